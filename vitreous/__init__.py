@@ -1,0 +1,37 @@
+"""Vitreous: a Vision Transformer you can see through.
+
+Names are imported when they are first used, so that `import vitreous` and `vitreous --help` stay quick.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vitreous.model.build import build as build
+    from vitreous.model.config import ResNetConfig as ResNetConfig
+    from vitreous.model.config import ViTConfig as ViTConfig
+    from vitreous.model.presets import create as create
+    from vitreous.model.tokens import Features as Features
+    from vitreous.model.vit import ViT as ViT
+
+_HOMES = {
+    "build": "vitreous.model.build",
+    "create": "vitreous.model.presets",
+    "Features": "vitreous.model.tokens",
+    "ResNetConfig": "vitreous.model.config",
+    "ViT": "vitreous.model.vit",
+    "ViTConfig": "vitreous.model.config",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitreous' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -1,0 +1,3 @@
+from vitreous.cli import main
+
+main()

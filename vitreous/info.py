@@ -1,0 +1,76 @@
+"""What `vitreous info` prints."""
+
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from vitreous.model.checks import Size
+from vitreous.model.codec import to_dict
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.presets import PRESETS, configure
+
+
+def print_presets(as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({name: to_dict(config) for name, config in PRESETS.items()}, indent=2))
+        return
+    table = Table("name", "image", "patch", "width", "depth", "heads", box=None, title="presets", title_justify="left")
+    for name, config in PRESETS.items():
+        if isinstance(config, ViTConfig):
+            stride = config.stem.stride if config.stem is not None else 1
+            shape = [config.patch_size[0] * stride, config.width, config.depth, config.num_heads]
+        else:
+            shape = ["-", config.width, sum(config.stages), "-"]
+        table.add_row(name, *map(str, [config.image_size[0], *shape]))
+    Console().print(table)
+
+
+def print_model(name: str, num_classes: int | None, image_size: int | Size | None, as_json: bool) -> None:
+    config = configure(name, num_classes, image_size)
+    figures = measure(config)
+    if as_json:
+        print(json.dumps({"name": name, **figures, "config": to_dict(config)}, indent=2))
+        return
+    table = Table(box=None, show_header=False, title=name, title_justify="left")
+    for label, value in _lines(config, figures):
+        table.add_row(label, value)
+    Console().print(table)
+
+
+def measure(config: ViTConfig | ResNetConfig) -> dict[str, int]:
+    """The figures of one image: what JSON holds and the table shows."""
+    from vitreous.model.cost import cost
+
+    spent = cost(config)
+    tokens = {"tokens": config.tokens} if isinstance(config, ViTConfig) else {}
+    return {
+        "parameters": spent.parameters,
+        "flops": spent.flops,
+        **tokens,
+        "activation_bytes": spent.activation_bytes,
+    }
+
+
+def _lines(config: ViTConfig | ResNetConfig, figures: dict[str, int]) -> list[tuple[str, str]]:
+    memory = figures["activation_bytes"] / 2**20
+    lines = [
+        ("parameters", f"{figures['parameters']:,}"),
+        ("operations", f"{figures['flops'] / 1e9:,.2f} GFLOPs an image, forward ({figures['flops'] / 2e9:,.2f} GMACs)"),
+        ("training memory", f"{memory:,.0f} MiB of activations an image in float32, {memory / 2:,.0f} in bfloat16"),
+        ("image", f"{config.image_size[0]} x {config.image_size[1]}, {config.channels} channels"),
+        ("classes", str(config.num_classes or "none: returns pooled features")),
+    ]
+    if isinstance(config, ViTConfig):
+        (gh, gw), width = config.grid, config.width
+        stem = "" if config.stem is None else f" of a ResNet's feature map, stages {config.stem.stages}"
+        lines += [
+            ("patches", f"{gh} x {gw} of {config.patch_size[0]} x {config.patch_size[1]}{stem}"),
+            ("tokens", f"{config.tokens} = {config.prefix} prefix + {gh * gw} patches"),
+            ("encoder", f"width {width}, depth {config.depth}, {config.num_heads} heads, MLP {config.mlp_width}"),
+            ("parts", ", ".join(str(part) for part in (config.position, config.mlp, config.pool, config.head))),
+            ("numerics", f"LayerNorm eps {config.norm_eps:g}"),
+        ]
+    scale = config.preprocessing
+    lines.append(("preprocessing", f"mean {scale.mean}, std {scale.std}, {scale.interpolation}, {scale.fit}"))
+    return lines

@@ -1,0 +1,97 @@
+"""Multi-head self-attention (appendix A, equations 5 to 8), and attention pooling, which shares its arithmetic.
+
+b: batch; t, s: tokens that ask, tokens that answer; d: width; heads x head_dim = d.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.model.init import small_, xavier_
+
+
+class AttentionTerms(NamedTuple):
+    """What position contributes to attention: an angle for every token, or a bias for every pair of them."""
+
+    rotation: tuple[Tensor, Tensor] | None = None  # cosine and sine, [..., t, head_dim / 2]
+    bias: Tensor | None = None  # [..., heads, t, t]
+
+
+class SelfAttention(nn.Module):
+    """Every token gathers from all tokens, once per head.
+
+    `forward` uses torch's fused kernel, which never holds the weights; `weights` computes them for those who ask.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        qk_norm_eps: float | None = None,
+        qk_scale: float | None = None,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+    ):
+        super().__init__()
+        head_dim = width // num_heads
+        self.num_heads, self.dropout = num_heads, attention_dropout
+        self.scale = head_dim**-0.5 if qk_scale is None else qk_scale
+        self.qkv = xavier_(nn.Linear(width, 3 * width, bias=qkv_bias), parts=3)
+        self.q_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
+        self.k_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
+        self.output = xavier_(nn.Linear(width, width))
+        self.output_dropout = nn.Dropout(output_dropout)
+
+    def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
+        b, t, d = tokens.shape
+        q, k, v = self._queries_keys_values(tokens, terms)
+        dropout = self.dropout if self.training else 0.0
+        gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, dropout, scale=self.scale)
+        return self.output_dropout(self.output(gathered.transpose(1, 2).reshape(b, t, d)))
+
+    def weights(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b heads t t"]:
+        """A of equation 6: how much each token (row) takes from each token (column). Rows sum to 1."""
+        q, k, _ = self._queries_keys_values(tokens, terms)
+        logits = q @ k.transpose(-2, -1) * self.scale
+        return (logits if terms.bias is None else logits + terms.bias).softmax(dim=-1)
+
+    def _queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
+        b, t, d = tokens.shape
+        qkv = self.qkv(tokens).reshape(b, t, 3, self.num_heads, d // self.num_heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [b, heads, t, head_dim]
+        q, k = self.q_norm(q), self.k_norm(k)
+        if terms.rotation is not None:
+            q, k = rotate(q, terms.rotation), rotate(k, terms.rotation)
+        return q, k, v
+
+
+def rotate(
+    x: Float[Tensor, "b heads t head_dim"], rotation: tuple[Tensor, Tensor]
+) -> Float[Tensor, "b heads t head_dim"]:
+    """Turn each pair (x[i], x[i + head_dim / 2]) by its token's i-th angle."""
+    cos, sin = rotation
+    first, second = x.float().chunk(2, dim=-1)  # in float32: angles are worth more digits than bfloat16 has
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+class PoolingAttention(nn.Module):
+    """One learned query gathers from all tokens: the first half of MAP."""
+
+    def __init__(self, width: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Parameter(small_(torch.empty(1, 1, width)))
+        self.q = xavier_(nn.Linear(width, width))
+        self.kv = xavier_(nn.Linear(width, 2 * width), parts=2)
+        self.output = xavier_(nn.Linear(width, width))
+
+    def forward(self, tokens: Float[Tensor, "b s d"]) -> Float[Tensor, "b 1 d"]:
+        b, s, d = tokens.shape
+        heads, head_dim = self.num_heads, d // self.num_heads
+        q = self.q(self.query).reshape(1, 1, heads, head_dim).transpose(1, 2).expand(b, -1, -1, -1)
+        k, v = self.kv(tokens).reshape(b, s, 2, heads, head_dim).permute(2, 0, 3, 1, 4)
+        return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, 1, d))

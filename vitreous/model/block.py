@@ -1,0 +1,99 @@
+"""One layer of the encoder (equations 2 and 3): attention, then an MLP, each normed before and added to what came in.
+
+b: batch; t: tokens; d: width.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.model.attention import AttentionTerms, SelfAttention
+from vitreous.model.init import xavier_
+
+
+class GeluMlp(nn.Module):
+    """Two linear layers with GELU between them."""
+
+    def __init__(self, width: int, mlp_width: int, approximation: Literal["erf", "tanh"], dropout: float = 0.0):
+        super().__init__()
+        self.up = xavier_(nn.Linear(width, mlp_width))
+        self.activation = nn.GELU("tanh" if approximation == "tanh" else "none")
+        self.dropout = nn.Dropout(dropout)
+        self.down = xavier_(nn.Linear(mlp_width, width))
+
+    def forward(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return self.dropout(self.down(self.dropout(self.activation(self.up(tokens)))))
+
+
+class SwiGluMlp(nn.Module):
+    """A gated MLP: one projection, through SiLU, decides how much of the other passes. The gate is packed first."""
+
+    def __init__(self, width: int, mlp_width: int, dropout: float = 0.0):
+        super().__init__()
+        self.gate_and_up = xavier_(nn.Linear(width, 2 * mlp_width), parts=2)
+        self.dropout = nn.Dropout(dropout)
+        self.down = xavier_(nn.Linear(mlp_width, width))
+
+    def forward(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        gate, up = self.gate_and_up(tokens).chunk(2, dim=-1)
+        return self.dropout(self.down(self.dropout(F.silu(gate) * up)))
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel on a branch, small at first, so that a deep model starts out shallow (CaiT)."""
+
+    def __init__(self, width: int, start: float):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((width,), start))
+
+    def forward(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return tokens * self.factor
+
+
+class StochasticDepth(nn.Module):
+    """In training, leave a whole branch out for a random share of the images, and scale the others up to match."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        if not self.training or self.rate == 0:
+            return branch
+        kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
+        return branch * (kept / (1 - self.rate)).to(branch.dtype)
+
+
+class Block(nn.Module):
+    """z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z'."""
+
+    def __init__(
+        self,
+        attention: SelfAttention,
+        mlp: GeluMlp | SwiGluMlp,
+        width: int,
+        norm_eps: float,
+        layer_scale: float | None = None,
+        stochastic_depth: float = 0.0,
+    ):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width, norm_eps)
+        self.attention = attention
+        self.attention_scale = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
+        self.mlp_norm = nn.LayerNorm(width, norm_eps)
+        self.mlp = mlp
+        self.mlp_scale = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
+        self.stochastic_depth = StochasticDepth(stochastic_depth)
+
+    def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
+        gathered = self.attention_scale(self.attention(self.attention_norm(tokens), terms))
+        tokens = tokens + self.stochastic_depth(gathered)  # equation 2
+        thought = self.mlp_scale(self.mlp(self.mlp_norm(tokens)))
+        return tokens + self.stochastic_depth(thought)  # equation 3
+
+    def attention_weights(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b heads t t"]:
+        """The weights that `forward` uses on the same tokens."""
+        return self.attention.weights(self.attention_norm(tokens), terms)

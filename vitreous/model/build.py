@@ -1,0 +1,106 @@
+"""From a config to a model: the only place that sees a whole config and picks the part for each choice."""
+
+from torch import nn
+
+from vitreous.model import options, position
+from vitreous.model.attention import PoolingAttention, SelfAttention
+from vitreous.model.block import Block, GeluMlp, SwiGluMlp
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.encoder import Encoder
+from vitreous.model.heads import build_head
+from vitreous.model.patch import PatchEmbedding
+from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
+from vitreous.model.resnet import HybridStem, ResNet
+from vitreous.model.tokens import PrefixTokens
+from vitreous.model.vit import ViT
+
+
+def build(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
+    """The model that `config` describes, freshly initialised.
+
+    >>> build(ViTConfig(width=192, num_heads=3, mlp_width=768, num_classes=10)).config.tokens
+    197
+    """
+    return ResNet(config) if isinstance(config, ResNetConfig) else build_vit(config)
+
+
+def build_vit(config: ViTConfig) -> ViT:
+    stem: nn.Module = nn.Identity()
+    channels = config.channels
+    if config.stem is not None:
+        stem = HybridStem(config.channels, config.stem.stages, config.stem.width)
+        channels = stem.channels
+    norm_after_mean = config.pool == options.GlobalAverage(norm="after")
+    return ViT(
+        config,
+        stem=stem,
+        patches=PatchEmbedding(channels, config.width, config.patch_size, config.patch_method, config.pad),
+        prefix=PrefixTokens(config.width, config.class_token, config.distillation_token, config.registers),
+        position=build_position(config),
+        encoder=Encoder([build_block(config, layer) for layer in range(config.depth)]),
+        norm=nn.Identity() if norm_after_mean else nn.LayerNorm(config.width, config.norm_eps),
+        pool=build_pool(config),
+        head=build_head(config.head, config.width, config.num_classes, config.norm_eps),
+        distillation_head=(
+            build_head(config.head, config.width, config.num_classes, config.norm_eps)
+            if config.distillation_token
+            else None
+        ),
+    )
+
+
+def build_block(config: ViTConfig, layer: int) -> Block:
+    return Block(
+        attention=SelfAttention(
+            config.width,
+            config.num_heads,
+            qkv_bias=config.qkv_bias,
+            qk_norm_eps=config.norm_eps if config.qk_norm else None,
+            qk_scale=config.qk_scale,
+            attention_dropout=config.dropout.attention,
+            output_dropout=config.dropout.hidden,
+        ),
+        mlp=build_mlp(config),
+        width=config.width,
+        norm_eps=config.norm_eps,
+        layer_scale=config.layer_scale,
+        stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
+    )
+
+
+def build_mlp(config: ViTConfig) -> GeluMlp | SwiGluMlp:
+    match config.mlp:
+        case options.Gelu(approximation):
+            return GeluMlp(config.width, config.mlp_width, approximation, config.dropout.hidden)
+        case options.SwiGlu():
+            return SwiGluMlp(config.width, config.mlp_width, config.dropout.hidden)
+
+
+def build_position(config: ViTConfig) -> position.NoPosition:
+    entries = config.class_token + config.distillation_token
+    match config.position:
+        case options.NoPosition():
+            return position.NoPosition()
+        case options.Learned1d(own, interpolation):
+            return position.Learned1dPosition(config.width, config.grid, entries if own else 0, interpolation)
+        case options.Learned2d(own, interpolation):
+            return position.Learned2dPosition(config.width, config.grid, entries if own else 0, interpolation)
+        case options.SinCos2d(convention, temperature):
+            return position.SinCos2dPosition(config.width, convention, temperature)
+        case options.RelativeBias(interpolation):
+            return position.RelativeBiasPosition(config.num_heads, config.grid, interpolation)
+        case options.Rotary2d(base):
+            return position.Rotary2dPosition(config.width // config.num_heads, base)
+        case options.Conditional(kernel_size):
+            return position.ConditionalPosition(config.width, kernel_size)
+
+
+def build_pool(config: ViTConfig) -> nn.Module:
+    match config.pool:
+        case options.ClassToken():
+            return ClassTokenPooling()
+        case options.GlobalAverage(norm):
+            return AveragePooling(nn.LayerNorm(config.width, config.norm_eps) if norm == "after" else nn.Identity())
+        case options.AttentionPool():
+            attention = PoolingAttention(config.width, config.num_heads)
+            return AttentionPooling(attention, build_mlp(config), config.width, config.norm_eps)

@@ -1,0 +1,118 @@
+"""Checks that explain themselves: every error names the field, its value and what would be right.
+
+They run on plain numbers, before any tensor exists, so that a slip in a config costs nothing.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+Size = tuple[int, int]  # (height, width), always in this order
+
+
+def fail(field: str, value: object, allowed: str) -> NoReturn:
+    """Raise the one kind of error a config can raise.
+
+    >>> fail("depth", 0, "a whole number from 1 to 1024")
+    Traceback (most recent call last):
+        ...
+    ValueError: depth is 0, but must be a whole number from 1 to 1024
+    """
+    raise ValueError(f"{field} is {value!r}, but must be {allowed}")
+
+
+def check_whole(field: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        fail(field, value, f"a whole number from {low} to {high}")
+
+
+def check_real(field: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:  # NaN compares false
+        fail(field, value, f"a number from {low:g} to {high:g}")
+
+
+def check_positive(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        fail(field, value, "a finite number above 0")
+
+
+def check_fraction(field: str, value: object) -> None:
+    """A probability of dropping something: below 1, or nothing would be left."""
+    check_real(field, value, 0, 1)
+    if value == 1:
+        fail(field, value, "less than 1, or nothing would be left")
+
+
+def check_flag(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        fail(field, value, "True or False")
+
+
+def check_choice(field: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        fail(field, value, f"one of {', '.join(map(repr, allowed))}{suggestion(str(value), allowed)}")
+
+
+def check_kind(field: str, value: object, kinds: Sequence[type]) -> None:
+    if not isinstance(value, tuple(kinds)):
+        fail(field, value, f"one of {', '.join(kind.__name__ + '(...)' for kind in kinds)}")
+
+
+def check_size(field: str, value: object, high: int) -> None:
+    allowed = f"a (height, width) pair of whole numbers from 1 to {high}"
+    if not isinstance(value, tuple) or len(value) != 2:
+        fail(field, value, allowed)
+    if not all(type(side) is int and 1 <= side <= high for side in value):
+        fail(field, value, allowed)
+
+
+def check_numbers(field: str, value: object) -> None:
+    if not isinstance(value, tuple) or not value:
+        fail(field, value, "a tuple of numbers")
+    for number in value:
+        check_real(field, number, -1e6, 1e6)
+
+
+def as_size(value: int | Sequence[int]) -> Size:
+    """224 and (224, 320) both name a size.
+
+    >>> as_size(224), as_size([224, 320])
+    ((224, 224), (224, 320))
+    """
+    if isinstance(value, int):
+        return (value, value)
+    height, width = value
+    return (height, width)
+
+
+def suggestion(word: str, allowed: Iterable[str]) -> str:
+    """' (did you mean ...?)' for a word that is nearly right, otherwise nothing.
+
+    >>> suggestion("timn", ["google", "timm"])
+    " (did you mean 'timm'?)"
+    """
+    lowered = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(word.lower(), list(lowered), n=1)
+    return f" (did you mean {lowered[close[0]]!r}?)" if close else ""
+
+
+def check_tiling(size: Size, unit: Size, what: str = "image") -> None:
+    """An image must be a whole number of patches high and wide.
+
+    >>> check_tiling((225, 224), (16, 16))
+    Traceback (most recent call last):
+        ...
+    ValueError: image is 225 x 224 (height x width), which 16 x 16 patches do not tile; \
+the nearest sizes that fit are 224 x 224 and 240 x 224, or build the model with pad=True
+    """
+    height, width = size
+    if height % unit[0] == 0 and width % unit[1] == 0:
+        return
+    below = tuple(max(side // step, 1) * step for side, step in zip(size, unit, strict=True))
+    above = tuple(-(-side // step) * step for side, step in zip(size, unit, strict=True))
+    fits = " and ".join(f"{h} x {w}" for h, w in dict.fromkeys([below, above]))
+    raise ValueError(
+        f"{what} is {height} x {width} (height x width), which {unit[0]} x {unit[1]} patches do not tile; "
+        f"the nearest sizes that fit are {fits}, or build the model with pad=True"
+    )

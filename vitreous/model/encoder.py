@@ -1,0 +1,44 @@
+"""The Transformer encoder (Figure 1, right): L blocks, one after the other.
+
+b: batch; t: tokens; d: width.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.model.block import Block
+from vitreous.model.position import NoPosition
+from vitreous.model.tokens import Layout
+
+
+class Encoder(nn.Module):
+    """Blocks, and the chance for position to speak to their attention and between them."""
+
+    def __init__(self, blocks: Sequence[Block]):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout, position: NoPosition) -> Float[Tensor, "b t d"]:
+        """z_L from z_0."""
+        for _, state in self.walk(tokens, layout, position):
+            tokens = state
+        return tokens
+
+    def walk(
+        self, tokens: Float[Tensor, "b t d"], layout: Layout, position: NoPosition
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """z_l and z_{l+1} for every layer l, one at a time, so that nobody holds more than they need."""
+        terms = position.attend(layout, tokens.device)
+        for layer, block in enumerate(self.blocks):
+            before, tokens = tokens, position.between(layer, block(tokens, terms), layout)
+            yield before, tokens
+
+    def attention_weights(
+        self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: NoPosition
+    ) -> Float[Tensor, "b heads t t"]:
+        """The weights with which `layer` mixes the tokens that come into it."""
+        block = cast(Block, self.blocks[layer])
+        return block.attention_weights(before, position.attend(layout, before.device))

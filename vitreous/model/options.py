@@ -1,0 +1,260 @@
+"""The alternatives a model is put together from, as small frozen dataclasses in unions.
+
+Each has only its own fields and checks them itself; `build.py` turns each into a module with one `match`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from vitreous.model.checks import (
+    check_choice,
+    check_flag,
+    check_fraction,
+    check_numbers,
+    check_positive,
+    check_real,
+    check_whole,
+    fail,
+)
+
+# ---- Position: how a token knows where it stands ---------------------------------------------------------------------
+
+# How positions are resampled for another image size, named after the system whose behaviour it is (see resample.py).
+Interpolation = Literal["google", "timm", "huggingface", "torchvision", "dinov2", "dinov2-registers"]
+
+
+def check_interpolation(value: object) -> None:
+    check_choice("position.interpolation", value, get_args(Interpolation))
+
+
+@dataclass(frozen=True)
+class NoPosition:
+    """A bag of patches (appendix D.4, "no positional information")."""
+
+
+@dataclass(frozen=True)
+class Learned1d:
+    """One learned vector per patch: the paper's choice (equation 1, E_pos).
+
+    `prefix_entries`: whether the class and distillation tokens have an entry of their own. Registers never do.
+    """
+
+    prefix_entries: bool = True
+    interpolation: Interpolation = "google"
+
+    def __post_init__(self) -> None:
+        check_flag("position.prefix_entries", self.prefix_entries)
+        check_interpolation(self.interpolation)
+
+
+@dataclass(frozen=True)
+class Learned2d:
+    """A learned vector per row and per column, half the width each, concatenated (appendix D.4)."""
+
+    prefix_entries: bool = True
+    interpolation: Interpolation = "google"
+
+    def __post_init__(self) -> None:
+        check_flag("position.prefix_entries", self.prefix_entries)
+        check_interpolation(self.interpolation)
+
+
+@dataclass(frozen=True)
+class SinCos2d:
+    """Fixed sines and cosines of x and y. The exponents are divided by d/4 (MAE) or by d/4 - 1 (big_vision)."""
+
+    convention: Literal["mae", "big_vision"] = "mae"
+    temperature: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        check_choice("position.convention", self.convention, ("mae", "big_vision"))
+        check_positive("position.temperature", self.temperature)
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """A learned number per head and (dy, dx), added to the attention logits; one table for all layers, as in T5."""
+
+    interpolation: Interpolation = "google"
+
+    def __post_init__(self) -> None:
+        check_interpolation(self.interpolation)
+
+
+@dataclass(frozen=True)
+class Rotary2d:
+    """Queries and keys rotated by angles proportional to y and x: attention then depends on differences only."""
+
+    base: float = 100.0
+
+    def __post_init__(self) -> None:
+        check_positive("position.base", self.base)
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """CPVT: a depth-wise convolution after the first block, whose zero padding tells where the border is."""
+
+    kernel_size: int = 3
+
+    def __post_init__(self) -> None:
+        check_whole("position.kernel_size", self.kernel_size, 1, 31)
+        if self.kernel_size % 2 == 0:
+            fail("position.kernel_size", self.kernel_size, "odd, so that the grid keeps its size")
+
+
+Position = Learned1d | Learned2d | SinCos2d | RelativeBias | Rotary2d | Conditional | NoPosition
+
+# ---- Stem ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ResNetStem:
+    """The hybrid of section 3.1: a ResNet in front of the patch embedding.
+
+    `stages`: units per stage. R50 is (3, 4, 6, 3), or (3, 4, 9) where the paper moves stage 4 into stage 3.
+    """
+
+    stages: tuple[int, ...] = (3, 4, 9)
+    width: int = 64
+
+    def __post_init__(self) -> None:
+        check_resnet("stem.", self.stages, self.width)
+
+    @property
+    def stride(self) -> int:
+        """The root (convolution and pooling) reduces by 4, every stage after the first by 2."""
+        return 4 << max(len(self.stages) - 1, 0)
+
+
+def check_resnet(prefix: str, stages: object, width: int) -> None:
+    if not isinstance(stages, tuple) or len(stages) > 4:
+        fail(f"{prefix}stages", stages, "a tuple of at most 4 whole numbers, the units of each stage")
+    for units in stages:
+        check_whole(f"{prefix}stages", units, 1, 256)
+    check_whole(f"{prefix}width", width, 32, 1024)
+    if width % 32:
+        fail(f"{prefix}width", width, "a multiple of 32, the number of groups of GroupNorm")
+
+
+# ---- Encoder ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gelu:
+    """Linear, GELU, linear. GELU exactly ("erf") or by the approximation that Google's code uses ("tanh")."""
+
+    approximation: Literal["erf", "tanh"] = "erf"
+
+    def __post_init__(self) -> None:
+        check_choice("mlp.approximation", self.approximation, ("erf", "tanh"))
+
+
+@dataclass(frozen=True)
+class SwiGlu:
+    """silu(x W1) * (x W2), then linear (DINOv2-g)."""
+
+
+Mlp = Gelu | SwiGlu
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """On the embedded tokens; on the attention weights; on the hidden layer and output of MLPs and on attention outputs."""
+
+    embedding: float = 0.0
+    attention: float = 0.0
+    hidden: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fraction("dropout.embedding", self.embedding)
+        check_fraction("dropout.attention", self.attention)
+        check_fraction("dropout.hidden", self.hidden)
+
+
+# ---- Output ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClassToken:
+    """The image is what the class token has become (equation 4)."""
+
+
+@dataclass(frozen=True)
+class GlobalAverage:
+    """The image is the mean of its patches. The final norm comes before the mean (Google) or after it (timm, MAE)."""
+
+    norm: Literal["before", "after"] = "before"
+
+    def __post_init__(self) -> None:
+        check_choice("pool.norm", self.norm, ("before", "after"))
+
+
+@dataclass(frozen=True)
+class AttentionPool:
+    """MAP: one learned query attends to all tokens, followed by an MLP (big_vision)."""
+
+
+Pool = ClassToken | GlobalAverage | AttentionPool
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """One linear layer."""
+
+
+@dataclass(frozen=True)
+class TanhHead:
+    """The paper's pre-training head: a hidden layer ("pre-logits") with tanh, then a linear layer."""
+
+    width: int = 768
+
+    def __post_init__(self) -> None:
+        check_whole("head.width", self.width, 1, 2**16)
+
+
+@dataclass(frozen=True)
+class MlpHead:
+    """LayerNorm, a hidden layer with GELU, then a linear layer."""
+
+    width: int = 768
+
+    def __post_init__(self) -> None:
+        check_whole("head.width", self.width, 1, 2**16)
+
+
+Head = LinearHead | TanhHead | MlpHead
+
+# ---- Preprocessing ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a picture to the model's input: resize, crop, scale to [0, 1], subtract `mean`, divide by `std`.
+
+    `fit="crop"` resizes the shorter side to size / crop_fraction and cuts out the centre; "squash" ignores the aspect.
+    A mean or std of one number stands for every channel.
+    """
+
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    fit: Literal["crop", "squash"] = "crop"
+    crop_fraction: float = 0.875
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+
+    def __post_init__(self) -> None:
+        check_numbers("preprocessing.mean", self.mean)
+        check_numbers("preprocessing.std", self.std)
+        for value in self.std:
+            check_positive("preprocessing.std", value)
+        check_choice("preprocessing.fit", self.fit, ("crop", "squash"))
+        check_real("preprocessing.crop_fraction", self.crop_fraction, 0.01, 1)
+        check_choice("preprocessing.interpolation", self.interpolation, ("bilinear", "bicubic"))
+
+    def check_channels(self, channels: int) -> None:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, channels):
+                fail(f"preprocessing.{name}", values, f"one number, or one for each of the {channels} channels")
+
+
+IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

@@ -1,0 +1,59 @@
+"""An image as a sequence of patches, each projected linearly (section 3.1): x_p E of equation 1.
+
+The projection is a convolution whose stride is its kernel size. Cutting, flattening and multiplying is the same
+function of the same weight; which one is faster depends on the machine.
+
+b: batch; c: channels; h, w: image height and width; n: patches; d: width.
+"""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.model.checks import Size, check_tiling
+from vitreous.model.init import lecun_normal_
+
+
+class PatchEmbedding(nn.Module):
+    """Patches of any size, from images of any size and number of channels.
+
+    >>> import torch
+    >>> patches, grid = PatchEmbedding(3, 768, (16, 16))(torch.zeros(1, 3, 224, 320))
+    >>> patches.shape, grid
+    (torch.Size([1, 280, 768]), (14, 20))
+    """
+
+    def __init__(
+        self, channels: int, width: int, patch_size: Size, method: Literal["conv", "linear"] = "conv", pad: bool = False
+    ):
+        super().__init__()
+        self.patch_size, self.method, self.pad = patch_size, method, pad
+        self.projection = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size)
+        lecun_normal_(self.projection)
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
+        images = self._fit(images)
+        grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
+        if self.method == "conv":
+            return self.projection(images).flatten(2).transpose(1, 2), grid
+        return self.project(self.cut(images)), grid
+
+    def cut(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n cpp"]:
+        """The patches themselves, in row-major order, each flattened as (channel, row, column)."""
+        b, c, h, w = images.shape
+        ph, pw = self.patch_size
+        patches = images.reshape(b, c, h // ph, ph, w // pw, pw).permute(0, 2, 4, 1, 3, 5)
+        return patches.reshape(b, (h // ph) * (w // pw), c * ph * pw)
+
+    def project(self, patches: Float[Tensor, "b n cpp"]) -> Float[Tensor, "b n d"]:
+        return F.linear(patches, self.projection.weight.flatten(1), self.projection.bias)
+
+    def _fit(self, images: Tensor) -> Tensor:
+        size = (images.shape[2], images.shape[3])
+        if not self.pad:
+            check_tiling(size, self.patch_size)
+            return images
+        bottom, right = (-side % step for side, step in zip(size, self.patch_size, strict=True))
+        return F.pad(images, (0, right, 0, bottom)) if bottom or right else images

@@ -1,0 +1,154 @@
+"""Models by the names that their papers give them. One table of sizes; a preset says only what differs from it.
+
+This file imports torch only when a model is built.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+
+from vitreous.model.checks import as_size, suggestion
+from vitreous.model.codec import decode
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.options import IMAGENET, Gelu, Learned1d, ResNetStem, SwiGlu
+
+if TYPE_CHECKING:
+    from vitreous.model.resnet import ResNet
+    from vitreous.model.vit import ViT
+
+
+class Shape(NamedTuple):
+    width: int
+    depth: int
+    num_heads: int
+    mlp_width: int
+
+
+SIZES = {
+    "Ti": Shape(192, 12, 3, 768),  # DeiT (arXiv 2012.12877), Table 1
+    "S": Shape(384, 12, 6, 1536),
+    "M": Shape(512, 12, 8, 2048),  # DeiT-III (arXiv 2204.07118)
+    "B": Shape(768, 12, 12, 3072),  # the paper, Table 1
+    "L": Shape(1024, 24, 16, 4096),
+    "H": Shape(1280, 32, 16, 5120),
+    "g": Shape(1408, 40, 16, 6144),  # Scaling Vision Transformers (arXiv 2106.04560), Table 2
+    "G": Shape(1664, 48, 16, 8192),
+    "g2": Shape(1536, 40, 24, 4096),  # DINOv2's own giant, with SwiGLU (arXiv 2304.07193, Table 17)
+    "Lite6": Shape(256, 6, 4, 512),  # ViT-Lite of Compact Transformers (arXiv 2104.05704), for 32-pixel images
+    "Lite7": Shape(256, 7, 4, 512),
+}
+
+# Hybrids: the stem, the size of the ViT, and the patches its feature map is cut into (arXiv 2106.10270, Table 2).
+HYBRIDS = {
+    "R+ViT-Ti/16": (ResNetStem(stages=()), "Ti", 8),
+    "R26+ViT-S/32": (ResNetStem(stages=(2, 2, 2, 2)), "S", 1),
+    "R26+ViT-B/32": (ResNetStem(stages=(2, 2, 2, 2)), "B", 1),
+    "R50+ViT-B/16": (ResNetStem(stages=(3, 4, 9)), "B", 1),
+    "R50+ViT-L/32": (ResNetStem(stages=(3, 4, 6, 3)), "L", 1),
+}
+
+PATCHES = {
+    "Ti": (8, 16, 32),
+    "S": (8, 16, 32),
+    "B": (8, 16, 32),
+    "L": (14, 16, 32),
+    "H": (14, 16),
+    "g": (14,),
+    "G": (14,),
+}
+
+
+def _sized(size: str, patch: int, base: ViTConfig) -> ViTConfig:
+    return dataclasses.replace(base, patch_size=(patch, patch), **SIZES[size]._asdict())
+
+
+def _presets() -> dict[str, ViTConfig | ResNetConfig]:
+    paper = ViTConfig()  # the numerics of Google's code: tanh GELU, eps 1e-6, bilinear positions, mean and std 0.5
+    small = dataclasses.replace(paper, image_size=(32, 32), patch_size=(4, 4), num_classes=10)
+    deit = dataclasses.replace(
+        paper, mlp=Gelu("erf"), position=Learned1d(interpolation="huggingface"), preprocessing=IMAGENET
+    )
+    deit3 = dataclasses.replace(deit, position=Learned1d(prefix_entries=False, interpolation="timm"), layer_scale=1e-4)
+    dinov2 = dataclasses.replace(
+        deit,
+        image_size=(518, 518),
+        patch_size=(14, 14),
+        position=Learned1d(interpolation="dinov2"),
+        layer_scale=1e-5,
+        num_classes=0,
+    )
+    registers = dataclasses.replace(dinov2, registers=4, position=Learned1d(interpolation="dinov2-registers"))
+
+    presets: dict[str, ViTConfig | ResNetConfig] = {}
+    for size, patches in PATCHES.items():
+        presets |= {f"ViT-{size}/{patch}": _sized(size, patch, paper) for patch in patches}
+    presets |= {f"ViT-{size}/4": _sized(size, 4, small) for size in ("Ti", "S")}
+    presets |= {f"ViT-Lite-{depth}/4": _sized(f"Lite{depth}", 4, small) for depth in (6, 7)}
+    for name, (stem, size, patch) in HYBRIDS.items():
+        presets[name] = dataclasses.replace(_sized(size, patch, paper), stem=stem)
+    for size in ("Ti", "S", "B"):
+        presets[f"DeiT-{size}/16"] = _sized(size, 16, deit)
+        presets[f"DeiT-{size}/16-distilled"] = _sized(size, 16, dataclasses.replace(deit, distillation_token=True))
+    for size, patch in (("S", 16), ("M", 16), ("B", 16), ("L", 16), ("H", 14)):
+        presets[f"DeiT-III-{size}/{patch}"] = _sized(size, patch, deit3)
+    for name, base in (("", dinov2), ("-reg", registers)):
+        presets |= {f"DINOv2-{size}/14{name}": _sized(size, 14, base) for size in ("S", "B", "L")}
+        presets[f"DINOv2-g/14{name}"] = _sized("g2", 14, dataclasses.replace(base, mlp=SwiGlu()))
+    presets["BiT-R50x1"] = ResNetConfig()  # the paper's "ResNet (BiT)" baseline, section 4.1
+    return presets
+
+
+PRESETS = _presets()
+
+
+def preset(name: str) -> ViTConfig | ResNetConfig:
+    """The config of a preset.
+
+    >>> preset("ViT-B16")
+    Traceback (most recent call last):
+        ...
+    ValueError: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?); `vitreous info` lists them all
+    """
+    if name not in PRESETS:
+        raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}; `vitreous info` lists them all")
+    return PRESETS[name]
+
+
+def configure(
+    name: str,
+    num_classes: int | None = None,
+    image_size: int | Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> ViTConfig | ResNetConfig:
+    """A preset with some of its fields changed, without building it."""
+    config = preset(name)
+    hints = get_type_hints(type(config))
+    changes: dict[str, Any] = {}
+    for field, value in (overrides or {}).items():
+        if field not in hints:
+            raise ValueError(f"{field!r} is not a field of {type(config).__name__}{suggestion(field, hints)}")
+        changes[field] = decode(hints[field], value, field)
+    if num_classes is not None:
+        changes["num_classes"] = num_classes
+    if image_size is not None:
+        changes["image_size"] = as_size(image_size)
+    return dataclasses.replace(config, **changes)
+
+
+def create(
+    name: str,
+    num_classes: int | None = None,
+    image_size: int | Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> "ViT | ResNet":
+    """A freshly initialised model, named as its paper names it.
+
+    `overrides` changes any other field of the config: `{"registers": 4, "position": Rotary2d()}`.
+
+    >>> model = create("ViT-Ti/16", num_classes=10, image_size=(224, 320))
+    >>> model.config.grid
+    (14, 20)
+    """
+    from vitreous.model.build import build
+
+    return build(configure(name, num_classes, image_size, overrides))

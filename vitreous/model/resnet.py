@@ -1,0 +1,162 @@
+"""ResNets with weight standardisation and GroupNorm, as the paper uses them: in front of a ViT, and as its baseline.
+
+The hybrids' units put norm and ReLU after each convolution; BiT, the baseline, is a ResNet-v2 and puts them before.
+Both share everything else: root, stages, bottleneck widths and strides.
+
+b: batch; c: channels; h, w: height and width.
+"""
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.model.checks import Size, as_size
+from vitreous.model.config import ResNetConfig
+from vitreous.model.init import lecun_normal_
+from vitreous.model.inputs import check_images
+
+
+def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
+    """TensorFlow's SAME: the output has ceil(size / stride) places; an odd amount goes to the right and the bottom."""
+    amounts = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in (x.shape[3], x.shape[2])]
+    return F.pad(x, [half for amount in amounts for half in (amount // 2, amount - amount // 2)], value=value)
+
+
+def centred_padding(
+    x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0
+) -> Float[Tensor, "b c y x"]:
+    """BiT's: the same amount on every side, whatever the size."""
+    return F.pad(x, [(kernel - 1) // 2] * 4, value=value)
+
+
+Padding = Callable[[Tensor, int, int, float], Tensor]
+
+
+class StandardConv(nn.Conv2d):
+    """A convolution whose filters are standardised to mean 0 and deviation 1 before use."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: Padding):
+        super().__init__(inputs, outputs, kernel, stride, bias=False)
+        self.pad = padding
+        lecun_normal_(self)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
+        deviation, mean = torch.std_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        weight = (self.weight - mean) / (deviation + 1e-5)
+        return F.conv2d(self.pad(x, self.kernel_size[0], self.stride[0], 0.0), weight, stride=self.stride)
+
+
+def group_norm(channels: int, eps: float) -> nn.GroupNorm:
+    return nn.GroupNorm(32, channels, eps)
+
+
+class PostActivationUnit(nn.Module):
+    """The hybrids' bottleneck: convolution, norm, ReLU; the last ReLU after the sum."""
+
+    eps, padding = 1e-6, staticmethod(same_padding)
+
+    def __init__(self, inputs: int, width: int, stride: int):
+        super().__init__()
+        outputs = 4 * width
+        self.conv1, self.norm1 = StandardConv(inputs, width, 1, 1, self.padding), group_norm(width, self.eps)
+        self.conv2, self.norm2 = StandardConv(width, width, 3, stride, self.padding), group_norm(width, self.eps)
+        self.conv3, self.norm3 = StandardConv(width, outputs, 1, 1, self.padding), group_norm(outputs, self.eps)
+        nn.init.zeros_(self.norm3.weight)  # a unit starts out as the identity
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs or stride != 1:
+            projection = StandardConv(inputs, outputs, 1, stride, self.padding)
+            self.shortcut = nn.Sequential(projection, group_norm(outputs, self.eps))
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        return F.relu(self.shortcut(x) + self.norm3(self.conv3(y)))
+
+
+class PreActivationUnit(nn.Module):
+    """BiT's bottleneck: norm, ReLU, convolution; nothing after the sum."""
+
+    eps, padding = 1e-5, staticmethod(centred_padding)
+
+    def __init__(self, inputs: int, width: int, stride: int):
+        super().__init__()
+        outputs = 4 * width
+        self.norm1, self.conv1 = group_norm(inputs, self.eps), StandardConv(inputs, width, 1, 1, self.padding)
+        self.norm2, self.conv2 = group_norm(width, self.eps), StandardConv(width, width, 3, stride, self.padding)
+        self.norm3, self.conv3 = group_norm(width, self.eps), StandardConv(width, outputs, 1, 1, self.padding)
+        projects = inputs != outputs or stride != 1
+        self.shortcut = StandardConv(inputs, outputs, 1, stride, self.padding) if projects else None
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
+        y = F.relu(self.norm1(x))
+        shortcut = x if self.shortcut is None else self.shortcut(y)
+        y = self.conv1(y)
+        y = self.conv2(F.relu(self.norm2(y)))
+        return shortcut + self.conv3(F.relu(self.norm3(y)))
+
+
+class Stages(nn.Sequential):
+    """Stages of units; each stage after the first halves the size and doubles the width."""
+
+    def __init__(self, unit: type[PostActivationUnit] | type[PreActivationUnit], stages: tuple[int, ...], width: int):
+        units: list[nn.Module] = []
+        channels = width
+        for stage, count in enumerate(stages):
+            for i in range(count):
+                units.append(unit(channels, width << stage, stride=2 if stage > 0 and i == 0 else 1))
+                channels = 4 * width << stage
+        super().__init__(*units)
+        self.channels = channels
+
+
+class HybridStem(nn.Module):
+    """The feature map that a hybrid cuts into patches (R26, R50 and the root alone)."""
+
+    def __init__(self, channels: int, stages: tuple[int, ...], width: int):
+        super().__init__()
+        self.root = StandardConv(channels, width, 7, 2, same_padding)
+        self.norm = group_norm(width, 1e-6)
+        self.stages = Stages(PostActivationUnit, stages, width)
+        self.channels = self.stages.channels
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
+        x = F.relu(self.norm(self.root(images)))
+        x = F.max_pool2d(same_padding(x, 3, 2, float("-inf")), 3, 2)
+        return self.stages(x)
+
+
+class ResNet(nn.Module):
+    """BiT: the convolutional baseline that the paper compares ViT with.
+
+    >>> from vitreous.model.config import ResNetConfig
+    >>> ResNet(ResNetConfig(num_classes=10))(torch.zeros(1, 3, 64, 96)).shape
+    torch.Size([1, 10])
+    """
+
+    def __init__(self, config: ResNetConfig):
+        super().__init__()
+        self.config = config
+        self.root = StandardConv(config.channels, config.width, 7, 2, centred_padding)
+        self.stages = Stages(PreActivationUnit, config.stages, config.width)
+        self.norm = group_norm(self.stages.channels, 1e-5)
+        self.head: nn.Module = (
+            nn.Linear(self.stages.channels, config.num_classes) if config.num_classes else nn.Identity()
+        )
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        return self.head(self.feature_map(images).mean(dim=(2, 3)))
+
+    def feature_map(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
+        check_images(images, self.config.channels)
+        x = F.max_pool2d(centred_padding(self.root(images), 3, 2), 3, 2)  # BiT pads with zeros here, not with -inf
+        return F.relu(self.norm(self.stages(x)))
+
+    def resized(self, image_size: int | Size) -> "ResNet":
+        """The same model; convolutions take any size, so only the record changes."""
+        model = copy.deepcopy(self)
+        model.config = self.config.resized(as_size(image_size))
+        return model

@@ -1,0 +1,73 @@
+"""The sequence the encoder works on: prefix tokens (class, distillation, registers), then the patches, row by row.
+
+b: batch; p: prefix tokens; n: patches; k: patches kept; t = p + n: tokens; d: width.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitreous.model.checks import Size
+from vitreous.model.init import small_
+
+
+class Layout(NamedTuple):
+    """Which token stands where. The grid is carried, never guessed from the length of the sequence."""
+
+    prefix: int
+    grid: Size
+    kept: Tensor | None = None  # [b, k], the indices of the patches that are left; None: all of them, in order
+
+
+class Features(NamedTuple):
+    """What the encoder makes of an image. `patches` is in row-major order of `grid`."""
+
+    prefix: Float[Tensor, "b p d"]
+    patches: Float[Tensor, "b n d"]
+    grid: Size
+
+
+class PrefixTokens(nn.Module):
+    """Learned tokens put before the patches: x_class of equation 1 and its later companions."""
+
+    def __init__(self, width: int, class_token: bool, distillation_token: bool, registers: int):
+        super().__init__()
+        lengths = {
+            "class_token": int(class_token),
+            "distillation_token": int(distillation_token),
+            "registers": registers,
+        }
+        for name, length in lengths.items():
+            token = nn.Parameter(small_(torch.empty(1, length, width))) if length else None
+            self.register_parameter(name, token)
+        self.length = sum(lengths.values())
+
+    def forward(self, patches: Float[Tensor, "b n d"]) -> Float[Tensor, "b t d"]:
+        tokens = [token.expand(patches.shape[0], -1, -1) for token in self.parameters()]
+        return torch.cat([*tokens, patches], dim=1)
+
+
+def keep_patches(
+    tokens: Float[Tensor, "b t d"], layout: Layout, kept: Int[Tensor, "b k"]
+) -> tuple[Float[Tensor, "b s d"], Layout]:
+    """The sequence with only some of its patches, each of which still knows its place.
+
+    >>> tokens, layout = torch.zeros(1, 1 + 4, 8), Layout(1, (2, 2))
+    >>> tokens, layout = keep_patches(tokens, layout, torch.tensor([[0, 3]]))
+    >>> tokens.shape, layout.kept
+    (torch.Size([1, 3, 8]), tensor([[0, 3]]))
+    """
+    prefix, patches = tokens[:, : layout.prefix], tokens[:, layout.prefix :]
+    patches = patches.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))
+    return torch.cat([prefix, patches], dim=1), layout._replace(kept=kept)
+
+
+def drop_patches(tokens: Float[Tensor, "b t d"], layout: Layout, rate: float) -> tuple[Float[Tensor, "b s d"], Layout]:
+    """Patch dropout: every image loses its own random share of patches, so the encoder has less to do."""
+    b, t, _ = tokens.shape
+    n = t - layout.prefix
+    count = max(1, round(n * (1 - rate)))
+    kept = torch.rand(b, n, device=tokens.device).argsort(dim=1)[:, :count].sort(dim=1).values
+    return keep_patches(tokens, layout, kept)

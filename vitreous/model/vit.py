@@ -1,0 +1,138 @@
+"""The Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929), equations 1 to 4.
+
+b: batch; c: channels; h, w: image height and width; n: patches; p: prefix tokens; t = p + n; d: width.
+"""
+
+import copy
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.model.checks import Size, as_size
+from vitreous.model.config import ViTConfig
+from vitreous.model.encoder import Encoder
+from vitreous.model.inputs import check_images
+from vitreous.model.patch import PatchEmbedding
+from vitreous.model.position import NoPosition
+from vitreous.model.tokens import Features, Layout, PrefixTokens, drop_patches
+
+
+class ViT(nn.Module):
+    """Patches, tokens, position, encoder, norm, pooling, head: every part is handed in built, and can be swapped.
+
+    `vitreous.create` and `build` put one together; `config` records what it was built from.
+    """
+
+    def __init__(
+        self,
+        config: ViTConfig,
+        stem: nn.Module,
+        patches: PatchEmbedding,
+        prefix: PrefixTokens,
+        position: NoPosition,
+        encoder: Encoder,
+        norm: nn.Module,
+        pool: nn.Module,
+        head: nn.Module,
+        distillation_head: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        self.stem, self.patches = stem, patches
+        self.prefix, self.position, self.embedding_dropout = prefix, position, nn.Dropout(config.dropout.embedding)
+        self.encoder, self.norm = encoder, norm
+        self.pool, self.head, self.distillation_head = pool, head, distillation_head
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        return self.classify(self.features(images))
+
+    def features(self, images: Float[Tensor, "b c h w"]) -> Features:
+        """The image as its tokens after the final norm (which `GlobalAverage(norm="after")` applies to their mean)."""
+        patches, grid = self.patchify(images)
+        tokens, layout = self.embed(patches, grid)
+        return self.encode(tokens, layout)
+
+    def patchify(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
+        """x_p^1 E ... x_p^N E: the image, or its feature map in a hybrid, cut into patches and projected."""
+        check_images(images, self.config.channels)
+        return self.patches(self.stem(images))
+
+    def embed(self, patches: Float[Tensor, "b n d"], grid: Size) -> tuple[Float[Tensor, "b t d"], Layout]:
+        """Equation 1: z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos."""
+        layout = Layout(self.prefix.length, grid)
+        tokens = self.embedding_dropout(self.position.embed(self.prefix(patches), layout))
+        if self.training and self.config.patch_dropout:
+            return drop_patches(tokens, layout, self.config.patch_dropout)
+        return tokens, layout
+
+    def encode(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
+        """Equations 2 and 3, L times, and the norm of equation 4."""
+        return self._features(self.norm(self.encoder(tokens, layout, self.position)), layout)
+
+    def classify(self, features: Features) -> Float[Tensor, "b classes"]:
+        """Equation 4: y, the pooled image, and from it a score for each class."""
+        if self.distillation_head is None:
+            return self.head(self.pool(features))
+        by_label, by_teacher = self.classify_distilled(features)
+        return (by_label + by_teacher) / 2
+
+    def classify_distilled(self, features: Features) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b classes"]]:
+        """DeiT's two answers: the class token's, taught by labels, and the distillation token's, by a teacher."""
+        if self.distillation_head is None:
+            raise ValueError("this model has no distillation token: build it with distillation_token=True")
+        return self.head(features.prefix[:, 0]), self.distillation_head(features.prefix[:, 1])
+
+    # ---- Looking inside ----
+
+    def attention(
+        self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
+    ) -> list[Float[Tensor, "b heads t t"]]:
+        """The attention weights of every layer, or of `layers`: row i is what token i takes from each token."""
+        tokens, layout = self.embed(*self.patchify(images))
+        wanted = self._layers(layers)
+        maps: dict[int, Tensor] = {}
+        for layer, (before, _) in enumerate(self.encoder.walk(tokens, layout, self.position)):
+            if layer in wanted:
+                maps[layer] = self.encoder.attention_weights(layer, before, layout, self.position)
+            if layer == max(wanted):
+                break
+        return [maps[layer] for layer in wanted]
+
+    def intermediate(
+        self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None, norm: bool = True
+    ) -> list[Features]:
+        """The features after every layer, or after `layers`, through the final norm unless told otherwise."""
+        tokens, layout = self.embed(*self.patchify(images))
+        wanted = self._layers(layers)
+        found: dict[int, Features] = {}
+        for layer, (_, after) in enumerate(self.encoder.walk(tokens, layout, self.position)):
+            if layer in wanted:
+                found[layer] = self._features(self.norm(after) if norm else after, layout)
+            if layer == max(wanted):
+                break
+        return [found[layer] for layer in wanted]
+
+    # ---- Another size ----
+
+    def resized(self, image_size: int | Size) -> "ViT":
+        """The same model, built for another image size: positions resampled once, everything else copied.
+
+        Calling a model with another size works too; it then resamples every time.
+        """
+        model = copy.deepcopy(self)
+        model.config = self.config.resized(as_size(image_size))
+        model.position.resize(model.config.grid)
+        return model
+
+    def _features(self, tokens: Tensor, layout: Layout) -> Features:
+        return Features(tokens[:, : layout.prefix], tokens[:, layout.prefix :], layout.grid)
+
+    def _layers(self, layers: Sequence[int] | None) -> list[int]:
+        depth = self.config.depth
+        for layer in layers or ():
+            if not -depth <= layer < depth:
+                raise ValueError(
+                    f"layer is {layer}, but must be from 0 to {depth - 1} (or from -{depth} to -1, from the end)"
+                )
+        return [layer % depth for layer in (range(depth) if layers is None else layers)]
