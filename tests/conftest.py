@@ -1,9 +1,30 @@
-"""Shared by all tests: a fixed seed for each, and small models that still have every part."""
+"""Shared by all tests: a fixed seed, and a small config that still has every part."""
 
+from collections.abc import Iterator
+
+import jaxtyping
 import pytest
 import torch
+
+from vitreous.model.config import ViTConfig
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def small() -> ViTConfig:
+    """A non-square grid of 3 x 4 patches, two layers."""
+    return ViTConfig(
+        image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=64, num_classes=5
+    )
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """As outside pytest: without the shape and type checks, which meet a bad argument before our own errors do."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

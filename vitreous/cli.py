@@ -55,10 +55,7 @@ def info(
     if not name:
         report.print_presets(as_json=json)
         return
-    if len(image_size) > 2:
-        raise ValueError(f"--image-size is {image_size}, but must be one number (square) or two (height and width)")
-    size = image_size[0] if len(image_size) == 1 else image_size or None
-    report.print_model(name, None if num_classes < 0 else num_classes, size, as_json=json)
+    report.print_model(name, None if num_classes < 0 else num_classes, image_size or None, as_json=json)
 
 
 @app.command

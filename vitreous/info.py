@@ -1,11 +1,11 @@
 """What `vitreous info` prints."""
 
 import json
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from vitreous.model.checks import Size
 from vitreous.model.codec import to_dict
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.presets import PRESETS, configure
@@ -19,14 +19,14 @@ def print_presets(as_json: bool) -> None:
     for name, config in PRESETS.items():
         if isinstance(config, ViTConfig):
             stride = config.stem.stride if config.stem is not None else 1
-            shape = [config.patch_size[0] * stride, config.width, config.depth, config.num_heads]
+            shape: list[object] = [config.patch_size[0] * stride, config.width, config.depth, config.num_heads]
         else:
             shape = ["-", config.width, sum(config.stages), "-"]
         table.add_row(name, *map(str, [config.image_size[0], *shape]))
     Console().print(table)
 
 
-def print_model(name: str, num_classes: int | None, image_size: int | Size | None, as_json: bool) -> None:
+def print_model(name: str, num_classes: int | None, image_size: Sequence[int] | None, as_json: bool) -> None:
     config = configure(name, num_classes, image_size)
     figures = measure(config)
     if as_json:

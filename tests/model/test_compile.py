@@ -1,15 +1,70 @@
+"""One graph, no breaks, and a dynamic batch, for every family of presets: at full structure, but thin and shallow."""
+
+import pytest
 import torch
+
 from vitreous.model.build import build
-from vitreous.model.config import ViTConfig
+from vitreous.model.options import Conditional, RelativeBias, Rotary2d
+from vitreous.model.presets import PRESETS, configure
+
+THIN = {"width": 48, "depth": 2, "num_heads": 4, "mlp_width": 64}
+FAMILIES = {
+    "ViT-B/16": THIN,
+    "ViT-Lite-7/4": THIN,
+    "R50+ViT-B/16": THIN | {"stem": {"kind": "ResNetStem", "stages": [1, 1], "width": 32}},
+    "DeiT-B/16": THIN,
+    "DeiT-B/16-distilled": THIN,
+    "DeiT-III-B/16": THIN,
+    "DINOv2-S/14": THIN,
+    "DINOv2-g/14-reg": THIN,
+    "BiT-R50x1": {"stages": (1, 1), "width": 32},
+}
+SIZES = {"ViT-Lite-7/4": (32, 32), "DINOv2-S/14": (56, 56), "DINOv2-g/14-reg": (56, 56)}
 
 
-def test_c():
-    import jaxtyping
+# The checker that jaxtyping runs under pytest is not part of the model, and cannot be traced.
+pytestmark = pytest.mark.usefixtures("unchecked")
 
-    jaxtyping.config.update("jaxtyping_disable", True)
-    m = build(
-        ViTConfig(image_size=(32, 32), patch_size=(8, 8), width=64, depth=2, num_heads=4, mlp_width=128, num_classes=5)
-    ).eval()
-    x = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(torch.compile(m, fullgraph=True, backend="aot_eager")(x), m(x))
-    torch.export.export(m, (x,))
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_yet() -> None:
+    torch._dynamo.reset()
+
+
+def family(name: str) -> str:
+    return name.replace("+", "-").split("-")[0] + "-III" * ("III" in name) + "-distilled" * ("distilled" in name)
+
+
+def test_every_family_is_here() -> None:
+    hybrids = {name for name in PRESETS if "+" in name}
+    missing = {family(name) for name in set(PRESETS) - hybrids} - {family(name) for name in FAMILIES}
+    assert not missing
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_compiles_to_one_graph(name: str) -> None:
+    config = configure(name, num_classes=5, image_size=SIZES.get(name, (64, 64)), overrides=FAMILIES[name])
+    model = build(config).eval()
+    images = torch.randn(2, 3, *config.image_size)
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(compiled(images), model(images), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_exports_with_a_dynamic_batch(name: str) -> None:
+    config = configure(name, num_classes=5, image_size=SIZES.get(name, (64, 64)), overrides=FAMILIES[name])
+    model = build(config).eval()
+    images = torch.randn(3, 3, *config.image_size)
+    exported = torch.export.export(model, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(exported.module()(images), model(images))
+
+
+@pytest.mark.parametrize("position", [Rotary2d(), RelativeBias(), Conditional()], ids=str)
+@pytest.mark.parametrize("size", [(64, 64), (32, 96)], ids=["own size", "another size"])
+def test_trains_as_one_graph(position: object, size: tuple[int, int]) -> None:
+    """Forward and backward, with the positions that act inside the encoder; no code is generated, to keep it quick."""
+    overrides = THIN | {"position": position, "stochastic_depth": 0.1}
+    model = build(configure("ViT-B/16", num_classes=5, image_size=(64, 64), overrides=overrides))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(torch.randn(2, 3, *size)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -75,15 +75,15 @@ def check_numbers(field: str, value: object) -> None:
 
 
 def as_size(value: int | Sequence[int]) -> Size:
-    """224 and (224, 320) both name a size.
+    """One number names a square, two a height and a width.
 
     >>> as_size(224), as_size([224, 320])
     ((224, 224), (224, 320))
     """
-    if isinstance(value, int):
-        return (value, value)
-    height, width = value
-    return (height, width)
+    sides = (value,) if isinstance(value, int) else tuple(value)
+    if len(sides) not in (1, 2):
+        fail("image_size", value, "one number (square) or two (height, width)")
+    return (sides[0], sides[-1])
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
@@ -97,8 +97,10 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
     return f" (did you mean {lowered[close[0]]!r}?)" if close else ""
 
 
-def check_tiling(size: Size, unit: Size, what: str = "image") -> None:
-    """An image must be a whole number of patches high and wide.
+def check_tiling(size: Size, unit: Size, stride: int = 1) -> None:
+    """An image must be a whole number of patches (`unit` pixels) high and wide.
+
+    A stem pads the image to a multiple of its `stride` before that.
 
     >>> check_tiling((225, 224), (16, 16))
     Traceback (most recent call last):
@@ -106,13 +108,12 @@ def check_tiling(size: Size, unit: Size, what: str = "image") -> None:
     ValueError: image is 225 x 224 (height x width), which 16 x 16 patches do not tile; \
 the nearest sizes that fit are 224 x 224 and 240 x 224, or build the model with pad=True
     """
-    height, width = size
-    if height % unit[0] == 0 and width % unit[1] == 0:
+    if all(-(-side // stride) * stride % step == 0 for side, step in zip(size, unit, strict=True)):
         return
     below = tuple(max(side // step, 1) * step for side, step in zip(size, unit, strict=True))
     above = tuple(-(-side // step) * step for side, step in zip(size, unit, strict=True))
-    fits = " and ".join(f"{h} x {w}" for h, w in dict.fromkeys([below, above]))
+    fits = " and ".join(f"{height} x {width}" for height, width in dict.fromkeys([below, above]))
     raise ValueError(
-        f"{what} is {height} x {width} (height x width), which {unit[0]} x {unit[1]} patches do not tile; "
+        f"image is {size[0]} x {size[1]} (height x width), which {unit[0]} x {unit[1]} patches do not tile; "
         f"the nearest sizes that fit are {fits}, or build the model with pad=True"
     )

@@ -1,7 +1,7 @@
 """Config dataclasses to JSON and back: plain dictionaries, with `"kind"` where a field is a choice among dataclasses.
 
 Reading is strict: an unknown field or a value of the wrong type is an error that names the path to it.
-A field that is left out takes its default; what we write leaves none out.
+A field that is left out takes its default, where it has one; what we write leaves none out.
 """
 
 import dataclasses
@@ -43,6 +43,9 @@ def from_dict(expected: type[T], data: object, path: str = "config") -> T:
     for name in data:
         if name != "kind" and name not in names:
             raise ValueError(f"{path}.{name} is not a field of {expected.__name__}{suggestion(str(name), names)}")
+    required = {f.name for f in dataclasses.fields(expected) if f.default is f.default_factory is dataclasses.MISSING}  # type: ignore[arg-type]
+    if missing := sorted(required - data.keys()):
+        raise ValueError(f"{path} lacks {', '.join(missing)}, which {expected.__name__} has no default for")
     return expected(**{name: decode(hints[name], data[name], f"{path}.{name}") for name in names & data.keys()})
 
 
@@ -74,6 +77,8 @@ def _encode(value: Any) -> Any:
 
 
 def _decode_tuple(arguments: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
+    if arguments == (int, int) and type(value) is int:
+        value = (value, value)  # a square may be written as one number
     if not isinstance(value, list | tuple):
         raise ValueError(f"{path} is {value!r}, but must be a list")
     if arguments[-1] is Ellipsis:

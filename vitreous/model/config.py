@@ -124,11 +124,9 @@ class ViTConfig:
         """
         stride = self.stem.stride if self.stem is not None else 1
         unit = (self.patch_size[0] * stride, self.patch_size[1] * stride)
-        # A ResNet pads a size that its stride does not divide, so only whole feature maps have to be tiled.
-        height, width = (-(-side // stride) * stride for side in image_size)
         if not self.pad:
-            check_tiling((height, width), unit)
-        return (-(-height // unit[0]), -(-width // unit[1]))
+            check_tiling(image_size, unit, stride)
+        return (-(-image_size[0] // unit[0]), -(-image_size[1] // unit[1]))
 
     def resized(self, image_size: Size) -> "ViTConfig":
         return dataclasses.replace(self, image_size=image_size)

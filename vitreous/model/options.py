@@ -144,7 +144,7 @@ def check_resnet(prefix: str, stages: object, width: int) -> None:
 class Gelu:
     """Linear, GELU, linear. GELU exactly ("erf") or by the approximation that Google's code uses ("tanh")."""
 
-    approximation: Literal["erf", "tanh"] = "erf"
+    approximation: Literal["erf", "tanh"]
 
     def __post_init__(self) -> None:
         check_choice("mlp.approximation", self.approximation, ("erf", "tanh"))
@@ -160,7 +160,7 @@ Mlp = Gelu | SwiGlu
 
 @dataclass(frozen=True)
 class Dropout:
-    """On the embedded tokens; on the attention weights; on the hidden layer and output of MLPs and on attention outputs."""
+    """On the embedded tokens; on the attention weights; on what attention and the layers of the MLP put out."""
 
     embedding: float = 0.0
     attention: float = 0.0

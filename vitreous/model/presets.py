@@ -39,6 +39,7 @@ SIZES = {
 }
 
 # Hybrids: the stem, the size of the ViT, and the patches its feature map is cut into (arXiv 2106.10270, Table 2).
+# The patches of R+ViT-Ti/16 are 8 x 8 places of a map at 1/4, so 32 pixels: its released weights say so, not its name.
 HYBRIDS = {
     "R+ViT-Ti/16": (ResNetStem(stages=()), "Ti", 8),
     "R26+ViT-S/32": (ResNetStem(stages=(2, 2, 2, 2)), "S", 1),

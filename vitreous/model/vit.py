@@ -4,7 +4,7 @@ b: batch; c: channels; h, w: image height and width; n: patches; p: prefix token
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -56,6 +56,9 @@ class ViT(nn.Module):
     def patchify(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
         """x_p^1 E ... x_p^N E: the image, or its feature map in a hybrid, cut into patches and projected."""
         check_images(images, self.config.channels)
+        self.config.grid_for(
+            (images.shape[2], images.shape[3])
+        )  # refuses a size that does not fit, and names some that do
         return self.patches(self.stem(images))
 
     def embed(self, patches: Float[Tensor, "b n d"], grid: Size) -> tuple[Float[Tensor, "b t d"], Layout]:
@@ -92,11 +95,9 @@ class ViT(nn.Module):
         tokens, layout = self.embed(*self.patchify(images))
         wanted = self._layers(layers)
         maps: dict[int, Tensor] = {}
-        for layer, (before, _) in enumerate(self.encoder.walk(tokens, layout, self.position)):
+        for layer, (before, _) in self._walk(tokens, layout, wanted):
             if layer in wanted:
                 maps[layer] = self.encoder.attention_weights(layer, before, layout, self.position)
-            if layer == max(wanted):
-                break
         return [maps[layer] for layer in wanted]
 
     def intermediate(
@@ -106,11 +107,9 @@ class ViT(nn.Module):
         tokens, layout = self.embed(*self.patchify(images))
         wanted = self._layers(layers)
         found: dict[int, Features] = {}
-        for layer, (_, after) in enumerate(self.encoder.walk(tokens, layout, self.position)):
+        for layer, (_, after) in self._walk(tokens, layout, wanted):
             if layer in wanted:
                 found[layer] = self._features(self.norm(after) if norm else after, layout)
-            if layer == max(wanted):
-                break
         return [found[layer] for layer in wanted]
 
     # ---- Another size ----
@@ -124,6 +123,10 @@ class ViT(nn.Module):
         model.config = self.config.resized(as_size(image_size))
         model.position.resize(model.config.grid)
         return model
+
+    def _walk(self, tokens: Tensor, layout: Layout, wanted: list[int]) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """Layer by layer, as far as the last one wanted."""
+        return zip(range(max(wanted, default=-1) + 1), self.encoder.walk(tokens, layout, self.position), strict=False)
 
     def _features(self, tokens: Tensor, layout: Layout) -> Features:
         return Features(tokens[:, : layout.prefix], tokens[:, layout.prefix :], layout.grid)

@@ -1,0 +1,41 @@
+# On a fresh machine with Python 3.11+ and make: `make demo` and `make test` need nothing else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: setup demo test lint format bench clean
+
+setup: .venv/.ready
+
+# torch comes first, alone, so that no other package's wider range can choose another build of it.
+# timm and torchvision are here to be compared with; their own dependencies are not needed for that.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Vitreous needs Python 3.11 or later, this is " + sys.version)'
+	@echo "Setting up .venv (once, a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) torch
+	@$(PIP) --editable '.[dev,peers]'
+	@$(PIP) --no-deps timm torchvision
+	@touch $@
+
+demo: setup
+	@$(BIN)/vitreous demo
+
+test: setup
+	@$(BIN)/python -m pytest -q --numprocesses 2
+
+lint: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy vitreous benchmarks
+
+format: setup
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: setup
+	@$(BIN)/python -m benchmarks.forward
+
+clean:
+	@rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

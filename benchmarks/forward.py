@@ -1,0 +1,85 @@
+"""Forward passes of the same architecture in several systems, side by side in one run.
+
+Each system takes its turn in every round, so that noise of the machine falls on all of them alike; what counts is the
+ratio. Prints one table and writes JSON.
+
+    python -m benchmarks.forward --model ViT-B/16 --batch 8
+"""
+
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks.peers import PEERS
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.presets import preset
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    model: str = "ViT-B/16"
+    batch: int = 8
+    rounds: int = 15
+    against: tuple[str, ...] = ("transformers", "timm")
+    out: Path = Path("runs/bench/forward.json")
+
+
+@dataclass(frozen=True)
+class Result:
+    system: str
+    seconds: float  # the median of a batch
+    images_per_second: float
+    speed: float  # relative to the first peer; above 1 is faster
+
+
+def measure(models: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, float]:
+    """The median time of a batch, the systems taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    with torch.inference_mode():
+        for turn in range(rounds + 2):
+            for name, model in models.items():
+                start = time.perf_counter()
+                model(images)
+                if turn >= 2:  # the first rounds warm up
+                    times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main(options: Options) -> None:
+    torch.manual_seed(0)
+    config = preset(options.model)
+    assert isinstance(config, ViTConfig), f"{options.model} is not a ViT"
+    models = {"vitreous": build(config)} | {name: PEERS[name](config) for name in options.against}
+    seconds = measure(
+        {name: model.eval() for name, model in models.items()},
+        torch.randn(options.batch, config.channels, *config.image_size),
+        options.rounds,
+    )
+    base = seconds[options.against[0]]
+    results = [Result(name, value, options.batch / value, base / value) for name, value in seconds.items()]
+
+    setting = f"{options.model}, batch {options.batch}, float32, {torch.get_num_threads()} threads"
+    table = Table("system", "ms", "images/s", f"speed / {options.against[0]}", title=setting, box=None)
+    for result in results:
+        table.add_row(
+            result.system, f"{result.seconds * 1e3:.0f}", f"{result.images_per_second:.2f}", f"{result.speed:.2f}"
+        )
+    Console().print(table)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    record = {"setting": setting, "torch": torch.__version__, "results": [asdict(result) for result in results]}
+    options.out.write_text(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

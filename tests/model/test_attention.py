@@ -1,0 +1,75 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from vitreous.model.attention import AttentionTerms, PoolingAttention, SelfAttention, rotate
+
+KINDS = {
+    "plain": {},
+    "no bias": {"qkv_bias": False},
+    "qk norm": {"qk_norm_eps": 1e-6},
+    "scale": {"qk_scale": 0.7},
+}
+
+
+def by_hand(attention: SelfAttention, tokens: torch.Tensor, terms: AttentionTerms) -> torch.Tensor:
+    """The output, put together from the explicit weights."""
+    b, t, d = tokens.shape
+    values = attention.qkv(tokens)[..., 2 * d :].reshape(b, t, attention.num_heads, -1).transpose(1, 2)
+    gathered = attention.weights(tokens, terms) @ values
+    return attention.output(gathered.transpose(1, 2).reshape(b, t, d))
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("with_bias", [False, True])
+@settings(max_examples=10, deadline=None)
+@given(b=st.integers(1, 3), t=st.integers(1, 40), heads=st.sampled_from([1, 2, 4]), half=st.integers(1, 8))
+def test_explicit_weights_are_the_fused_ones(options, with_bias, b, t, heads, half) -> None:  # type: ignore[no-untyped-def]
+    attention = SelfAttention(heads * 2 * half, heads, **options)
+    tokens = torch.randn(b, t, heads * 2 * half)
+    terms = AttentionTerms(bias=torch.randn(heads, t, t) if with_bias else None)
+    torch.testing.assert_close(attention(tokens, terms), by_hand(attention, tokens, terms), atol=1e-5, rtol=0)
+    weights = attention.weights(tokens, terms)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(b, heads, t))
+
+
+def test_it_is_torchs_multi_head_attention() -> None:
+    ours, theirs = SelfAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.qkv.weight)
+        ours.qkv.bias.normal_()
+        theirs.in_proj_bias.copy_(ours.qkv.bias)
+        theirs.out_proj.load_state_dict(ours.output.state_dict())
+    tokens = torch.randn(2, 7, 24)
+    expected, weights = theirs(tokens, tokens, tokens, average_attn_weights=False)
+    torch.testing.assert_close(ours(tokens, AttentionTerms()), expected)
+    torch.testing.assert_close(ours.weights(tokens, AttentionTerms()), weights)
+
+
+def test_rotation_keeps_lengths_and_depends_on_differences() -> None:
+    q, k = torch.randn(2, 1, 1, 1, 8)
+    angles = torch.randn(4)
+    turn = lambda x, times: rotate(x, ((times * angles).cos()[None], (times * angles).sin()[None]))  # noqa: E731
+    torch.testing.assert_close(turn(q, 3).norm(), q.norm())
+    torch.testing.assert_close((turn(q, 5) * turn(k, 3)).sum(), (turn(q, 2) * k).sum(), atol=1e-5, rtol=0)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    attention = SelfAttention(16, 2, attention_dropout=0.5, output_dropout=0.5)
+    tokens = torch.randn(1, 5, 16)
+    assert not torch.equal(attention(tokens, AttentionTerms()), attention(tokens, AttentionTerms()))
+    attention.eval()
+    assert torch.equal(attention(tokens, AttentionTerms()), attention(tokens, AttentionTerms()))
+
+
+def test_pooling_attention_is_torchs_with_one_query() -> None:
+    ours, theirs = PoolingAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([ours.q.weight, ours.kv.weight]))
+        theirs.in_proj_bias.copy_(torch.cat([ours.q.bias, ours.kv.bias]))
+        theirs.out_proj.load_state_dict(ours.output.state_dict())
+    tokens = torch.randn(2, 7, 24)
+    expected, _ = theirs(ours.query.expand(2, -1, -1), tokens, tokens)
+    torch.testing.assert_close(ours(tokens), expected)

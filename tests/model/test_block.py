@@ -1,0 +1,62 @@
+import pytest
+import torch
+from torch import nn
+
+from vitreous.model.attention import AttentionTerms, SelfAttention
+from vitreous.model.block import Block, GeluMlp, LayerScale, StochasticDepth, SwiGluMlp
+
+
+def test_it_is_torchs_pre_norm_layer() -> None:
+    theirs = nn.TransformerEncoderLayer(
+        24, 3, 48, dropout=0.0, activation="gelu", norm_first=True, batch_first=True, layer_norm_eps=1e-6
+    )
+    ours = Block(SelfAttention(24, 3), GeluMlp(24, 48, "erf"), 24, 1e-6)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.3)
+        ours.attention.qkv.weight.copy_(theirs.self_attn.in_proj_weight)
+        ours.attention.qkv.bias.copy_(theirs.self_attn.in_proj_bias)
+    pairs = [
+        (ours.attention.output, theirs.self_attn.out_proj),
+        (ours.mlp.up, theirs.linear1),
+        (ours.mlp.down, theirs.linear2),
+        (ours.attention_norm, theirs.norm1),
+        (ours.mlp_norm, theirs.norm2),
+    ]
+    for mine, yours in pairs:
+        mine.load_state_dict(yours.state_dict())
+    tokens = torch.randn(2, 7, 24)
+    torch.testing.assert_close(ours(tokens, AttentionTerms()), theirs(tokens))
+
+
+def test_gelu_is_exact_or_approximate_as_asked() -> None:
+    x = torch.linspace(-4, 4, 101)[None, :, None]
+    exact, approximate = GeluMlp(1, 1, "erf"), GeluMlp(1, 1, "tanh")
+    normal = torch.distributions.Normal(0, 1)
+    torch.testing.assert_close(exact.activation(x), x * normal.cdf(x), atol=1e-6, rtol=0)
+    difference = (approximate.activation(x) - exact.activation(x)).abs().max()
+    assert 1e-5 < difference < 1e-3
+
+
+def test_swiglu_gates_with_its_first_half() -> None:
+    mlp = SwiGluMlp(4, 6)
+    tokens = torch.randn(2, 3, 4)
+    gate = nn.functional.linear(tokens, mlp.gate_and_up.weight[:6], mlp.gate_and_up.bias[:6])
+    up = nn.functional.linear(tokens, mlp.gate_and_up.weight[6:], mlp.gate_and_up.bias[6:])
+    torch.testing.assert_close(mlp(tokens), mlp.down(gate * gate.sigmoid() * up))
+
+
+def test_layer_scale_multiplies_channels() -> None:
+    scale = LayerScale(3, 0.1)
+    with torch.no_grad():
+        scale.factor.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    torch.testing.assert_close(scale(torch.ones(1, 1, 3))[0, 0], torch.tensor([1.0, 2.0, 3.0]))
+
+
+def test_stochastic_depth_drops_whole_images_and_keeps_the_mean() -> None:
+    layer = StochasticDepth(0.25)
+    out = layer(torch.ones(20_000, 2, 3))
+    kept = out.flatten(1)
+    assert ((kept == 0).all(1) | torch.isclose(kept, torch.tensor(4 / 3)).all(1)).all()
+    assert out.mean() == pytest.approx(1, abs=0.02)
+    assert torch.equal(layer.eval()(torch.ones(5, 2, 3)), torch.ones(5, 2, 3))

@@ -1,0 +1,33 @@
+import dataclasses
+
+import pytest
+import torch
+
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.cost import _kept_for_backward, cost
+from vitreous.model.options import RelativeBias
+
+
+def multiply_adds(config: ViTConfig) -> int:
+    """Of a plain ViT, by hand: every matrix product of equations 1 to 8."""
+    n, t, d = config.tokens - config.prefix, config.tokens, config.width
+    patches = n * config.channels * config.patch_size[0] * config.patch_size[1] * d
+    attention = t * d * 3 * d + 2 * t * t * d + t * d * d
+    mlp = 2 * t * d * config.mlp_width
+    return patches + config.depth * (attention + mlp) + d * config.num_classes
+
+
+@pytest.mark.parametrize(
+    "config",
+    [ViTConfig(), ViTConfig(image_size=(64, 96), registers=3), ViTConfig(image_size=(32, 32), position=RelativeBias())],
+    ids=["B/16", "registers", "bias"],
+)
+def test_operations_are_the_matrix_products(config: ViTConfig) -> None:
+    assert cost(config).flops == 2 * multiply_adds(config)
+
+
+def test_memory_is_what_a_real_step_keeps(small: ViTConfig) -> None:
+    assert cost(small).activation_bytes == _kept_for_backward(build(small), torch.randn(1, 3, 24, 32))
+    by_depth = [cost(dataclasses.replace(small, depth=depth)).activation_bytes for depth in (1, 2, 3)]
+    assert by_depth[2] - by_depth[1] == by_depth[1] - by_depth[0] > 0  # every layer keeps the same

@@ -1,0 +1,33 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vitreous.model.heads import build_head
+from vitreous.model.options import LinearHead, MlpHead, TanhHead
+
+POOLED = torch.randn(4, 8)
+
+
+def test_linear() -> None:
+    head = build_head(LinearHead(), 8, 3, 1e-6)
+    assert isinstance(head, nn.Linear)
+    torch.testing.assert_close(head(POOLED), POOLED @ head.weight.T + head.bias)
+
+
+def test_pre_logits_with_tanh() -> None:
+    head = build_head(TanhHead(5), 8, 3, 1e-6)
+    assert isinstance(head, nn.Sequential)
+    hidden = torch.tanh(head.pre_logits(POOLED))
+    torch.testing.assert_close(head(POOLED), head.classifier(hidden))
+    assert hidden.shape == (4, 5)
+
+
+def test_norm_and_two_layers_with_gelu() -> None:
+    head = build_head(MlpHead(5), 8, 3, 1e-6)
+    assert isinstance(head, nn.Sequential)
+    expected = head.classifier(F.gelu(head.hidden(F.layer_norm(POOLED, (8,), eps=1e-6))))
+    torch.testing.assert_close(head(POOLED), expected)
+
+
+def test_none_passes_the_pooled_features_through() -> None:
+    assert torch.equal(build_head(TanhHead(5), 8, 0, 1e-6)(POOLED), POOLED)

@@ -1,0 +1,43 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitreous.model.patch import PatchEmbedding
+
+small = st.integers(1, 5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(c=small, ph=small, pw=small, gh=small, gw=small, b=st.integers(1, 3), d=st.integers(1, 9))
+def test_convolution_and_linear_are_one_function(c: int, ph: int, pw: int, gh: int, gw: int, b: int, d: int) -> None:
+    conv = PatchEmbedding(c, d, (ph, pw), method="conv").double()
+    linear = PatchEmbedding(c, d, (ph, pw), method="linear").double()
+    linear.load_state_dict(conv.state_dict())  # one weight
+    images = torch.randn(b, c, gh * ph, gw * pw, dtype=torch.float64)
+    (by_conv, grid), (by_linear, same_grid) = conv(images), linear(images)
+    assert grid == same_grid == (gh, gw)
+    torch.testing.assert_close(by_conv, by_linear, rtol=1e-12, atol=1e-12)
+
+
+def test_a_patch_is_what_it_should_be() -> None:
+    embedding = PatchEmbedding(2, 8, (4, 3))
+    images = torch.randn(1, 2, 8, 9)
+    patches = embedding.cut(images)
+    assert torch.equal(patches[0, 4], images[0, :, 4:8, 3:6].flatten())  # row-major: row 1, column 1 of a 2 x 3 grid
+
+
+@pytest.mark.parametrize("method", ["conv", "linear"])
+def test_padding_is_zeros_at_the_right_and_the_bottom(method: str) -> None:
+    padded = PatchEmbedding(3, 8, (4, 4), method=method, pad=True)
+    images = torch.randn(2, 3, 9, 14)
+    whole = torch.zeros(2, 3, 12, 16)
+    whole[:, :, :9, :14] = images
+    (patches, grid), (expected, _) = padded(images), padded(whole)
+    assert grid == (3, 4)
+    torch.testing.assert_close(patches, expected)
+
+
+def test_a_misfit_names_the_sizes_that_fit() -> None:
+    with pytest.raises(ValueError, match=r"30 x 33 .*16 x 16 patches.*16 x 32 and 32 x 48"):
+        PatchEmbedding(3, 8, (16, 16))(torch.zeros(1, 3, 30, 33))

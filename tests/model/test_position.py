@@ -1,0 +1,161 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vitreous.model import options
+from vitreous.model.attention import AttentionTerms, rotate
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.model.position import (
+    ConditionalPosition,
+    Learned1dPosition,
+    Learned2dPosition,
+    RelativeBiasPosition,
+    Rotary2dPosition,
+    SinCos2dPosition,
+)
+from vitreous.model.tokens import Layout, keep_patches
+
+KINDS: list[options.Position] = [
+    options.NoPosition(),
+    options.Learned1d(),
+    options.Learned1d(prefix_entries=False, interpolation="timm"),
+    options.Learned2d(),
+    options.SinCos2d("mae"),
+    options.SinCos2d("big_vision"),
+    options.RelativeBias(),
+    options.Rotary2d(),
+    options.Conditional(),
+]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
+CPU = torch.device("cpu")
+
+
+@every_kind
+@pytest.mark.parametrize("size", [(24, 32), (40, 16)], ids=["own size", "another size"])
+def test_forward_and_backward_at_any_size(kind: options.Position, size: tuple[int, int], small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, position=kind, registers=2))
+    model(torch.randn(2, 3, *size)).square().sum().backward()
+    for name, parameter in model.position.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@every_kind
+def test_resized_is_the_same_model_at_another_size(kind: options.Position, small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, position=kind, registers=2)).eval()
+    resized = model.resized((40, 16))
+    images = torch.randn(2, 3, 40, 16)
+    torch.testing.assert_close(resized(images), model(images))
+    assert resized.config.grid == (5, 2)
+    assert model.config.image_size == (24, 32)  # the original is left as it was
+    rebuilt = build_vit(resized.config).eval()  # what a saved config would give back
+    rebuilt.load_state_dict(resized.state_dict())
+    torch.testing.assert_close(rebuilt(images), model(images))
+
+
+@every_kind
+def test_keeping_all_patches_changes_nothing(kind: options.Position, small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, position=kind)).eval()
+    tokens, layout = model.embed(*model.patchify(torch.randn(2, 3, 24, 32)))
+    whole = model.encode(tokens, layout)
+    order = torch.stack([torch.randperm(12), torch.randperm(12)])
+    shuffled = model.encode(*keep_patches(tokens, layout, order))
+    torch.testing.assert_close(shuffled.prefix, whole.prefix, atol=1e-5, rtol=1e-5)
+    expected = whole.patches.gather(1, order[..., None].expand(-1, -1, 32))
+    torch.testing.assert_close(shuffled.patches, expected, atol=1e-5, rtol=1e-5)
+
+
+@every_kind
+def test_only_no_position_is_a_bag_of_patches(kind: options.Position, small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, position=kind)).eval()
+    with torch.no_grad():
+        for parameter in model.position.parameters():
+            parameter.normal_()  # large enough to matter
+    patches, grid = model.patchify(torch.randn(1, 3, 24, 32))
+    answer = [model.classify(model.encode(*model.embed(p, grid))) for p in (patches, patches.flip(1))]
+    same = torch.allclose(*answer, atol=1e-5)
+    assert same == isinstance(kind, options.NoPosition)
+
+
+@every_kind
+def test_bfloat16_and_autocast(kind: options.Position, small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, position=kind)).eval()
+    images = torch.randn(2, 3, 24, 32)
+    exact = model(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(images).float(), exact, atol=0.1, rtol=0.1)
+    torch.testing.assert_close(model.bfloat16()(images.bfloat16()).float(), exact, atol=0.1, rtol=0.1)
+
+
+def test_registers_have_no_position() -> None:
+    position = Learned1dPosition(8, (2, 3), entries=1, interpolation="google")
+    added = position.embed(torch.zeros(1, 1 + 4 + 6, 8), Layout(5, (2, 3)))[0]
+    assert torch.equal(added[0], position.prefix[0])
+    assert torch.equal(added[1:5], torch.zeros(4, 8))
+    assert torch.equal(added[5:].reshape(2, 3, 8), position.table)
+
+
+def test_learned_2d_is_column_and_row_side_by_side() -> None:
+    position = Learned2dPosition(8, (2, 3), entries=0, interpolation="google")
+    table = position.table_at((2, 3), CPU)
+    for y in range(2):
+        for x in range(3):
+            assert torch.equal(table[y, x], torch.cat([position.columns[x], position.rows[y]]))
+
+
+@pytest.mark.parametrize(("convention", "divisor"), [("mae", 4), ("big_vision", 3)])
+def test_sin_cos_by_brute_force(convention: str, divisor: int) -> None:
+    table = SinCos2dPosition(16, convention, 10_000.0).table_at((3, 5), CPU).numpy()
+    for y in range(3):
+        for x in range(5):
+            angles = lambda place: [place / 10_000 ** (i / divisor) for i in range(4)]  # noqa: E731
+            expected = [f(a) for place in (x, y) for f in (math.sin, math.cos) for a in angles(place)]
+            np.testing.assert_allclose(table[y, x], expected, atol=1e-6)
+
+
+def test_rotary_logits_depend_on_differences_only() -> None:
+    position = Rotary2dPosition(head_dim=8, base=100.0)
+    rotation = position.attend(Layout(1, (4, 5)), CPU).rotation
+    assert rotation is not None
+    same = torch.randn(1, 1, 1, 8).expand(1, 1, 21, 8)  # every token asks and answers the same: only position differs
+    logits = (rotate(same, rotation) @ rotate(same, rotation).mT)[0, 0, 1:, 1:].reshape(4, 5, 4, 5)
+    torch.testing.assert_close(logits[0, 0, 1, 2], logits[2, 2, 3, 4], atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits[3, 1, 1, 0], logits[2, 4, 0, 3], atol=1e-5, rtol=0)
+    assert (logits[0, 0, 1, 2] - logits[0, 0, 2, 1]).abs() > 1e-3
+    torch.testing.assert_close(rotate(same, rotation)[0, 0, 0], same[0, 0, 0])  # the prefix is not turned
+
+
+@pytest.mark.parametrize("kept", [None, torch.tensor([[5, 0, 2], [1, 3, 4]])], ids=["all", "kept"])
+def test_relative_bias_by_brute_force(kept: torch.Tensor | None) -> None:
+    position = RelativeBiasPosition(num_heads=2, grid=(2, 3), interpolation="google")
+    torch.nn.init.normal_(position.prefix)
+    bias = position.attend(Layout(1, (2, 3), kept), CPU).bias
+    assert bias is not None
+    bias = bias.expand(2, -1, -1, -1)
+    places = [list(range(6))] * 2 if kept is None else kept.tolist()
+    for b, row in enumerate(places):
+        for i, asks in enumerate([None, *row]):
+            for j, answers in enumerate([None, *row]):
+                if asks is None or answers is None:
+                    expected = position.prefix[
+                        {(True, False): 1, (False, True): 0, (True, True): 2}[asks is None, answers is None]
+                    ]
+                else:
+                    expected = position.table[asks // 3 - answers // 3 + 1, asks % 3 - answers % 3 + 2]
+                assert torch.equal(bias[b, :, i, j], expected)
+
+
+def test_conditional_speaks_once_and_leaves_the_prefix_alone() -> None:
+    position = ConditionalPosition(4, kernel_size=3)
+    tokens, layout = torch.randn(1, 2 + 6, 4), Layout(2, (2, 3))
+    assert torch.equal(position.between(1, tokens, layout), tokens)
+    heard = position.between(0, tokens, layout)
+    assert torch.equal(heard[:, :2], tokens[:, :2])
+    picture = tokens[:, 2:].transpose(1, 2).reshape(1, 4, 2, 3)
+    expected = picture + position.convolution(picture)
+    torch.testing.assert_close(heard[:, 2:], expected.flatten(2).transpose(1, 2))
+    assert position.attend(layout, CPU) == AttentionTerms()

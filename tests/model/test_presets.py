@@ -1,0 +1,86 @@
+import pytest
+import torch
+
+import vitreous
+from vitreous.model.build import build
+from vitreous.model.options import Rotary2d
+from vitreous.model.presets import PRESETS, configure, preset
+
+# At each preset's own image size and number of classes. Where a count is published, it agrees.
+COUNTS = {
+    "ViT-Ti/8": 5_719_720,
+    "ViT-Ti/16": 5_717_416,
+    "ViT-Ti/32": 6_131_560,
+    "ViT-S/8": 22_055_272,
+    "ViT-S/16": 22_050_664,
+    "ViT-S/32": 22_878_952,
+    "ViT-B/8": 86_576_872,
+    "ViT-B/16": 86_567_656,
+    "ViT-B/32": 88_224_232,
+    "ViT-L/14": 304_203_752,
+    "ViT-L/16": 304_326_632,
+    "ViT-L/32": 306_535_400,
+    "ViT-H/14": 632_045_800,
+    "ViT-H/16": 632_199_400,
+    "ViT-g/14": 1_012_611_432,
+    "ViT-G/14": 1_844_440_680,
+    "ViT-Ti/4": 5_362_762,
+    "ViT-S/4": 21_342_346,
+    "ViT-Lite-6/4": 3_195_146,
+    "ViT-Lite-7/4": 3_722_250,
+    "R+ViT-Ti/16": 6_337_704,
+    "R26+ViT-S/32": 36_431_912,
+    "R26+ViT-B/32": 101_383_976,
+    "R50+ViT-B/16": 98_659_112,
+    "R50+ViT-L/32": 328_994_856,
+    "DeiT-Ti/16": 5_717_416,
+    "DeiT-Ti/16-distilled": 5_910_800,
+    "DeiT-S/16": 22_050_664,
+    "DeiT-S/16-distilled": 22_436_432,
+    "DeiT-B/16": 86_567_656,
+    "DeiT-B/16-distilled": 87_338_192,
+    "DeiT-III-S/16": 22_059_496,
+    "DeiT-III-M/16": 38_849_512,
+    "DeiT-III-B/16": 86_585_320,
+    "DeiT-III-L/16": 304_374_760,
+    "DeiT-III-H/14": 632_126_440,
+    "DINOv2-S/14": 22_056_192,
+    "DINOv2-B/14": 86_579_712,
+    "DINOv2-L/14": 304_367_616,
+    "DINOv2-g/14": 1_136_479_232,
+    "DINOv2-S/14-reg": 22_057_728,
+    "DINOv2-B/14-reg": 86_582_784,
+    "DINOv2-L/14-reg": 304_371_712,
+    "DINOv2-g/14-reg": 1_136_485_376,
+    "BiT-R50x1": 25_549_352,
+}
+
+
+def test_every_preset_has_a_count() -> None:
+    assert set(PRESETS) == set(COUNTS)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = build(preset(name))
+    assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
+
+
+def test_an_unknown_name_suggests_the_closest() -> None:
+    with pytest.raises(ValueError, match=r"no preset 'vit-b/16' \(did you mean 'ViT-B/16'\?\)"):
+        preset("vit-b/16")
+
+
+def test_create_takes_classes_size_and_overrides() -> None:
+    model = vitreous.create(
+        "ViT-Ti/16", num_classes=7, image_size=(32, 48), overrides={"depth": 1, "registers": 2, "position": Rotary2d()}
+    )
+    assert model(torch.zeros(1, 3, 32, 48)).shape == (1, 7)
+    assert model.config.tokens == 1 + 2 + 2 * 3
+    assert configure("ViT-Ti/16", overrides={"position": {"kind": "Rotary2d", "base": 50}}).position == Rotary2d(50.0)
+
+
+def test_an_override_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'num_head' is not a field of ViTConfig \(did you mean 'num_heads'\?\)"):
+        configure("ViT-Ti/16", overrides={"num_head": 4})

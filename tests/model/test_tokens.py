@@ -1,0 +1,38 @@
+import torch
+
+from vitreous.model.tokens import Layout, PrefixTokens, drop_patches, keep_patches
+
+
+def test_prefix_tokens_stand_in_order() -> None:
+    prefix = PrefixTokens(4, class_token=True, distillation_token=True, registers=3)
+    tokens = prefix(torch.zeros(2, 6, 4))
+    assert prefix.length == 5
+    assert torch.equal(
+        tokens[1, :5], torch.cat([prefix.class_token, prefix.distillation_token, prefix.registers], 1)[0]
+    )
+
+
+def test_no_prefix_leaves_the_patches_alone() -> None:
+    patches = torch.randn(2, 6, 4)
+    prefix = PrefixTokens(4, class_token=False, distillation_token=False, registers=0)
+    assert prefix.length == 0
+    assert torch.equal(prefix(patches), patches)
+
+
+def test_kept_patches_are_the_ones_named() -> None:
+    tokens = torch.randn(2, 1 + 6, 4)
+    kept = torch.tensor([[0, 5, 2], [3, 1, 4]])
+    fewer, layout = keep_patches(tokens, Layout(1, (2, 3)), kept)
+    assert torch.equal(fewer[:, 0], tokens[:, 0])
+    assert torch.equal(fewer[1, 1:], tokens[1, [4, 2, 5]])
+    assert layout.grid == (2, 3)
+
+
+def test_patch_dropout_keeps_a_share_of_each_image_in_order() -> None:
+    tokens = torch.randn(8, 2 + 100, 4)
+    fewer, layout = drop_patches(tokens, Layout(2, (10, 10)), 0.75)
+    assert fewer.shape == (8, 2 + 25, 4)
+    assert layout.kept is not None
+    assert (layout.kept.diff(dim=1) > 0).all()
+    assert len({tuple(row.tolist()) for row in layout.kept}) == 8  # every image loses its own
+    assert torch.equal(fewer[3, 2:], tokens[3, 2:][layout.kept[3]])

@@ -1,0 +1,175 @@
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import vitreous
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import AttentionPool, Conditional, Dropout, GlobalAverage, RelativeBias, Rotary2d
+
+
+def images(config: ViTConfig, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, config.channels, *config.image_size)
+
+
+def test_features_are_prefix_and_patches(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, registers=4))
+    features = model.features(images(small))
+    assert features.prefix.shape == (2, 5, 32)
+    assert features.patches.shape == (2, 12, 32)
+    assert features.grid == (3, 4)
+    torch.testing.assert_close(features.patches.mean(-1), torch.zeros(2, 12), atol=1e-5, rtol=0)  # after the norm
+
+
+@pytest.mark.parametrize("position", [None, Rotary2d(), RelativeBias(), Conditional()], ids=str)
+def test_attention_is_what_the_fused_path_uses(position: Any, small: ViTConfig) -> None:
+    """Run every layer again with its attention put together from the reported weights: the same features come out."""
+    model = build_vit(small if position is None else dataclasses.replace(small, position=position)).eval()
+    batch = images(small)
+    maps = model.attention(batch)
+    assert [tuple(weights.shape) for weights in maps] == [(2, 4, 13, 13)] * 2
+    tokens, layout = model.embed(*model.patchify(batch))
+    for layer, (block, weights) in enumerate(zip(model.encoder.blocks, maps, strict=True)):
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 13))
+        values = block.attention.qkv(block.attention_norm(tokens))[..., 64:].reshape(2, 13, 4, 8).transpose(1, 2)
+        tokens = tokens + block.attention.output((weights @ values).transpose(1, 2).reshape(2, 13, 32))
+        tokens = tokens + block.mlp(block.mlp_norm(tokens))
+        tokens = model.position.between(layer, tokens, layout)
+    torch.testing.assert_close(model.norm(tokens)[:, 1:], model.features(batch).patches, atol=1e-5, rtol=0)
+
+
+def test_attention_of_some_layers(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, depth=4)).eval()
+    batch = images(small)
+    every = model.attention(batch)
+    last, first = model.attention(batch, layers=[-1, 0])
+    assert torch.equal(last, every[3])
+    assert torch.equal(first, every[0])
+    assert model.attention(batch, layers=[]) == model.intermediate(batch, layers=[]) == []
+    with pytest.raises(ValueError, match=r"layer is 4, but must be from 0 to 3 \(or from -4 to -1"):
+        model.attention(batch, layers=[4])
+
+
+def test_intermediate_ends_in_the_features(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, depth=3)).eval()
+    batch = images(small)
+    layers = model.intermediate(batch)
+    assert len(layers) == 3
+    torch.testing.assert_close(layers[-1].patches, model.features(batch).patches)
+    assert not torch.allclose(layers[0].patches, layers[-1].patches)
+    (raw,) = model.intermediate(batch, layers=[1], norm=False)
+    torch.testing.assert_close(model.norm(raw.patches), layers[1].patches)
+
+
+def test_both_orders_of_norm_and_mean(small: ViTConfig) -> None:
+    before = build_vit(
+        dataclasses.replace(small, class_token=False, pool=GlobalAverage("before"), num_classes=0)
+    ).eval()
+    after = build_vit(dataclasses.replace(small, class_token=False, pool=GlobalAverage("after"), num_classes=0)).eval()
+    state = {name.replace("norm.", "pool.norm.") if name.startswith("norm.") else name: value
+             for name, value in before.state_dict().items()}  # fmt: skip
+    after.load_state_dict(state)
+    batch = images(small)
+    tokens = before.intermediate(batch, layers=[-1], norm=False)[0].patches
+    torch.testing.assert_close(before(batch), before.norm(tokens).mean(1))
+    torch.testing.assert_close(after(batch), before.norm(tokens.mean(1)))
+    torch.testing.assert_close(after.features(batch).patches, tokens)
+
+
+def test_distillation_averages_two_heads(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, distillation_token=True)).eval()
+    batch = images(small)
+    features = model.features(batch)
+    by_label, by_teacher = model.classify_distilled(features)
+    torch.testing.assert_close(by_label, model.head(features.prefix[:, 0]))
+    torch.testing.assert_close(by_teacher, model.distillation_head(features.prefix[:, 1]))
+    torch.testing.assert_close(model(batch), (by_label + by_teacher) / 2)
+    plain = build_vit(small)
+    features = plain.features(batch)
+    with pytest.raises(ValueError, match="no distillation token"):
+        plain.classify_distilled(features)
+
+
+def test_no_classes_returns_the_pooled_features(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, num_classes=0)).eval()
+    batch = images(small)
+    torch.testing.assert_close(model(batch), model.features(batch).prefix[:, 0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dropout": Dropout(embedding=0.5)},
+        {"dropout": Dropout(attention=0.5)},
+        {"dropout": Dropout(hidden=0.5)},
+        {"stochastic_depth": 0.5},
+        {"patch_dropout": 0.5},
+    ],
+    ids=str,
+)
+def test_regularisation_acts_in_training_only(change: dict[str, Any], small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, depth=4, **change))
+    batch = images(small, batch=8)
+    assert not torch.allclose(model(batch), model(batch))
+    model.eval()
+    assert torch.equal(model(batch), model(batch))
+
+
+def test_stochastic_depth_rises_linearly(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, depth=5, stochastic_depth=0.4))
+    rates = [block.stochastic_depth.rate for block in model.encoder.blocks]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_patch_dropout_really_shortens_the_sequence(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, patch_dropout=0.5))
+    assert model.features(images(small)).patches.shape == (2, 6, 32)
+    assert model.eval().features(images(small)).patches.shape == (2, 12, 32)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (torch.zeros(2, 1, 24, 32), r"images have 1 channels .*must have 3"),
+        (torch.zeros(3, 24, 32), r"images have shape \(3, 24, 32\), but must be \[batch, channels, height, width\]"),
+        (torch.zeros(2, 3, 25, 32), r"image is 25 x 32 .* nearest sizes that fit are 24 x 32 and 32 x 32"),
+        (torch.zeros(2, 3, 24, 32, dtype=torch.uint8), r"images are torch.uint8, but must be floating point"),
+    ],
+)
+def test_bad_images_are_refused(batch: torch.Tensor, message: str, small: ViTConfig) -> None:
+    model = build_vit(small)
+    with pytest.raises(ValueError, match=message):
+        model(batch)
+
+
+def test_padding_takes_any_size(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, pad=True)).eval()
+    batch = torch.randn(1, 3, 21, 30)
+    whole = torch.nn.functional.pad(batch, (0, 2, 0, 3))
+    torch.testing.assert_close(model(batch), model(whole))
+
+
+def test_parts_can_be_swapped_by_hand(small: ViTConfig) -> None:
+    """A researcher's move: replace one part of a built model, touch no other."""
+    model = build_vit(dataclasses.replace(small, pool=AttentionPool())).eval()
+    batch = images(small)
+    before = model(batch)
+    model.pool = build_vit(dataclasses.replace(small, pool=GlobalAverage())).pool
+    assert model(batch).shape == before.shape
+    assert not torch.allclose(model(batch), before)
+
+
+def test_public_names() -> None:
+    assert set(vitreous.__all__) <= set(dir(vitreous))
+    assert vitreous.ViTConfig is ViTConfig
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        vitreous.nothing  # noqa: B018
+
+
+def test_a_hybrid_names_image_sizes_not_feature_maps() -> None:
+    model = vitreous.create("R+ViT-Ti/16", overrides={"depth": 1}, num_classes=0)
+    with pytest.raises(ValueError, match=r"image is 228 x 224 .*32 x 32 patches.*224 x 224 and 256 x 224"):
+        model(torch.zeros(1, 3, 225, 224))
