@@ -24,9 +24,7 @@ def run() -> None:
     console.print(f"\nAttention: {len(maps)} layers of {tuple(maps[0].shape)}; rows sum to 1 within {rows:.0e}.")
     wide = draw_disc(224, 320)
     moved = float((model(wide) - model.resized((224, 320))(wide)).abs().max())
-    console.print(
-        f"At 224 x 320: resampling positions at every call or once for all, the logits differ by {moved:.0e}."
-    )
+    console.print(f"At 224 x 320: resampling positions at every call or once for all, logits differ by {moved:.0e}.")
     console.print(
         "\nNext: [bold]vitreous info[/bold] lists the models, [bold]vitreous info ViT-B/16[/bold] describes one."
     )

@@ -56,9 +56,7 @@ class ViT(nn.Module):
     def patchify(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
         """x_p^1 E ... x_p^N E: the image, or its feature map in a hybrid, cut into patches and projected."""
         check_images(images, self.config.channels)
-        self.config.grid_for(
-            (images.shape[2], images.shape[3])
-        )  # refuses a size that does not fit, and names some that do
+        self.config.grid_for((images.shape[2], images.shape[3]))  # refuses a size that does not fit
         return self.patches(self.stem(images))
 
     def embed(self, patches: Float[Tensor, "b n d"], grid: Size) -> tuple[Float[Tensor, "b t d"], Layout]:
