@@ -15,7 +15,7 @@ setup: .venv/.ready
 	@echo "Setting up .venv (once, a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) torch
-	@$(PIP) --editable '.[dev,peers]'
+	@$(PIP) --editable '.[data,plot,track,dev,peers]'
 	@$(PIP) --no-deps timm torchvision
 	@touch $@
 

@@ -19,8 +19,8 @@ LAYERS = [
     {"cli", "info", "demo", "__main__", "__init__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-# Seen from here, infer uses weights and data: they share a line in the picture, in this order.
-BESIDE = {("infer", "weights"), ("infer", "data")}
+# On one line, in this order: infer uses weights and data, and a training run evaluates.
+BESIDE = {("infer", "weights"), ("infer", "data"), ("train", "evaluate")}
 
 FILES = sorted(ROOT.rglob("*.py"))
 

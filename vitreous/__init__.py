@@ -9,18 +9,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.infer.predictor import Predictor as Predictor
     from vitreous.model.build import build as build
     from vitreous.model.config import ResNetConfig as ResNetConfig
     from vitreous.model.config import ViTConfig as ViTConfig
     from vitreous.model.presets import create as create
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
+    from vitreous.weights.load import load as load
+    from vitreous.weights.load import save as save
 
 _HOMES = {
     "build": "vitreous.model.build",
     "create": "vitreous.model.presets",
     "Features": "vitreous.model.tokens",
+    "load": "vitreous.weights.load",
+    "Predictor": "vitreous.infer.predictor",
     "ResNetConfig": "vitreous.model.config",
+    "save": "vitreous.weights.load",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",
 }

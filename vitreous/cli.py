@@ -3,16 +3,20 @@
 torch is imported inside the verbs, so that `--help` answers at once.
 """
 
+import shlex
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
-from tyro.conf import Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from vitreous.model.checks import suggestion
+from vitreous.train.config import TrainConfig
 
 app = tyro.extras.SubcommandApp()
-VERBS = ("info", "demo")
+VERBS = ("train", "eval", "predict", "embed", "info", "data", "demo")
+FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 
 
 def main() -> None:
@@ -22,19 +26,152 @@ def main() -> None:
         print(f"vitreous: there is no verb {word!r}{suggestion(word, VERBS)}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
     try:
-        app.cli(
-            prog="vitreous",
-            description="A Vision Transformer you can see through.",
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=FLAGS)
     except (ValueError, OSError) as error:
         print(f"vitreous: {error}", file=sys.stderr)
         sys.exit(1)
 
 
 @app.command
+def train(config: OmitArgPrefixes[TrainConfig]) -> None:
+    """Train on a folder of pictures, or on anything else that --data takes; what is left out is chosen and said.
+
+    Example: vitreous train --data pictures/ --out runs/first
+    """
+    _train(config, shlex.join(["vitreous", *sys.argv[1:]]))
+
+
+def train_recipe(config: TrainConfig) -> None:
+    """What a recipe's `python -m recipes.NAME` runs: its config, with whatever flags change."""
+    changed = tyro.cli(TrainConfig, default=config, config=FLAGS)
+    try:
+        _train(changed, shlex.join(["python", "-m", "recipes", *sys.argv[1:]]))
+    except (ValueError, OSError) as error:
+        print(f"vitreous: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _train(config: TrainConfig, command: str) -> None:
+    from vitreous.train.monitor import Interrupted
+    from vitreous.train.run import train as run
+
+    try:
+        run(config, command)
+    except Interrupted as stop:
+        print(f"vitreous: {stop}", file=sys.stderr)
+        sys.exit(128 + stop.signal_number)
+
+
+@app.command(name="eval")
+def evaluate(
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
+    *,
+    data: str,
+    part: Literal["train", "val", "test"] | None = None,
+    data_root: Path | None = None,
+    val_fraction: float = 0.2,
+    seed: int = 0,
+    batch_size: int = 64,
+    device: str = "auto",
+    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    workers: int = 2,
+    flip: bool = False,
+    json: bool = False,
+    out: Path | None = None,
+) -> None:
+    """How good a checkpoint is: top-1, top-5, loss, calibration, each class, what is taken for what.
+
+    Example: vitreous eval runs/first/best --data pictures/
+
+    Args:
+        checkpoint: A folder with a model, such as runs/first/best.
+        data: What it is measured on; anything that `train --data` takes.
+        part: Which part of it; the test part where there is one, else the validation part.
+        data_root: A local copy of a data set that would be downloaded.
+        val_fraction: Share held out where the data has no validation part, as in training.
+        seed: Of that split, as in training.
+        batch_size: Pictures at once.
+        device: auto, cpu, cuda, mps.
+        precision: Of the computation.
+        workers: Processes that decode pictures.
+        flip: Average with the mirror image.
+        json: Print JSON instead of tables.
+        out: Write the JSON to a file as well.
+    """
+    from vitreous.evaluate.checkpoint import evaluate_checkpoint, print_evaluation
+
+    figures, answers = evaluate_checkpoint(
+        checkpoint, data, part=part, root=data_root, val_fraction=val_fraction, seed=seed, batch_size=batch_size,
+        device=device, precision=precision, workers=workers, flip=flip,
+    )  # fmt: skip
+    print_evaluation(figures, answers, json, out)
+
+
+@app.command
+def predict(
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
+    images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGES...")],
+    *,
+    top: int = 5,
+    flip: bool = False,
+    batch_size: int = 32,
+    device: str = "auto",
+    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    json: bool = False,
+    out: Path | None = None,
+) -> None:
+    """What a model sees in pictures: files, folders, globs, or - for a list of paths.
+
+    Example: vitreous predict runs/first/best cat.jpg "holiday/*.png"
+
+    Args:
+        checkpoint: A folder with a model, such as runs/first/best.
+        images: Files, folders, globs, or - to read paths from standard input.
+        top: How many answers for each picture.
+        flip: Average with the mirror image.
+        batch_size: Pictures at once.
+        device: auto, cpu, cuda, mps.
+        precision: Of the computation.
+        json: Print a line of JSON for each picture instead of a table.
+        out: Write to a .json, .jsonl, .csv or .parquet file instead.
+    """
+    from vitreous.infer.command import predict_files
+
+    predict_files(checkpoint, images, top, flip, batch_size, device, precision, json, out)
+
+
+@app.command
+def embed(
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
+    images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGES...")],
+    *,
+    out: Path,
+    flip: bool = False,
+    batch_size: int = 32,
+    device: str = "auto",
+    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+) -> None:
+    """Pictures as vectors: the pooled features before the head, to search, cluster or learn from.
+
+    Example: vitreous embed runs/first/best pictures/ --out vectors.parquet
+
+    Args:
+        checkpoint: A folder with a model, such as runs/first/best.
+        images: Files, folders, globs, or - to read paths from standard input.
+        out: A .parquet, .jsonl, .json or .csv file.
+        flip: Average with the mirror image.
+        batch_size: Pictures at once.
+        device: auto, cpu, cuda, mps.
+        precision: Of the computation.
+    """
+    from vitreous.infer.command import embed_files
+
+    embed_files(checkpoint, images, flip, batch_size, device, precision, out)
+
+
+@app.command
 def info(
-    name: Annotated[Positional[str], arg(metavar="NAME")] = "",
+    name: Annotated[Positional[str], arg(metavar="NAME|CHECKPOINT")] = "",
     *,
     num_classes: Annotated[int, arg(metavar="N")] = -1,
     image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
@@ -45,7 +182,7 @@ def info(
     Example: vitreous info ViT-B/16 --image-size 384
 
     Args:
-        name: A preset, named as its paper names it. Left out: a list of all presets.
+        name: A preset, named as its paper names it, or a checkpoint. Left out: a list of all presets.
         num_classes: Another number of classes than the preset's; 0 for none.
         image_size: Another image size than the preset's.
         json: Print JSON instead of a table.
@@ -59,8 +196,33 @@ def info(
 
 
 @app.command
+def data(
+    action: Positional[Literal["check"]],
+    spec: Annotated[Positional[str], arg(metavar="DIR|NAME")],
+    *,
+    data_root: Path | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """A data set's doctor: counts, balance, unreadable and duplicate pictures, leaks between parts, odd sizes.
+
+    Example: vitreous data check pictures/ --out sheet.png
+
+    Args:
+        action: What to do; check is all there is.
+        spec: Anything that `train --data` takes.
+        data_root: A local copy of a data set that would be downloaded.
+        out: Write a contact sheet, some pictures of every class, to this PNG.
+        json: Print JSON instead of a report.
+    """
+    from vitreous.data.check import run_check
+
+    run_check(spec, data_root, out, json)
+
+
+@app.command
 def demo() -> None:
-    """One image through one model, equation by equation, with the real shapes.
+    """Train a small model on handwritten digits, evaluate it and report: about a minute on a laptop.
 
     Example: vitreous demo
     """

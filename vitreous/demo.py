@@ -1,58 +1,76 @@
-"""One image through one model, equation by equation, with the real shapes of the real tensors."""
+"""`vitreous demo`: the whole way on the embedded digits, and one image through the model, equation by equation."""
+
+import shutil
+import sys
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from vitreous.model.presets import create
+from vitreous.data.open import open_data
 from vitreous.model.vit import ViT
+from vitreous.train.config import Augment, Optim, TrainConfig
+from vitreous.train.defaults import FEW_PICTURES
+from vitreous.train.run import train
+from vitreous.weights.load import load
+
+FOLDER = Path("runs/demo")
 
 
-@torch.no_grad()
-def run() -> None:
-    """Build, forward, and say what each tensor is."""
-    torch.manual_seed(0)
-    model = create("ViT-Ti/16", num_classes=10)
-    assert isinstance(model, ViT)
-    images = draw_disc(224)
-    console = Console()
-    console.print(walk(model.eval(), images))
+def config(out: Path = FOLDER) -> TrainConfig:
+    """A small ViT on 8 x 8 pictures, cut into patches of 2 x 2. Digits are not mirrored: a mirrored 2 is no digit.
 
-    maps = model.attention(images)
-    rows = max(float((weights.sum(-1) - 1).abs().max()) for weights in maps)
-    console.print(f"\nAttention: {len(maps)} layers of {tuple(maps[0].shape)}; rows sum to 1 within {rows:.0e}.")
-    wide = draw_disc(224, 320)
-    moved = float((model(wide) - model.resized((224, 320))(wide)).abs().max())
-    console.print(f"At 224 x 320: resampling positions at every call or once for all, logits differ by {moved:.0e}.")
-    console.print(
-        "\nNext: [bold]vitreous info[/bold] lists the models, [bold]vitreous info ViT-B/16[/bold] describes one."
+    Position by a convolution and the mean of the patches: with so few pictures they learn more than the paper's choice.
+    """
+    return TrainConfig(
+        data="digits",
+        model="ViT-Lite-6/4",
+        set=("patch_size=2", "width=128", "mlp_width=256", "channels=1", *FEW_PICTURES),
+        image_size=(8,),
+        out=out,
+        epochs=45,
+        batch_size=64,
+        workers=0,
+        evaluate_every=5,
+        optim=Optim(lr=1.5e-3, ema=0.995),
+        augment=Augment(crop="padded", flip=0.0, policy="none", mixup=0.2),
     )
 
 
+def run(out: Path = FOLDER) -> None:
+    """Train, evaluate, report, and show what happens inside."""
+    if (out / "config.json").exists():
+        shutil.rmtree(out)  # the demo's own folder, made anew each time
+    train(config(out), command=" ".join(["vitreous", *sys.argv[1:]]))
+    model = load(out / "best")
+    assert isinstance(model, ViT)
+    digit = torch.from_numpy(open_data("digits").val.picture(0))
+    images = (digit.reshape(1, 1, 8, 8).float() / 255 - 0.5) / 0.5
+    console = Console()
+    console.print()
+    console.print(walk(model, images))
+
+
+@torch.no_grad()
 def walk(model: ViT, images: Tensor) -> Table:
     """The steps of equations 1 to 4 as rows of a table."""
     patches, grid = model.patchify(images)
     tokens, layout = model.embed(patches, grid)
     features = model.encode(tokens, layout)
-    pooled = model.pool(features)
-    logits = model.classify(features)
+    maps = model.attention(images)
+    pooled, logits = model.pool(features), model.classify(features)
     steps = [
         ("x", images, "the image: batch, channels, height, width"),
-        ("x_p E", patches, f"a grid of {grid[0]} x {grid[1]} patches, each projected to width {patches.shape[-1]}"),
-        ("z_0", tokens, "(1) the class token before them, the position added to all"),
-        ("z_L", features.patches, f"(2, 3) the patches after {model.config.depth} blocks of attention and MLP, normed"),
-        ("y", pooled, "(4) the class token after the last block, normed: the image"),
+        ("x_p E", patches, f"{grid[0]} x {grid[1]} patches, each projected to width {patches.shape[-1]}"),
+        ("z_0", tokens, "(1) the tokens that go into the encoder"),
+        ("A", maps[0], f"(2) what each token takes from each, for every head; {len(maps)} layers of it"),
+        ("z_L", features.patches, f"(3) the patches after {model.config.depth} blocks, normed"),
+        ("y", pooled, "(4) their mean: the image"),
         ("logits", logits, "the head's score for each class"),
     ]
-    table = Table("", "shape", "what it is", box=None, title="An image through a ViT-Ti/16", title_justify="left")
+    table = Table("", "shape", "what it is", box=None, title="One digit through the model", title_justify="left")
     for symbol, tensor, meaning in steps:
         table.add_row(symbol, " x ".join(map(str, tensor.shape)), meaning)
     return table
-
-
-def draw_disc(height: int, width: int | None = None) -> Tensor:
-    """A bright disc on a slope of grey, already scaled to [-1, 1]."""
-    y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width or height), indexing="ij")
-    disc = (x**2 + y**2 < 0.25).float()
-    return torch.stack([disc, x / 2, y / 2]).mul(2).clamp(-1, 1)[None]

@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from vitreous.model.checks import as_size
 from vitreous.model.codec import to_dict
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.presets import PRESETS, configure
@@ -27,13 +30,23 @@ def print_presets(as_json: bool) -> None:
 
 
 def print_model(name: str, num_classes: int | None, image_size: Sequence[int] | None, as_json: bool) -> None:
-    config = configure(name, num_classes, image_size)
+    provenance: dict[str, Any] = {}
+    if name not in PRESETS and Path(name).exists():
+        from vitreous.weights.native import describe
+
+        described = describe(name)
+        config, provenance = described.config, described.provenance
+        if image_size is not None:
+            config = config.resized(as_size(image_size))
+    else:
+        config = configure(name, num_classes, image_size)
     figures = measure(config)
     if as_json:
-        print(json.dumps({"name": name, **figures, "config": to_dict(config)}, indent=2))
+        record = {"name": name, **figures, "config": to_dict(config), "provenance": provenance}
+        print(json.dumps(record, indent=2))
         return
     table = Table(box=None, show_header=False, title=name, title_justify="left")
-    for label, value in _lines(config, figures):
+    for label, value in [*_lines(config, figures), *((key, str(value)) for key, value in provenance.items())]:
         table.add_row(label, value)
     Console().print(table)
 

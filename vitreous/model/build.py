@@ -1,5 +1,7 @@
 """From a config to a model: the only place that sees a whole config and picks the part for each choice."""
 
+import dataclasses
+
 from torch import nn
 
 from vitreous.model import options, position
@@ -47,6 +49,19 @@ def build_vit(config: ViTConfig) -> ViT:
             else None
         ),
     )
+
+
+def replace_head(model: ViT | ResNet, num_classes: int, labels: tuple[str, ...] = ()) -> None:
+    """Give a model a fresh head for other classes; everything below stays as it is."""
+    model.config = dataclasses.replace(model.config, num_classes=num_classes, labels=labels)
+    with next(model.parameters()).device:
+        if isinstance(model, ResNet):
+            model.head = build_head(options.LinearHead(), model.stages.channels, num_classes, norm_eps=1e-5)
+            return
+        config = model.config
+        model.head = build_head(config.head, config.width, num_classes, config.norm_eps)
+        if model.distillation_head is not None:
+            model.distillation_head = build_head(config.head, config.width, num_classes, config.norm_eps)
 
 
 def build_block(config: ViTConfig, layer: int) -> Block:

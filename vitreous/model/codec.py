@@ -6,6 +6,7 @@ A field that is left out takes its default, where it has one; what we write leav
 
 import dataclasses
 import types
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitreous.model.checks import suggestion
@@ -63,6 +64,8 @@ def decode(hint: Any, value: object, path: str) -> Any:
         return value  # the dataclass checks the choice, and says what is allowed
     if hint is float and type(value) is int:
         return float(value)
+    if hint is Path and type(value) is str:
+        return Path(value)
     if type(value) is not hint:
         raise ValueError(f"{path} is {value!r}, but must be of type {hint.__name__}")
     return value
@@ -73,7 +76,7 @@ def _encode(value: Any) -> Any:
         return to_dict(value)
     if isinstance(value, tuple):
         return [_encode(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def _decode_tuple(arguments: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
@@ -96,6 +99,8 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
     choices = [hint for hint in arguments if hint is not type(None)]
     if len(choices) == 1:
         return decode(choices[0], value, path)
+    if not all(dataclasses.is_dataclass(choice) for choice in choices):
+        return _decode_any(choices, value, path)
     if isinstance(value, tuple(choices)):
         return value
     kinds = {choice.__name__: choice for choice in choices}
@@ -105,3 +110,14 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
             f"{path}.kind is {kind!r}, but must be one of {', '.join(kinds)}{suggestion(str(kind), kinds)}"
         )
     return from_dict(kinds[kind], value, path)
+
+
+def _decode_any(choices: list[Any], value: object, path: str) -> Any:
+    """The first of several plain types that fits."""
+    for choice in choices:
+        if get_origin(choice) is Literal:
+            if value in get_args(choice):
+                return value
+        elif type(value) is choice:
+            return value
+    raise ValueError(f"{path} is {value!r}, but must be {' or '.join(map(str, choices))}")

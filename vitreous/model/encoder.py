@@ -8,6 +8,7 @@ from typing import cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitreous.model.block import Block
 from vitreous.model.position import NoPosition
@@ -20,6 +21,7 @@ class Encoder(nn.Module):
     def __init__(self, blocks: Sequence[Block]):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
+        self.recompute = False  # in training, compute each block again in the backward pass instead of keeping it
 
     def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout, position: NoPosition) -> Float[Tensor, "b t d"]:
         """z_L from z_0."""
@@ -33,7 +35,11 @@ class Encoder(nn.Module):
         """z_l and z_{l+1} for every layer l, one at a time, so that nobody holds more than they need."""
         terms = position.attend(layout, tokens.device)
         for layer, block in enumerate(self.blocks):
-            before, tokens = tokens, position.between(layer, block(tokens, terms), layout)
+            if self.recompute and self.training:
+                after = checkpoint(block, tokens, terms, use_reentrant=False)
+            else:
+                after = block(tokens, terms)
+            before, tokens = tokens, position.between(layer, after, layout)
             yield before, tokens
 
     def attention_weights(

@@ -1,6 +1,12 @@
-"""What a model accepts as images, checked before anything is computed."""
+"""What a model accepts as images: checked before anything is computed, and scaled as the checkpoint says.
 
+b: batch; c: channels; h, w: image height and width.
+"""
+
+from jaxtyping import Float
 from torch import Tensor
+
+from vitreous.model.options import Preprocessing
 
 
 def check_images(images: Tensor, channels: int) -> None:
@@ -14,3 +20,14 @@ def check_images(images: Tensor, channels: int) -> None:
         raise ValueError(
             f"images are {images.dtype}, but must be floating point, scaled and normalised (see config.preprocessing)"
         )
+
+
+def normalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) -> Float[Tensor, "b c h w"]:
+    """Pixels in [0, 1] as the model wants them.
+
+    >>> import torch
+    >>> normalise(torch.ones(1, 3, 1, 1), Preprocessing(mean=(0.5,), std=(0.25,))).flatten()
+    tensor([2., 2., 2.])
+    """
+    mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    return (images - mean) / std

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from vitreous.model.checks import Size, as_size
 from vitreous.model.config import ResNetConfig
+from vitreous.model.heads import build_head
 from vitreous.model.init import lecun_normal_
 from vitreous.model.inputs import check_images
+from vitreous.model.options import LinearHead
 
 
 def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
@@ -143,9 +145,7 @@ class ResNet(nn.Module):
         self.root = StandardConv(config.channels, config.width, 7, 2, centred_padding)
         self.stages = Stages(PreActivationUnit, config.stages, config.width)
         self.norm = group_norm(self.stages.channels, 1e-5)
-        self.head: nn.Module = (
-            nn.Linear(self.stages.channels, config.num_classes) if config.num_classes else nn.Identity()
-        )
+        self.head = build_head(LinearHead(), self.stages.channels, config.num_classes, norm_eps=1e-5)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         return self.head(self.feature_map(images).mean(dim=(2, 3)))

@@ -1,0 +1,151 @@
+"""What a loader's worker does to its pictures, by us and by Pillow with torchvision.transforms, on one core.
+
+JPEG files of the usual size become a batch of random resized crops: uint8, ready for the device. Both sides read the
+same bytes from memory and interpolate alike. Theirs is `Image.open(...).convert("RGB")`, `RandomResizedCrop`,
+`RandomHorizontalFlip`, `PILToTensor` and `torch.stack`, as timm builds it. Ours decodes with simplejpeg, only down to
+where the crop ends, resizes with torch on uint8, and puts the result into a batch with channels last in memory; the
+flip is left to the device, as in training. The systems take turns, so that noise of the machine falls on both.
+
+The part that neither side can do without is JPEG's entropy decoding, more than half of our time. Bilinear resizing
+costs Pillow less than bicubic, and us hardly, so that the ratio is smaller there.
+
+    python -m benchmarks.loading
+"""
+
+import io
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+import tyro
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.peers import import_timm
+from vitreous.data.decode import random_resized_crop
+from vitreous.data.draws import Draws
+
+PEER = "Pillow + torchvision"
+Interpolation = Literal["bicubic", "bilinear"]
+Load = Callable[[list[bytes], int], Tensor]  # a batch of files, in the given round, to uint8 [b, 3, h, w]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    height: int = 375
+    width: int = 500
+    quality: int = 90
+    size: int = 224
+    pictures: int = 64
+    rounds: int = 25
+    out: Path = Path("runs/bench/loading.json")
+
+
+@dataclass(frozen=True)
+class Result:
+    interpolation: str
+    system: str
+    milliseconds: float  # the median of a round, per picture
+    images_per_second: float
+    speed: float  # relative to the peer; above 1 is faster
+
+
+def draw_pictures(options: Options) -> list[bytes]:
+    """JPEG files of about the statistics of photographs: detail falls with frequency, colours vary less than light."""
+    generator = np.random.default_rng(0)
+    frequency = np.hypot(np.fft.fftfreq(options.height)[:, None], np.fft.rfftfreq(options.width))
+    frequency[0, 0] = 1
+    files = []
+    for _ in range(options.pictures):
+        phases = generator.normal(size=(2, 3, *frequency.shape))
+        planes = np.fft.irfft2((phases[0] + 1j * phases[1]) / frequency**1.5, s=(options.height, options.width))
+        light, red, blue = planes / planes.std(axis=(1, 2), keepdims=True)
+        gradient = np.linspace(-40, 40, options.width) * generator.normal()
+        rgb = 128 + (45 * light + gradient)[..., None] + np.stack([15 * red, 8 * blue, -10 * red], axis=-1)
+        file = io.BytesIO()
+        Image.fromarray(rgb.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=options.quality)
+        files.append(file.getvalue())
+    return files
+
+
+def ours(size: int, interpolation: Interpolation) -> Load:
+    def load(files: list[bytes], turn: int) -> Tensor:
+        numbers = Draws(seed=0, epoch=turn, indices=torch.arange(len(files))).uniform("crop", 4).tolist()
+        batch = torch.empty(len(files), size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+        for i, file in enumerate(files):
+            batch[i] = random_resized_crop(file, (size, size), numbers[i], (0.08, 1.0), interpolation=interpolation)
+        return batch
+
+    return load
+
+
+def pillow(size: int, interpolation: Interpolation) -> Load:
+    import_timm()  # makes torchvision importable whatever torch it was built for
+    from torchvision import transforms
+
+    transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(size, interpolation=transforms.InterpolationMode(interpolation)),
+            transforms.RandomHorizontalFlip(),
+            transforms.PILToTensor(),
+        ]
+    )
+
+    def load(files: list[bytes], turn: int) -> Tensor:
+        torch.manual_seed(turn)
+        return torch.stack([transform(Image.open(io.BytesIO(file)).convert("RGB")) for file in files])
+
+    return load
+
+
+def measure(systems: dict[str, Load], files: list[bytes], rounds: int) -> dict[str, float]:
+    """The median processor time per picture, the systems taking turns. Waiting for the core does not count."""
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for turn in range(rounds + 2):
+        for name, load in systems.items():
+            start = time.process_time()
+            load(files, turn)
+            if turn >= 2:  # the first rounds warm up
+                times[name].append((time.process_time() - start) / len(files))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main(options: Options) -> None:
+    torch.set_num_threads(1)
+    files = draw_pictures(options)
+    results = []
+    for mode in get_args(Interpolation):
+        systems = {"vitreous": ours(options.size, mode), PEER: pillow(options.size, mode)}
+        seconds = measure(systems, files, options.rounds)
+        base = seconds[PEER]
+        results += [Result(mode, name, 1e3 * value, 1 / value, base / value) for name, value in seconds.items()]
+
+    kilobytes = statistics.mean(map(len, files)) / 1e3
+    setting = f"{options.width} x {options.height} JPEG of {kilobytes:.0f} kB to {options.size} pixels, 1 thread"
+    table = Table("interpolation", "system", "ms", "images/s", "speed", title=setting, box=None)
+    for result in results:
+        table.add_row(
+            result.interpolation,
+            result.system,
+            f"{result.milliseconds:.3f}",
+            f"{result.images_per_second:.0f}",
+            f"{result.speed:.2f}",
+        )
+    Console().print(table)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    record = {"setting": setting, "torch": torch.__version__, "results": [asdict(result) for result in results]}
+    options.out.write_text(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

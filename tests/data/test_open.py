@@ -1,0 +1,64 @@
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitreous.data.open import open_data
+
+
+def test_the_kinds_are_told_apart(tmp_path: Path) -> None:
+    """Each kind has its own tests; here it matters only that each is recognised, also below a root."""
+    for name in "ab":
+        for i in range(5):
+            path = tmp_path / "folder" / name / f"{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    lines = ["path,label", *(f"{name}/{i}.jpg,{name}" for name in "ab" for i in range(5))]
+    (tmp_path / "folder/t.csv").write_text("\n".join(lines))
+    np.savez(tmp_path / "arrays.npz", x=np.zeros((10, 2, 2), np.uint8), y=np.array(list("ab" * 5)))
+    for spec in ("folder", "folder/t.csv", "arrays.npz"):
+        root = tmp_path / "folder" if spec.endswith("csv") else None
+        data = open_data(str(tmp_path / spec), root=root)
+        assert (data.classes, len(data.train), len(data.val)) == (("a", "b"), 8, 2)
+    for spec in ("folder", "arrays.npz"):
+        assert open_data(spec, root=tmp_path).classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("cifar11", r"there is no data at 'cifar11' \(did you mean 'cifar10'\?\)"),
+        ("Digits", r"there is no data at 'Digits' \(did you mean 'digits'\?\)"),
+        ("{}/flowrs", r"there is no data at '.*flowrs' \(did you mean 'flowers102'\?\)"),
+        ("{}/zzz", "there is no data at '.*/zzz': it is neither a file nor a folder"),
+        ("{}/none/zzz", "there is no data at"),
+        ("{}/one.jpg", "is a single picture"),
+        ("{}/notes.txt", r"is of no kind that is known: a data set is a folder, \.csv"),
+    ],
+)
+def test_nothing_there(tmp_path: Path, spec: str, message: str) -> None:
+    (tmp_path / "flowers102").mkdir()
+    (tmp_path / "one.jpg").touch()
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ValueError, match=message) as caught:
+        open_data(spec.format(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
+def test_a_fraction_out_of_range(fraction: float) -> None:
+    with pytest.raises(ValueError, match="val_fraction is"):
+        open_data("digits", val_fraction=fraction)
+
+
+@pytest.mark.parametrize("spec", ["digits", "shapes", "folder"])
+def test_a_source_travels_to_a_worker(tmp_path: Path, spec: str) -> None:
+    for path in ("a/1.jpg", "a/2.jpg", "b/1.jpg", "b/2.jpg"):
+        (tmp_path / "folder" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / path).write_text(path)
+    source = open_data(spec, root=tmp_path if spec == "folder" else None).train
+    copy = pickle.loads(pickle.dumps(source))
+    assert np.array_equal(copy.labels, source.labels)
+    assert np.array_equal(np.asarray(copy.picture(1)), np.asarray(source.picture(1)))
+    assert copy.name(1) == source.name(1)

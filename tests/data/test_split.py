@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitreous.data.source import ArraySource, Subset
+from vitreous.data.split import WHOLE, Found, arrange, label_problems, stratified
+
+
+def source(*labels: int, classes: tuple[str, ...] = ("cat", "dog", "owl"), name: str = "x") -> ArraySource:
+    images = np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
+    return ArraySource(images, np.array(labels, np.int64), classes, name)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=6), st.floats(0.01, 0.99), st.integers(0, 2**31), st.randoms())
+def test_every_class_gives_its_share(counts: list[int], fraction: float, seed: int, order) -> None:  # type: ignore[no-untyped-def]
+    labels = [label for label, count in enumerate(counts) for _ in range(count)]
+    order.shuffle(labels)
+    array = np.array(labels)
+    keep, hold = stratified(array, [str(i) for i in range(len(counts))], fraction, seed, "x")
+    assert sorted([*keep, *hold]) == list(range(len(labels)))
+    for label, count in enumerate(counts):
+        held = int((array[hold] == label).sum())
+        assert 1 <= held <= count - 1
+        assert abs(held - count * fraction) <= 0.5 or held in (1, count - 1)
+
+
+def test_the_split_is_a_function_of_the_seed() -> None:
+    labels = np.arange(1000) % 5
+    holds = [stratified(labels, "abcde", 0.2, seed, "x")[1].tolist() for seed in (0, 0, 1)]
+    assert holds[0] == holds[1]
+    overlap = len(set(holds[0]) & set(holds[2]))
+    assert 10 < overlap < 90  # 40 of 200 would be chance
+
+
+def test_a_class_that_cannot_be_split_is_named() -> None:
+    with pytest.raises(ValueError, match=r"pets: 'dog' has one picture only"):
+        stratified(np.array([0, 0, 1, 2, 2]), ("cat", "dog", "owl"), 0.2, 0, "pets")
+    with pytest.raises(ValueError, match=r"'cat', 'owl' have one picture only"):
+        stratified(np.array([0, 1, 1, 2]), ("cat", "dog", "owl"), 0.2, 0, "pets")
+    with pytest.raises(ValueError, match="val_fraction is 1"):
+        stratified(np.array([0, 0]), ("cat",), 1, 0, "pets")
+
+
+def test_parts_as_given() -> None:
+    train, val, test = source(0, 1), source(1, 0), source(1)
+    data = arrange(Found("x", {"train": train, "val": val, "test": test}), 0.2, 0)
+    assert (data.train, data.val, data.test) == (train, val, test)
+    assert data.note == "train 2, val 2, test 1"
+
+
+def test_a_test_part_stands_in_for_val_and_the_note_says_so() -> None:
+    train, test = source(0, 1), source(1, 0)
+    data = arrange(Found("x", {"train": train, "test": test}), 0.2, 0)
+    assert data.val is test
+    assert data.test is None
+    assert "test part is used as val" in data.note
+
+
+def test_what_has_no_name_beside_a_test_part_is_to_train_on() -> None:
+    whole, test = source(0, 1), source(1, 0)
+    data = arrange(Found("x", {"test": test, WHOLE: whole}), 0.2, 0)
+    assert (data.train, data.val) == (whole, test)
+
+
+@pytest.mark.parametrize("part", [WHOLE, "train"])
+def test_one_part_is_divided(part: str) -> None:
+    whole = source(*[0, 1] * 10)
+    inner = Subset(whole, np.arange(10, 20))  # a part of a part comes from the whole directly
+    data = arrange(Found("x", {part: inner}), 0.2, 3)
+    assert "20% of every class, chosen by seed 3" in data.note
+    assert isinstance(data.val, Subset)
+    assert data.val.source is whole
+    names = [s.name(i) for s in (data.train, data.val) for i in range(len(s))]
+    assert sorted(names) == [f"x[{i}]" for i in range(10, 20)]
+    pictures = [int(s.picture(i).item()) for s in (data.train, data.val) for i in range(len(s))]  # type: ignore[union-attr]
+    assert [f"x[{i}]" for i in pictures] == names
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({WHOLE: source(1, 1)}, "has 'dog' as its only class"),
+        ({"val": source(0, 1)}, "has val, but no train"),
+        (
+            {"train": source(0, 1), "val": source(0, 2)},
+            "val has 'owl', which train lacks; train has 'dog', which val lacks",
+        ),
+        ({"train": source(0, 1), "val": source(0)}, "train has 'dog', which val lacks"),
+        ({"train": source(0, 1), "val": source(0, 1), "test": source(2)}, "test has 'owl', which train lacks"),
+    ],
+)
+def test_what_is_wrong_with_labels(parts: dict, message: str) -> None:  # type: ignore[type-arg]
+    found = Found("x", parts, same_classes=True)
+    assert any(message in problem for problem in label_problems(found))
+    with pytest.raises(ValueError, match=f"^x: .*{message}"):
+        arrange(found, 0.2, 0)
+
+
+def test_a_rare_class_may_be_lacking_in_val_where_a_table_says_so() -> None:
+    assert not label_problems(Found("x", {"train": source(0, 1), "val": source(0)}))

@@ -1,0 +1,78 @@
+"""Small runs for the tests, in processes of their own, which start quickly because a server has torch loaded."""
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from vitreous.train.config import Augment, Optim, TrainConfig
+
+SERVER: ForkServerContext = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["vitreous.train.run", "train_runs"])
+
+
+def tiny(out: Path, **changes: Any) -> TrainConfig:
+    """Everything that could get lost is in it: average, dropout, mixing, augmentation, several epochs."""
+    config = TrainConfig(
+        data="digits",
+        model="ViT-Lite-6/4",
+        set=("patch_size=4", "width=32", "mlp_width=32", "depth=2", "num_heads=2", "channels=1"),
+        image_size=(8,),
+        out=out,
+        steps=30,
+        batch_size=128,
+        device="cpu",
+        workers=0,
+        dropout=0.1,
+        stochastic_depth=0.1,
+        evaluate_every=1,
+        optim=Optim(lr=3e-3, ema=0.9),
+        augment=Augment(crop="padded", flip=0.5, policy="trivial", mixup=0.2, cutmix=1.0, repeats=2),
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def start(
+    config: TrainConfig, die_after: int | None = None, stop_after: int | None = None, world: Any = None
+) -> BaseProcess:
+    process = SERVER.Process(target=_train, args=(config, die_after, stop_after, world))
+    process.start()
+    return process
+
+
+def finish(config: TrainConfig, **how: Any) -> int | None:
+    """The exit code of a run; the negative of a signal's number where that ended it."""
+    process = start(config, **how)
+    process.join(300)
+    assert not process.is_alive(), "the run hangs"
+    return process.exitcode
+
+
+def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, world: Any) -> None:
+    import torch
+
+    from vitreous.train import loop
+    from vitreous.train.monitor import Interrupted
+    from vitreous.train.run import train
+
+    torch.set_num_threads(1)
+    os.environ |= world or {}
+    add = loop.Monitor.add
+
+    def counted(self: Any, result: Any, batch: Any) -> None:
+        add(self, result, batch)
+        self.seen = getattr(self, "seen", 0) + 1
+        if self.seen == die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.seen == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.Monitor.add = counted  # type: ignore[method-assign]
+    try:
+        train(config)
+    except Interrupted as stop:
+        raise SystemExit(128 + stop.signal_number) from stop

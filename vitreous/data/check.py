@@ -1,0 +1,99 @@
+"""A data set's doctor: every picture is read and decoded once, and what is wrong or odd is named.
+
+Unlike opening a data set to train on it, a check does not stop at the first problem.
+"""
+
+import json
+import os
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from vitreous.data.findings import Entry, Report
+from vitreous.data.look import Look, look_at
+from vitreous.data.modes import quiet
+from vitreous.data.open import find_data
+from vitreous.data.sheet import write_sheet
+from vitreous.data.source import Source
+from vitreous.data.split import Found, arrange, label_problems, occurring
+
+
+def check(spec: str, root: Path | None = None) -> Report:
+    """Look at every picture of a data set. Raises only if there is nothing to look at."""
+    return examine(*_divide(find_data(spec, root)))
+
+
+def run_check(spec: str, root: Path | None, out: Path | None, as_json: bool) -> int:
+    """`vitreous data check`: print the report, write a contact sheet to `out`, return the number of problems."""
+    found, parts, note = _divide(find_data(spec, root))
+    report = examine(found, parts, note)
+    sheet = write_sheet(parts, out) if out is not None else None
+    if as_json:
+        print(json.dumps(report.to_dict() | {"contact_sheet": str(sheet) if sheet else None}, indent=2))
+        return report.problems
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(report)
+    if sheet is not None:
+        console.print(f"contact sheet: {sheet}")
+    return report.problems
+
+
+def _divide(found: Found) -> tuple[Found, dict[str, Source], str]:
+    """The parts as they would be trained on, or as they lie there if that cannot be; and how they came about."""
+    try:
+        data = arrange(found, val_fraction=0.2, seed=0)
+    except ValueError as error:
+        if not found.problems and not label_problems(found):  # then dividing it failed
+            found.problems.append(str(error).removeprefix(f"{found.name}: "))
+        return found, found.parts, "; ".join(found.notes)
+    parts = {"train": data.train, "val": data.val} | ({"test": data.test} if data.test is not None else {})
+    return found, parts, data.note
+
+
+def examine(found: Found, parts: dict[str, Source], note: str) -> Report:
+    """The report on some parts. Decoding releases Python's lock, so threads are enough to use every core."""
+    places = [(part, index) for part, source in parts.items() for index in range(len(source))]
+
+    def look(place: tuple[str, int]) -> Look:
+        part, index = place
+        try:
+            return look_at(parts[part].picture(index))
+        except OSError as error:
+            return Look(f"{place}".encode(), None, (), error.strerror or str(error))
+
+    console = Console(stderr=True)
+    with quiet(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        some = (places[start : start + 4096] for start in range(0, len(places), 4096))  # a pool takes all it is given
+        stream = (seen for chunk in some for seen in pool.map(look, chunk))
+        looks = list(track(stream, "looking", len(places), console=console, disable=not console.is_terminal))
+    entries = [_entry(parts[part], part, index) for part, index in places]
+    odd: dict[str, list[Entry]] = defaultdict(list)
+    twins: dict[bytes, list[Entry]] = defaultdict(list)
+    for entry, seen in zip(entries, looks, strict=True):
+        twins[seen.digest].append(entry)
+        for kind in seen.odd:
+            odd[kind].append(entry)
+    groups = [group for group in twins.values() if len(group) > 1]
+    leaks = [group for group in groups if len({entry.part for entry in group}) > 1]
+    conflicts = [group for group in groups if len({entry.label for entry in group}) > 1]
+    told = {id(group) for group in (*leaks, *conflicts)}
+    sizes = sorted((seen.size for seen in looks if seen.size is not None), key=lambda size: size[0] * size[1])
+    return Report(
+        name=found.name,
+        note=note,
+        counts={part: occurring(source) for part, source in parts.items()},
+        label_problems=found.problems + label_problems(found),
+        unreadable=[(entry, seen.error) for entry, seen in zip(entries, looks, strict=True) if seen.error is not None],
+        leaks=leaks,
+        conflicts=conflicts,
+        duplicates=[group for group in groups if id(group) not in told],
+        odd=dict(odd),
+        sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1]) if sizes else None,
+    )
+
+
+def _entry(source: Source, part: str, index: int) -> Entry:
+    return Entry(part, source.classes[source.labels[index]], source.name(index))

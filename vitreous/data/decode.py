@@ -1,0 +1,213 @@
+"""From a picture as it is stored to pixels of the size that is needed: upright, 8 bits, grey or RGB.
+
+Everything here runs in the workers, on one picture. Only what is needed is decoded: JPEG files at the smallest
+sufficient scale (jpeg.py), then one antialiased resize on uint8.
+
+c: channels, h, w: height and width in pixels.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import UInt8
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from vitreous.data import modes
+from vitreous.data.crop import covering, crop_box
+from vitreous.data.jpeg import FACTORS, JpegHeader, decode_rows, read_header
+from vitreous.data.source import Picture
+from vitreous.model.checks import Size
+from vitreous.model.options import Preprocessing
+
+# Larger pictures are refused by their header: a small file can ask for all of a machine's memory. Pillow's limit.
+MAX_PIXELS = 178_956_970
+
+Interpolation = Literal["bilinear", "bicubic"]
+
+
+class UnreadableImage(ValueError):
+    """A picture that cannot be read, and why. The caller knows its name."""
+
+
+# ---- Headers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A picture whose header has been read: an array, a JPEG, or an image that Pillow has opened."""
+
+    size: Size  # upright
+    orientation: int = 1
+    jpeg: JpegHeader | None = None
+    image: Image.Image | None = None
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Decoders meet broken files with exceptions of all kinds; ours says why, in one line."""
+    try:
+        yield
+    except (UnreadableImage, MemoryError):
+        raise
+    except UnidentifiedImageError:
+        raise UnreadableImage("not a picture in a format that can be read") from None
+    except Image.DecompressionBombError:
+        raise UnreadableImage(f"more than {MAX_PIXELS:,} pixels: too large to be decoded safely") from None
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnreadableImage(f"cannot be decoded: {reason}") from error
+
+
+def _read(picture: Picture) -> _Stored:
+    if isinstance(picture, np.ndarray):
+        return _Stored(_array_size(picture))
+    if not picture:
+        raise UnreadableImage("the file is empty")
+    with _explained():
+        jpeg = read_header(picture)
+        if jpeg:
+            stored, orientation, image = (jpeg.height, jpeg.width), jpeg.orientation, None
+        else:
+            image = modes.open_image(picture)
+            stored, orientation = (image.height, image.width), modes.orientation_of(image, picture)
+        if math.prod(stored) > MAX_PIXELS:
+            raise UnreadableImage(
+                f"{stored[0]} x {stored[1]} pixels are more than {MAX_PIXELS:,}: too large to be decoded safely"
+            )
+    return _Stored(stored[::-1] if orientation >= 5 else stored, orientation, jpeg, image)
+
+
+def _array_size(array: np.ndarray) -> Size:
+    right = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    if array.dtype != np.uint8 or not right or array.size == 0:
+        shape = " x ".join(map(str, array.shape))
+        raise UnreadableImage(f"an array of {shape} {array.dtype}, not of height x width [x 1, 3 or 4] uint8")
+    return (array.shape[0], array.shape[1])
+
+
+def size_of(picture: Picture) -> Size:
+    """Height and width of the upright picture, from its header alone.
+
+    >>> size_of(np.zeros((375, 500, 3), dtype=np.uint8))
+    (375, 500)
+    """
+    return _read(picture).size
+
+
+# ---- Pixels ----------------------------------------------------------------------------------------------------------
+
+
+def _factor(size: Size, at_least: Size) -> int:
+    """The largest reduction of `size` that leaves `at_least`."""
+    fits = (f for f in FACTORS if all(side // f >= low for side, low in zip(size, at_least, strict=True)))
+    return next(fits, 1)
+
+
+def _pixels(
+    picture: Picture, stored: _Stored, channels: int, factor: int = 1, bottom: int | None = None
+) -> tuple[UInt8[Tensor, "c h w"], int]:
+    """Decode at 1 / factor of the size if the format can, at least down to row `bottom`; and the factor it was."""
+    if channels not in (1, 3):
+        raise ValueError(f"channels is {channels}, but pictures are decoded to 1 (grey) or 3 (RGB)")
+    with _explained():
+        pixels = None
+        if stored.jpeg:
+            rows = bottom if bottom and stored.orientation == 1 else stored.jpeg.height
+            pixels = decode_rows(picture, stored.jpeg, channels == 1, factor, rows)  # type: ignore[arg-type]
+        if isinstance(picture, np.ndarray):
+            pixels, factor = picture[:, :, None] if picture.ndim == 2 else picture, 1
+            pixels = modes.over_white(pixels) if pixels.shape[2] == 4 else pixels.copy()
+        elif pixels is None:
+            image = stored.image or modes.open_image(picture)
+            factor = modes.reduce(image, channels == 1, factor)
+            pixels = modes.pixels_of(image)
+        if channels == 1 and pixels.shape[2] == 3:
+            pixels = modes.grey_of(pixels)
+        elif channels == 3 and pixels.shape[2] == 1:
+            pixels = pixels.repeat(3, axis=2)
+        return torch.from_numpy(modes.upright(pixels, stored.orientation)).permute(2, 0, 1), factor
+
+
+def decode(picture: Picture, channels: int = 3, at_least: Size | None = None) -> UInt8[Tensor, "c h w"]:
+    """The upright picture as grey (1 channel) or RGB (3), with channels last in memory.
+
+    A JPEG may come at 1/2, 1/4 or 1/8 of its size as long as neither side falls below `at_least`. Alpha is laid on
+    white, an animation shows its first frame. A file that cannot be read raises UnreadableImage.
+    """
+    stored = _read(picture)
+    return _pixels(picture, stored, channels, _factor(stored.size, at_least) if at_least else 1)[0]
+
+
+def resize(
+    image: UInt8[Tensor, "c h w"], size: Size, interpolation: Interpolation
+) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
+    """Antialiased, as Pillow does it, and several times as fast. The result has its channels last in memory."""
+    batch = image[None].contiguous(memory_format=torch.channels_last)
+    return F.interpolate(batch, size, mode=interpolation, antialias=True)[0]
+
+
+# ---- Evaluation ------------------------------------------------------------------------------------------------------
+
+
+def fit(
+    picture: Picture, size: Size, preprocessing: Preprocessing, channels: int = 3
+) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
+    """A picture as a model is shown it in evaluation: all of it, squashed, or its centre at its own aspect."""
+    stored = _read(picture)
+    resized = size if preprocessing.fit == "squash" else covering(stored.size, size, preprocessing.crop_fraction)
+    # Twice the size that is needed: the resize, not the JPEG's reduced scale, then decides what the pixels are.
+    twice = (2 * resized[0], 2 * resized[1])
+    image, _ = _pixels(picture, stored, channels, _factor(stored.size, twice))
+    for axis in (0, 1):
+        image, side = _trim(image, axis + 1, resized[axis], size[axis])
+        resized = (side, resized[1]) if axis == 0 else (resized[0], side)
+    image = resize(image, resized, preprocessing.interpolation)
+    top, left = (round((have - want) / 2) for have, want in zip(resized, size, strict=True))
+    return image[:, top : top + size[0], left : left + size[1]].contiguous()
+
+
+def _trim(image: UInt8[Tensor, "c h w"], dim: int, resized: int, wanted: int) -> tuple[Tensor, int]:
+    """Cut off some of what the centre crop will, equally at both ends, where a side is far too long.
+
+    1 x 10000 pixels would become 256 x 2,560,000. What is left is four times the crop and a margin, so that neither
+    the new ends nor the rounding of the new length show in it.
+    """
+    if resized <= 16 * wanted:
+        return image, resized
+    length = image.shape[dim]
+    keep = math.ceil(4 * wanted * length / resized) + 8
+    if keep >= length:
+        return image, resized
+    cut = (length - keep) // 2
+    kept = length - 2 * cut
+    return image.narrow(dim, cut, kept), round(resized * kept / length)
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+
+def random_resized_crop(
+    picture: Picture,
+    size: Size,
+    numbers: Sequence[float],
+    scale: tuple[float, float],
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    interpolation: Interpolation = "bicubic",
+    channels: int = 3,
+) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
+    """A part of the picture, chosen by four uniform `numbers` (see `crop_box`), resized to `size`.
+
+    Its channels are last in memory, as decoders and `resize` like them; a batch of that layout saves a transposition.
+    """
+    stored = _read(picture)
+    top, left, height, width = crop_box(stored.size, numbers, scale, ratio)
+    image, factor = _pixels(picture, stored, channels, _factor((height, width), size), bottom=top + height)
+    part = image[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
+    return resize(part, size, interpolation)

@@ -1,0 +1,72 @@
+"""What a data set is: labelled pictures that can be read in any order, in a training, a validation and a test part."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+# An encoded file (JPEG, PNG, ...), or pixels [height, width, channels] of uint8.
+Picture = bytes | np.ndarray
+
+
+class Source(ABC):
+    """Pictures, their labels and their names. Reading is by index and touches nothing else."""
+
+    classes: tuple[str, ...]
+    labels: np.ndarray  # int64 [n], indices into classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def picture(self, index: int) -> Picture:
+        """The picture as it is stored. Decoding it is the reader's work, so that workers can do it in parallel."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What reports and errors call it: a path below the data's root, a member of a shard, `digits[17]`."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The parts of a data set. All of them know the same classes, in the same order."""
+
+    name: str
+    train: Source
+    val: Source
+    test: Source | None
+    note: str  # how the parts came about, to be said to the user
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.train.classes
+
+
+class ArraySource(Source):
+    """Pictures of one size, in memory."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], name: str):
+        self.images = images  # uint8 [n, h, w, c]
+        self.labels = labels.astype(np.int64)
+        self.classes = classes
+        self._name = name
+
+    def picture(self, index: int) -> Picture:
+        return self.images[index]
+
+    def name(self, index: int) -> str:
+        return f"{self._name}[{index}]"
+
+
+class Subset(Source):
+    """Some pictures of another source, in a given order."""
+
+    def __init__(self, source: Source, indices: np.ndarray):
+        self.source, self.indices = source, indices
+        self.labels, self.classes = source.labels[indices], source.classes
+
+    def picture(self, index: int) -> Picture:
+        return self.source.picture(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.indices[index]))

@@ -1,0 +1,109 @@
+"""`vitreous eval`: a checkpoint on a data set, with the same reading and the same figures as in training."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from vitreous.data.loader import EvalLoader, Place, Reader
+from vitreous.data.open import open_data
+from vitreous.data.source import DataSet, Source
+from vitreous.evaluate.run import Answers, answer
+from vitreous.infer.place import choose_device, choose_dtype
+from vitreous.weights.files import atomic_file
+from vitreous.weights.load import load
+
+SHOWN = 12
+
+
+def evaluate_checkpoint(
+    checkpoint: Path,
+    data: str,
+    *,
+    part: str | None = None,
+    root: Path | None = None,
+    val_fraction: float = 0.2,
+    seed: int = 0,
+    batch_size: int = 64,
+    device: str = "auto",
+    precision: str = "fp32",
+    workers: int = 2,
+    flip: bool = False,
+) -> tuple[dict[str, Any], Answers]:
+    """The figures of `metrics.json`, and all answers."""
+    found = open_data(data, root=root, val_fraction=val_fraction, seed=seed)
+    name, source = pick_part(found, part)
+    model = load(checkpoint)
+    if model.config.num_classes != len(found.classes) or model.config.labels not in ((), found.classes):
+        ours, theirs = model.config.labels or f"{model.config.num_classes} unnamed", found.classes
+        raise ValueError(f"the checkpoint knows the classes {_few(ours)}, but {found.name} has {_few(theirs)}")
+    where = choose_device(device, torch.device("cpu"))
+    model = model.to(where)
+    config = model.config
+    reader = Reader(source, config.image_size, config.channels, config.preprocessing)
+    started = time.perf_counter()
+    answers = Answers.join(
+        [
+            answer(
+                model,
+                EvalLoader(reader, Place(batch_size), workers),
+                where,
+                config.preprocessing,
+                found.classes,
+                choose_dtype(precision, where),
+                flip,
+            )
+        ]
+    )
+    seconds = time.perf_counter() - started
+    figures = {**answers.evaluation.metrics(), "part": name, "seconds": seconds}
+    return {**figures, "images_per_second": len(source) / seconds}, answers
+
+
+def pick_part(data: DataSet, part: str | None) -> tuple[str, Source]:
+    """The part asked for; otherwise the test part where there is one, as it was never used to choose anything."""
+    parts = {"train": data.train, "val": data.val} | ({"test": data.test} if data.test is not None else {})
+    chosen = part or ("test" if data.test is not None else "val")
+    if chosen not in parts:
+        raise ValueError(f"part is {chosen!r}, but {data.name} has {', '.join(parts)}")
+    return chosen, parts[chosen]
+
+
+def print_evaluation(figures: dict[str, Any], answers: Answers, as_json: bool, out: Path | None) -> None:
+    """For people or for programs; `out` gets the JSON as well."""
+    rows = [vars(row) for row in answers.evaluation.per_class()]
+    record = {**figures, "per_class": rows, "confusion": answers.evaluation.confusion().tolist()}
+    if out is not None:
+        with atomic_file(out) as aside:
+            aside.write_text(json.dumps(record, indent=2))
+    if as_json:
+        print(json.dumps(record))
+        return
+    console = Console()
+    table = Table("", "", box=None, show_header=False)
+    for name in ("part", "count", "top1", "top5", "loss", "ece", "unreadable", "images_per_second"):
+        value = figures[name]
+        table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
+    console.print(table)
+    worst = sorted((row for row in rows if row["f1"] is not None), key=lambda row: row["f1"])[:SHOWN]
+    classes = Table(
+        "class", "pictures", "precision", "recall", "F1", box=None, title="worst classes", title_justify="left"
+    )
+    for row in worst:
+        shares = ("-" if row[key] is None else f"{row[key]:.3f}" for key in ("precision", "recall", "f1"))
+        classes.add_row(row["name"], str(row["count"]), *shares)
+    console.print(classes)
+    evaluation = answers.evaluation
+    for pair in evaluation.most_confused(5):
+        names = f"{evaluation.name(pair.true)} taken for {evaluation.name(pair.predicted)}"
+        console.print(f"{names}: {pair.count} times ({pair.share:.1%})", highlight=False)
+    for problem in answers.problems[:SHOWN]:
+        console.print(f"unreadable: {problem}", highlight=False)
+
+
+def _few(names: object) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "") if isinstance(names, tuple) else str(names)

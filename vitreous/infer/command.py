@@ -1,0 +1,67 @@
+"""`vitreous predict` and `vitreous embed`: pictures in, answers to the terminal or to a file, and how fast it went."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from vitreous.infer.inputs import expand
+from vitreous.infer.outputs import Shape, Written, json_line, print_table, write, writer_for
+from vitreous.infer.predictor import Predictor
+from vitreous.weights.load import load
+
+Precision = Literal["fp32", "bf16", "auto"]
+
+
+def predict_files(
+    checkpoint: Path,
+    images: Sequence[str],
+    top: int,
+    flip: bool,
+    batch_size: int,
+    device: str,
+    precision: Precision,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Labels and probabilities of every picture."""
+    if out is not None:
+        writer_for(out)  # a name that cannot be written to is said before the work, not after it
+    paths = expand(images)
+    predictor = Predictor(load(checkpoint), device, batch_size, precision, top, flip)
+    answers = predictor.stream(paths)
+    if out is not None:
+        written = write(answers, out, Shape(labels=predictor.top))
+    elif as_json:
+        pictures = errors = 0
+        for answer in answers:
+            print(json_line(answer), flush=True)
+            pictures, errors = pictures + 1, errors + (answer.error is not None)
+        written = Written(pictures, errors)
+    else:
+        written = print_table(answers)
+    _say(predictor, written, out)
+
+
+def embed_files(
+    checkpoint: Path,
+    images: Sequence[str],
+    flip: bool,
+    batch_size: int,
+    device: str,
+    precision: Precision,
+    out: Path,
+) -> None:
+    """The features of every picture."""
+    writer_for(out)
+    paths = expand(images)
+    predictor = Predictor(load(checkpoint), device, batch_size, precision, flip=flip)
+    written = write(predictor.stream_embeddings(paths), out, Shape(width=predictor.width))
+    _say(predictor, written, out)
+
+
+def _say(predictor: Predictor, written: Written, out: Path | None) -> None:
+    where = f" to {out}" if out is not None else ""
+    broken = f", {written.errors} of them unreadable" if written.errors else ""
+    speed = predictor.throughput.images_per_second
+    print(f"{written.pictures} pictures{where}{broken}, {speed:.1f} images/s on {predictor.device}", file=sys.stderr)

@@ -1,0 +1,218 @@
+"""A training run as data: everything that decides its outcome, and nothing that does not fit on the command line.
+
+Every field is a flag of `vitreous train`. A field left at None is chosen for the data at hand (see defaults.py), and
+the run says what was chosen. This file imports no torch, so that the command line can use it and stay quick.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vitreous.data.config import Augmentation
+from vitreous.model.checks import check_fraction, check_positive, check_real, check_whole, fail
+
+Optimizer = Literal["adamw", "sgd", "muon"]
+Schedule = Literal["cosine", "linear", "rsqrt", "constant"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class Optim:
+    """How weights are moved."""
+
+    optimizer: Optimizer = "adamw"
+    lr: float | None = None
+    """Peak learning rate."""
+    weight_decay: float = 0.05
+    """On matrices only: biases, norms, tokens and positions are left alone."""
+    momentum: float = 0.9
+    """Of SGD and Muon."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
+    schedule: Schedule = "cosine"
+    warmup: float = 0.05
+    """Share of the run over which the learning rate rises linearly."""
+    cooldown: float = 0.2
+    """Share of the run over which rsqrt falls linearly to zero at the end."""
+    final_lr: float = 0.0
+    """Where cosine and linear end, as a share of the peak."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate from each layer to the one below it; 0.75 is usual for fine-tuning."""
+    clip: float | None = 1.0
+    """Largest norm of the gradient."""
+    ema: float | None = None
+    """Decay of the running average of the weights that is evaluated and saved, such as 0.9998."""
+
+    def __post_init__(self) -> None:
+        if self.lr is not None:
+            check_positive("lr", self.lr)
+        check_real("weight_decay", self.weight_decay, 0, 100)
+        check_fraction("momentum", self.momentum)
+        for beta in self.betas:
+            check_fraction("betas", beta)
+        check_real("warmup", self.warmup, 0, 1)
+        check_real("cooldown", self.cooldown, 0, 1)
+        if self.warmup + self.cooldown > 1 and self.schedule == "rsqrt":
+            fail("cooldown", self.cooldown, f"at most 1 - warmup ({1 - self.warmup:g})")
+        check_real("final_lr", self.final_lr, 0, 1)
+        check_real("layer_decay", self.layer_decay, 1e-3, 1)
+        if self.clip is not None:
+            check_positive("clip", self.clip)
+        if self.ema is not None:
+            check_fraction("ema", self.ema)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What is said about augmentation; what is not said (None) is chosen for the data. See data/config.py."""
+
+    crop: Literal["resized", "padded", "none"] | None = None
+    """A random part at a random scale, a window of the padded picture, or the whole picture."""
+    crop_scale: tuple[float, float] | None = None
+    """The part of the area that a resized crop shows, from and to."""
+    flip: float | None = None
+    """Probability of a horizontal flip."""
+    policy: Literal["none", "randaugment", "trivial", "three"] | None = None
+    policy_layers: int | None = None
+    """Of RandAugment."""
+    policy_magnitude: float | None = None
+    """Of RandAugment; 10 is full strength."""
+    colour_jitter: float | None = None
+    erasing: float | None = None
+    """Probability that a rectangle is replaced by noise."""
+    mixup: float | None = None
+    """Beta parameter; 0 is off."""
+    cutmix: float | None = None
+    """Beta parameter; 0 is off."""
+    repeats: int | None = None
+    """Different variants of a picture in an epoch."""
+
+    def __post_init__(self) -> None:
+        self.on(Augmentation())  # which checks what was said
+
+    def on(self, base: Augmentation) -> Augmentation:
+        """`base`, with what was said in its place."""
+        said = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(base, **{name: value for name, value in said.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Learning from a teacher besides the labels (DeiT, arXiv 2012.12877)."""
+
+    teacher: Path | None = None
+    """Checkpoint of the teacher, with the same classes."""
+    distill: Literal["soft", "hard"] = "hard"
+    """Match the teacher's probabilities, or take its answer for a label."""
+    distill_weight: float = 0.5
+    """Share of the teacher in the loss."""
+    distill_temperature: float = 3.0
+    """Of the soft probabilities."""
+
+    def __post_init__(self) -> None:
+        check_real("distill_weight", self.distill_weight, 0, 1)
+        check_positive("distill_temperature", self.distill_temperature)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A run: `vitreous train --data DIR` and nothing else is enough."""
+
+    data: str = ""
+    """A folder, a table, tar shards, a .npz, hf:owner/name, or a built-in name such as digits or cifar10."""
+    model: str | None = None
+    """A preset such as ViT-S/16."""
+    init: Path | None = None
+    """Start from this checkpoint instead of random weights; its head is replaced where the classes differ."""
+    image_size: tuple[int, ...] = ()
+    """One number or height and width; a checkpoint's positions are resampled to it."""
+    set: tuple[str, ...] = ()
+    """Other parts for the model, as field=JSON: --set registers=4 'position={"kind": "Rotary2d"}'."""
+    task: Literal["classify"] = "classify"
+    out: Path | None = None
+    """The run's folder; runs/NAME-N where left out."""
+    resume: bool = False
+    """Go on with the run in --out, exactly where it stopped."""
+    data_root: Path | None = None
+    """A local copy of a data set that would be downloaded."""
+    val_fraction: float = 0.2
+    """Share that is held out where the data has no validation part of its own."""
+
+    epochs: float | None = None
+    steps: int | None = None
+    """Instead of epochs."""
+    batch_size: int | Literal["auto"] | None = None
+    """Over all processes; auto tries what fits."""
+    accumulate: int = 1
+    """Parts into which a process cuts its share of the batch, to save memory."""
+    seed: int = 0
+
+    device: str = "auto"
+    precision: Precision = "auto"
+    workers: int | None = None
+    """Processes that decode pictures."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How torchrun's processes share the work."""
+    compile: bool = False
+    """Compile the model; quicker after a minute."""
+    checkpoint_blocks: bool = False
+    """Recompute blocks in the backward pass, to save memory."""
+
+    train_only: Literal["all", "head", "lora"] = "all"
+    """Everything, only the head (a linear probe), or low-rank additions to attention and MLP."""
+    lora_rank: int = 8
+    smoothing: float = 0.0
+    """Label smoothing."""
+    stochastic_depth: float | None = None
+    dropout: float | None = None
+    patch_dropout: float | None = None
+
+    evaluate_every: int | None = None
+    """In epochs."""
+    patience: int | None = None
+    """Stop after so many evaluations without improvement."""
+    keep: int = 0
+    """Keep this many earlier checkpoints besides last and best."""
+    save_minutes: float = 5.0
+    """Save at least this often within an epoch."""
+    max_unreadable: float = 0.05
+    """Fail where a larger share of the pictures cannot be read."""
+    flip_test: bool = False
+    """Average the evaluation over a picture and its mirror image."""
+    tensorboard: bool = False
+
+    optim: Optim = field(default_factory=Optim)
+    augment: Augment = field(default_factory=Augment)
+    distillation: Distillation = field(default_factory=Distillation)
+
+    def __post_init__(self) -> None:
+        if not self.data and not self.resume:
+            fail("data", self.data, "a folder, a file or a name; `vitreous train --help` lists the kinds")
+        check_real("val_fraction", self.val_fraction, 0.01, 0.9)
+        if self.epochs is not None:
+            check_positive("epochs", self.epochs)
+        if self.steps is not None:
+            check_whole("steps", self.steps, 1, 10**9)
+        if self.epochs is not None and self.steps is not None:
+            fail("steps", self.steps, "left out where epochs is given, or the other way round")
+        if isinstance(self.batch_size, int):
+            check_whole("batch_size", self.batch_size, 1, 10**6)
+        check_whole("accumulate", self.accumulate, 1, 10**4)
+        check_whole("seed", self.seed, 0, 2**62)
+        if self.workers is not None:
+            check_whole("workers", self.workers, 0, 1024)
+        check_whole("lora_rank", self.lora_rank, 1, 4096)
+        check_fraction("smoothing", self.smoothing)
+        for name in ("stochastic_depth", "dropout", "patch_dropout"):
+            if getattr(self, name) is not None:
+                check_fraction(name, getattr(self, name))
+        if self.evaluate_every is not None:
+            check_whole("evaluate_every", self.evaluate_every, 1, 10**6)
+        if self.patience is not None:
+            check_whole("patience", self.patience, 1, 10**6)
+        check_whole("keep", self.keep, 0, 10**4)
+        check_positive("save_minutes", self.save_minutes)
+        check_real("max_unreadable", self.max_unreadable, 0, 1)
+        if self.resume and self.out is None:
+            fail("resume", self.resume, "given together with --out, the folder of the run to go on with")

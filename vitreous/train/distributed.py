@@ -1,0 +1,124 @@
+"""Many processes: the only file that names DDP or FSDP. With one process everything here does nothing.
+
+`torchrun --nproc-per-node N -m vitreous train ...` sets the environment that this reads.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all of them."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+    @property
+    def many(self) -> bool:
+        return self.size > 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.many:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up in any process. All must ask at the same step."""
+        if not self.many:
+            return flag
+        flags = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags.item())
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, in order, in every process."""
+        if not self.many:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def wait(self) -> None:
+        if self.many:
+            dist.barrier()
+
+
+@contextmanager
+def world(device: str) -> Iterator[World]:
+    """Join the other processes that torchrun started, if it did, and leave them in order at the end."""
+    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    chosen = pick_device(device, local)
+    if size == 1:
+        yield World(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield World(rank, size, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device is {name!r}, but no CUDA device is available here; use cpu or auto")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device is {name!r}, but must be auto, cpu, mps, cuda or cuda:N") from None
+    return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
+
+
+def parallelise(module: nn.Module, world: World, kind: Literal["ddp", "fsdp"]) -> nn.Module:
+    """The module, its work shared between the processes. Calling it is the same as before."""
+    if not world.many:
+        return module
+    if kind == "ddp":
+        devices = [world.device] if world.device.type == "cuda" else None
+        return DistributedDataParallel(module, device_ids=devices)
+    for part in module.modules():
+        if type(part).__name__ == "Block":  # one unit of communication for each block of an encoder
+            fully_shard(part)
+    fully_shard(module)
+    return module
+
+
+@contextmanager
+def synchronise(module: nn.Module, now: bool) -> Iterator[None]:
+    """Exchange gradients in this backward pass, or leave it to a later one that adds to them."""
+    if isinstance(module, DistributedDataParallel) and not now:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(now)
+    yield
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module itself, without what shares its work or compiles it."""
+    if isinstance(module, DistributedDataParallel):
+        module = module.module
+    return getattr(module, "_orig_mod", module)

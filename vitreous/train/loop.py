@@ -1,0 +1,176 @@
+"""The training loop: every task, every device and any number of processes go through here.
+
+Whatever a step depends on is either in the checkpoint or follows from (seed, step), so that a run that was killed and
+resumed ends with the same weights as one that was not.
+"""
+
+import json
+import os
+import shutil
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitreous.data.source import Source
+from vitreous.evaluate.run import Answers, answer
+from vitreous.train import checkpoint
+from vitreous.train.monitor import Interrupted, Monitor, stop_signals
+from vitreous.train.progress import Progress as Display
+from vitreous.train.schedule import share_of_peak
+from vitreous.train.setup import Job
+from vitreous.train.track import log_to_tensorboard
+from vitreous.weights.files import atomic_file, atomic_folder
+from vitreous.weights.native import write_files
+
+
+def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any]:
+    """Train to the end, or until told to stop; returns the figures of the last evaluation."""
+    config, world, state = job.config, job.world, job.state
+    progress = checkpoint.Progress()
+    if resume:
+        progress = checkpoint.load(folder / "last", state, world)
+        _forget_rows_after(folder / "metrics.jsonl", progress.step)
+    monitor, clock, figures = Monitor(world, job.data.train), _Clock(progress.seconds), {}
+    with stop_signals() as asked:
+        for step, batch in enumerate(job.loader.batches(progress.step, job.total_steps), progress.step):
+            torch.manual_seed(_step_seed(config.seed, step, world.rank))  # dropout and stochastic depth
+            share = share_of_peak(step, job.total_steps, config.optim)
+            state.optimizers.set_rate(share)
+            monitor.add(job.stepper(batch), batch)
+            if state.ema is not None:
+                state.ema.update(step)
+            progress.step, progress.seconds = step + 1, clock.seconds()
+            rate = share * (config.optim.lr or 0.0)
+            if world.first and clock.tick():
+                glance = monitor.glance()
+                display.step(step + 1, glance["loss"], rate, glance["images_per_second"], {"top1": glance["top1"]})
+            number = asked()
+            if world.any(bool(number)):
+                _save(job, folder, progress)
+                raise Interrupted(number, f"stopped after step {step + 1} of {job.total_steps}, saved in {folder}")
+            if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
+                figures = _finish_epoch(job, folder, display, monitor, progress, rate)
+                if config.patience is not None and progress.since_best >= config.patience:
+                    display.say(f"no better for {progress.since_best} evaluations: stopping early")
+                    break
+            elif clock.due(config.save_minutes):
+                _save(job, folder, progress)
+    return figures
+
+
+def _finish_epoch(
+    job: Job, folder: Path, display: Display, monitor: Monitor, progress: checkpoint.Progress, rate: float
+) -> dict[str, Any]:
+    """Report, evaluate where it is time to, keep what is best, save."""
+    config, world = job.config, job.world
+    epoch = -(-progress.step // job.steps_per_epoch)
+    last = progress.step == job.total_steps
+    row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": rate, **monitor.figures()}
+    _refuse_too_many_unreadable(job, monitor.all_unreadable())
+    if epoch % (config.evaluate_every or 1) == 0 or last:
+        figures = evaluate(job, job.data.val).evaluation.metrics()
+        row |= {f"val_{name}": value for name, value in figures.items()}
+        score = row[f"val_{job.task.best}"]
+        progress.since_best += 1
+        if score > progress.best:
+            progress.best, progress.best_step, progress.since_best = score, progress.step, 0
+            _save_best(job, folder, row)
+    row |= {"seconds": progress.seconds, "skipped_steps": monitor.skipped}
+    if world.first:
+        with (folder / "metrics.jsonl").open("a") as rows:
+            rows.write(json.dumps(row) + "\n")
+        if config.tensorboard:
+            log_to_tensorboard(folder, row)
+    _save(job, folder, progress)
+    shown = ("train_loss", "val_loss", f"val_{job.task.best}", "train_images_per_second")
+    display.epoch(epoch, {name: row[name] for name in shown if name in row})
+    monitor.reset()
+    return row
+
+
+def evaluate(job: Job, source: Source) -> Answers:
+    """The model, averaged where it is, on a part of the data; every process does a share and knows the whole."""
+    config, stepper = job.state.model.config, job.stepper
+    with job.state.ema.applied() if job.state.ema is not None else nullcontext():
+        mine = answer(
+            stepper.module,
+            job.evaluator(source),
+            job.world.device,
+            config.preprocessing,
+            job.data.classes,
+            stepper.precision,
+            job.config.flip_test,
+        )
+    return Answers.join(job.world.gather(mine))
+
+
+def _save(job: Job, folder: Path, progress: checkpoint.Progress) -> None:
+    checkpoint.save(folder / "last", job.state, progress, job.world, {"run": folder.name, "step": progress.step})
+    if job.world.first and job.config.keep:
+        _keep(folder, progress.step, job.config.keep)
+
+
+def _save_best(job: Job, folder: Path, row: dict[str, Any]) -> None:
+    model, weights = job.state.export()
+    if job.world.first:
+        with atomic_folder(folder / "best") as aside:
+            figures = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
+            provenance = {"run": folder.name, "step": row["step"], "metrics": figures}
+            write_files(model, aside, provenance, folder.name, weights)
+
+
+def _keep(folder: Path, step: int, count: int) -> None:
+    """A copy of `last` under its step, without new bytes on the disk; the oldest beyond `count` go."""
+    copy = folder / f"step-{step:08d}"
+    if not copy.exists():
+        shutil.copytree(folder / "last", copy, copy_function=os.link)
+    for old in sorted(folder.glob("step-*"))[:-count]:
+        shutil.rmtree(old)
+
+
+def _refuse_too_many_unreadable(job: Job, names: list[str]) -> None:
+    share = len(names) / len(job.data.train)
+    if share > job.config.max_unreadable:
+        raise ValueError(
+            f"{len(names)} of {len(job.data.train)} training pictures ({share:.1%}) cannot be read, more than "
+            f"--max-unreadable {job.config.max_unreadable:g} allows, such as {names[0]}"
+        )
+
+
+def _forget_rows_after(path: Path, step: int) -> None:
+    """A run that was killed may have reported steps that its checkpoint does not have; they will come again."""
+    if path.exists():
+        rows = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
+        with atomic_file(path) as aside:
+            aside.write_text("".join(line + "\n" for line in rows))
+
+
+def _step_seed(seed: int, step: int, rank: int) -> int:
+    return (seed * 1_000_003 + step * 1_009 + rank) % 2**63
+
+
+class _Clock:
+    """Seconds of training, over all the times a run was resumed, and when it last saved."""
+
+    def __init__(self, before: float):
+        self.before, self.started = before, time.monotonic()
+        self.saved, self.looked = self.started, self.started
+
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.started
+
+    def tick(self) -> bool:
+        """Whether it is time to look: reading figures waits for the device, so not at every step."""
+        if time.monotonic() - self.looked < 0.5:
+            return False
+        self.looked = time.monotonic()
+        return True
+
+    def due(self, minutes: float) -> bool:
+        if time.monotonic() - self.saved < 60 * minutes:
+            return False
+        self.saved = time.monotonic()
+        return True

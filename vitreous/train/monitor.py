@@ -1,0 +1,111 @@
+"""What happens while a run goes on: sums of losses, broken gradients, unreadable pictures, signals, the clock."""
+
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from vitreous.data.loader import Batch
+from vitreous.data.source import Source
+from vitreous.train.distributed import World
+from vitreous.train.step import StepResult
+
+BROKEN_IN_A_ROW = 3
+
+
+class Monitor:
+    """Sums since the last report. Nothing here waits for the device but `figures`, and `check`, one step late."""
+
+    def __init__(self, world: World, source: Source):
+        self.world, self.source = world, source
+        self.unreadable: dict[str, None] = {}  # in the order they were met, each once
+        self.skipped = 0
+        self._in_a_row: deque[Tensor] = deque(maxlen=BROKEN_IN_A_ROW)  # indices of the broken batches
+        self._pending: tuple[StepResult, Batch] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        self._sums = torch.zeros(3, device=self.world.device)
+        self._started, self._images = time.perf_counter(), 0
+
+    def add(self, result: StepResult, batch: Batch) -> None:
+        self._sums += torch.where(result.skipped > 0, 0, torch.stack([result.loss, result.right, result.count]))
+        self._images += len(batch.labels) * self.world.size
+        self.unreadable |= dict.fromkeys(batch.problems)
+        self.check()
+        self._pending = (result, batch)
+
+    def check(self) -> None:
+        """Read the step before the last, which the device has finished by now."""
+        if self._pending is None:
+            return
+        (result, batch), self._pending = self._pending, None
+        if not bool(result.skipped):
+            self._in_a_row.clear()
+            return
+        self.skipped += 1
+        self._in_a_row.append(batch.indices)
+        if len(self._in_a_row) == BROKEN_IN_A_ROW:
+            names = [self.source.name(int(i)) for i in torch.cat(list(self._in_a_row))[:6]]
+            raise ValueError(
+                f"the gradient was not finite in {BROKEN_IN_A_ROW} steps in a row, which moved nothing. Lower --lr, "
+                f"use --precision fp32, or look at the pictures: {', '.join(names)}, ..."
+            )
+
+    def figures(self) -> dict[str, float]:
+        """Means since the last report, over all processes; all of them must ask."""
+        return {f"train_{name}": value for name, value in self._means(self.world.sum(self._sums.clone())).items()}
+
+    def glance(self) -> dict[str, float]:
+        """The same of this process alone, to be shown."""
+        return self._means(self._sums)
+
+    def _means(self, sums: Tensor) -> dict[str, float]:
+        loss, right, count = sums.tolist()
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        return {
+            "loss": loss / count if count else math.nan,
+            "top1": right / max(count, 1),
+            "images_per_second": self._images / seconds,
+        }
+
+    def all_unreadable(self) -> list[str]:
+        """Over all processes."""
+        everyone: dict[str, None] = {}
+        for names in self.world.gather(list(self.unreadable)):
+            everyone |= dict.fromkeys(names)
+        return list(everyone)
+
+
+class Interrupted(Exception):
+    """A run was asked to stop, and has saved where it was."""
+
+    def __init__(self, signal_number: int, message: str):
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int]]:
+    """Ctrl-C and SIGTERM set a number that the loop asks for after every step; a second Ctrl-C stops at once."""
+    caught = 0
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal caught
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught = number
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, remember) for number in numbers]
+    try:
+        yield lambda: caught
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,188 @@
+"""Everything a run needs, put together from its config: data, model, task, optimizer, loaders."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitreous.data.config import Augmentation
+from vitreous.data.loader import (
+    EvalLoader,
+    Place,
+    Reader,
+    ResidentLoader,
+    StreamLoader,
+    TrainLoader,
+    can_reside,
+    resident_pictures,
+)
+from vitreous.data.source import DataSet, Source
+from vitreous.model.build import build, replace_head
+from vitreous.model.checks import as_size, fail
+from vitreous.model.options import Preprocessing
+from vitreous.model.presets import configure
+from vitreous.model.resnet import ResNet
+from vitreous.model.vit import ViT
+from vitreous.train.checkpoint import State
+from vitreous.train.config import TrainConfig
+from vitreous.train.distributed import World, parallelise
+from vitreous.train.ema import Ema
+from vitreous.train.lora import add_lora
+from vitreous.train.optim import build_optimizers
+from vitreous.train.step import Stepper
+from vitreous.train.task import Classify, Task
+from vitreous.weights.load import load
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, ready to go."""
+
+    config: TrainConfig
+    data: DataSet
+    world: World
+    task: Task
+    state: State
+    stepper: Stepper
+    loader: TrainLoader
+    steps_per_epoch: int
+    total_steps: int
+
+    def evaluator(self, source: Source) -> EvalLoader:
+        """Batches of a part of the data, to evaluate on."""
+        config = self.state.model.config
+        reader = Reader(source, config.image_size, config.channels, config.preprocessing)
+        resident = self.world.device if can_reside(source, config.image_size, config.channels) else None
+        return EvalLoader(reader, _place(self.config, self.world), self.config.workers or 0, resident)
+
+
+def set_up(config: TrainConfig, data: DataSet, world: World) -> Job:
+    """`config` has nothing left open (see defaults.py)."""
+    place = _place(config, world)
+    if len(data.train) < place.batch_size:
+        fail("batch_size", place.batch_size, f"at most the number of training pictures ({len(data.train)})")
+    torch.manual_seed(config.seed)
+    model = build_model(config, data).to(world.device)
+    choose_weights(model, config)
+    task = build_task(model, config, data, world)
+    module = task.module().train()
+    depth = model.config.depth if isinstance(model, ViT) else 0
+    if config.checkpoint_blocks:
+        if not isinstance(model, ViT):
+            fail("checkpoint_blocks", True, "left out for a model without blocks")
+        model.encoder.recompute = True
+    if config.compile:
+        module.compile()
+    wrapped = parallelise(module, world, config.parallel)
+    optimizers = build_optimizers(module, config.optim, depth)
+    ema = Ema(model, config.optim.ema) if config.optim.ema is not None else None
+    steps_per_epoch = len(data.train) // place.batch_size
+    total = config.steps or max(round((config.epochs or 1) * steps_per_epoch), 1)
+    return Job(
+        config,
+        data,
+        world,
+        task,
+        State(model, module, optimizers, ema),
+        Stepper(task, wrapped, optimizers, world, dtype_of(config, world), config.accumulate, config.optim.clip),
+        build_loader(config, data.train, model, world, place),
+        steps_per_epoch,
+        total,
+    )
+
+
+def build_model(config: TrainConfig, data: DataSet) -> ViT | ResNet:
+    """A preset or a checkpoint, with a head for the classes at hand."""
+    size = as_size(config.image_size) if config.image_size else None
+    names: dict[str, Any] = {"labels": data.classes}
+    regularisation: dict[str, Any] = {
+        name: value
+        for name, value in (("stochastic_depth", config.stochastic_depth), ("patch_dropout", config.patch_dropout))
+        if value is not None
+    }
+    if config.dropout is not None:
+        regularisation["dropout"] = {"kind": "Dropout", "embedding": config.dropout, "hidden": config.dropout}
+    regularisation |= parse_fields(config.set)
+    if config.init is not None:
+        model = load(config.init, image_size=size, overrides=regularisation)
+        if model.config.labels != data.classes:
+            replace_head(model, len(data.classes), data.classes)
+        return model
+    if config.model is None:
+        fail("model", None, "the name of a preset, or --init a checkpoint")
+    if size is not None and max(size) <= 64:  # small pictures have no edges to spare
+        names["preprocessing"] = Preprocessing(crop_fraction=1.0)
+    return build(configure(config.model, len(data.classes), size, names | regularisation))
+
+
+def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of a model's config from the command line.
+
+    >>> parse_fields(("registers=4", 'position={"kind": "Rotary2d"}'))
+    {'registers': 4, 'position': {'kind': 'Rotary2d'}}
+    """
+    fields = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fail("set", text, 'field=JSON, such as registers=4 or \'position={"kind": "Rotary2d"}\'')
+        if not equals:
+            fail("set", text, "field=JSON, such as registers=4")
+    return fields
+
+
+def choose_weights(model: ViT | ResNet, config: TrainConfig) -> None:
+    """Which weights are learned."""
+    if config.train_only == "all":
+        return
+    model.requires_grad_(False)
+    if config.train_only == "lora":
+        if not isinstance(model, ViT) or config.parallel == "fsdp":
+            fail("train_only", "lora", "used with a ViT and without --parallel fsdp")
+        add_lora(model, config.lora_rank)
+    model.head.requires_grad_(True)
+
+
+def build_task(model: ViT | ResNet, config: TrainConfig, data: DataSet, world: World) -> Task:
+    teacher: nn.Module | None = None
+    if config.distillation.teacher is not None:
+        teacher = load(config.distillation.teacher).to(world.device).eval().requires_grad_(False)
+        classes = teacher.config.num_classes
+        if classes != len(data.classes):
+            where = str(config.distillation.teacher)
+            fail("teacher", where, f"trained on {len(data.classes)} classes (it has {classes})")
+    return Classify(
+        model, config.augment.on(Augmentation()), config.seed, config.smoothing, teacher, config.distillation
+    )
+
+
+def build_loader(config: TrainConfig, source: Source, model: ViT | ResNet, world: World, place: Place) -> TrainLoader:
+    shape, augmentation = model.config, config.augment.on(Augmentation())
+    reader = Reader(source, shape.image_size, shape.channels, shape.preprocessing, augmentation, config.seed)
+    if augmentation.crop != "resized" and can_reside(source, shape.image_size, shape.channels):
+        images, labels = resident_pictures(reader, world.device)
+        return ResidentLoader(images, labels, config.seed, place, augmentation.repeats)
+    return StreamLoader(reader, place, config.workers or 0, world.device)
+
+
+def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
+    """`auto` is bfloat16 where the device is built for it."""
+    precision = config.precision
+    if precision == "auto":
+        precision = "bf16" if world.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def _place(config: TrainConfig, world: World) -> Place:
+    size = config.batch_size
+    if not isinstance(size, int):
+        fail("batch_size", size, "chosen before the run is set up")
+    unit = world.size * config.accumulate
+    if size % unit:
+        below = max(size // unit, 1) * unit
+        fail("batch_size", size, f"a multiple of processes x accumulate ({unit}), such as {below} or {below + unit}")
+    return Place(size, world.rank, world.size)

@@ -1,0 +1,118 @@
+"""What is learned: a task turns a batch into a loss, and a model into figures. The loop knows nothing else of it.
+
+b: batch; c: channels; h, w: height and width.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitreous.data.augment import augment
+from vitreous.data.config import Augmentation
+from vitreous.data.draws import Draws
+from vitreous.data.loader import Batch
+from vitreous.data.mix import mix
+from vitreous.model.inputs import normalise
+from vitreous.model.resnet import ResNet
+from vitreous.model.vit import ViT
+from vitreous.train.config import Distillation
+
+
+class Task(ABC):
+    """One kind of training."""
+
+    best: str  # the figure that decides which checkpoint is the best; larger is better
+
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """What the loop trains and calls: it holds the model, and anything learned beside it."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The batch as the module gets it, augmented, on its device; the last tensor weighs each picture, [b]."""
+
+    @abstractmethod
+    def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The sum of the losses over (part of) a prepared batch, and how many pictures are right."""
+
+
+class Classify(Task):
+    """Cross-entropy with labels, which may be smoothed, mixed, or taught by a teacher besides."""
+
+    best = "top1"
+
+    def __init__(
+        self,
+        model: ViT | ResNet,
+        augmentation: Augmentation,
+        seed: int,
+        smoothing: float = 0.0,
+        teacher: nn.Module | None = None,
+        distillation: Distillation | None = None,
+    ):
+        self.model, self.augmentation, self.seed = model, augmentation, seed
+        self.classes, self.smoothing = model.config.num_classes, smoothing
+        self.teacher, self.distillation = teacher, distillation or Distillation()
+
+    def module(self) -> nn.Module:
+        two_answers = isinstance(self.model, ViT) and self.model.distillation_head is not None
+        return TwoAnswers(self.model) if two_answers and isinstance(self.model, ViT) else self.model
+
+    def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
+        draws = Draws(self.seed, batch.epoch, batch.keys)
+        images = augment(batch.images, draws, self.augmentation)
+        targets = smooth_targets(batch.labels, self.classes, self.smoothing)
+        images, targets = mix(images, targets, draws, self.augmentation)
+        return normalise(images, self.model.config.preprocessing), targets, (batch.labels >= 0).float()
+
+    def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        images, targets, weights = parts
+        answers = module(images)
+        by_label, by_teacher = answers if isinstance(answers, tuple) else (answers, answers)
+        losses = cross_entropy(by_label, targets)
+        if self.teacher is not None:
+            share = self.distillation.distill_weight
+            losses = (1 - share) * losses + share * self._teachers_loss(by_teacher, images)
+        right = (by_label.argmax(1) == targets.argmax(1)).float()
+        return (losses * weights).sum(), (right * weights).sum()
+
+    @torch.no_grad()
+    def _teach(self, images: Tensor) -> Tensor:
+        assert self.teacher is not None
+        return self.teacher(images).float()
+
+    def _teachers_loss(self, answers: Tensor, images: Tensor) -> Float[Tensor, "b"]:
+        teacher, temperature = self._teach(images), self.distillation.distill_temperature
+        if self.distillation.distill == "hard":
+            return F.cross_entropy(answers.float(), teacher.argmax(1), reduction="none")
+        ours, theirs = (F.log_softmax(x.float() / temperature, dim=1) for x in (answers, teacher))
+        # The square keeps the gradient's size whatever the temperature (Hinton et al.).
+        return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1) * temperature**2
+
+
+class TwoAnswers(nn.Module):
+    """A model with a distillation token, giving both of its answers in training and their mean otherwise."""
+
+    def __init__(self, student: ViT):
+        super().__init__()
+        self.student = student
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Any:
+        if not self.training:
+            return self.student(images)
+        return self.student.classify_distilled(self.student.features(images))
+
+
+def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:
+    """What the model should answer, as probabilities. Nothing is asked where the label is -1."""
+    known = (labels >= 0).float()[:, None]
+    targets = F.one_hot(labels.clamp(min=0), classes).float() * (1 - smoothing) + smoothing / classes
+    return targets * known
+
+
+def cross_entropy(logits: Float[Tensor, "b classes"], targets: Float[Tensor, "b classes"]) -> Float[Tensor, "b"]:
+    return -(targets * F.log_softmax(logits.float(), dim=1)).sum(1)
