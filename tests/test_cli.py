@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import sys
 
@@ -49,10 +50,18 @@ def test_info_lists_every_preset(monkeypatch, capsys) -> None:  # type: ignore[n
     assert set(json.loads(capsys.readouterr().out)) == set(PRESETS)
 
 
-def test_the_demo_walks_through_the_equations(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
-    assert run(monkeypatch, "demo") == 0
+def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    from vitreous import demo
+
+    short = dataclasses.replace(demo.config(tmp_path / "demo"), epochs=1)
+    monkeypatch.setattr(demo, "config", lambda out: short)
+    monkeypatch.setattr(demo, "FOLDER", tmp_path / "demo")
+    demo.run(tmp_path / "demo")
     out = capsys.readouterr().out
-    assert all(shape in out for shape in ("1 x 3 x 224 x 224", "1 x 196 x 192", "1 x 197 x 192", "1 x 10"))
+    assert all(shape in out for shape in ("1 x 1 x 8 x 8", "1 x 16 x 128", "1 x 4 x 16 x 16", "1 x 10"))
+    assert json.loads((tmp_path / "demo" / "metrics.json").read_text())["count"] == 359
+    assert "vitreous predict" in out
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 50_000
 
 
 @pytest.mark.parametrize(
@@ -61,9 +70,16 @@ def test_the_demo_walks_through_the_equations(monkeypatch, capsys) -> None:  # t
         (["inof"], 2, "there is no verb 'inof' (did you mean 'info'?)"),
         (["info", "--jsn"], 2, "--json"),
         (["info", "--num-classes", "many"], 2, "--num-classes"),
-        (["info", "ViT-B16"], 1, "there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?)"),
-        (["info", "ViT-B/16", "--image-size", "225"], 1, "nearest sizes that fit are 224 x 224 and 240 x 240"),
-        (["info", "ViT-B/16", "--image-size", "1", "2", "3"], 1, "must be one number (square) or two"),
+        (["info", "ViT-B16"], 2, "there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?)"),
+        (["info", "ViT-B/16", "--image-size", "225"], 2, "nearest sizes that fit are 224 x 224 and 240 x 240"),
+        (["info", "ViT-B/16", "--image-size", "1", "2", "3"], 2, "must be one whole number (square) or two"),
+        (["info", "ViT-B/16", "--num-classes", "-5"], 2, "num_classes is -5"),
+        (["train", "--data", "digit"], 1, "did you mean 'digits'?"),
+        (["train", "--data", "digits", "--epochs", "-1"], 2, "epochs is -1.0, but must be a finite number above 0"),
+        (["train", "--data", "digits", "--epocs", "1"], 2, "--epochs"),
+        (["train"], 2, "data is ''"),
+        (["eval", "nowhere", "--data", "digits"], 1, "there is no checkpoint nowhere"),
+        (["predict", "nowhere", "nothing.jpg"], 1, "nothing.jpg"),
     ],
 )
 def test_mistakes(monkeypatch, capsys, arguments: list[str], status: int, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitreous.model.config import ResNetConfig as ResNetConfig
     from vitreous.model.config import ViTConfig as ViTConfig
     from vitreous.model.presets import create as create
+    from vitreous.model.resnet import ResNet as ResNet
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
     from vitreous.weights.load import load as load
@@ -25,6 +26,7 @@ _HOMES = {
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
     "Predictor": "vitreous.infer.predictor",
+    "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",
     "save": "vitreous.weights.load",
     "ViT": "vitreous.model.vit",

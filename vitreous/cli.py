@@ -6,12 +6,12 @@ torch is imported inside the verbs, so that `--help` answers at once.
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from vitreous.model.checks import suggestion
+from vitreous.model.checks import BadValue, suggestion
 from vitreous.train.config import TrainConfig
 
 app = tyro.extras.SubcommandApp()
@@ -28,8 +28,13 @@ def main() -> None:
     try:
         app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=FLAGS)
     except (ValueError, OSError) as error:
-        print(f"vitreous: {error}", file=sys.stderr)
-        sys.exit(1)
+        refuse(error)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """One clear line, and 2 for an argument that cannot be, 1 for data that is not right."""
+    print(f"vitreous: {error}", file=sys.stderr)
+    sys.exit(2 if isinstance(error, BadValue) else 1)
 
 
 @app.command
@@ -47,8 +52,7 @@ def train_recipe(config: TrainConfig) -> None:
     try:
         _train(changed, shlex.join(["python", "-m", "recipes", *sys.argv[1:]]))
     except (ValueError, OSError) as error:
-        print(f"vitreous: {error}", file=sys.stderr)
-        sys.exit(1)
+        refuse(error)
 
 
 def _train(config: TrainConfig, command: str) -> None:
@@ -173,7 +177,7 @@ def embed(
 def info(
     name: Annotated[Positional[str], arg(metavar="NAME|CHECKPOINT")] = "",
     *,
-    num_classes: Annotated[int, arg(metavar="N")] = -1,
+    num_classes: int | None = None,
     image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
     json: bool = False,
 ) -> None:
@@ -192,7 +196,7 @@ def info(
     if not name:
         report.print_presets(as_json=json)
         return
-    report.print_model(name, None if num_classes < 0 else num_classes, image_size or None, as_json=json)
+    report.print_model(name, num_classes, image_size or None, as_json=json)
 
 
 @app.command

@@ -91,6 +91,38 @@ def test_bfloat16_and_autocast(kind: options.Position, small: ViTConfig) -> None
     torch.testing.assert_close(model.bfloat16()(images.bfloat16()).float(), exact, atol=0.1, rtol=0.1)
 
 
+@every_kind
+@pytest.mark.parametrize("class_token", [True, False])
+def test_tokens_stay_float32_under_autocast(kind: options.Position, class_token: bool, small: ViTConfig) -> None:
+    pool = options.ClassToken() if class_token else options.GlobalAverage()
+    model = build_vit(dataclasses.replace(small, position=kind, class_token=class_token, pool=pool))
+    with torch.autocast("cpu", torch.bfloat16):
+        patches, grid = model.patchify(torch.randn(1, 3, 24, 32))
+        tokens, _ = model.embed(patches, grid)
+    learned = any(True for _ in model.position.parameters()) and hasattr(model.position, "table_at")
+    assert tokens.dtype == (torch.float32 if class_token or learned else patches.dtype)
+
+
+@every_kind
+def test_resizing_keeps_what_is_frozen_frozen(kind: options.Position, small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, position=kind)).requires_grad_(False)
+    assert not any(weight.requires_grad for weight in model.resized((40, 16)).parameters())
+
+
+@every_kind
+def test_double_precision_is_kept(kind: options.Position, small: ViTConfig) -> None:
+    """Against finite differences, which float32 anywhere on the way would spoil."""
+    model = build_vit(dataclasses.replace(small, position=kind, depth=1)).double().eval()
+    images = torch.randn(1, 3, 40, 16, dtype=torch.float64)
+    direction, step = torch.randn_like(images), 1e-5
+    images.requires_grad_()
+    model(images).sum().backward()
+    assert images.grad is not None
+    with torch.no_grad():
+        numeric = (model(images + step * direction).sum() - model(images - step * direction).sum()) / (2 * step)
+    torch.testing.assert_close((images.grad * direction).sum(), numeric, rtol=1e-6, atol=1e-9)
+
+
 def test_registers_have_no_position() -> None:
     position = Learned1dPosition(8, (2, 3), entries=1, interpolation="google")
     added = position.embed(torch.zeros(1, 1 + 4 + 6, 8), Layout(5, (2, 3)))[0]

@@ -81,6 +81,15 @@ def test_create_takes_classes_size_and_overrides() -> None:
     assert configure("ViT-Ti/16", overrides={"position": {"kind": "Rotary2d", "base": 50}}).position == Rotary2d(50.0)
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("size", [224.0, (1, 2, 3), "224", None])
+def test_a_size_that_is_none_is_refused(size: object) -> None:
+    from vitreous.model.checks import as_size
+
+    with pytest.raises(ValueError, match=r"image_size is .*, but must be one whole number"):
+        as_size(size)  # type: ignore[arg-type]
+
+
 def test_an_override_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match=r"'num_head' is not a field of ViTConfig \(did you mean 'num_heads'\?\)"):
         configure("ViT-Ti/16", overrides={"num_head": 4})

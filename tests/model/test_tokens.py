@@ -28,6 +28,14 @@ def test_kept_patches_are_the_ones_named() -> None:
     assert layout.grid == (2, 3)
 
 
+def test_keeping_twice_still_knows_the_places() -> None:
+    tokens = torch.randn(1, 1 + 6, 4)
+    once = keep_patches(tokens, Layout(1, (2, 3)), torch.tensor([[5, 0, 2]]))
+    twice, layout = keep_patches(*once, torch.tensor([[1]]))
+    assert torch.equal(layout.kept, torch.tensor([[0]]))  # type: ignore[arg-type]
+    assert torch.equal(twice[0, 1], tokens[0, 1])
+
+
 def test_patch_dropout_keeps_a_share_of_each_image_in_order() -> None:
     tokens = torch.randn(8, 2 + 100, 4)
     fewer, layout = drop_patches(tokens, Layout(2, (10, 10)), 0.75)

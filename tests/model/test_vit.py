@@ -136,6 +136,7 @@ def test_patch_dropout_really_shortens_the_sequence(small: ViTConfig) -> None:
         (torch.zeros(2, 1, 24, 32), r"images have 1 channels .*must have 3"),
         (torch.zeros(3, 24, 32), r"images have shape \(3, 24, 32\), but must be \[batch, channels, height, width\]"),
         (torch.zeros(2, 3, 25, 32), r"image is 25 x 32 .* nearest sizes that fit are 24 x 32 and 32 x 32"),
+        (torch.zeros(2, 3, 0, 0), r"image is 0 x 0"),
         (torch.zeros(2, 3, 24, 32, dtype=torch.uint8), r"images are torch.uint8, but must be floating point"),
     ],
 )

@@ -18,7 +18,7 @@ class Augmentation:
     >>> Augmentation(flip=50)
     Traceback (most recent call last):
         ...
-    ValueError: augmentation.flip is 50, but must be a number from 0 to 1
+    vitreous.model.checks.BadValue: augmentation.flip is 50, but must be a number from 0 to 1
     """
 
     crop: Literal["resized", "padded", "none"] = "resized"

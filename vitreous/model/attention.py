@@ -74,7 +74,7 @@ def rotate(
 ) -> Float[Tensor, "b heads t head_dim"]:
     """Turn each pair (x[i], x[i + head_dim / 2]) by its token's i-th angle."""
     cos, sin = rotation
-    first, second = x.float().chunk(2, dim=-1)  # in float32: angles are worth more digits than bfloat16 has
+    first, second = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)  # bfloat16 has too few digits
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 

@@ -1,6 +1,7 @@
 """From a config to a model: the only place that sees a whole config and picks the part for each choice."""
 
 import dataclasses
+from typing import overload
 
 from torch import nn
 
@@ -17,6 +18,10 @@ from vitreous.model.tokens import PrefixTokens
 from vitreous.model.vit import ViT
 
 
+@overload
+def build(config: ViTConfig) -> ViT: ...
+@overload
+def build(config: ResNetConfig) -> ResNet: ...
 def build(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
     """The model that `config` describes, freshly initialised.
 

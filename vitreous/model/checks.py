@@ -4,11 +4,16 @@ They run on plain numbers, before any tensor exists, so that a slip in a config 
 """
 
 import difflib
-import math
+import operator
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 Size = tuple[int, int]  # (height, width), always in this order
+
+
+class BadValue(ValueError):
+    """A field that cannot be what it is said to be. The command line takes it for a wrong argument."""
 
 
 def fail(field: str, value: object, allowed: str) -> NoReturn:
@@ -17,9 +22,9 @@ def fail(field: str, value: object, allowed: str) -> NoReturn:
     >>> fail("depth", 0, "a whole number from 1 to 1024")
     Traceback (most recent call last):
         ...
-    ValueError: depth is 0, but must be a whole number from 1 to 1024
+    vitreous.model.checks.BadValue: depth is 0, but must be a whole number from 1 to 1024
     """
-    raise ValueError(f"{field} is {value!r}, but must be {allowed}")
+    raise BadValue(f"{field} is {value!r}, but must be {allowed}")
 
 
 def check_whole(field: str, value: object, low: int, high: int) -> None:
@@ -33,7 +38,7 @@ def check_real(field: str, value: object, low: float, high: float) -> None:
 
 
 def check_positive(field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         fail(field, value, "a finite number above 0")
 
 
@@ -80,9 +85,12 @@ def as_size(value: int | Sequence[int]) -> Size:
     >>> as_size(224), as_size([224, 320])
     ((224, 224), (224, 320))
     """
-    sides = (value,) if isinstance(value, int) else tuple(value)
+    try:
+        sides = [operator.index(side) for side in (value if isinstance(value, Iterable) else (value,))]
+    except TypeError:
+        sides = []
     if len(sides) not in (1, 2):
-        fail("image_size", value, "one number (square) or two (height, width)")
+        fail("image_size", value, "one whole number (square) or two (height, width)")
     return (sides[0], sides[-1])
 
 
@@ -105,15 +113,15 @@ def check_tiling(size: Size, unit: Size, stride: int = 1) -> None:
     >>> check_tiling((225, 224), (16, 16))
     Traceback (most recent call last):
         ...
-    ValueError: image is 225 x 224 (height x width), which 16 x 16 patches do not tile; \
+    vitreous.model.checks.BadValue: image is 225 x 224 (height x width), which 16 x 16 patches do not tile; \
 the nearest sizes that fit are 224 x 224 and 240 x 224, or build the model with pad=True
     """
-    if all(-(-side // stride) * stride % step == 0 for side, step in zip(size, unit, strict=True)):
+    if all(side > 0 and -(-side // stride) * stride % step == 0 for side, step in zip(size, unit, strict=True)):
         return
     below = tuple(max(side // step, 1) * step for side, step in zip(size, unit, strict=True))
     above = tuple(-(-side // step) * step for side, step in zip(size, unit, strict=True))
     fits = " and ".join(f"{height} x {width}" for height, width in dict.fromkeys([below, above]))
-    raise ValueError(
+    raise BadValue(
         f"image is {size[0]} x {size[1]} (height x width), which {unit[0]} x {unit[1]} patches do not tile; "
         f"the nearest sizes that fit are {fits}, or build the model with pad=True"
     )

@@ -5,6 +5,7 @@ A field that is left out takes its default, where it has one; what we write leav
 """
 
 import dataclasses
+import sys
 import types
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -62,7 +63,7 @@ def decode(hint: Any, value: object, path: str) -> Any:
         return _decode_tuple(arguments, value, path)
     if origin is Literal:
         return value  # the dataclass checks the choice, and says what is allowed
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if hint is Path and type(value) is str:
         return Path(value)
@@ -104,8 +105,10 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
     if isinstance(value, tuple(choices)):
         return value
     kinds = {choice.__name__: choice for choice in choices}
-    kind = value.get("kind") if isinstance(value, dict) else None
-    if kind not in kinds:
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is {value!r}, but must be an object whose kind is one of {', '.join(kinds)}")
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(
             f"{path}.kind is {kind!r}, but must be one of {', '.join(kinds)}{suggestion(str(kind), kinds)}"
         )

@@ -31,12 +31,14 @@ from vitreous.model.options import (
     Learned2d,
     LinearHead,
     Mlp,
+    MlpHead,
     Pool,
     Position,
     Preprocessing,
     ResNetStem,
     Rotary2d,
     SinCos2d,
+    TanhHead,
     check_resnet,
 )
 
@@ -54,7 +56,7 @@ class ViTConfig:
     >>> ViTConfig(width=768, num_heads=10)
     Traceback (most recent call last):
         ...
-    ValueError: num_heads is 10, but must be a divisor of width (768)
+    vitreous.model.checks.BadValue: num_heads is 10, but must be a divisor of width (768)
     """
 
     # Image to patches
@@ -188,9 +190,11 @@ class ViTConfig:
 
     def _check_budget(self) -> None:
         """Enough to tell a model from a slip without building it."""
-        block = 4 * self.width**2 + 2 * self.width * self.mlp_width
+        block = 4 * self.width**2 + 3 * self.width * self.mlp_width
+        stem = 0 if self.stem is None else resnet_parameters(self.stem.stages, self.stem.width)
         patch = math.prod(self.patch_size) * (self.channels if self.stem is None else self.stem.width * 32)
-        check_budget(self.depth * block + self.width * (patch + math.prod(self.grid) + self.num_classes))
+        head = (self.head.width if isinstance(self.head, TanhHead | MlpHead) else self.width) * self.num_classes
+        check_budget(stem + self.depth * block + self.width * (patch + math.prod(self.grid)) + head)
 
 
 @dataclass(frozen=True)
@@ -212,10 +216,15 @@ class ResNetConfig:
         check_classes(self.num_classes, self.labels)
         check_kind("preprocessing", self.preprocessing, (Preprocessing,))
         self.preprocessing.check_channels(self.channels)
-        check_budget(sum(17 * (self.width << stage) ** 2 * units for stage, units in enumerate(self.stages)))
+        check_budget(resnet_parameters(self.stages, self.width) + 32 * self.width * self.num_classes)
 
     def resized(self, image_size: Size) -> "ResNetConfig":
         return dataclasses.replace(self, image_size=image_size)
+
+
+def resnet_parameters(stages: tuple[int, ...], width: int) -> int:
+    """Roughly: a unit has 17 times the square of its width."""
+    return sum(17 * (width << stage) ** 2 * units for stage, units in enumerate(stages))
 
 
 def check_classes(num_classes: object, labels: object) -> None:

@@ -1,4 +1,4 @@
-"""How weights start out, as in the paper's released code: Xavier for matrices, LeCun for the patches, zero biases.
+"""How weights start out: Xavier for matrices and LeCun for the patches, as in the paper's code, and zero biases.
 
 Every part initialises itself when it is built; these are the three ways they share.
 """
@@ -26,5 +26,5 @@ def lecun_normal_(conv: nn.Conv2d) -> nn.Conv2d:
 
 
 def small_(tensor: Tensor) -> Tensor:
-    """Normal with deviation 0.02, "from BERT": tokens, positions and the last layer."""
+    """Normal with deviation 0.02, as the paper's code has it for positions; here also for tokens and the last layer."""
     return nn.init.normal_(tensor, std=0.02)

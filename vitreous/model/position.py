@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.checks import Size
-from vitreous.model.init import small_
+from vitreous.model.init import lecun_normal_, small_
 from vitreous.model.options import Interpolation
 from vitreous.model.resample import resample, resample_line
 from vitreous.model.tokens import Layout
@@ -63,7 +63,9 @@ class AddedPosition(NoPosition, ABC):
         table = self.table_at(layout.grid, tokens.device).flatten(0, 1)
         own = table[:0] if self.prefix is None else self.prefix
         none = table.new_zeros(layout.prefix - own.shape[0], table.shape[1])
-        return tokens + torch.cat([own, none, table]).to(tokens.dtype)
+        position = torch.cat([own, none, table])
+        # Learned positions decide with the tokens in which type the sum is; fixed ones follow the tokens.
+        return tokens + (position if any(True for _ in self.parameters()) else position.to(tokens.dtype))
 
 
 class Learned1dPosition(AddedPosition):
@@ -78,7 +80,7 @@ class Learned1dPosition(AddedPosition):
         return resample(self.table, grid, self.interpolation)
 
     def resize(self, grid: Size) -> None:
-        self.table = nn.Parameter(resample(self.table.detach(), grid, self.interpolation).clone())
+        self.table = _replaced(self.table, resample(self.table.detach(), grid, self.interpolation))
 
 
 class Learned2dPosition(AddedPosition):
@@ -96,8 +98,8 @@ class Learned2dPosition(AddedPosition):
         return torch.cat([columns[None].expand(grid[0], -1, -1), rows[:, None].expand(-1, grid[1], -1)], dim=-1)
 
     def resize(self, grid: Size) -> None:
-        self.columns = nn.Parameter(resample_line(self.columns.detach(), grid[1], self.interpolation).clone())
-        self.rows = nn.Parameter(resample_line(self.rows.detach(), grid[0], self.interpolation).clone())
+        self.columns = _replaced(self.columns, resample_line(self.columns.detach(), grid[1], self.interpolation))
+        self.rows = _replaced(self.rows, resample_line(self.rows.detach(), grid[0], self.interpolation))
 
 
 class SinCos2dPosition(AddedPosition):
@@ -109,7 +111,8 @@ class SinCos2dPosition(AddedPosition):
         self.steps = width // 4 if convention == "mae" else width // 4 - 1
 
     def table_at(self, grid: Size, device: torch.device) -> Float[Tensor, "gh gw d"]:
-        frequencies = self.temperature ** (-torch.arange(self.width // 4, device=device) / self.steps)
+        steps = torch.arange(self.width // 4, device=device, dtype=torch.float32)
+        frequencies = self.temperature ** (-steps / self.steps)
         x = (torch.arange(grid[1], device=device)[:, None] * frequencies).expand(grid[0], -1, -1)
         y = (torch.arange(grid[0], device=device)[:, None, None] * frequencies).expand(-1, grid[1], -1)
         return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1)
@@ -129,7 +132,7 @@ class Rotary2dPosition(NoPosition):
         self.frequencies, self.base = head_dim // 4, base
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
-        (gh, gw), steps = layout.grid, torch.arange(self.frequencies, device=device)
+        (gh, gw), steps = layout.grid, torch.arange(self.frequencies, device=device, dtype=torch.float32)
         turns = 2 * math.pi * self.base ** (-steps / self.frequencies)
         y, x = (2 * (torch.arange(side, device=device) + 0.5) / side - 1 for side in (gh, gw))
         rows = (y[:, None, None] * turns).expand(-1, gw, -1)
@@ -165,7 +168,7 @@ class RelativeBiasPosition(NoPosition):
 
     def resize(self, grid: Size) -> None:
         size = (2 * grid[0] - 1, 2 * grid[1] - 1)
-        self.table = nn.Parameter(resample(self.table.detach(), size, self.interpolation).clone())
+        self.table = _replaced(self.table, resample(self.table.detach(), size, self.interpolation))
 
 
 # ---- Done between two blocks -----------------------------------------------------------------------------------------
@@ -177,6 +180,7 @@ class ConditionalPosition(NoPosition):
     def __init__(self, width: int, kernel_size: int):
         super().__init__()
         self.convolution = nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width)
+        lecun_normal_(self.convolution)
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         if layer != 0:
@@ -197,3 +201,8 @@ class ConditionalPosition(NoPosition):
         b, _, d = patches.shape
         picture = patches.transpose(1, 2).reshape(b, d, *grid)
         return self.convolution(picture).flatten(2).transpose(1, 2)
+
+
+def _replaced(old: nn.Parameter, new: Tensor) -> nn.Parameter:
+    """A parameter in the place of another, frozen where that was."""
+    return nn.Parameter(new.clone(), requires_grad=old.requires_grad)

@@ -5,9 +5,9 @@ This file imports torch only when a model is built.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints, overload
 
-from vitreous.model.checks import as_size, suggestion
+from vitreous.model.checks import BadValue, as_size, suggestion
 from vitreous.model.codec import decode
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, ResNetStem, SwiGlu
@@ -34,7 +34,9 @@ SIZES = {
     "g": Shape(1408, 40, 16, 6144),  # Scaling Vision Transformers (arXiv 2106.04560), Table 2
     "G": Shape(1664, 48, 16, 8192),
     "g2": Shape(1536, 40, 24, 4096),  # DINOv2's own giant, with SwiGLU (arXiv 2304.07193, Table 17)
-    "Lite6": Shape(256, 6, 4, 512),  # ViT-Lite of Compact Transformers (arXiv 2104.05704), for 32-pixel images
+    "Lite6": Shape(
+        256, 6, 4, 512
+    ),  # the sizes of ViT-Lite (Compact Transformers, arXiv 2104.05704), for 32-pixel images
     "Lite7": Shape(256, 7, 4, 512),
 }
 
@@ -105,13 +107,13 @@ PRESETS = _presets()
 def preset(name: str) -> ViTConfig | ResNetConfig:
     """The config of a preset.
 
-    >>> preset("ViT-B16")
+    >>> preset("ViT-B16")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?); `vitreous info` lists them all
+    vitreous.model.checks.BadValue: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?); ...
     """
     if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}; `vitreous info` lists them all")
+        raise BadValue(f"there is no preset {name!r}{suggestion(name, PRESETS)}; `vitreous info` lists them all")
     return PRESETS[name]
 
 
@@ -136,6 +138,20 @@ def configure(
     return dataclasses.replace(config, **changes)
 
 
+@overload
+def create(  # type: ignore[overload-overlap] # the one preset that is not a ViT
+    name: Literal["BiT-R50x1"],
+    num_classes: int | None = None,
+    image_size: int | Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> "ResNet": ...
+@overload
+def create(
+    name: str,
+    num_classes: int | None = None,
+    image_size: int | Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> "ViT": ...
 def create(
     name: str,
     num_classes: int | None = None,

@@ -7,6 +7,7 @@ gh, gw: grid height and width; d: width.
 
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -35,7 +36,6 @@ WAYS: dict[Interpolation, _Way] = {
 def resample(table: Float[Tensor, "gh gw d"], grid: Size, interpolation: Interpolation) -> Float[Tensor, "h w d"]:
     """`table` at another grid.
 
-    >>> import torch
     >>> resample(torch.zeros(14, 14, 768), (16, 20), "timm").shape
     torch.Size([16, 20, 768])
     """
@@ -43,7 +43,7 @@ def resample(table: Float[Tensor, "gh gw d"], grid: Size, interpolation: Interpo
     if (gh, gw) == grid:
         return table
     way = WAYS[interpolation]
-    picture = table.float().permute(2, 0, 1)[None]
+    picture = table.to(torch.promote_types(table.dtype, torch.float32)).permute(2, 0, 1)[None]
     if way.scale_offset:
         # The scale, not the size, decides where the samples are taken: (h + 0.1) / gh instead of h / gh.
         scale = ((grid[0] + way.scale_offset) / gh, (grid[1] + way.scale_offset) / gw)

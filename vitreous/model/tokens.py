@@ -27,6 +27,7 @@ class Features(NamedTuple):
     prefix: Float[Tensor, "b p d"]
     patches: Float[Tensor, "b n d"]
     grid: Size
+    kept: Tensor | None = None  # [b, n], the places of the patches where some were left out; None: all of the grid
 
 
 class PrefixTokens(nn.Module):
@@ -61,7 +62,8 @@ def keep_patches(
     """
     prefix, patches = tokens[:, : layout.prefix], tokens[:, layout.prefix :]
     patches = patches.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))
-    return torch.cat([prefix, patches], dim=1), layout._replace(kept=kept)
+    places = kept if layout.kept is None else layout.kept.gather(1, kept)  # `kept` counts what is there, not the grid
+    return torch.cat([prefix, patches], dim=1), layout._replace(kept=places)
 
 
 def drop_patches(tokens: Float[Tensor, "b t d"], layout: Layout, rate: float) -> tuple[Float[Tensor, "b s d"], Layout]:

@@ -117,8 +117,9 @@ class ViT(nn.Module):
 
         Calling a model with another size works too; it then resamples every time.
         """
+        config = self.config.resized(as_size(image_size))  # refuses a size that does not fit before anything is copied
         model = copy.deepcopy(self)
-        model.config = self.config.resized(as_size(image_size))
+        model.config = config
         model.position.resize(model.config.grid)
         return model
 
@@ -127,10 +128,10 @@ class ViT(nn.Module):
         return zip(range(max(wanted, default=-1) + 1), self.encoder.walk(tokens, layout, self.position), strict=False)
 
     def _features(self, tokens: Tensor, layout: Layout) -> Features:
-        return Features(tokens[:, : layout.prefix], tokens[:, layout.prefix :], layout.grid)
+        return Features(tokens[:, : layout.prefix], tokens[:, layout.prefix :], layout.grid, layout.kept)
 
     def _layers(self, layers: Sequence[int] | None) -> list[int]:
-        depth = self.config.depth
+        depth = len(self.encoder.blocks)
         for layer in layers or ():
             if not -depth <= layer < depth:
                 raise ValueError(
