@@ -28,7 +28,7 @@ test: setup
 lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy vitreous benchmarks
+	@$(BIN)/mypy vitreous benchmarks recipes
 
 format: setup
 	@$(BIN)/ruff format .
@@ -36,6 +36,7 @@ format: setup
 
 bench: setup
 	@$(BIN)/python -m benchmarks.forward
+	@$(BIN)/python -m benchmarks.loading
 
 clean:
 	@rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

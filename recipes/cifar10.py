@@ -4,6 +4,7 @@ Command:  python -m recipes.cifar10 --data-root DIR      (DIR holds cifar10.npz;
 """
 
 from vitreous.train.config import Augment, Optim, TrainConfig
+from vitreous.train.defaults import FEW_PICTURES
 
 
 def config() -> TrainConfig:
@@ -11,13 +12,12 @@ def config() -> TrainConfig:
         data="cifar10",
         model="ViT-S/4",
         image_size=(32,),
-        set=('position={"kind": "Conditional"}', 'pool={"kind": "GlobalAverage"}', "class_token=false"),
-        epochs=100,
+        set=FEW_PICTURES,
+        epochs=150,
         batch_size=512,
         compile=True,
-        smoothing=0.1,
         stochastic_depth=0.1,
-        optim=Optim(optimizer="muon", lr=2e-3, weight_decay=0.05, warmup=0.05, ema=0.999),
+        optim=Optim(lr=1e-3, weight_decay=0.05, warmup=0.05, ema=0.999),
         augment=Augment(crop="padded", policy="trivial", mixup=0.2, cutmix=1.0),
         evaluate_every=10,
     )

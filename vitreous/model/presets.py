@@ -34,9 +34,7 @@ SIZES = {
     "g": Shape(1408, 40, 16, 6144),  # Scaling Vision Transformers (arXiv 2106.04560), Table 2
     "G": Shape(1664, 48, 16, 8192),
     "g2": Shape(1536, 40, 24, 4096),  # DINOv2's own giant, with SwiGLU (arXiv 2304.07193, Table 17)
-    "Lite6": Shape(
-        256, 6, 4, 512
-    ),  # the sizes of ViT-Lite (Compact Transformers, arXiv 2104.05704), for 32-pixel images
+    "Lite6": Shape(256, 6, 4, 512),  # sizes of ViT-Lite (Compact Transformers, arXiv 2104.05704), for 32 pixels
     "Lite7": Shape(256, 7, 4, 512),
 }
 
