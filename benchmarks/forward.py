@@ -7,19 +7,17 @@ ratio. Prints one table and writes JSON.
 """
 
 import dataclasses
-import json
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import tyro
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.peers import PEERS
+from benchmarks.table import publish
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
@@ -73,15 +71,10 @@ def main(options: Options) -> None:
     results = [Result(name, value, options.batch / value, base / value) for name, value in seconds.items()]
 
     setting = f"{options.model}, batch {options.batch}, float32, {torch.get_num_threads()} threads"
-    table = Table("system", "ms", "images/s", f"speed / {options.against[0]}", title=setting, box=None)
-    for result in results:
-        table.add_row(
-            result.system, f"{result.seconds * 1e3:.0f}", f"{result.images_per_second:.2f}", f"{result.speed:.2f}"
-        )
-    Console().print(table)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {"setting": setting, "torch": torch.__version__, "results": [asdict(result) for result in results]}
-    options.out.write_text(json.dumps(record, indent=2))
+    rows = [
+        [one.system, f"{one.seconds * 1e3:.0f}", f"{one.images_per_second:.2f}", f"{one.speed:.2f}"] for one in results
+    ]
+    publish(setting, ["system", "ms", "images/s", f"speed / {options.against[0]}"], rows, results, options.out)
 
 
 if __name__ == "__main__":

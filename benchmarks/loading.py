@@ -13,11 +13,10 @@ costs Pillow less than bicubic, and us hardly, so that the ratio is smaller ther
 """
 
 import io
-import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -25,11 +24,10 @@ import numpy as np
 import torch
 import tyro
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks.peers import import_timm
+from benchmarks.table import publish
 from vitreous.data.decode import random_resized_crop
 from vitreous.data.draws import Draws
 
@@ -132,19 +130,11 @@ def main(options: Options) -> None:
 
     kilobytes = statistics.mean(map(len, files)) / 1e3
     setting = f"{options.width} x {options.height} JPEG of {kilobytes:.0f} kB to {options.size} pixels, 1 thread"
-    table = Table("interpolation", "system", "ms", "images/s", "speed", title=setting, box=None)
-    for result in results:
-        table.add_row(
-            result.interpolation,
-            result.system,
-            f"{result.milliseconds:.3f}",
-            f"{result.images_per_second:.0f}",
-            f"{result.speed:.2f}",
-        )
-    Console().print(table)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {"setting": setting, "torch": torch.__version__, "results": [asdict(result) for result in results]}
-    options.out.write_text(json.dumps(record, indent=2))
+    rows = [
+        [one.interpolation, one.system, f"{one.milliseconds:.3f}", f"{one.images_per_second:.0f}", f"{one.speed:.2f}"]
+        for one in results
+    ]
+    publish(setting, ["interpolation", "system", "ms", "images/s", "speed"], rows, results, options.out)
 
 
 if __name__ == "__main__":

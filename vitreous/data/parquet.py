@@ -55,10 +55,10 @@ class _Bare(Source):
         self.labels, self.classes = labels, classes
 
     def picture(self, index: int) -> bytes:
-        raise NotImplementedError
+        raise TypeError("these are labels without their pictures")
 
     def name(self, index: int) -> str:
-        raise NotImplementedError
+        raise TypeError("these are labels without their pictures")
 
 
 def _parquet(path: Path) -> Any:
