@@ -1,6 +1,7 @@
 """What is chosen where the user said nothing, for the data at hand. Every choice is said aloud."""
 
 import dataclasses
+import json
 import math
 import os
 from dataclasses import dataclass
@@ -8,11 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from vitreous.data.config import Augmentation
 from vitreous.data.decode import UnreadableImage, size_of
 from vitreous.data.source import DataSet, Source
+from vitreous.model.checks import as_size, fail
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.presets import configure
 from vitreous.train.config import Augment, TrainConfig
+from vitreous.weights.native import describe
 
 # Parts that learn from few pictures: a convolution that tells position, and the mean of the patches. On the digits they
 # leave a quarter of the mistakes that learned positions and a class token make (0.992 against 0.964).
@@ -51,14 +57,18 @@ def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) 
     if not config.image_size and config.init is None:
         pixels = 32 if small else 224 if side >= 160 and device != "cpu" else 128 if side >= 96 else 64
         pick("image_size", (pixels,), f"pictures of about {side} pixels on {device}")
-    if config.batch_size is None:
-        ideal = 512 if device == "cuda" else 64
-        pick("batch_size", _batch_size(count, ideal, processes * config.accumulate), f"{count} pictures on {device}")
+    if not isinstance(config.batch_size, int):
+        ideal, reason = (512 if device == "cuda" else 64), f"{count} pictures on {device}"
+        if config.batch_size == "auto":
+            ideal = processes * fitting_batch(_model_config(config), free_memory(device))
+            reason = "what fits into half of the free memory"
+        pick("batch_size", _batch_size(count, ideal, processes * config.accumulate), reason)
     base, reason = _augmentation(count, small, config.init is not None)
     if config.augment == Augment():
         notes.append(f"augmentation: {reason}")
     config = dataclasses.replace(config, augment=Augment(**dataclasses.asdict(config.augment.on(base))))
-    if config.epochs is None and config.steps is None and isinstance(config.batch_size, int):
+    assert isinstance(config.batch_size, int)
+    if config.epochs is None and config.steps is None:
         per_epoch = max(count // config.batch_size, 1)
         epochs = 20 if config.init is not None else 100 if small else 300 if count > 100_000 else 100
         epochs = max(min(epochs, MAX_STEPS // per_epoch), math.ceil(MIN_STEPS / per_epoch), 1)
@@ -85,6 +95,50 @@ def typical_side(source: Source, looks: int = 25) -> int:
     if not sides:
         raise ValueError(f"none of the first {min(looks, len(source))} pictures can be read, such as {source.name(0)}")
     return int(np.median(sides))
+
+
+def fitting_batch(model: ViTConfig | ResNetConfig, memory: int) -> int:
+    """The largest power of two whose activations take at most half of the memory, up to 4096.
+
+    >>> fitting_batch(ViTConfig(), memory=16 << 30)
+    64
+    """
+    from vitreous.model.cost import cost
+
+    return 1 << min(max(memory // (2 * cost(model).activation_bytes), 1), 4096).bit_length() - 1
+
+
+def free_memory(device: str) -> int:
+    """In bytes, on the device that the run will use."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _model_config(config: TrainConfig) -> ViTConfig | ResNetConfig:
+    size = as_size(config.image_size) if config.image_size else None
+    if config.init is not None:
+        model = describe(config.init).config
+        return model if size is None else model.resized(size)
+    return configure(config.model or "", image_size=size, overrides=parse_fields(config.set))
+
+
+def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of a model's config from the command line.
+
+    >>> parse_fields(("registers=4", 'position={"kind": "Rotary2d"}'))
+    {'registers': 4, 'position': {'kind': 'Rotary2d'}}
+    """
+    fields = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fail("set", text, 'field=JSON, such as registers=4 or \'position={"kind": "Rotary2d"}\'')
+        if not equals:
+            fail("set", text, "field=JSON, such as registers=4")
+    return fields
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -1,6 +1,5 @@
 """Everything a run needs, put together from its config: data, model, task, optimizer, loaders."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
 from vitreous.train.checkpoint import State
 from vitreous.train.config import TrainConfig
+from vitreous.train.defaults import parse_fields
 from vitreous.train.distributed import World, parallelise
 from vitreous.train.ema import Ema
 from vitreous.train.lora import add_lora
@@ -115,24 +115,6 @@ def build_model(config: TrainConfig, data: DataSet) -> ViT | ResNet:
     if size is not None and max(size) <= 64:  # small pictures have no edges to spare
         names["preprocessing"] = Preprocessing(crop_fraction=1.0)
     return build(configure(config.model, len(data.classes), size, names | regularisation))
-
-
-def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of a model's config from the command line.
-
-    >>> parse_fields(("registers=4", 'position={"kind": "Rotary2d"}'))
-    {'registers': 4, 'position': {'kind': 'Rotary2d'}}
-    """
-    fields = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        try:
-            fields[name] = json.loads(value)
-        except json.JSONDecodeError:
-            fail("set", text, 'field=JSON, such as registers=4 or \'position={"kind": "Rotary2d"}\'')
-        if not equals:
-            fail("set", text, "field=JSON, such as registers=4")
-    return fields
 
 
 def choose_weights(model: ViT | ResNet, config: TrainConfig) -> None:
