@@ -33,7 +33,8 @@ def test_a_wrong_field_is_named(field: str, value: object, message: str) -> None
 
 
 def test_the_ends_of_the_ranges_are_allowed() -> None:
-    Augmentation(flip=0, erasing=1, crop_scale=(1.0, 1.0), mixup=0.01, cutmix=32, policy_magnitude=15)
+    ends = Augmentation(flip=0, erasing=1, crop_scale=(1.0, 1.0), mixup=0.01, cutmix=32, policy_magnitude=15)
+    assert (ends.flip, ends.erasing, ends.cutmix) == (0, 1, 32)
 
 
 def test_it_needs_no_torch() -> None:

@@ -142,6 +142,8 @@ def test_rows_are_true_and_columns_predicted(tmp_path: Path) -> None:
 
 def test_any_name_can_be_drawn(tmp_path: Path) -> None:
     plots.confusion(tmp_path / "x.png", evaluation(90, 9, NASTY))
+    with Image.open(tmp_path / "x.png") as drawn:
+        assert len(np.unique(np.asarray(drawn.convert("L")))) > 20  # a picture with shades, not an empty page
 
 
 @pytest.mark.parametrize("skill", [0, 2, 100])
