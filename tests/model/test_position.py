@@ -181,13 +181,15 @@ def test_relative_bias_by_brute_force(kept: torch.Tensor | None) -> None:
                 assert torch.equal(bias[b, :, i, j], expected)
 
 
-def test_conditional_speaks_once_and_leaves_the_prefix_alone() -> None:
-    position = ConditionalPosition(4, kernel_size=3)
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_conditional_speaks_after_the_first_blocks_and_leaves_the_prefix_alone(blocks: int) -> None:
+    position = ConditionalPosition(4, kernel_size=3, blocks=blocks)
     tokens, layout = torch.randn(1, 2 + 6, 4), Layout(2, (2, 3))
-    assert torch.equal(position.between(1, tokens, layout), tokens)
-    heard = position.between(0, tokens, layout)
-    assert torch.equal(heard[:, :2], tokens[:, :2])
+    assert torch.equal(position.between(blocks, tokens, layout), tokens)
     picture = tokens[:, 2:].transpose(1, 2).reshape(1, 4, 2, 3)
-    expected = picture + position.convolution(picture)
-    torch.testing.assert_close(heard[:, 2:], expected.flatten(2).transpose(1, 2))
+    for layer, convolution in enumerate(position.convolutions):
+        heard = position.between(layer, tokens, layout)
+        assert torch.equal(heard[:, :2], tokens[:, :2])
+        expected = picture + convolution(picture)
+        torch.testing.assert_close(heard[:, 2:], expected.flatten(2).transpose(1, 2))
     assert position.attend(layout, CPU) == AttentionTerms()

@@ -7,6 +7,7 @@ from torch import nn
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.train.config import Optim
+from vitreous.train.muon import Muon
 from vitreous.train.optim import Optimizers, build_optimizers, decays, layer_of
 
 KINDS = ["adamw", "sgd", "muon"]
@@ -86,3 +87,26 @@ def test_state_can_be_created_without_moving(kind: str, small: ViTConfig) -> Non
     optimizers.create_state()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(part.state for part in optimizers.parts)
+
+
+def test_muon_is_torchs_muon_for_every_matrix() -> None:
+    """Packed matrices are taken apart: query, key and value each on their own."""
+    torch.manual_seed(0)
+    weights = [torch.randn(shape) for shape in [(8, 12), (24, 8), (8, 12), (12, 8)]]
+    gradients = [[torch.randn_like(weight) for weight in weights] for _ in range(4)]
+    ours = [nn.Parameter(weight.clone()) for weight in weights]
+    packed = [nn.Parameter(torch.cat([weights[0], weights[2]]))]
+    theirs = [nn.Parameter(weight.clone()) for weight in weights]
+    options = {"lr": 0.1, "momentum": 0.9}
+    mine = Muon([{"params": ours, "weight_decay": 0.2}], **options)
+    apart = Muon([{"params": packed, "weight_decay": 0.2, "parts": 2}], **options)
+    live = torch.optim.Muon(theirs, weight_decay=0.2, adjust_lr_fn="match_rms_adamw", **options)
+    for step in gradients:
+        for a, b, gradient in zip(ours, theirs, step, strict=True):
+            a.grad, b.grad = gradient.clone(), gradient.clone()
+        packed[0].grad = torch.cat([step[0], step[2]])
+        for optimizer in (mine, apart, live):
+            optimizer.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)  # bfloat16 products in another order
+    torch.testing.assert_close(packed[0], torch.cat([ours[0], ours[2]]))

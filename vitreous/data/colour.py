@@ -66,7 +66,8 @@ def sharpness(images: Images, factor: Numbers) -> Images:
 
 def jitter(images: Images, factors: Float[Tensor, "b 3"], order: Int[Tensor, "b"]) -> Images:
     """Brightness, contrast and saturation by their factors, in one of the six orders (0 to 5)."""
-    orders = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]], device=images.device)
+    orders = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
+    orders = orders.to(images.device, non_blocking=True)
     x = images.float()
     for which in orders[order].unbind(1):
         grey = luma(x)

@@ -29,7 +29,7 @@ def padded_crop(images: Images, places: Float[Tensor, "b 2"]) -> Images:
     pad_h, pad_w = h // 8, w // 8
     padded = F.pad(images, (pad_w, pad_w, pad_h, pad_h), mode="reflect")
     windows = padded.unfold(2, h, 1).unfold(3, w, 1)  # [b, c, tops, lefts, h, w], a view
-    top, left = (places * torch.tensor(windows.shape[2:4], device=places.device)).long().unbind(1)
+    top, left = ((places[:, i] * windows.shape[2 + i]).long() for i in range(2))
     return windows[torch.arange(b, device=images.device), :, top, left]
 
 
@@ -40,8 +40,8 @@ def affine(images: Images, matrices: Float[Tensor, "b 2 3"]) -> Images:
     y = torch.arange(h, device=images.device)[:, None] + 0.5 - h / 2
     # Written out: as a matrix product a GPU might round it to TF32, which is a tenth of a pixel.
     a, b = matrices[..., None, None].unbind(1)
-    grid = torch.stack([a[:, 0] * x + a[:, 1] * y + a[:, 2], b[:, 0] * x + b[:, 1] * y + b[:, 2]], dim=-1)
-    grid = grid * (2 / torch.tensor([w, h], device=images.device))  # grid_sample's borders are at -1 and 1
+    from_x, from_y = (row[:, 0] * x + row[:, 1] * y + row[:, 2] for row in (a, b))
+    grid = torch.stack([from_x * (2 / w), from_y * (2 / h)], dim=-1)  # grid_sample's borders are at -1 and 1
     sampled = F.grid_sample(images.float() - GREY, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return (sampled + GREY).round().to(torch.uint8)
 
@@ -61,7 +61,7 @@ def warp(
     """
     b, _, h, w = images.shape
     shear_x, shear_y, right, down, degrees = (
-        torch.as_tensor(x, dtype=torch.float32, device=images.device).expand(b)
+        x.float() if isinstance(x, Tensor) else torch.full((b,), float(x), device=images.device)
         for x in (shear_x, shear_y, right, down, degrees)
     )
     sine, cosine = degrees.deg2rad().sin(), degrees.deg2rad().cos()

@@ -111,8 +111,8 @@ def build_position(config: ViTConfig) -> position.NoPosition:
             return position.RelativeBiasPosition(config.num_heads, config.grid, interpolation)
         case options.Rotary2d(base):
             return position.Rotary2dPosition(config.width // config.num_heads, base)
-        case options.Conditional(kernel_size):
-            return position.ConditionalPosition(config.width, kernel_size)
+        case options.Conditional(kernel_size, blocks):
+            return position.ConditionalPosition(config.width, kernel_size, min(blocks, config.depth))
 
 
 def build_pool(config: ViTConfig) -> nn.Module:

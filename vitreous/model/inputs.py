@@ -3,6 +3,7 @@
 b: batch; c: channels; h, w: image height and width.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -25,9 +26,11 @@ def check_images(images: Tensor, channels: int) -> None:
 def normalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) -> Float[Tensor, "b c h w"]:
     """Pixels in [0, 1] as the model wants them.
 
-    >>> import torch
     >>> normalise(torch.ones(1, 3, 1, 1), Preprocessing(mean=(0.5,), std=(0.25,))).flatten()
     tensor([2., 2., 2.])
     """
-    mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    mean, std = (  # sent without waiting for what the device has yet to do
+        torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True).view(1, -1, 1, 1)
+        for values in (preprocessing.mean, preprocessing.std)
+    )
     return (images - mean) / std

@@ -93,11 +93,16 @@ class Rotary2d:
 
 @dataclass(frozen=True)
 class Conditional:
-    """CPVT: a depth-wise convolution after the first block, whose zero padding tells where the border is."""
+    """CPVT: a depth-wise convolution after the first block, whose zero padding tells where the border is.
+
+    After more of the blocks, each with its own, it also tells what is near: of use where pictures are few.
+    """
 
     kernel_size: int = 3
+    blocks: int = 1
 
     def __post_init__(self) -> None:
+        check_whole("position.blocks", self.blocks, 1, 1024)
         check_whole("position.kernel_size", self.kernel_size, 1, 31)
         if self.kernel_size % 2 == 0:
             fail("position.kernel_size", self.kernel_size, "odd, so that the grid keeps its size")

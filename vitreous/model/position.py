@@ -175,32 +175,35 @@ class RelativeBiasPosition(NoPosition):
 
 
 class ConditionalPosition(NoPosition):
-    """CPVT's position encoding generator: after the first block, each patch hears from its neighbours."""
+    """CPVT's position encoding generator: after the first blocks, each patch hears from its neighbours."""
 
-    def __init__(self, width: int, kernel_size: int):
+    def __init__(self, width: int, kernel_size: int, blocks: int = 1):
         super().__init__()
-        self.convolution = nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width)
-        lecun_normal_(self.convolution)
+        self.convolutions = nn.ModuleList(
+            lecun_normal_(nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width))
+            for _ in range(blocks)
+        )
+        for convolution in self.convolutions.parameters():  # so that many add up to no more than one
+            convolution.data /= math.sqrt(blocks)
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        if layer != 0:
+        if layer >= len(self.convolutions):
             return tokens
         (gh, gw), p = layout.grid, layout.prefix
         b, _, d = tokens.shape
         patches = tokens[:, p:]
         if layout.kept is None:
-            heard = self._convolve(patches, layout.grid)
+            heard = self._convolve(layer, patches, layout.grid)
         else:  # patches that are left out are silent: zeros
             index = layout.kept[..., None].expand(-1, -1, d)
-            heard = self._convolve(patches.new_zeros(b, gh * gw, d).scatter(1, index, patches), layout.grid).gather(
-                1, index
-            )
+            whole = patches.new_zeros(b, gh * gw, d).scatter(1, index, patches)
+            heard = self._convolve(layer, whole, layout.grid).gather(1, index)
         return torch.cat([tokens[:, :p], patches + heard], dim=1)
 
-    def _convolve(self, patches: Float[Tensor, "b n d"], grid: Size) -> Float[Tensor, "b n d"]:
+    def _convolve(self, layer: int, patches: Float[Tensor, "b n d"], grid: Size) -> Float[Tensor, "b n d"]:
         b, _, d = patches.shape
         picture = patches.transpose(1, 2).reshape(b, d, *grid)
-        return self.convolution(picture).flatten(2).transpose(1, 2)
+        return self.convolutions[layer](picture).flatten(2).transpose(1, 2)
 
 
 def _replaced(old: nn.Parameter, new: Tensor) -> nn.Parameter:

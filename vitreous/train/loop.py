@@ -52,7 +52,7 @@ def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any
                 _save(job, folder, progress)
                 raise Interrupted(number, f"stopped after step {step + 1} of {job.total_steps}, saved in {folder}")
             if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
-                figures = _finish_epoch(job, folder, display, monitor, progress, rate)
+                figures = _finish_epoch(job, folder, display, monitor, progress, clock, rate)
                 if config.patience is not None and progress.since_best >= config.patience:
                     display.say(f"no better for {progress.since_best} evaluations: stopping early")
                     break
@@ -62,7 +62,13 @@ def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any
 
 
 def _finish_epoch(
-    job: Job, folder: Path, display: Display, monitor: Monitor, progress: checkpoint.Progress, rate: float
+    job: Job,
+    folder: Path,
+    display: Display,
+    monitor: Monitor,
+    progress: checkpoint.Progress,
+    clock: "_Clock",
+    rate: float,
 ) -> dict[str, Any]:
     """Report, evaluate where it is time to, keep what is best, save."""
     config, world = job.config, job.world
@@ -70,7 +76,7 @@ def _finish_epoch(
     last = progress.step == job.total_steps
     row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": rate, **monitor.figures()}
     _refuse_too_many_unreadable(job, monitor.all_unreadable())
-    if epoch % (config.evaluate_every or 1) == 0 or last:
+    if evaluated := epoch % (config.evaluate_every or 1) == 0 or last:
         figures = evaluate(job, job.data.val).evaluation.metrics()
         row |= {f"val_{name}": value for name, value in figures.items()}
         score = row[f"val_{job.task.best}"]
@@ -84,7 +90,8 @@ def _finish_epoch(
             rows.write(json.dumps(row) + "\n")
         if config.tensorboard:
             log_to_tensorboard(folder, row)
-    _save(job, folder, progress)
+    if evaluated or clock.due(config.save_minutes):
+        _save(job, folder, progress)
     shown = ("train_loss", "val_loss", f"val_{job.task.best}", "train_images_per_second")
     display.epoch(epoch, {name: row[name] for name in shown if name in row})
     monitor.reset()

@@ -27,7 +27,7 @@ class Monitor:
         self.unreadable: dict[str, None] = {}  # in the order they were met, each once
         self.skipped = 0
         self._in_a_row: deque[Tensor] = deque(maxlen=BROKEN_IN_A_ROW)  # indices of the broken batches
-        self._pending: tuple[StepResult, Batch] | None = None
+        self._pending: tuple[_Later, Batch] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -39,14 +39,14 @@ class Monitor:
         self._images += len(batch.labels) * self.world.size
         self.unreadable |= dict.fromkeys(batch.problems)
         self.check()
-        self._pending = (result, batch)
+        self._pending = (_Later(result.skipped), batch)
 
     def check(self) -> None:
-        """Read the step before the last, which the device has finished by now."""
+        """Wait for the step before the last; meanwhile the device has the last one to work on."""
         if self._pending is None:
             return
-        (result, batch), self._pending = self._pending, None
-        if not bool(result.skipped):
+        (skipped, batch), self._pending = self._pending, None
+        if not skipped.value():
             self._in_a_row.clear()
             return
         self.skipped += 1
@@ -81,6 +81,22 @@ class Monitor:
         for names in self.world.gather(list(self.unreadable)):
             everyone |= dict.fromkeys(names)
         return list(everyone)
+
+
+class _Later:
+    """A number on its way from the device. Asking the device itself would wait for all that it was given since."""
+
+    def __init__(self, number: Tensor):
+        on_gpu = number.device.type == "cuda"
+        self.number = torch.empty(number.shape, pin_memory=on_gpu).copy_(number, non_blocking=on_gpu)
+        self.arrived = torch.cuda.Event() if on_gpu else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def value(self) -> float:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.number.item()
 
 
 class Interrupted(Exception):

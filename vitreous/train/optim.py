@@ -8,6 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.train.config import Optim
+from vitreous.train.muon import Muon
+
+# Weights that hold several matrices, one on the other: Muon takes each by itself.
+PACKED = {".qkv.": 3, ".kv.": 2, ".gate_and_up.": 2}
 
 
 @dataclass
@@ -23,13 +27,10 @@ class Optimizers:
                 group["lr"] = peak * share
 
     def step(self, skip: Tensor) -> None:
-        """Move the weights, or leave everything as it is where `skip` is 1. The fused ones decide on the device."""
+        """Move the weights, or leave everything as it is where `skip` is 1: the device decides, and nothing waits."""
         for part in self.parts:
-            if part.defaults.get("fused"):
-                part.grad_scale, part.found_inf = None, skip  # type: ignore[attr-defined]
-                part.step()
-            elif not bool(skip):
-                part.step()
+            part.grad_scale, part.found_inf = None, skip  # type: ignore[attr-defined]
+            part.step()
 
     def create_state(self) -> None:
         """Bring momenta into being, so that they can be filled: torch makes them at the first step. Nothing moves."""
@@ -38,7 +39,7 @@ class Optimizers:
                 group["lr"] = 0.0
                 for weight in group["params"]:
                     weight.grad = torch.zeros_like(weight)
-            part.step()
+        self.step(torch.zeros((), device=next(iter(self.parts[0].param_groups[0]["params"])).device))
         self.zero_grad()
 
     def zero_grad(self) -> None:
@@ -57,10 +58,7 @@ def build_optimizers(model: nn.Module, config: Optim, depth: int) -> Optimizers:
         return _with_peaks([_adamw(groups, config) if config.optimizer == "adamw" else _sgd(groups, config)])
     inside = [(name, weight) for name, weight in named if ".blocks." in f".{name}" and weight.ndim == 2]
     outside = [(name, weight) for name, weight in named if not (".blocks." in f".{name}" and weight.ndim == 2)]
-    # Muon's steps have the size of AdamW's ("match_rms_adamw"), so that both take one learning rate.
-    muon = torch.optim.Muon(
-        _groups(inside, config, depth, lr), lr=lr, momentum=config.momentum, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = Muon(_groups(inside, config, depth, lr), lr, config.momentum)
     return _with_peaks([muon, _adamw(_groups(outside, config, depth, lr), config)])
 
 
@@ -83,15 +81,17 @@ def decays(name: str, weight: Tensor) -> bool:
 
 
 def _groups(named: Iterable[tuple[str, nn.Parameter]], config: Optim, depth: int, lr: float) -> list[dict[str, object]]:
-    groups: dict[tuple[int, bool], dict[str, object]] = {}
+    groups: dict[tuple[int, bool, int], dict[str, object]] = {}
     for name, weight in named:
         layer, decayed = layer_of(name, depth) if config.layer_decay != 1 else depth + 1, decays(name, weight)
+        parts = next((count for part, count in PACKED.items() if part in name), 1) if config.optimizer == "muon" else 1
         group = groups.setdefault(
-            (layer, decayed),
+            (layer, decayed, parts),
             {
                 "params": [],
                 "lr": lr * config.layer_decay ** (depth + 1 - layer),
                 "weight_decay": config.weight_decay if decayed else 0.0,
+                "parts": parts,
             },
         )
         group["params"].append(weight)  # type: ignore[attr-defined]
