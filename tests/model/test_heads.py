@@ -30,4 +30,9 @@ def test_norm_and_two_layers_with_gelu() -> None:
 
 
 def test_none_passes_the_pooled_features_through() -> None:
-    assert torch.equal(build_head(TanhHead(5), 8, 0, 1e-6)(POOLED), POOLED)
+    assert torch.equal(build_head(MlpHead(5), 8, 0, 1e-6)(POOLED), POOLED)
+
+
+def test_pre_logits_stay_without_a_classifier() -> None:
+    head = build_head(TanhHead(5), 8, 0, 1e-6)
+    torch.testing.assert_close(head(POOLED), torch.tanh(head.pre_logits(POOLED)))

@@ -1,6 +1,6 @@
 """Multi-head self-attention (appendix A, equations 5 to 8), and attention pooling, which shares its arithmetic.
 
-b: batch; t, s: tokens that ask, tokens that answer; d: width; heads x head_dim = d.
+b: batch; t, s: tokens that ask, tokens that answer; d: width; heads x head_dim is d unless told otherwise.
 """
 
 from typing import NamedTuple
@@ -30,6 +30,7 @@ class SelfAttention(nn.Module):
         self,
         width: int,
         num_heads: int,
+        head_dim: int | None = None,
         qkv_bias: bool = True,
         qk_norm_eps: float | None = None,
         qk_scale: float | None = None,
@@ -37,21 +38,20 @@ class SelfAttention(nn.Module):
         output_dropout: float = 0.0,
     ):
         super().__init__()
-        head_dim = width // num_heads
-        self.num_heads, self.dropout = num_heads, attention_dropout
+        head_dim = head_dim or width // num_heads
+        self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, attention_dropout
         self.scale = head_dim**-0.5 if qk_scale is None else qk_scale
-        self.qkv = xavier_(nn.Linear(width, 3 * width, bias=qkv_bias), parts=3)
+        self.qkv = xavier_(nn.Linear(width, 3 * num_heads * head_dim, bias=qkv_bias), parts=3)
         self.q_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
         self.k_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
-        self.output = xavier_(nn.Linear(width, width))
+        self.output = xavier_(nn.Linear(num_heads * head_dim, width))
         self.output_dropout = nn.Dropout(output_dropout)
 
     def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
-        b, t, d = tokens.shape
         q, k, v = self._queries_keys_values(tokens, terms)
         dropout = self.dropout if self.training else 0.0
         gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, dropout, scale=self.scale)
-        return self.output_dropout(self.output(gathered.transpose(1, 2).reshape(b, t, d)))
+        return self.output_dropout(self.output(gathered.transpose(1, 2).flatten(2)))
 
     def weights(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b heads t t"]:
         """A of equation 6: how much each token (row) takes from each token (column). Rows sum to 1."""
@@ -60,8 +60,8 @@ class SelfAttention(nn.Module):
         return (logits if terms.bias is None else logits + terms.bias).softmax(dim=-1)
 
     def _queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
-        b, t, d = tokens.shape
-        qkv = self.qkv(tokens).reshape(b, t, 3, self.num_heads, d // self.num_heads)
+        b, t, _ = tokens.shape
+        qkv = self.qkv(tokens).reshape(b, t, 3, self.num_heads, self.head_dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [b, heads, t, head_dim]
         q, k = self.q_norm(q), self.k_norm(k)
         if terms.rotation is not None:

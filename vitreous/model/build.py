@@ -35,13 +35,20 @@ def build_vit(config: ViTConfig) -> ViT:
     stem: nn.Module = nn.Identity()
     channels = config.channels
     if config.stem is not None:
-        stem = HybridStem(config.channels, config.stem.stages, config.stem.width)
+        stem = HybridStem(config.channels, config.stem.stages, config.stem.width, config.stem.numerics)
         channels = stem.channels
     norm_after_mean = config.pool == options.GlobalAverage(norm="after")
     return ViT(
         config,
         stem=stem,
-        patches=PatchEmbedding(channels, config.width, config.patch_size, config.patch_method, config.pad),
+        patches=PatchEmbedding(
+            channels,
+            config.width,
+            config.patch_size,
+            config.patch_method,
+            config.pad,
+            norm_eps=config.norm_eps if config.patch_norm else None,
+        ),
         prefix=PrefixTokens(config.width, config.class_token, config.distillation_token, config.registers),
         position=build_position(config),
         encoder=Encoder([build_block(config, layer) for layer in range(config.depth)]),
@@ -74,6 +81,7 @@ def build_block(config: ViTConfig, layer: int) -> Block:
         attention=SelfAttention(
             config.width,
             config.num_heads,
+            head_dim=config.head_dim,
             qkv_bias=config.qkv_bias,
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
             qk_scale=config.qk_scale,
@@ -110,7 +118,7 @@ def build_position(config: ViTConfig) -> position.NoPosition:
         case options.RelativeBias(interpolation):
             return position.RelativeBiasPosition(config.num_heads, config.grid, interpolation)
         case options.Rotary2d(base):
-            return position.Rotary2dPosition(config.width // config.num_heads, base)
+            return position.Rotary2dPosition(config.head_width, base)
         case options.Conditional(kernel_size, blocks):
             return position.ConditionalPosition(config.width, kernel_size, min(blocks, config.depth))
 

@@ -23,6 +23,7 @@ from vitreous.model.checks import (
     fail,
 )
 from vitreous.model.options import (
+    AttentionPool,
     ClassToken,
     Dropout,
     Gelu,
@@ -65,6 +66,7 @@ class ViTConfig:
     stem: ResNetStem | None = None
     patch_size: Size = (16, 16)
     patch_method: Literal["conv", "linear"] = "conv"
+    patch_norm: bool = False  # LayerNorm on the pixels of a patch, and on their projection (vit-pytorch)
     pad: bool = False  # an image that patches do not tile is padded with zeros, right and bottom
 
     # Tokens
@@ -77,9 +79,10 @@ class ViTConfig:
     width: int = 768
     depth: int = 12
     num_heads: int = 12
+    head_dim: int | None = None  # None: width / num_heads
     qkv_bias: bool = True
     qk_norm: bool = False
-    qk_scale: float | None = None  # None: 1 / sqrt(width / num_heads)
+    qk_scale: float | None = None  # None: 1 / sqrt(head_dim)
     mlp_width: int = 3072
     mlp: Mlp = Gelu("tanh")
     norm_eps: float = 1e-6
@@ -92,7 +95,7 @@ class ViTConfig:
 
     # Output
     pool: Pool = ClassToken()
-    num_classes: int = 1000  # 0: no head, the model returns the pooled features
+    num_classes: int = 1000  # 0: no classifier, the model returns the pooled features
     head: Head = LinearHead()
     labels: tuple[str, ...] = ()
 
@@ -118,6 +121,11 @@ class ViTConfig:
     def tokens(self) -> int:
         return self.prefix + math.prod(self.grid)
 
+    @property
+    def head_width(self) -> int:
+        """Of each head's queries, keys and values."""
+        return self.head_dim or self.width // self.num_heads
+
     def grid_for(self, image_size: Size) -> Size:
         """The grid of an image of any size, or a ValueError that names the sizes that fit.
 
@@ -140,6 +148,9 @@ class ViTConfig:
             check_kind("stem", self.stem, (ResNetStem,))
         check_size("patch_size", self.patch_size, 4096)
         check_choice("patch_method", self.patch_method, ("conv", "linear"))
+        check_flag("patch_norm", self.patch_norm)
+        if self.patch_norm and self.patch_method != "linear":
+            fail("patch_method", self.patch_method, "linear for patch_norm=True: a convolution never holds the pixels")
         check_flag("pad", self.pad)
         patches = math.prod(self.grid)
         if patches > MAX_TOKENS:
@@ -151,7 +162,9 @@ class ViTConfig:
         check_whole("width", self.width, 1, MAX_WIDTH)
         check_whole("depth", self.depth, 1, MAX_DEPTH)
         check_whole("num_heads", self.num_heads, 1, MAX_WIDTH)
-        if self.width % self.num_heads:
+        if self.head_dim is not None:
+            check_whole("head_dim", self.head_dim, 1, MAX_WIDTH)
+        elif self.width % self.num_heads:
             fail("num_heads", self.num_heads, f"a divisor of width ({self.width})")
         check_flag("qkv_bias", self.qkv_bias)
         check_flag("qk_norm", self.qk_norm)
@@ -171,16 +184,16 @@ class ViTConfig:
         check_flag("distillation_token", self.distillation_token)
         check_whole("registers", self.registers, 0, 1024)
         check_kind("position", self.position, get_args(Position))
-        head_dim = self.width // self.num_heads
         if isinstance(self.position, Learned2d) and self.width % 2:
             fail("width", self.width, "even for Learned2d: half is for the row, half for the column")
         if isinstance(self.position, SinCos2d) and (self.width % 4 or self.width < 8):
             fail("width", self.width, "a multiple of 4, 8 or more, for SinCos2d: sine and cosine of x and y")
-        if isinstance(self.position, Rotary2d) and head_dim % 4:
-            fail(
-                "num_heads", self.num_heads, f"such that width / num_heads ({head_dim}) is a multiple of 4 for Rotary2d"
-            )
+        if isinstance(self.position, Rotary2d) and self.head_width % 4:
+            what = f"such that width / num_heads ({self.head_width}) is a multiple of 4 for Rotary2d"
+            fail("num_heads", self.num_heads, what)
         check_kind("pool", self.pool, get_args(Pool))
+        if isinstance(self.pool, AttentionPool) and self.width % self.num_heads:
+            fail("num_heads", self.num_heads, f"a divisor of width ({self.width}) for AttentionPool")
         if isinstance(self.pool, ClassToken) and not self.class_token:
             fail("pool", self.pool, "GlobalAverage() or AttentionPool() in a model with class_token=False")
         if self.distillation_token and not isinstance(self.pool, ClassToken):
@@ -190,7 +203,7 @@ class ViTConfig:
 
     def _check_budget(self) -> None:
         """Enough to tell a model from a slip without building it."""
-        block = 4 * self.width**2 + 3 * self.width * self.mlp_width
+        block = 4 * self.width * self.num_heads * self.head_width + 3 * self.width * self.mlp_width
         stem = 0 if self.stem is None else resnet_parameters(self.stem.stages, self.stem.width)
         patch = math.prod(self.patch_size) * (self.channels if self.stem is None else self.stem.width * 32)
         head = (self.head.width if isinstance(self.head, TanhHead | MlpHead) else self.width) * self.num_classes

@@ -9,14 +9,16 @@ from vitreous.model.options import Head, LinearHead, MlpHead, TanhHead
 
 
 def build_head(head: Head, width: int, num_classes: int, norm_eps: float) -> nn.Module:
-    """`head` for so many classes; for none of them, nothing: the pooled features pass through."""
-    if num_classes == 0:
+    """`head` for so many classes. For none, the pooled features pass through, or their pre-logits in a `TanhHead`."""
+    if num_classes == 0 and not isinstance(head, TanhHead):
         return nn.Identity()
     match head:
         case LinearHead():
             return _classifier(width, num_classes)
         case TanhHead(width=hidden):
             layers = OrderedDict(pre_logits=xavier_(nn.Linear(width, hidden)), activation=nn.Tanh())
+            if num_classes == 0:
+                return nn.Sequential(layers)
         case MlpHead(width=hidden):
             norm = nn.LayerNorm(width, norm_eps)
             layers = OrderedDict(norm=norm, hidden=xavier_(nn.Linear(width, hidden)), activation=nn.GELU())

@@ -112,6 +112,9 @@ Position = Learned1d | Learned2d | SinCos2d | RelativeBias | Rotary2d | Conditio
 
 # ---- Stem ------------------------------------------------------------------------------------------------------------
 
+# Whose small numbers a ResNet uses where it divides by a deviation (see resnet.py).
+ResNetNumerics = Literal["google", "timm", "bit"]
+
 
 @dataclass(frozen=True)
 class ResNetStem:
@@ -122,9 +125,11 @@ class ResNetStem:
 
     stages: tuple[int, ...] = (3, 4, 9)
     width: int = 64
+    numerics: ResNetNumerics = "google"
 
     def __post_init__(self) -> None:
         check_resnet("stem.", self.stages, self.width)
+        check_choice("stem.numerics", self.numerics, get_args(ResNetNumerics))
 
     @property
     def stride(self) -> int:

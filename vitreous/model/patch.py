@@ -26,12 +26,21 @@ class PatchEmbedding(nn.Module):
     """
 
     def __init__(
-        self, channels: int, width: int, patch_size: Size, method: Literal["conv", "linear"] = "conv", pad: bool = False
+        self,
+        channels: int,
+        width: int,
+        patch_size: Size,
+        method: Literal["conv", "linear"] = "conv",
+        pad: bool = False,
+        norm_eps: float | None = None,
     ):
         super().__init__()
         self.patch_size, self.method, self.pad = patch_size, method, pad
         self.projection = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size)
         lecun_normal_(self.projection)
+        pixels = channels * patch_size[0] * patch_size[1]
+        self.pixel_norm = nn.Identity() if norm_eps is None else nn.LayerNorm(pixels, norm_eps)
+        self.norm = nn.Identity() if norm_eps is None else nn.LayerNorm(width, norm_eps)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
         images = self._fit(images)
@@ -48,7 +57,8 @@ class PatchEmbedding(nn.Module):
         return patches.reshape(b, (h // ph) * (w // pw), c * ph * pw)
 
     def project(self, patches: Float[Tensor, "b n cpp"]) -> Float[Tensor, "b n d"]:
-        return F.linear(patches, self.projection.weight.flatten(1), self.projection.bias)
+        projected = F.linear(self.pixel_norm(patches), self.projection.weight.flatten(1), self.projection.bias)
+        return self.norm(projected)
 
     def _fit(self, images: Tensor) -> Tensor:
         size = (images.shape[2], images.shape[3])

@@ -127,7 +127,7 @@ def configure(
     changes: dict[str, Any] = {}
     for field, value in (overrides or {}).items():
         if field not in hints:
-            raise ValueError(f"{field!r} is not a field of {type(config).__name__}{suggestion(field, hints)}")
+            raise BadValue(f"{field!r} is not a field of {type(config).__name__}{suggestion(field, hints)}")
         changes[field] = decode(hints[field], value, field)
     if num_classes is not None:
         changes["num_classes"] = num_classes

@@ -19,7 +19,7 @@ from vitreous.model.config import ResNetConfig
 from vitreous.model.heads import build_head
 from vitreous.model.init import lecun_normal_
 from vitreous.model.inputs import check_images
-from vitreous.model.options import LinearHead
+from vitreous.model.options import LinearHead, ResNetNumerics
 
 
 def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
@@ -39,39 +39,50 @@ Padding = Callable[[Tensor, int, int, float], Tensor]
 
 
 class StandardConv(nn.Conv2d):
-    """A convolution whose filters are standardised to mean 0 and deviation 1 before use."""
+    """A convolution whose filters are standardised to mean 0 and deviation 1 before use.
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: Padding):
+    Systems differ in what keeps the deviation from 0: Google's ViT adds 1e-5 to it, BiT 1e-10 to its square, and timm's
+    hybrids 1e-8 to that.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: Padding, numerics: ResNetNumerics):
         super().__init__(inputs, outputs, kernel, stride, bias=False)
-        self.pad = padding
+        self.pad, self.numerics = padding, numerics
         lecun_normal_(self)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
-        deviation, mean = torch.std_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
-        weight = (self.weight - mean) / (deviation + 1e-5)
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        match self.numerics:
+            case "google":
+                deviation = variance.sqrt() + 1e-5
+            case "timm":
+                deviation = (variance + 1e-8).sqrt()
+            case "bit":
+                deviation = (variance + 1e-10).sqrt()
+        weight = (self.weight - mean) / deviation
         return F.conv2d(self.pad(x, self.kernel_size[0], self.stride[0], 0.0), weight, stride=self.stride)
 
 
-def group_norm(channels: int, eps: float) -> nn.GroupNorm:
-    return nn.GroupNorm(32, channels, eps)
+def group_norm(channels: int, numerics: ResNetNumerics) -> nn.GroupNorm:
+    return nn.GroupNorm(32, channels, eps=1e-6 if numerics == "google" else 1e-5)
 
 
 class PostActivationUnit(nn.Module):
     """The hybrids' bottleneck: convolution, norm, ReLU; the last ReLU after the sum."""
 
-    eps, padding = 1e-6, staticmethod(same_padding)
+    padding = staticmethod(same_padding)
 
-    def __init__(self, inputs: int, width: int, stride: int):
+    def __init__(self, inputs: int, width: int, stride: int, numerics: ResNetNumerics):
         super().__init__()
-        outputs = 4 * width
-        self.conv1, self.norm1 = StandardConv(inputs, width, 1, 1, self.padding), group_norm(width, self.eps)
-        self.conv2, self.norm2 = StandardConv(width, width, 3, stride, self.padding), group_norm(width, self.eps)
-        self.conv3, self.norm3 = StandardConv(width, outputs, 1, 1, self.padding), group_norm(outputs, self.eps)
+        outputs, how = 4 * width, (self.padding, numerics)
+        self.conv1, self.norm1 = StandardConv(inputs, width, 1, 1, *how), group_norm(width, numerics)
+        self.conv2, self.norm2 = StandardConv(width, width, 3, stride, *how), group_norm(width, numerics)
+        self.conv3, self.norm3 = StandardConv(width, outputs, 1, 1, *how), group_norm(outputs, numerics)
         nn.init.zeros_(self.norm3.weight)  # a unit starts out as the identity
         self.shortcut: nn.Module = nn.Identity()
         if inputs != outputs or stride != 1:
-            projection = StandardConv(inputs, outputs, 1, stride, self.padding)
-            self.shortcut = nn.Sequential(projection, group_norm(outputs, self.eps))
+            projection = StandardConv(inputs, outputs, 1, stride, *how)
+            self.shortcut = nn.Sequential(projection, group_norm(outputs, numerics))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -82,16 +93,16 @@ class PostActivationUnit(nn.Module):
 class PreActivationUnit(nn.Module):
     """BiT's bottleneck: norm, ReLU, convolution; nothing after the sum."""
 
-    eps, padding = 1e-5, staticmethod(centred_padding)
+    padding = staticmethod(centred_padding)
 
-    def __init__(self, inputs: int, width: int, stride: int):
+    def __init__(self, inputs: int, width: int, stride: int, numerics: ResNetNumerics):
         super().__init__()
-        outputs = 4 * width
-        self.norm1, self.conv1 = group_norm(inputs, self.eps), StandardConv(inputs, width, 1, 1, self.padding)
-        self.norm2, self.conv2 = group_norm(width, self.eps), StandardConv(width, width, 3, stride, self.padding)
-        self.norm3, self.conv3 = group_norm(width, self.eps), StandardConv(width, outputs, 1, 1, self.padding)
+        outputs, how = 4 * width, (self.padding, numerics)
+        self.norm1, self.conv1 = group_norm(inputs, numerics), StandardConv(inputs, width, 1, 1, *how)
+        self.norm2, self.conv2 = group_norm(width, numerics), StandardConv(width, width, 3, stride, *how)
+        self.norm3, self.conv3 = group_norm(width, numerics), StandardConv(width, outputs, 1, 1, *how)
         projects = inputs != outputs or stride != 1
-        self.shortcut = StandardConv(inputs, outputs, 1, stride, self.padding) if projects else None
+        self.shortcut = StandardConv(inputs, outputs, 1, stride, *how) if projects else None
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
         y = F.relu(self.norm1(x))
@@ -104,12 +115,19 @@ class PreActivationUnit(nn.Module):
 class Stages(nn.Sequential):
     """Stages of units; each stage after the first halves the size and doubles the width."""
 
-    def __init__(self, unit: type[PostActivationUnit] | type[PreActivationUnit], stages: tuple[int, ...], width: int):
+    def __init__(
+        self,
+        unit: type[PostActivationUnit] | type[PreActivationUnit],
+        stages: tuple[int, ...],
+        width: int,
+        numerics: ResNetNumerics,
+    ):
         units: list[nn.Module] = []
         channels = width
         for stage, count in enumerate(stages):
             for i in range(count):
-                units.append(unit(channels, width << stage, stride=2 if stage > 0 and i == 0 else 1))
+                stride = 2 if stage > 0 and i == 0 else 1
+                units.append(unit(channels, width << stage, stride, numerics))
                 channels = 4 * width << stage
         super().__init__(*units)
         self.channels = channels
@@ -118,11 +136,11 @@ class Stages(nn.Sequential):
 class HybridStem(nn.Module):
     """The feature map that a hybrid cuts into patches (R26, R50 and the root alone)."""
 
-    def __init__(self, channels: int, stages: tuple[int, ...], width: int):
+    def __init__(self, channels: int, stages: tuple[int, ...], width: int, numerics: ResNetNumerics = "google"):
         super().__init__()
-        self.root = StandardConv(channels, width, 7, 2, same_padding)
-        self.norm = group_norm(width, 1e-6)
-        self.stages = Stages(PostActivationUnit, stages, width)
+        self.root = StandardConv(channels, width, 7, 2, same_padding, numerics)
+        self.norm = group_norm(width, numerics)
+        self.stages = Stages(PostActivationUnit, stages, width, numerics)
         self.channels = self.stages.channels
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
@@ -142,9 +160,9 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig):
         super().__init__()
         self.config = config
-        self.root = StandardConv(config.channels, config.width, 7, 2, centred_padding)
-        self.stages = Stages(PreActivationUnit, config.stages, config.width)
-        self.norm = group_norm(self.stages.channels, 1e-5)
+        self.root = StandardConv(config.channels, config.width, 7, 2, centred_padding, "bit")
+        self.stages = Stages(PreActivationUnit, config.stages, config.width, "bit")
+        self.norm = group_norm(self.stages.channels, "bit")
         self.head = build_head(LinearHead(), self.stages.channels, config.num_classes, norm_eps=1e-5)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:

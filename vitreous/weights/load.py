@@ -1,4 +1,4 @@
-"""`vitreous.load` and `vitreous.save`: models from checkpoints and to them."""
+"""`vitreous.load` and `vitreous.save`: models from checkpoints and to them, in any format."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,9 +7,11 @@ from typing import Any
 from vitreous.model.checks import check_choice
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
-from vitreous.weights.native import load_folder, save_folder
-
-FORMATS = ("vitreous",)
+from vitreous.weights.adapt import adapt, provenance_of
+from vitreous.weights.containers import open_found
+from vitreous.weights.convert import CannotHold, read_foreign, write_foreign
+from vitreous.weights.formats import NAMES, detect, format_named
+from vitreous.weights.native import is_checkpoint, load_folder, save_folder
 
 
 def load(
@@ -19,17 +21,51 @@ def load(
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ViT | ResNet:
-    """A model in evaluation mode, from a checkpoint folder.
+    """A model in evaluation mode, from a checkpoint of ours or of another system; which one is found out.
 
-    `image_size` resamples its positions; `num_classes` gives it a fresh head; `overrides` changes other fields.
+    image_size: resample its positions, in its system's own way.
+    num_classes: give it a fresh head.
+    overrides: fields of its config; for other systems' files those that tensors cannot tell, such as `num_heads`, or
+        the native `image_size` where the grid is not square.
     """
-    check_choice("format", format or "vitreous", FORMATS)
-    return load_folder(Path(source), image_size=image_size, num_classes=num_classes, overrides=overrides)
+    path = Path(source)
+    if format is not None:
+        check_choice("format", format, NAMES)
+    if format == "vitreous" or (format is None and _is_ours(path)):
+        return load_folder(path, image_size=image_size, num_classes=num_classes, overrides=overrides)
+    found = open_found(path)
+    model = read_foreign(
+        detect(found) if format is None else format_named(format), found, overrides or {}, image_size=image_size
+    )
+    return adapt(model, model.config, provenance_of(model), _unless_native(model, image_size), num_classes)
 
 
 def save(
-    model: ViT | ResNet, path: str | Path, format: str = "vitreous", provenance: Mapping[str, Any] | None = None
+    model: ViT | ResNet,
+    path: str | Path,
+    format: str = "vitreous",
+    provenance: Mapping[str, Any] | None = None,
+    lossy: bool = False,
 ) -> None:
-    """Write a model as a checkpoint folder: weights, config and model card, whole or not at all."""
-    check_choice("format", format, FORMATS)
-    save_folder(model, path, provenance)
+    """Write a model: as our own checkpoint folder, or as another system would have written it.
+
+    A format that cannot hold the model says which part and why. `lossy` allows those differences that leave all weights
+    in place, such as another system's GELU.
+    """
+    check_choice("format", format, NAMES)
+    if format == "vitreous":
+        save_folder(model, path, provenance)
+    elif isinstance(model, ResNet):
+        raise CannotHold(f"{format} holds Vision Transformers, and this is a ResNet: use format='vitreous'")
+    else:
+        write_foreign(model, format_named(format), path, lossy)
+
+
+def _is_ours(path: Path) -> bool:
+    return not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
+
+
+def _unless_native(model: ViT, image_size: int | Sequence[int] | None) -> int | Sequence[int] | None:
+    from vitreous.model.checks import as_size
+
+    return None if image_size is None or as_size(image_size) == model.config.image_size else image_size

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 import vitreous
-from vitreous.model.build import build, replace_head
-from vitreous.model.checks import as_size, suggestion
+from vitreous.model.build import build
+from vitreous.model.checks import suggestion
 from vitreous.model.codec import decode, to_dict
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
+from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.card import model_card
 from vitreous.weights.files import atomic_folder, recover
 from vitreous.weights.tensors import BadCheckpoint, check_tensors, read_header, read_tensors, write_tensors
@@ -93,11 +94,6 @@ def _json(document: dict[str, Any]) -> bytes:
         return json.dumps(document, indent=2).encode() + b"\n"
 
 
-def provenance_of(model: ViT | ResNet) -> dict[str, Any]:
-    """Where a model's weights come from: what its checkpoint said, and what was changed when it was loaded."""
-    return dict(vars(model).get("provenance", {}))
-
-
 def _check_replaceable(folder: Path) -> None:
     names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
     foreign = sorted(names - {WEIGHTS, CONFIG, CARD})
@@ -140,26 +136,7 @@ def load_folder(
     stored, provenance = _read_config(folder)
     config = _override(stored, overrides or {})
     model = _assemble(folder, config)
-    if num_classes is not None:
-        dtype = next(model.parameters()).dtype
-        replace_head(model, num_classes)
-        for head in (model.head, getattr(model, "distillation_head", None)):
-            if head is not None:
-                head.to(dtype)
-    if image_size is not None:
-        model = model.resized(as_size(image_size))
-    before, after = to_dict(stored), to_dict(model.config)
-    changes = [
-        {"field": field, "from": before[field], "to": after[field]}
-        for field in before
-        if before[field] != after[field] and field != "labels"
-    ]
-    if num_classes is not None:
-        changes.append({"field": "head", "to": "new"})
-    if changes:
-        provenance["changes"] = [*provenance.get("changes", []), *changes]
-    vars(model)["provenance"] = provenance
-    return model.eval()
+    return adapt(model, stored, provenance, image_size, num_classes)
 
 
 def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -1,0 +1,125 @@
+"""Files that hold tensors, whatever they are called there: `.safetensors`, `.npz`, and the pickles of torch and Paddle.
+
+A folder may hold one such file, or many that an index names. No code in any of them is executed.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.weights.format import Found
+from vitreous.weights.npz import read_npz, write_npz
+from vitreous.weights.pickles import read_pickle
+from vitreous.weights.tensors import BadCheckpoint, read_header, read_tensors, write_tensors
+
+PICKLES = (".pt", ".pth", ".bin", ".pdparams", ".ckpt")
+SUFFIXES = (".safetensors", ".npz", *PICKLES)
+MAX_JSON_BYTES = 1 << 26
+
+# Keys under which training scripts put the weights, the averaged ones first; and what wrappers put before every name.
+WRAPPERS = ("model_ema", "teacher", "model_state", "state_dict", "model", "module", "params", "target")
+PREFIXES = ("module.", "_orig_mod.", "backbone.", "encoder.backbone.", "opt/target/", "params/img/", "params/")
+
+
+def open_found(path: Path) -> Found:
+    """The tensors of a file or folder, without wrappers, and the config.json beside them."""
+    file = weights_in(path) if path.is_dir() else path
+    if not file.is_file():
+        raise BadCheckpoint(f"there is no checkpoint {path}")
+    config_file = file.parent / "config.json"
+    config = read_json(config_file) if path.is_dir() and config_file.is_file() else {}
+    return Found(path, unwrapped(read_file(file), path), config)
+
+
+def weights_in(folder: Path) -> Path:
+    """The one file of a folder that has weights: what transformers and timm write, or whatever is alone there."""
+    usual = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+    for name in usual:
+        if (folder / name).is_file():
+            return folder / name
+    files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
+    if len(files) == 1:
+        return files[0]
+    held = f"{len(files)} of them: name the one you mean" if files else "none"
+    raise BadCheckpoint(f"{folder} must hold one file of weights ({', '.join(SUFFIXES)}), but has {held}")
+
+
+def read_file(file: Path) -> Any:
+    """What a file holds: tensors by name, in a pickle perhaps inside of other things."""
+    if file.name.endswith(".index.json"):
+        return _read_shards(file)
+    match file.suffix:
+        case ".safetensors":
+            read_header(file)
+            return read_tensors(file)
+        case ".npz":
+            return read_npz(file)
+        case suffix if suffix in PICKLES:
+            return read_pickle(file)
+    raise BadCheckpoint(f"{file} ends in {file.suffix!r}, but weights are in {', '.join(SUFFIXES)}")
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise BadCheckpoint(f"{index} has no weight_map, which says what is where")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(weight_map.values())):
+        if Path(name).name != name:
+            raise BadCheckpoint(f"{index} names {name!r}, which is not in its own folder")
+        tensors |= read_file(index.parent / name)
+    if missing := [name for name in weight_map if name not in tensors]:
+        raise BadCheckpoint(f"{index} promises {missing[0]} and {len(missing) - 1} more that its files do not have")
+    return tensors
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """An object from a JSON file of a reasonable size."""
+    if (size := file.stat().st_size) > MAX_JSON_BYTES:
+        raise BadCheckpoint(f"{file} has {size:,} bytes, but must have at most {MAX_JSON_BYTES:,}")
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{file} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise BadCheckpoint(f"{file} holds a {type(document).__name__}, but must hold an object")
+    return document
+
+
+def unwrapped(value: Any, path: Path) -> dict[str, Tensor]:
+    """The tensors themselves, out of what a training script wrapped them in, under the names their model had."""
+    while isinstance(value, Mapping) and not any(isinstance(item, Tensor) for item in value.values()):
+        inner = [key for key in WRAPPERS if isinstance(value.get(key), Mapping)]
+        if not inner:
+            keys = ", ".join(map(str, list(value)[:5]))
+            raise BadCheckpoint(f"{path} has no tensors where they are looked for; it has {keys or 'nothing'}")
+        value = value[inner[0]]
+    if not isinstance(value, Mapping):
+        raise BadCheckpoint(f"{path} holds a {type(value).__name__}, but must hold tensors by name")
+    tensors = {str(name): item for name, item in value.items() if isinstance(item, Tensor)}
+    changed = True
+    while changed:
+        changed = False
+        for prefix in PREFIXES:
+            if tensors and all(name.startswith(prefix) for name in tensors):
+                tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+                changed = True
+    return tensors
+
+
+def write_file(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Tensors as a file of the kind that its name says."""
+    match path.suffix:
+        case ".safetensors":
+            write_tensors(tensors, path)
+        case ".npz":
+            write_npz(tensors, path)
+        case ".pt" | ".pth" | ".bin":
+            # A tensor that is a view of another would be written with all of it.
+            torch.save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, path)
+        case _:
+            raise ValueError(f"{path} ends in {path.suffix!r}, but must end in .safetensors, .npz, .pt, .pth or .bin")

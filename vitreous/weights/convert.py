@@ -1,0 +1,86 @@
+"""Models from other systems' checkpoints, and to them."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from vitreous.model.build import build_vit
+from vitreous.model.checks import suggestion
+from vitreous.model.codec import decode
+from vitreous.model.config import ViTConfig
+from vitreous.model.vit import ViT
+from vitreous.weights.containers import SUFFIXES
+from vitreous.weights.files import atomic_file, atomic_folder
+from vitreous.weights.format import Format, Found, Inference
+from vitreous.weights.mapping import is_dropped, read_rows, write_rows
+from vitreous.weights.tensors import BadCheckpoint
+
+# What a checkpoint's folder may hold; a folder with anything else is not replaced.
+WRITTEN = {"config.json", "model.safetensors", "preprocessor_config.json", "README.md"}
+
+
+class CannotHold(ValueError):
+    """A format has no place for a part of a model, or computes with it otherwise."""
+
+
+def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], image_size: Any = None) -> ViT:
+    """The model of a checkpoint. Its provenance says what was taken by convention, and what was left out."""
+    hints = get_type_hints(ViTConfig)
+    for field in overrides:
+        if field not in hints:
+            raise ValueError(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
+    found = format.normalise(found)
+    guess = Inference(found, overrides)
+    format.infer(found, guess, image_size)
+    given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
+    try:
+        config = dataclasses.replace(ViTConfig(labels=()), **guess.fields | given)
+    except ValueError as error:
+        raise BadCheckpoint(f"{found.path}, read as {format.title}: {error}") from error
+    if config.depth * 4 > len(found.tensors):  # said before a thousand layers are built in vain
+        raise BadCheckpoint(f"{found.path} has {len(found.tensors)} tensors, too few for depth {config.depth}")
+    with torch.device("meta"):
+        model = build_vit(config)
+    tensors = read_rows(format.table(config), found.tensors, model.state_dict(), found.path, format.dropped)
+    model.load_state_dict(tensors, assign=True)
+    left_out = [name for name in found.tensors if is_dropped(name, format.dropped)]
+    vars(model)["provenance"] = {
+        "origin": format.title,
+        "format": format.name,
+        "file": found.path.name,
+        **({"assumed": guess.assumed} if guess.assumed else {}),
+        **({"left_out": left_out} if left_out else {}),
+    }
+    return model.eval()
+
+
+def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> list[str]:
+    """Write a model as the other system would have written it. Returns what is lost, which only `lossy` allows.
+
+    What was at `path` before is replaced, whole or not at all.
+    """
+    config, target = model.config, Path(path)
+    if obstacles := format.obstacles(config):
+        raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(obstacles)}")
+    losses = format.losses(config)
+    if losses and not lossy:
+        raise CannotHold(
+            f"{format.title} would compute otherwise with these weights: {'; '.join(losses)}. "
+            "Write it all the same with lossy=True (--lossy)"
+        )
+    tensors = write_rows(format.table(config), model.state_dict()) | format.additions(config)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    needed = sum(tensor.nbytes for tensor in tensors.values())
+    _check_replaceable(target)
+    with (atomic_file if target.suffix in SUFFIXES else atomic_folder)(target, needed=needed) as aside:
+        format.write(tensors, config, aside)
+    return losses
+
+
+def _check_replaceable(target: Path) -> None:
+    if target.is_dir() and (foreign := sorted({file.name for file in target.iterdir()} - WRITTEN)):
+        raise ValueError(f"{target} holds {foreign[0]}, which writing would delete: name a new folder")
