@@ -6,7 +6,7 @@ torch is imported inside the verbs, so that `--help` answers at once.
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, arg
@@ -72,6 +72,7 @@ def evaluate(
     *,
     data: str,
     part: Literal["train", "val", "test"] | None = None,
+    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
     data_root: Path | None = None,
     val_fraction: float = 0.2,
     seed: int = 0,
@@ -80,6 +81,11 @@ def evaluate(
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
     workers: int = 2,
     flip: bool = False,
+    probe: Literal["knn", "linear", "fewshot"] | None = None,
+    features: Literal["pooled", "class+mean"] = "pooled",
+    cache: Path | None = None,
+    neighbours: tuple[int, ...] = (20,),
+    shots: tuple[int, ...] = (5, 10, 25),
     json: bool = False,
     out: Path | None = None,
 ) -> None:
@@ -91,23 +97,38 @@ def evaluate(
         checkpoint: A folder with a model, such as runs/first/best.
         data: What it is measured on; anything that `train --data` takes.
         part: Which part of it; the test part where there is one, else the validation part.
+        image_size: Another size than the checkpoint's; its positions are resampled.
         data_root: A local copy of a data set that would be downloaded.
         val_fraction: Share held out where the data has no validation part, as in training.
-        seed: Of that split, as in training.
+        seed: Of that split, as in training; and of what a probe draws.
         batch_size: Pictures at once.
         device: auto, cpu, cuda, mps.
         precision: Of the computation.
         workers: Processes that decode pictures.
         flip: Average with the mirror image.
+        probe: Measure the frozen encoder instead of the head: what k-NN, a linear classifier, or least squares on a few
+            pictures of each class learn from its features of the train part.
+        features: For a probe: what the head gets, or the class token beside the mean of the patches.
+        cache: For a probe: a folder to keep features in, for the next probe; left out, they are only in memory.
+        neighbours: For --probe knn: how many vote; several numbers are measured in one pass, the first is the result.
+        shots: For --probe fewshot: pictures of each class; the first number is the result.
         json: Print JSON instead of tables.
         out: Write the JSON to a file as well.
     """
     from vitreous.evaluate.checkpoint import evaluate_checkpoint, print_evaluation
+    from vitreous.evaluate.probe import print_probe, probe_checkpoint
 
-    figures, answers = evaluate_checkpoint(
-        checkpoint, data, part=part, root=data_root, val_fraction=val_fraction, seed=seed, batch_size=batch_size,
-        device=device, precision=precision, workers=workers, flip=flip,
-    )  # fmt: skip
+    shared: dict[str, Any] = {
+        "part": part, "image_size": image_size, "root": data_root, "val_fraction": val_fraction, "seed": seed,
+        "batch_size": batch_size, "device": device, "precision": precision, "workers": workers, "flip": flip,
+    }  # fmt: skip
+    if probe is not None:
+        probed = probe_checkpoint(
+            checkpoint, data, probe, **shared, features=features, cache=cache, neighbours=neighbours, shots=shots
+        )
+        print_probe(probed, json, out)
+        return
+    figures, answers = evaluate_checkpoint(checkpoint, data, **shared)
     print_evaluation(figures, answers, json, out)
 
 
@@ -117,6 +138,7 @@ def predict(
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGES...")],
     *,
     top: int = 5,
+    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
     flip: bool = False,
     batch_size: int = 32,
     device: str = "auto",
@@ -132,6 +154,7 @@ def predict(
         checkpoint: A folder with a model, such as runs/first/best.
         images: Files, folders, globs, or - to read paths from standard input.
         top: How many answers for each picture.
+        image_size: Another size than the checkpoint's; its positions are resampled.
         flip: Average with the mirror image.
         batch_size: Pictures at once.
         device: auto, cpu, cuda, mps.
@@ -141,7 +164,7 @@ def predict(
     """
     from vitreous.infer.command import predict_files
 
-    predict_files(checkpoint, images, top, flip, batch_size, device, precision, json, out)
+    predict_files(checkpoint, images, image_size, top, flip, batch_size, device, precision, json, out)
 
 
 @app.command
@@ -150,6 +173,7 @@ def embed(
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGES...")],
     *,
     out: Path,
+    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
     flip: bool = False,
     batch_size: int = 32,
     device: str = "auto",
@@ -163,6 +187,7 @@ def embed(
         checkpoint: A folder with a model, such as runs/first/best.
         images: Files, folders, globs, or - to read paths from standard input.
         out: A .parquet, .jsonl, .json or .csv file.
+        image_size: Another size than the checkpoint's; its positions are resampled.
         flip: Average with the mirror image.
         batch_size: Pictures at once.
         device: auto, cpu, cuda, mps.
@@ -170,7 +195,7 @@ def embed(
     """
     from vitreous.infer.command import embed_files
 
-    embed_files(checkpoint, images, flip, batch_size, device, precision, out)
+    embed_files(checkpoint, images, image_size, flip, batch_size, device, precision, out)
 
 
 @app.command

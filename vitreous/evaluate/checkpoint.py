@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def evaluate_checkpoint(
     data: str,
     *,
     part: str | None = None,
+    image_size: Sequence[int] = (),
     root: Path | None = None,
     val_fraction: float = 0.2,
     seed: int = 0,
@@ -37,7 +39,7 @@ def evaluate_checkpoint(
     """The figures of `metrics.json`, and all answers."""
     found = open_data(data, root=root, val_fraction=val_fraction, seed=seed)
     name, source = pick_part(found, part)
-    model = load(checkpoint)
+    model = load(checkpoint, image_size=image_size or None)
     if model.config.num_classes != len(found.classes) or model.config.labels not in ((), found.classes):
         ours, theirs = model.config.labels or f"{model.config.num_classes} unnamed", found.classes
         raise ValueError(f"the checkpoint knows the classes {_few(ours)}, but {found.name} has {_few(theirs)}")

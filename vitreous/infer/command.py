@@ -16,6 +16,7 @@ Precision = Literal["fp32", "bf16", "auto"]
 def predict_files(
     checkpoint: Path,
     images: Sequence[str],
+    image_size: Sequence[int],
     top: int,
     flip: bool,
     batch_size: int,
@@ -28,7 +29,7 @@ def predict_files(
     if out is not None:
         writer_for(out)  # a name that cannot be written to is said before the work, not after it
     paths = expand(images)
-    predictor = Predictor(load(checkpoint), device, batch_size, precision, top, flip)
+    predictor = Predictor(load(checkpoint, image_size=image_size or None), device, batch_size, precision, top, flip)
     answers = predictor.stream(paths)
     if out is not None:
         written = write(answers, out, Shape(labels=predictor.top))
@@ -46,6 +47,7 @@ def predict_files(
 def embed_files(
     checkpoint: Path,
     images: Sequence[str],
+    image_size: Sequence[int],
     flip: bool,
     batch_size: int,
     device: str,
@@ -55,7 +57,7 @@ def embed_files(
     """The features of every picture."""
     writer_for(out)
     paths = expand(images)
-    predictor = Predictor(load(checkpoint), device, batch_size, precision, flip=flip)
+    predictor = Predictor(load(checkpoint, image_size=image_size or None), device, batch_size, precision, flip=flip)
     written = write(predictor.stream_embeddings(paths), out, Shape(width=predictor.width))
     _say(predictor, written, out)
 

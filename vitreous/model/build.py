@@ -3,6 +3,7 @@
 import dataclasses
 from typing import overload
 
+import torch
 from torch import nn
 
 from vitreous.model import options, position
@@ -64,16 +65,39 @@ def build_vit(config: ViTConfig) -> ViT:
 
 
 def replace_head(model: ViT | ResNet, num_classes: int, labels: tuple[str, ...] = ()) -> None:
-    """Give a model a fresh head for other classes; everything below stays as it is."""
+    """Give a model a head for other classes; everything below stays as it is.
+
+    A class that it knew by the same label keeps what was learned of it; all others start afresh.
+    """
+    before = model.config.labels
     model.config = dataclasses.replace(model.config, num_classes=num_classes, labels=labels)
-    with next(model.parameters()).device:
-        if isinstance(model, ResNet):
-            model.head = build_head(options.LinearHead(), model.stages.channels, num_classes, norm_eps=1e-5)
-            return
-        config = model.config
-        model.head = build_head(config.head, config.width, num_classes, config.norm_eps)
-        if model.distillation_head is not None:
-            model.distillation_head = build_head(config.head, config.width, num_classes, config.norm_eps)
+    known = [(labels.index(label), before.index(label)) for label in before if label in labels]
+    for name in ("head", "distillation_head"):
+        if (old := getattr(model, name, None)) is not None:
+            with next(model.parameters()).device:
+                new = _fresh_head(model.config)
+            if known:
+                _keep(old, new, known)
+            setattr(model, name, new)
+
+
+def _fresh_head(config: ViTConfig | ResNetConfig) -> nn.Module:
+    if isinstance(config, ResNetConfig):
+        channels = 4 * config.width << max(len(config.stages) - 1, 0)
+        return build_head(options.LinearHead(), channels, config.num_classes, norm_eps=1e-5)
+    return build_head(config.head, config.width, config.num_classes, config.norm_eps)
+
+
+@torch.no_grad()
+def _keep(old: nn.Module, new: nn.Module, known: list[tuple[int, int]]) -> None:
+    """Rows of known classes, and the layers below them."""
+    there, here = (list(places) for places in zip(*known, strict=True))
+    values = old.state_dict()
+    for name, value in new.state_dict().items():
+        if name in ("weight", "bias") or name.startswith("classifier."):
+            value[there] = values[name][here].to(value.dtype)
+        else:
+            value.copy_(values[name])
 
 
 def build_block(config: ViTConfig, layer: int) -> Block:

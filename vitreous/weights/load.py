@@ -4,14 +4,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitreous.model.checks import check_choice
+from vitreous.model.checks import as_size, check_choice
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.containers import open_found
 from vitreous.weights.convert import CannotHold, read_foreign, write_foreign
 from vitreous.weights.formats import NAMES, detect, format_named
-from vitreous.weights.native import is_checkpoint, load_folder, save_folder
+from vitreous.weights.native import Description, is_checkpoint, load_folder, save_folder
+from vitreous.weights.native import describe as describe_folder
+from vitreous.weights.tensors import NAMES as NAMES_OF_TYPES
 
 
 def load(
@@ -61,11 +63,27 @@ def save(
         write_foreign(model, format_named(format), path, lossy)
 
 
+def describe(source: str | Path) -> Description:
+    """What `vitreous info` says of a checkpoint of any format."""
+    path = Path(source)
+    if _is_ours(path):
+        return describe_folder(path)
+    model = load(path)
+    tensors = list(model.state_dict().values())
+    kinds = [NAMES_OF_TYPES[tensor.dtype] for tensor in tensors]
+    return Description(
+        path=str(source),
+        config=model.config,
+        provenance=provenance_of(model),
+        parameters=sum(tensor.numel() for tensor in tensors),
+        bytes=sum(tensor.nbytes for tensor in tensors),
+        dtypes=tuple(sorted(set(kinds), key=lambda kind: (-kinds.count(kind), kind))),
+    )
+
+
 def _is_ours(path: Path) -> bool:
     return not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
 
 
 def _unless_native(model: ViT, image_size: int | Sequence[int] | None) -> int | Sequence[int] | None:
-    from vitreous.model.checks import as_size
-
     return None if image_size is None or as_size(image_size) == model.config.image_size else image_size

@@ -1,0 +1,112 @@
+"""Whether reading pictures keeps up with training: the share of the time that the GPU is not left waiting.
+
+JPEG files of 500 x 375 pixels are read, decoded, cropped and resized by worker processes while a ViT trains on them, as
+in `vitreous train`; then the same steps are made with one batch that is on the device already. The ratio of the two
+speeds is the share of the time that the GPU has something to do. For models that train faster than the workers read,
+the ratio says how far apart the two are.
+
+    python -m benchmarks.busy --models ViT-B/16 ViT-S/16
+"""
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+from benchmarks.loading import Options as Pictures
+from benchmarks.loading import draw_pictures
+from benchmarks.table import publish
+from vitreous.data.loader import Batch
+from vitreous.data.open import open_data
+from vitreous.train.config import Augment, Optim, TrainConfig
+from vitreous.train.defaults import choose
+from vitreous.train.distributed import world
+from vitreous.train.setup import Job, set_up
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    models: tuple[str, ...] = ("ViT-B/16", "ViT-S/16")
+    batch_size: int = 256
+    workers: int = os.cpu_count() or 1
+    steps: int = 60
+    files: int = 8192
+    out: Path = Path("runs/bench/busy.json")
+
+
+@dataclass(frozen=True)
+class Result:
+    model: str
+    workers: int
+    images_per_second: float  # with reading
+    without_reading: float
+    busy: float
+
+
+def fill(folder: Path, count: int) -> None:
+    """So many files in two classes, of 64 different pictures: what costs time is the same."""
+    pictures = draw_pictures(Pictures())
+    for i in range(count):
+        file = folder / "train" / ("ab"[i % 2]) / f"{i}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(pictures[i % len(pictures)])
+    for i in range(4):
+        file = folder / "val" / ("ab"[i % 2]) / f"{i}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(pictures[i])
+
+
+def speed(job: Job, batches: Iterator[Batch], warm_up: int, steps: int) -> float:
+    """Pictures per second, from batch to moved weights."""
+    for batch in itertools.islice(batches, warm_up):
+        job.stepper(batch)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for batch in itertools.islice(batches, steps):
+        job.stepper(batch)
+    torch.cuda.synchronize()
+    return steps * len(batch.labels) / (time.perf_counter() - start)
+
+
+def main(options: Options) -> None:
+    results = []
+    with tempfile.TemporaryDirectory() as folder, world("cuda") as here:
+        fill(Path(folder), options.files)
+        data = open_data(folder)
+        for model in options.models:
+            config = TrainConfig(
+                data=folder,
+                model=model,
+                image_size=(224,),
+                batch_size=options.batch_size,
+                workers=options.workers,
+                epochs=1,
+                compile=True,
+                optim=Optim(lr=1e-3),
+                augment=Augment(crop="resized", policy="three", colour_jitter=0.3, mixup=0.8, cutmix=1.0),
+                out=Path(folder) / "run",
+            )
+            job = set_up(choose(config, data, "cuda").config, data, here)
+            stream = job.loader.batches(0, 10_000)
+            held = next(stream)
+            alone = speed(job, itertools.repeat(held), 15, options.steps)
+            reading = speed(job, stream, 4 * options.workers, options.steps)  # past what was read ahead meanwhile
+            results.append(Result(model, options.workers, reading, alone, reading / alone))
+            del stream, job
+    setting = f"{torch.cuda.get_device_name()}, {options.workers} workers, 500 x 375 JPEG to 224, bf16, compiled"
+    rows = [
+        [one.model, f"{one.images_per_second:.0f}", f"{one.without_reading:.0f}", f"{one.busy:.1%}"] for one in results
+    ]
+    publish(setting, ["model", "images/s", "without reading", "busy"], rows, results, options.out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,37 @@
+"""Top-1 and top-5 of scores that are no logits: votes of neighbours, answers of a regression.
+
+n: pictures.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Accuracy(NamedTuple):
+    """Shares of pictures whose class has the best score, or is among the best five. Fractions, not percent."""
+
+    top1: float
+    top5: float
+
+
+def count_hits(scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> Int[Tensor, "2"]:
+    """How many pictures have their class first, and among the first five. Of equal scores the lower class is first.
+
+    A class with -inf was not answered and is never a hit, nor is anything among scores that are not numbers.
+
+    >>> count_hits(torch.tensor([[0.0, 2.0, 1.0], [1.0, 1.0, 0.0]]), torch.tensor([2, 1]))
+    tensor([0, 2])
+    """
+    own = scores.gather(1, labels[:, None])
+    earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
+    rank = ((scores > own) | ((scores == own) & earlier)).sum(dim=1)
+    answered = own[:, 0].isfinite() & ~scores.isnan().any(dim=1)
+    return torch.stack([(answered & (rank < best)).sum() for best in (1, 5)])
+
+
+def accuracy(hits: Int[Tensor, "2"], count: int) -> Accuracy:
+    first, among_five = hits.tolist()
+    return Accuracy(first / count, among_five / count)
