@@ -1,0 +1,141 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.model.masked import (
+    TARGETS,
+    MaskedAutoencoder,
+    MaskedPatchPrediction,
+    Target,
+    colour_of,
+    cut,
+    three_bits,
+    uncut,
+)
+from vitreous.model.vit import ViT
+
+
+def encoder(small: ViTConfig) -> ViT:
+    return build_vit(dataclasses.replace(small, num_classes=0)).eval()
+
+
+@settings(max_examples=30, deadline=None)
+@given(c=st.integers(1, 4), ph=st.integers(1, 5), pw=st.integers(1, 5), gh=st.integers(1, 4), gw=st.integers(1, 4))
+def test_patches_cut_and_put_together_are_the_image(c: int, ph: int, pw: int, gh: int, gw: int) -> None:
+    images = torch.randn(2, c, gh * ph, gw * pw)
+    patches = cut(images, (ph, pw))
+    assert patches.shape == (2, gh * gw, c * ph * pw)
+    assert torch.equal(patches[0, -1], images[0, :, -ph:, -pw:].flatten())
+    assert torch.equal(uncut(patches, (ph, pw), (gh, gw)), images)
+
+
+def test_three_bits_are_a_number_for_every_colour_and_back() -> None:
+    numbers = torch.arange(8**3)
+    colours = colour_of(numbers, 3)
+    assert torch.equal(three_bits(colours[..., None, None]).flatten(), numbers)
+    assert three_bits(torch.ones(1, 3, 1, 1)).item() == 511
+    assert three_bits(torch.zeros(1, 3, 1, 1)).item() == 0
+
+
+def test_corruption_is_in_the_papers_proportions(small: ViTConfig) -> None:
+    model = MaskedPatchPrediction(encoder(small))
+    n = 12
+    patches = torch.randn(500, n, small.width)
+    corrupted, hidden = model.corrupt(patches, torch.rand(3, 500, n))
+    assert (hidden.sum(1) == n // 2).all()
+    assert torch.equal(corrupted[~hidden], patches[~hidden])
+    is_mask = (corrupted == model.mask).all(-1)
+    is_kept = (corrupted == patches).all(-1)
+    of_hidden = hidden.sum()
+    assert (is_mask & hidden).sum() / of_hidden == pytest.approx(0.8, abs=0.03)
+    # One in ten stays, and a random patch is the same one in one of twelve.
+    assert (is_kept & hidden).sum() / of_hidden == pytest.approx(0.1 + 0.1 / n, abs=0.03)
+    others = corrupted[hidden & ~is_mask & ~is_kept]
+    assert len(others) > 0
+    theirs = patches.reshape(-1, small.width)
+    assert all((theirs == other).all(-1).any() for other in others[:20])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_target_of_the_paper_is_learned(target: Target, small: ViTConfig) -> None:
+    torch.manual_seed(0)
+    model = MaskedPatchPrediction(encoder(small), target)
+    unit = (torch.randint(0, 2, (2, 3, 3, 4)) * 0.8 + 0.1).repeat_interleave(8, 2).repeat_interleave(8, 3)
+    images, draws = unit * 2 - 1, torch.rand(3, 2, 12)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    first = model(images, unit, draws).losses.mean().item()
+    for _ in range(60):
+        loss = model(images, unit, draws).losses.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    filled = model(images, unit, draws)
+    assert filled.losses.mean() < first / 5
+    truth = cut(unit, small.patch_size)
+    assert (filled.patches - truth)[filled.hidden].abs().mean() < 0.1  # 3 bits are at most 1/16 off
+
+
+def test_only_corrupted_patches_count(small: ViTConfig) -> None:
+    model = MaskedPatchPrediction(encoder(small), "pixels")
+    unit, draws = torch.rand(1, 3, 24, 32), torch.rand(3, 1, 12)
+    filled = model(unit, unit, draws)
+    errors = (filled.patches - cut(unit, small.patch_size)).square().mean(-1)
+    torch.testing.assert_close(filled.losses, errors[filled.hidden].mean()[None])
+
+
+def test_mae_sees_only_what_is_kept(small: ViTConfig) -> None:
+    """What is hidden may change as it likes: nothing that is painted changes."""
+    model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2).eval()
+    draws = torch.rand(1, 12)
+    images = torch.randn(1, 3, 24, 32)
+    filled = model(images, draws)
+    assert filled.hidden.sum() == 9
+    patches = cut(images, small.patch_size)
+    patches[filled.hidden] += torch.randn(9, patches.shape[-1])
+    other = uncut(patches, small.patch_size, (3, 4))
+    tokens = [_painted(model, pictures, draws) for pictures in (images, other)]
+    torch.testing.assert_close(tokens[0], tokens[1])
+
+
+def _painted(model: MaskedAutoencoder, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """What the decoder says, before the patches' own mean and deviation are put back."""
+    filled, truth = model(images, draws), cut(images, model.encoder.config.patch_size)
+    return (filled.patches - truth.mean(-1, keepdim=True)) / (truth.var(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def test_mae_is_compared_in_normalised_pixels_of_hidden_patches(small: ViTConfig) -> None:
+    model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2).eval()
+    images, draws = torch.randn(2, 3, 24, 32), torch.rand(2, 12)
+    filled, truth = model(images, draws), cut(images, small.patch_size)
+    wanted = (truth - truth.mean(-1, keepdim=True)) / truth.std(-1, keepdim=True)
+    errors = (_painted(model, images, draws) - wanted).square().mean(-1)
+    expected = torch.stack([errors[i][filled.hidden[i]].mean() for i in range(2)])
+    torch.testing.assert_close(filled.losses, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_mae_learns_to_paint(small: ViTConfig) -> None:
+    torch.manual_seed(0)
+    model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2)
+    images, draws = torch.randn(2, 3, 24, 32), torch.rand(2, 12)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    first = model(images, draws).losses.mean().item()
+    for _ in range(80):
+        loss = model(images, draws).losses.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert model(images, draws).losses.mean() < first / 4
+
+
+def test_a_hybrid_is_refused() -> None:
+    from vitreous.model.presets import create
+
+    hybrid = create("R26+ViT-S/32", num_classes=0, overrides={"depth": 1})
+    for kind in (MaskedPatchPrediction, MaskedAutoencoder):
+        with pytest.raises(ValueError, match="stem is"):
+            kind(hybrid)

@@ -1,0 +1,100 @@
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitreous.model.checks import BadValue
+from vitreous.model.codec import from_dict, to_dict
+from vitreous.model.config import ViTConfig
+from vitreous.model.segmenter import (
+    Decoder,
+    LinearDecoder,
+    MaskDecoder,
+    Segmenter,
+    SegmenterConfig,
+    build_segmenter,
+    slide,
+)
+
+DECODERS = [LinearDecoder(), MaskDecoder(1), MaskDecoder(3)]
+
+
+def segmenter(small: ViTConfig, decoder: Decoder, classes: int = 3) -> Segmenter:
+    encoder = dataclasses.replace(small, num_classes=0)
+    model = build_segmenter(SegmenterConfig(encoder, decoder, classes)).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return model
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=str)
+@pytest.mark.parametrize("size", [(24, 32), (8, 8), (25, 39), (7, 50)], ids=str)
+def test_any_size_comes_back_as_it_was(decoder: Decoder, size: tuple[int, int], small: ViTConfig) -> None:
+    images = torch.randn(2, 3, *size)
+    assert segmenter(small, decoder)(images).shape == (2, 3, *size)
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=str)
+def test_padding_is_zeros_and_is_cut_off_again(decoder: Decoder, small: ViTConfig) -> None:
+    model, images = segmenter(small, decoder), torch.randn(1, 3, 21, 30)
+    whole = F.pad(images, (0, 2, 0, 3))  # to multiples of 8
+    torch.testing.assert_close(model(images), model(whole)[:, :, :21, :30])
+
+
+def test_the_linear_decoder_is_one_layer_on_each_patch_and_a_bilinear_resize(small: ViTConfig) -> None:
+    model, images = segmenter(small, LinearDecoder()), torch.randn(1, 3, 24, 32)
+    features = model.encoder.features(images)
+    scores = torch.einsum("bnd,kd->bkn", features.patches, model.decoder.weight) + model.decoder.bias[:, None]
+    expected = F.interpolate(scores.reshape(1, 3, 3, 4), (24, 32), mode="bilinear")
+    torch.testing.assert_close(model(images), expected)
+
+
+def test_the_mask_decoder_does_not_care_for_the_order_of_patches(small: ViTConfig) -> None:
+    """It has no positions: patches that change places take their scores along."""
+    decoder, order = segmenter(small, MaskDecoder(2)).decoder, torch.randperm(12)
+    patches = torch.randn(2, 12, small.width)
+    torch.testing.assert_close(decoder(patches)[:, order], decoder(patches[:, order]))
+
+
+def test_mask_scores_are_cosines_normed_over_classes(small: ViTConfig) -> None:
+    model = segmenter(small, MaskDecoder(1), classes=5)
+    torch.nn.init.ones_(model.decoder.mask_norm.weight)
+    torch.nn.init.zeros_(model.decoder.mask_norm.bias)
+    scores = model.decoder(torch.randn(2, 12, small.width))
+    torch.testing.assert_close(scores.mean(-1), torch.zeros(2, 12), atol=1e-5, rtol=0)
+    torch.testing.assert_close(scores.square().mean(-1), torch.ones(2, 12), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=str)
+def test_sliding_equals_the_whole_image_on_a_size_that_fits(decoder: Decoder, small: ViTConfig) -> None:
+    model = segmenter(small, decoder)
+    for size in [(24, 32), (20, 30)]:
+        images = torch.randn(2, 3, *size)
+        torch.testing.assert_close(slide(model, images), model(images))
+
+
+def test_sliding_averages_what_windows_say(small: ViTConfig) -> None:
+    """By brute force: every pixel is the mean over the windows that hold it."""
+    model, images = segmenter(small, LinearDecoder()), torch.randn(1, 3, 31, 50)
+    total, seen = torch.zeros(1, 3, 31, 50), torch.zeros(31, 50)
+    for top in (0, 7):  # 31 - 24
+        for left in (0, 16, 18):  # half of 32 further, and 50 - 32
+            total[:, :, top : top + 24, left : left + 32] += model(images[:, :, top : top + 24, left : left + 32])
+            seen[top : top + 24, left : left + 32] += 1
+    torch.testing.assert_close(slide(model, images), total / seen)
+
+
+def test_a_config_comes_back_from_json(small: ViTConfig) -> None:
+    config = SegmenterConfig(dataclasses.replace(small, num_classes=0), MaskDecoder(2), 2, ("pet", "background"))
+    assert from_dict(SegmenterConfig, to_dict(config)) == config
+
+
+def test_an_encoder_with_a_head_is_refused(small: ViTConfig) -> None:
+    with pytest.raises(BadValue, match=r"encoder.num_classes is \d+, but must be 0"):
+        SegmenterConfig(small)
+
+
+def test_resized_computes_what_the_model_does_at_that_size(small: ViTConfig) -> None:
+    model, images = segmenter(small, MaskDecoder(1)), torch.randn(1, 3, 40, 48)
+    torch.testing.assert_close(model.resized((40, 48))(images), model(images), atol=1e-5, rtol=1e-5)

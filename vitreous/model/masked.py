@@ -1,0 +1,188 @@
+"""Learning from images without labels, by filling in what was hidden: the paper's masked patch prediction, and MAE.
+
+Both put an encoder to work through its public parts: patches, tokens, what is kept of them, the encoder itself. What is
+learned beside it is thrown away afterwards.
+
+b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: patches that are seen; d: width.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vitreous.model.attention import AttentionTerms, SelfAttention
+from vitreous.model.block import Block, GeluMlp
+from vitreous.model.checks import Size, check_choice, fail
+from vitreous.model.init import small_, xavier_
+from vitreous.model.position import SinCos2dPosition
+from vitreous.model.tokens import Layout, keep_patches
+from vitreous.model.vit import ViT
+
+Target = Literal["colour", "colours", "pixels"]
+TARGETS: tuple[Target, ...] = ("colour", "colours", "pixels")
+LEVELS = 8  # 3 bits of every channel
+
+
+class Filled(NamedTuple):
+    """What came out: a loss for each image, and the pictures that the model believes in, patch by patch."""
+
+    losses: Float[Tensor, "b"]
+    hidden: Bool[Tensor, "b n"]
+    patches: Float[Tensor, "b n p"]  # in the units of the input
+
+
+def cut(images: Float[Tensor, "b c h w"], patch_size: Size) -> Float[Tensor, "b n p"]:
+    """The pixels of each patch, flattened as (channel, row, column)."""
+    b, c, h, w = images.shape
+    ph, pw = patch_size
+    return images.reshape(b, c, h // ph, ph, w // pw, pw).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * ph * pw)
+
+
+def uncut(patches: Float[Tensor, "b n p"], patch_size: Size, grid: Size) -> Float[Tensor, "b c h w"]:
+    """Patches put together to images again."""
+    (ph, pw), (gh, gw) = patch_size, grid
+    b, _, pixels = patches.shape
+    c = pixels // (ph * pw)
+    return patches.reshape(b, gh, gw, c, ph, pw).permute(0, 3, 1, 4, 2, 5).reshape(b, c, gh * ph, gw * pw)
+
+
+# ---- Masked patch prediction (appendix B.1.2) ------------------------------------------------------------------------
+
+
+class MaskedPatchPrediction(nn.Module):
+    """Half of the patches are corrupted: 80 % of these by a learned token, 10 % by another patch, 10 % not at all.
+
+    From what the encoder makes of a corrupted patch, one linear layer tells its mean colour, with 3 bits for each
+    channel ("colour"); or the colours of its 4 x 4 parts ("colours"); or all of its pixels ("pixels", in L2). These are
+    the three targets that the paper tried; it kept the first.
+    """
+
+    def __init__(self, encoder: ViT, target: Target = "colour", rate: float = 0.5):
+        super().__init__()
+        check_choice("target", target, TARGETS)
+        config = encoder.config
+        if config.stem is not None:
+            fail("stem", config.stem, "None: the patches of a hybrid are not patches of the image")
+        self.encoder, self.target, self.rate = encoder, target, rate
+        self.mask = nn.Parameter(small_(torch.empty(1, 1, config.width)))
+        pixels = config.channels * config.patch_size[0] * config.patch_size[1]
+        parts = {"colour": 1, "colours": 16}
+        outputs = pixels if target == "pixels" else parts[target] * LEVELS**config.channels
+        self.predict = xavier_(nn.Linear(config.width, outputs))
+
+    def forward(self, images: Float[Tensor, "b c h w"], unit: Float[Tensor, "b c h w"], draws: Tensor) -> Filled:
+        """`unit`: the same images with pixels in [0, 1]. `draws` [3, b, n] are random numbers in [0, 1)."""
+        patches, grid = self.encoder.patchify(images)
+        corrupted, hidden = self.corrupt(patches, draws)
+        features = self.encoder.encode(*self.encoder.embed(corrupted, grid))
+        answers = self.predict(features.patches)
+        truth = cut(unit, self.encoder.config.patch_size)
+        losses, believed = self._compare(answers, truth)
+        weights = hidden.float()
+        return Filled((losses * weights).sum(1) / weights.sum(1).clamp(min=1), hidden, believed)
+
+    def corrupt(
+        self, patches: Float[Tensor, "b n d"], draws: Float[Tensor, "3 b n"]
+    ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
+        """Exactly the share of each image; what happens to a corrupted patch is drawn for each by itself."""
+        b, n, _ = patches.shape
+        count = max(round(n * self.rate), 1)
+        hidden = torch.zeros(b, n, dtype=torch.bool, device=patches.device)
+        hidden.scatter_(1, draws[0].argsort(dim=1)[:, :count], True)
+        elsewhere = patches.gather(1, (draws[2] * n).long()[..., None].expand_as(patches))
+        masked, swapped = hidden & (draws[1] < 0.8), hidden & (draws[1] >= 0.8) & (draws[1] < 0.9)
+        corrupted = torch.where(masked[..., None], self.mask.to(patches.dtype), patches)
+        return torch.where(swapped[..., None], elsewhere, corrupted), hidden
+
+    def _compare(self, answers: Tensor, truth: Float[Tensor, "b n p"]) -> tuple[Float[Tensor, "b n"], Tensor]:
+        """A loss for every patch, and what the model believes it looks like."""
+        channels, size = self.encoder.config.channels, self.encoder.config.patch_size
+        if self.target == "pixels":
+            return ((answers.float() - truth) ** 2).mean(-1), answers.float()
+        parts = 1 if self.target == "colour" else 4
+        colours = F.adaptive_avg_pool2d(truth.reshape(-1, channels, *size), parts)  # [b x n, c, parts, parts]
+        wanted = three_bits(colours).flatten(1)  # [b x n, parts x parts]
+        logits = answers.float().reshape(wanted.numel(), LEVELS**channels)
+        losses = F.cross_entropy(logits, wanted.flatten(), reduction="none").reshape(wanted.shape).mean(1)
+        believed = (
+            colour_of(logits.argmax(1), channels).reshape(len(wanted), parts, parts, channels).permute(0, 3, 1, 2)
+        )
+        pictures = F.interpolate(believed, size, mode="nearest").flatten(1)
+        return losses.reshape(truth.shape[:2]), pictures.reshape(truth.shape)
+
+
+def three_bits(colours: Float[Tensor, "m c y x"]) -> Int[Tensor, "m y x"]:
+    """Colours in [0, 1] as one of 8^c numbers; the first channel counts most.
+
+    >>> three_bits(torch.tensor([0.0, 0.5, 1.0]).reshape(1, 3, 1, 1)).item()  # 0, 4 and 7 of 8
+    39
+    """
+    levels = (colours * LEVELS).long().clamp(0, LEVELS - 1)
+    number = torch.zeros_like(levels[:, 0])
+    for channel in levels.unbind(1):
+        number = number * LEVELS + channel
+    return number
+
+
+def colour_of(numbers: Int[Tensor, "m"], channels: int) -> Float[Tensor, "m c"]:
+    """The middle of what `three_bits` calls by these numbers."""
+    powers = LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
+    return ((numbers[:, None] // powers) % LEVELS + 0.5) / LEVELS
+
+
+# ---- MAE (arXiv 2111.06377) ------------------------------------------------------------------------------------------
+
+
+class MaskedAutoencoder(nn.Module):
+    """The encoder sees a quarter of the patches; a light decoder paints the others.
+
+    What is compared are pixels, in every patch with mean 0 and deviation 1: so that the structure counts and not the
+    light. The encoder never works on what is hidden, which is why this is cheap.
+    """
+
+    def __init__(self, encoder: ViT, rate: float = 0.75, width: int = 512, depth: int = 8, num_heads: int = 16):
+        super().__init__()
+        config = encoder.config
+        if config.stem is not None:
+            fail("stem", config.stem, "None: the patches of a hybrid are not patches of the image")
+        self.encoder, self.rate = encoder, rate
+        self.embed = xavier_(nn.Linear(config.width, width))
+        self.mask = nn.Parameter(small_(torch.empty(1, 1, width)))
+        self.position = SinCos2dPosition(width, "mae", 10_000.0)
+        self.blocks = nn.ModuleList(
+            Block(SelfAttention(width, num_heads), GeluMlp(width, 4 * width, "erf"), width, 1e-6) for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width, 1e-6)
+        pixels = config.channels * config.patch_size[0] * config.patch_size[1]
+        self.paint = xavier_(nn.Linear(width, pixels))
+
+    def forward(self, images: Float[Tensor, "b c h w"], draws: Float[Tensor, "b n"]) -> Filled:
+        """`draws` are random numbers: the patches with the smallest are seen."""
+        patches, grid = self.encoder.patchify(images)
+        tokens, layout = self.encoder.embed(patches, grid)
+        kept = draws.argsort(dim=1)[:, : max(round(draws.shape[1] * (1 - self.rate)), 1)].sort(dim=1).values
+        features = self.encoder.encode(*keep_patches(tokens, layout, kept))
+        painted = self.decode(torch.cat([features.prefix, features.patches], dim=1), layout, kept)
+        truth = cut(images, self.encoder.config.patch_size).float()
+        mean, deviation = truth.mean(-1, keepdim=True), (truth.var(-1, keepdim=True) + 1e-6).sqrt()
+        hidden = torch.ones(draws.shape, dtype=torch.bool, device=images.device).scatter_(1, kept, False)
+        errors = ((painted.float() - (truth - mean) / deviation) ** 2).mean(-1)
+        losses = (errors * hidden).sum(1) / hidden.sum(1)
+        return Filled(losses, hidden, painted.float() * deviation + mean)
+
+    def decode(
+        self, tokens: Float[Tensor, "b s d"], layout: Layout, kept: Int[Tensor, "b k"]
+    ) -> Float[Tensor, "b n p"]:
+        """All patches painted, from the tokens of the few that were seen."""
+        tokens = self.embed(tokens)
+        b, _, width = tokens.shape
+        prefix, seen = tokens[:, : layout.prefix], tokens[:, layout.prefix :]
+        everywhere = self.mask.to(tokens.dtype).expand(b, layout.grid[0] * layout.grid[1], -1)
+        everywhere = everywhere.scatter(1, kept[..., None].expand(-1, -1, width), seen)
+        tokens = self.position.embed(torch.cat([prefix, everywhere], dim=1), layout)
+        for block in self.blocks:
+            tokens = block(tokens, AttentionTerms())
+        return self.paint(self.norm(tokens)[:, layout.prefix :])

@@ -1,0 +1,184 @@
+"""A class for every pixel: an encoder without its head, and a decoder that turns each patch into scores (Segmenter).
+
+b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: classes; d: width.
+"""
+
+import copy
+import dataclasses
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.model.attention import AttentionTerms, SelfAttention
+from vitreous.model.block import Block, GeluMlp
+from vitreous.model.build import build_vit
+from vitreous.model.checks import Size, as_size, check_kind, check_whole, fail
+from vitreous.model.config import MAX_CLASSES, ViTConfig, check_classes
+from vitreous.model.init import small_, xavier_
+from vitreous.model.options import Preprocessing
+from vitreous.model.vit import ViT
+
+
+@dataclass(frozen=True)
+class LinearDecoder:
+    """One linear layer for every patch."""
+
+
+@dataclass(frozen=True)
+class MaskDecoder:
+    """Segmenter's mask transformer (arXiv 2105.05633): a vector for every class attends together with the patches."""
+
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("decoder.depth", self.depth, 1, 64)
+
+
+Decoder = LinearDecoder | MaskDecoder
+
+
+@dataclass(frozen=True)
+class SegmenterConfig:
+    """Everything needed to rebuild a segmenter, preprocess an image and name the classes."""
+
+    encoder: ViTConfig
+    decoder: Decoder = LinearDecoder()
+    num_classes: int = 2
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_kind("encoder", self.encoder, (ViTConfig,))
+        check_kind("decoder", self.decoder, get_args(Decoder))
+        if self.encoder.num_classes:
+            fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder takes the place of the head")
+        check_whole("num_classes", self.num_classes, 2, MAX_CLASSES)
+        check_classes(self.num_classes, self.labels)
+
+    @property
+    def image_size(self) -> Size:
+        return self.encoder.image_size
+
+    @property
+    def channels(self) -> int:
+        return self.encoder.channels
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.encoder.preprocessing
+
+    @property
+    def unit(self) -> Size:
+        """The pixels that one patch stands for, down and across."""
+        stride = self.encoder.stem.stride if self.encoder.stem is not None else 1
+        return (self.encoder.patch_size[0] * stride, self.encoder.patch_size[1] * stride)
+
+    def resized(self, image_size: Size) -> "SegmenterConfig":
+        return dataclasses.replace(self, encoder=self.encoder.resized(image_size))
+
+
+class Segmenter(nn.Module):
+    """Scores of every class at every pixel, for images of any size.
+
+    >>> from vitreous.model.presets import configure
+    >>> encoder = configure("ViT-Ti/16", num_classes=0, image_size=64, overrides={"depth": 1})
+    >>> build_segmenter(SegmenterConfig(encoder, num_classes=3))(torch.zeros(1, 3, 50, 70)).shape
+    torch.Size([1, 3, 50, 70])
+    """
+
+    def __init__(self, config: SegmenterConfig, encoder: ViT, decoder: nn.Module):
+        super().__init__()
+        self.config, self.encoder, self.decoder = config, encoder, decoder
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k h w"]:
+        """An image that patches do not tile is padded with zeros, right and bottom, and what they got is cut off."""
+        h, w = images.shape[2:]
+        bottom, right = (-side % step for side, step in zip((h, w), self.config.unit, strict=True))
+        padded = F.pad(images, (0, right, 0, bottom)) if bottom or right else images
+        scores = self.scores(padded)
+        return F.interpolate(scores, padded.shape[2:], mode="bilinear", align_corners=False)[:, :, :h, :w]
+
+    def scores(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k gh gw"]:
+        """One for each patch: cheaper where full resolution is not needed."""
+        features = self.encoder.features(images)
+        return self.decoder(features.patches).transpose(1, 2).unflatten(2, features.grid)
+
+    def resized(self, image_size: int | Size) -> "Segmenter":
+        """The same model, its positions resampled once for another image size."""
+        config = self.config.resized(as_size(image_size))
+        return Segmenter(config, self.encoder.resized(image_size), copy.deepcopy(self.decoder))
+
+
+class MaskTransformer(nn.Module):
+    """Blocks over patches and class vectors together; a mask is how alike a patch and a class have become."""
+
+    def __init__(self, config: ViTConfig, num_classes: int, depth: int):
+        super().__init__()
+        width = config.width
+        self.projection = xavier_(nn.Linear(width, width))
+        self.classes = nn.Parameter(small_(torch.empty(1, num_classes, width)))
+        self.blocks = nn.ModuleList(
+            Block(
+                SelfAttention(width, config.num_heads, head_dim=config.head_dim),
+                GeluMlp(width, config.mlp_width, "erf"),
+                width,
+                config.norm_eps,
+            )
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width, config.norm_eps)
+        self.to_patch = nn.Linear(width, width, bias=False)
+        self.to_class = nn.Linear(width, width, bias=False)
+        self.mask_norm = nn.LayerNorm(num_classes, config.norm_eps)
+
+    def forward(self, patches: Float[Tensor, "b n d"]) -> Float[Tensor, "b n k"]:
+        tokens = torch.cat([self.projection(patches), self.classes.expand(patches.shape[0], -1, -1)], dim=1)
+        for block in self.blocks:
+            tokens = block(tokens, AttentionTerms())
+        places, classes = self.norm(tokens).split([patches.shape[1], self.classes.shape[1]], dim=1)
+        places, classes = (F.normalize(x, dim=-1) for x in (self.to_patch(places), self.to_class(classes)))
+        return self.mask_norm(places @ classes.transpose(1, 2))
+
+
+def build_segmenter(config: SegmenterConfig, encoder: ViT | None = None) -> Segmenter:
+    """The model that `config` describes: freshly initialised, or around an encoder that has learned something."""
+    match config.decoder:
+        case LinearDecoder():
+            decoder: nn.Module = nn.Linear(config.encoder.width, config.num_classes)
+        case MaskDecoder(depth):
+            decoder = MaskTransformer(config.encoder, config.num_classes, depth)
+    return Segmenter(config, build_vit(config.encoder) if encoder is None else encoder, decoder)
+
+
+# ---- Images of other sizes -------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def slide(
+    model: Segmenter, images: Float[Tensor, "b c h w"], window: Size | None = None, overlap: float = 0.5
+) -> Float[Tensor, "b k h w"]:
+    """Scores of an image of any size, seen through windows of the size the model was made for, which overlap.
+
+    Where windows overlap, their scores are averaged. An image that fits into one window is seen whole.
+    """
+    size = window or model.config.image_size
+    h, w = images.shape[2:]
+    total = torch.zeros(images.shape[0], model.config.num_classes, h, w, device=images.device)
+    seen = torch.zeros(h, w, device=images.device)
+    for top in _starts(h, size[0], overlap):
+        for left in _starts(w, size[1], overlap):
+            place = (..., slice(top, min(top + size[0], h)), slice(left, min(left + size[1], w)))
+            total[place] += model(images[place]).float()
+            seen[place[1:]] += 1
+    return total / seen
+
+
+def _starts(side: int, window: int, overlap: float) -> list[int]:
+    """Where windows begin: the last one ends where the image does."""
+    if side <= window:
+        return [0]
+    step = max(round(window * (1 - overlap)), 1)
+    return [*range(0, side - window, step), side - window]
