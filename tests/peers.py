@@ -1,8 +1,10 @@
 """Other systems, to compare with. A test that needs one that is not installed is skipped, and says why."""
 
 from types import ModuleType
+from typing import Any
 
 import pytest
+from torch import nn
 
 from benchmarks import peers
 
@@ -12,3 +14,37 @@ def import_timm() -> ModuleType:
         return peers.import_timm()
     except ModuleNotFoundError as missing:
         pytest.skip(f"{missing.name} is not installed: `make setup` installs it")
+
+
+def import_torchvision() -> ModuleType:
+    import_timm()  # makes torchvision importable whatever torch it was built for
+    import torchvision.models
+
+    return torchvision
+
+
+def import_vit_pytorch() -> ModuleType:
+    import_timm()  # as above: vit-pytorch imports torchvision
+    try:
+        import vit_pytorch
+    except ModuleNotFoundError as missing:
+        pytest.skip(f"{missing.name} is not installed: `make setup` installs it")
+    return vit_pytorch
+
+
+def import_transformers() -> ModuleType:
+    import_timm()  # makes torchvision importable whatever torch it was built for, and transformers looks for it
+    try:
+        import transformers
+    except ModuleNotFoundError as missing:
+        pytest.skip(f"{missing.name} is not installed: `make setup` installs it")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def perturbed(model: nn.Module, scale: float = 0.15) -> Any:
+    """A model without a parameter where it started: one that is forgotten, or swapped with another, shows."""
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=scale)
+    return model.eval()

@@ -15,7 +15,7 @@ from vitreous.model.checks import BadValue, suggestion
 from vitreous.train.config import TrainConfig
 
 app = tyro.extras.SubcommandApp()
-VERBS = ("train", "eval", "predict", "embed", "info", "data", "demo")
+VERBS = ("train", "eval", "predict", "embed", "convert", "info", "data", "demo")
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 
 
@@ -94,7 +94,7 @@ def evaluate(
     Example: vitreous eval runs/first/best --data pictures/
 
     Args:
-        checkpoint: A folder with a model, such as runs/first/best.
+        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
         data: What it is measured on; anything that `train --data` takes.
         part: Which part of it; the test part where there is one, else the validation part.
         image_size: Another size than the checkpoint's; its positions are resampled.
@@ -151,7 +151,7 @@ def predict(
     Example: vitreous predict runs/first/best cat.jpg "holiday/*.png"
 
     Args:
-        checkpoint: A folder with a model, such as runs/first/best.
+        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
         images: Files, folders, globs, or - to read paths from standard input.
         top: How many answers for each picture.
         image_size: Another size than the checkpoint's; its positions are resampled.
@@ -184,7 +184,7 @@ def embed(
     Example: vitreous embed runs/first/best pictures/ --out vectors.parquet
 
     Args:
-        checkpoint: A folder with a model, such as runs/first/best.
+        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
         images: Files, folders, globs, or - to read paths from standard input.
         out: A .parquet, .jsonl, .json or .csv file.
         image_size: Another size than the checkpoint's; its positions are resampled.
@@ -196,6 +196,40 @@ def embed(
     from vitreous.infer.command import embed_files
 
     embed_files(checkpoint, images, image_size, flip, batch_size, device, precision, out)
+
+
+@app.command
+def convert(
+    source: Annotated[Positional[str], arg(metavar="SRC")],
+    target: Annotated[Positional[Path], arg(metavar="DST")],
+    *,
+    to: str,
+    from_: Annotated[str | None, arg(name="from")] = None,
+    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
+    num_classes: int | None = None,
+    set: tuple[str, ...] = (),
+    lossy: bool = False,
+    check: bool = False,
+) -> None:
+    """A checkpoint in another system's format, read again and compared with what it was.
+
+    Example: vitreous convert ViT-B_16.npz vit-b16/ --to huggingface
+
+    Args:
+        source: A file or folder of any format, or hf-hub:owner/name.
+        target: A folder, or a file whose ending says of what kind: .safetensors, .pth, .npz, .pdparams.
+        to: The format: vitreous, google, big_vision, timm, huggingface, torchvision, dinov2, mae, lucidrains, paddle.
+        from_: The format of the source, where it is not found out by itself.
+        image_size: Another size; positions are resampled in the way of the system they come from.
+        num_classes: A fresh head for so many classes; 0 for none.
+        set: What the tensors cannot tell, as field=JSON: --set num_heads=4
+        lossy: Write it even where the other system computes otherwise with the same weights, such as another GELU.
+        check: Report the differences stage by stage.
+    """
+    from vitreous.model.codec import parse_fields
+    from vitreous.weights.command import convert as run
+
+    run(source, target, to, from_, image_size, num_classes, parse_fields(set), lossy, check)
 
 
 @app.command

@@ -20,7 +20,7 @@ FOLDER = Path("runs/demo")
 
 
 def config(out: Path = FOLDER) -> TrainConfig:
-    """A small ViT on 8 x 8 pictures, cut into patches of 2 x 2. Digits are not mirrored: a mirrored 2 is no digit.
+    """A small ViT on 8 x 8 pictures, cut into patches of 2 x 2.
 
     Position by a convolution and the mean of the patches: with so few pictures they learn more than the paper's choice.
     """
@@ -35,7 +35,7 @@ def config(out: Path = FOLDER) -> TrainConfig:
         workers=0,
         evaluate_every=5,
         optim=Optim(lr=1.5e-3, ema=0.995),
-        augment=Augment(crop="padded", flip=0.0, policy="none", mixup=0.2),
+        augment=Augment(crop="padded", policy="none", mixup=0.2),
     )
 
 

@@ -31,7 +31,7 @@ def print_presets(as_json: bool) -> None:
 
 def print_model(name: str, num_classes: int | None, image_size: Sequence[int] | None, as_json: bool) -> None:
     provenance: dict[str, Any] = {}
-    if name not in PRESETS and Path(name).exists():
+    if name not in PRESETS and (name.startswith("hf-hub:") or Path(name).exists()):
         from vitreous.weights.load import describe
 
         described = describe(name)

@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitreous import demo
 from vitreous.data.open import open_data
 from vitreous.model.checks import BadValue
+from vitreous.model.codec import parse_fields
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost
+from vitreous.train import defaults
 from vitreous.train.config import Augment, Optim, TrainConfig
-from vitreous.train.defaults import choose, fitting_batch, free_folder, parse_fields
+from vitreous.train.defaults import choose, fitting_batch, free_folder
 
 
 @pytest.fixture
@@ -50,6 +53,82 @@ def test_what_was_said_stays(fifty: Path) -> None:
     assert chosen.config.augment.flip == 0.25
     assert dataclasses.replace(chosen.config, augment=said.augment) == said
     assert chosen.notes == []
+
+
+def test_fifty_pictures_on_a_cpu_are_a_few_minutes(fifty: Path) -> None:
+    chosen = choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu")
+    config = chosen.config
+    assert isinstance(config.batch_size, int)
+    assert config.epochs is not None
+    steps = config.epochs * (40 // config.batch_size)
+    assert 300 <= steps <= 310  # of a third of a second each
+    assert config.evaluate_every is not None
+    assert 10 <= config.epochs / config.evaluate_every <= 15  # and not one evaluation for every two steps
+    assert "40 pictures are few" in chosen.advice
+    assert not any("few to learn" in note for note in chosen.notes)
+
+
+def test_short_runs_are_evaluated_all_the_same(fifty: Path) -> None:
+    data = open_data(str(fifty))
+    assert choose(TrainConfig(data=str(fifty), epochs=3), data, "cpu").config.evaluate_every is None
+    assert choose(TrainConfig(data=str(fifty), steps=80), data, "cpu").config.evaluate_every == 4  # of 40 epochs
+    assert choose(TrainConfig(data=str(fifty), steps=80, evaluate_every=7), data, "cpu").config.evaluate_every == 7
+
+
+def test_a_gpu_takes_more_steps_than_a_cpu(fifty: Path) -> None:
+    data = open_data(str(fifty))
+    cpu, gpu = (choose(TrainConfig(data=str(fifty)), data, device).config.epochs for device in ("cpu", "cuda"))
+    assert cpu is not None
+    assert gpu == 2 * cpu
+
+
+def test_digits_are_not_mirrored_unless_told_to(fifty: Path) -> None:
+    digits = open_data("digits")
+    chosen = choose(TrainConfig(data="digits"), digits, "cpu")
+    assert chosen.config.augment.flip == 0
+    assert "--flip 0: a mirrored 2 is no digit" in chosen.notes
+    assert choose(demo.config(), digits, "cpu").config.augment.flip == 0
+    told = choose(TrainConfig(data="digits", augment=Augment(flip=0.25)), digits, "cpu")
+    assert told.config.augment.flip == 0.25
+    assert not any("--flip" in note for note in told.notes)
+    assert choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu").config.augment.flip == 0.5
+
+
+def test_small_pictures_are_not_blown_up() -> None:
+    assert choose(TrainConfig(data="digits"), open_data("digits"), "cpu").config.image_size == (16,)
+    assert choose(TrainConfig(data="shapes"), open_data("shapes:size=28,count=8,val=4"), "cpu").config.image_size == (
+        28,
+    )
+
+
+def test_the_size_fits_the_patches_of_the_model_that_was_asked_for(fifty: Path) -> None:
+    data = open_data(str(fifty))
+    for model, pixels in (("ViT-Ti/16", 128), ("DINOv2-S/14", 126), ("ViT-B/32", 128)):
+        assert choose(TrainConfig(data=str(fifty), model=model), data, "cpu").config.image_size == (pixels,)
+    cut = TrainConfig(data=str(fifty), model="ViT-Ti/16", set=("patch_size=24",))
+    assert choose(cut, data, "cpu").config.image_size == (120,)
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "workers"),
+    [("cuda", 1, 12), ("cuda", 4, 3), ("cuda", 100, 1), ("cpu", 1, 3), ("cpu", 12, 1)],
+)
+def test_workers_leave_a_cpu_its_cores(
+    device: str, processes: int, workers: int, fifty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "cores_here", lambda: 12)
+    data = open_data(str(fifty))
+    config = TrainConfig(data=str(fifty), batch_size=40, steps=1)
+    assert choose(config, data, device, processes).config.workers == workers
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # one process on each machine
+    assert choose(config, data, "cuda", processes).config.workers == 12
+
+
+def test_pictures_in_memory_need_no_workers() -> None:
+    digits = open_data("digits")
+    assert choose(TrainConfig(data="digits"), digits, "cuda").config.workers == 0
+    cropped = TrainConfig(data="digits", augment=Augment(crop="resized"))  # by the workers, from the arrays
+    assert choose(cropped, digits, "cuda").config.workers != 0
 
 
 def test_auto_takes_what_fits(fifty: Path) -> None:

@@ -101,11 +101,21 @@ def test_epochs_that_end_unseen_are_estimated_too() -> None:
     console, clock = screen(terminal=False), Clock()
     with Progress(100, 10, 10, console=console, clock=clock) as progress:
         for epoch in (1, 2):
-            clock.now += 3
+            clock.now += 30
             progress.epoch(epoch, {"loss": 0.5})
     lines = shown(console).splitlines()
-    assert lines[0].startswith("about 30 s for 10 epochs")
-    assert lines[1:] == ["epoch 1/10  loss 0.500  27 s left", "epoch 2/10  loss 0.500  24 s left"]
+    assert lines[0].startswith("about 5 min for 10 epochs")
+    assert lines[1:] == ["epoch 1/10  loss 0.500  4 min 30 s left", "epoch 2/10  loss 0.500  4 min left"]
+
+
+def test_of_short_epochs_only_the_evaluated_and_a_few_others_have_a_line() -> None:
+    console, clock = screen(terminal=False), Clock()
+    with Progress(80, 2, 40, console=console, clock=clock) as progress:
+        for epoch in range(1, 41):
+            clock.now += 1
+            progress.epoch(epoch, {"loss": 0.5} | ({"val_top1": 0.5} if epoch in (5, 20) else {}))
+    lines = shown(console).splitlines()[1:]
+    assert [line.split("  ")[0] for line in lines] == [f"epoch {epoch}/40" for epoch in (1, 5, 15, 20, 30, 40)]
 
 
 def test_what_is_over_is_not_estimated() -> None:

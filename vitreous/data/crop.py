@@ -7,6 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitreous.model.checks import Size
+from vitreous.model.options import Preprocessing
+
+
+def resized_for(picture: Size, size: Size, how: Preprocessing) -> Size:
+    """What a picture is resized to before its centre is cut out: `size` itself where nothing is."""
+    match how.fit:
+        case "squash":
+            return size
+        case "squash-crop":
+            return (round(size[0] / how.crop_fraction), round(size[1] / how.crop_fraction))
+        case "crop":
+            return covering(picture, size, how.crop_fraction)
 
 
 def covering(picture: Size, size: Size, crop_fraction: float) -> Size:

@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitreous.data import modes
-from vitreous.data.crop import covering, crop_box
+from vitreous.data.crop import crop_box, resized_for
 from vitreous.data.jpeg import FACTORS, JpegHeader, decode_rows, read_header
 from vitreous.data.source import Picture
 from vitreous.model.checks import Size
@@ -161,7 +161,7 @@ def fit(
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
     """A picture as a model is shown it in evaluation: all of it, squashed, or its centre at its own aspect."""
     stored = _read(picture)
-    resized = size if preprocessing.fit == "squash" else covering(stored.size, size, preprocessing.crop_fraction)
+    resized = resized_for(stored.size, size, preprocessing)
     # Twice the size that is needed: the resize, not the JPEG's reduced scale, then decides what the pixels are.
     twice = (2 * resized[0], 2 * resized[1])
     image, _ = _pixels(picture, stored, channels, _factor(stored.size, twice))

@@ -13,6 +13,7 @@ from rich.table import Table
 from vitreous.data.loader import EvalLoader, Place, Reader
 from vitreous.data.open import open_data
 from vitreous.data.source import DataSet, Source
+from vitreous.data.split import plural
 from vitreous.evaluate.run import Answers, answer
 from vitreous.infer.place import choose_device, choose_dtype
 from vitreous.weights.files import atomic_file
@@ -78,14 +79,19 @@ def pick_part(data: DataSet, part: str | None) -> tuple[str, Source]:
 def print_evaluation(figures: dict[str, Any], answers: Answers, as_json: bool, out: Path | None) -> None:
     """For people or for programs; `out` gets the JSON as well."""
     rows = [vars(row) for row in answers.evaluation.per_class()]
-    record = {**figures, "per_class": rows, "confusion": answers.evaluation.confusion().tolist()}
+    record = {
+        **figures,
+        "per_class": rows,
+        "confusion": answers.evaluation.confusion().tolist(),
+        "unreadable_files": answers.problems,
+    }
     if out is not None:
         with atomic_file(out) as aside:
             aside.write_text(json.dumps(record, indent=2))
     if as_json:
         print(json.dumps(record))
         return
-    console = Console()
+    console = Console(markup=False, emoji=False, highlight=False)  # the names of classes are no markup
     table = Table("", "", box=None, show_header=False)
     for name in ("part", "count", "top1", "top5", "loss", "ece", "unreadable", "images_per_second"):
         value = figures[name]
@@ -102,9 +108,9 @@ def print_evaluation(figures: dict[str, Any], answers: Answers, as_json: bool, o
     evaluation = answers.evaluation
     for pair in evaluation.most_confused(5):
         names = f"{evaluation.name(pair.true)} taken for {evaluation.name(pair.predicted)}"
-        console.print(f"{names}: {pair.count} times ({pair.share:.1%})", highlight=False)
+        console.print(f"{names}: {plural(pair.count, 'time')} ({pair.share:.1%})", soft_wrap=True)
     for problem in answers.problems[:SHOWN]:
-        console.print(f"unreadable: {problem}", highlight=False)
+        console.print(f"unreadable: {problem}", soft_wrap=True)
 
 
 def _few(names: object) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from vitreous.data.split import plural
 from vitreous.infer.inputs import expand
 from vitreous.infer.outputs import Shape, Written, json_line, print_table, write, writer_for
 from vitreous.infer.predictor import Predictor
@@ -66,4 +67,4 @@ def _say(predictor: Predictor, written: Written, out: Path | None) -> None:
     where = f" to {out}" if out is not None else ""
     broken = f", {written.errors} of them unreadable" if written.errors else ""
     speed = predictor.throughput.images_per_second
-    print(f"{written.pictures} pictures{where}{broken}, {speed:.1f} images/s on {predictor.device}", file=sys.stderr)
+    print(f"{plural(written.pictures, 'picture')}{where}{broken}, {speed:.1f} images/s on {predictor.device}", file=sys.stderr)

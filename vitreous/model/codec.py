@@ -5,12 +5,13 @@ A field that is left out takes its default, where it has one; what we write leav
 """
 
 import dataclasses
+import json
 import sys
 import types
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from vitreous.model.checks import suggestion
+from vitreous.model.checks import fail, suggestion
 
 T = TypeVar("T")
 
@@ -124,3 +125,21 @@ def _decode_any(choices: list[Any], value: object, path: str) -> Any:
         elif type(value) is choice:
             return value
     raise ValueError(f"{path} is {value!r}, but must be {' or '.join(map(str, choices))}")
+
+
+def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of a model's config from the command line.
+
+    >>> parse_fields(("registers=4", 'position={"kind": "Rotary2d"}'))
+    {'registers': 4, 'position': {'kind': 'Rotary2d'}}
+    """
+    fields = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fail("set", text, 'field=JSON, such as registers=4 or \'position={"kind": "Rotary2d"}\'')
+        if not equals:
+            fail("set", text, "field=JSON, such as registers=4")
+    return fields

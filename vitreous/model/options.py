@@ -242,13 +242,14 @@ Head = LinearHead | TanhHead | MlpHead
 class Preprocessing:
     """From a picture to the model's input: resize, crop, scale to [0, 1], subtract `mean`, divide by `std`.
 
-    `fit="crop"` resizes the shorter side to size / crop_fraction and cuts out the centre; "squash" ignores the aspect.
+    `fit="crop"` resizes the shorter side to size / crop_fraction and cuts out the centre; "squash" resizes to the size,
+    whatever the aspect; "squash-crop" resizes so to size / crop_fraction and cuts out the centre (transformers' DeiT).
     A mean or std of one number stands for every channel.
     """
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
-    fit: Literal["crop", "squash"] = "crop"
+    fit: Literal["crop", "squash", "squash-crop"] = "crop"
     crop_fraction: float = 0.875
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
 
@@ -257,7 +258,7 @@ class Preprocessing:
         check_numbers("preprocessing.std", self.std)
         for value in self.std:
             check_positive("preprocessing.std", value)
-        check_choice("preprocessing.fit", self.fit, ("crop", "squash"))
+        check_choice("preprocessing.fit", self.fit, ("crop", "squash", "squash-crop"))
         check_real("preprocessing.crop_fraction", self.crop_fraction, 0.01, 1)
         check_choice("preprocessing.interpolation", self.interpolation, ("bilinear", "bicubic"))
 

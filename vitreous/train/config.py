@@ -22,6 +22,7 @@ class Optim:
     """How weights are moved."""
 
     optimizer: Optimizer = "adamw"
+    """Muon moves the matrices of the blocks, AdamW everything else then."""
     lr: float | None = None
     """Peak learning rate."""
     weight_decay: float = 0.05
@@ -31,6 +32,7 @@ class Optim:
     betas: tuple[float, float] = (0.9, 0.999)
     """Of AdamW."""
     schedule: Schedule = "cosine"
+    """How the learning rate goes on after the warm-up."""
     warmup: float = 0.05
     """Share of the run over which the learning rate rises linearly."""
     cooldown: float = 0.2
@@ -74,11 +76,13 @@ class Augment:
     flip: float | None = None
     """Probability of a horizontal flip."""
     policy: Literal["none", "randaugment", "trivial", "three"] | None = None
+    """Colours and shapes, varied: RandAugment, TrivialAugment, or DeiT-III's 3-Augment."""
     policy_layers: int | None = None
     """Of RandAugment."""
     policy_magnitude: float | None = None
     """Of RandAugment; 10 is full strength."""
     colour_jitter: float | None = None
+    """Brightness, contrast and saturation change by up to this share."""
     erasing: float | None = None
     """Probability that a rectangle is replaced by noise."""
     mixup: float | None = None
@@ -117,7 +121,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A run: `vitreous train --data DIR` and nothing else is enough."""
+    """A run: `vitreous train --data DIR` is enough. What is None by default is chosen for the data, and said."""
 
     data: str = ""
     """A folder, a table, tar shards, a .npz, hf:owner/name, or a built-in name such as digits or cifar10."""
@@ -130,6 +134,7 @@ class TrainConfig:
     set: tuple[str, ...] = ()
     """Other parts for the model, as field=JSON: --set registers=4 'position={"kind": "Rotary2d"}'."""
     task: Literal["classify"] = "classify"
+    """What is learned."""
     out: Path | None = None
     """The run's folder; runs/NAME-N where left out."""
     resume: bool = False
@@ -140,16 +145,20 @@ class TrainConfig:
     """Share that is held out where the data has no validation part of its own."""
 
     epochs: float | None = None
+    """Times that every picture is seen."""
     steps: int | None = None
     """Instead of epochs."""
     batch_size: int | Literal["auto"] | None = None
-    """Over all processes; auto tries what fits."""
+    """Pictures in a step, over all processes; auto is what fits into half of the free memory."""
     accumulate: int = 1
     """Parts into which a process cuts its share of the batch, to save memory."""
     seed: int = 0
+    """Of all randomness: the split, the first weights, order, augmentation, dropout."""
 
     device: str = "auto"
+    """auto, cpu, mps, cuda or cuda:N; auto is a GPU where there is one."""
     precision: Precision = "auto"
+    """Of the computation; weights are fp32. auto is bf16 on a GPU that has it."""
     workers: int | None = None
     """Processes that decode pictures."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -162,14 +171,18 @@ class TrainConfig:
     train_only: Literal["all", "head", "lora"] = "all"
     """Everything, only the head (a linear probe), or low-rank additions to attention and MLP."""
     lora_rank: int = 8
+    """Of --train-only lora: how many directions each addition has."""
     smoothing: float = 0.0
     """Label smoothing."""
     stochastic_depth: float | None = None
+    """Probability that the last block is left out; less for those below it."""
     dropout: float | None = None
+    """Of the embedding and the hidden layers."""
     patch_dropout: float | None = None
+    """Share of the patches that are left out in training."""
 
     evaluate_every: int | None = None
-    """In epochs."""
+    """Epochs from one evaluation, and checkpoint, to the next."""
     patience: int | None = None
     """Stop after so many evaluations without improvement."""
     keep: int = 0
@@ -181,6 +194,7 @@ class TrainConfig:
     flip_test: bool = False
     """Average the evaluation over a picture and its mirror image."""
     tensorboard: bool = False
+    """Write the figures of every epoch to --out/tensorboard as well."""
 
     optim: Optim = field(default_factory=Optim)
     augment: Augment = field(default_factory=Augment)

@@ -1,7 +1,6 @@
 """What is chosen where the user said nothing, for the data at hand. Every choice is said aloud."""
 
 import dataclasses
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -13,19 +12,29 @@ import torch
 
 from vitreous.data.config import Augmentation
 from vitreous.data.decode import UnreadableImage, size_of
+from vitreous.data.loader import is_array
 from vitreous.data.source import DataSet, Source
-from vitreous.model.checks import as_size, fail
+from vitreous.data.split import plural
+from vitreous.model.checks import BadValue, as_size
+from vitreous.model.codec import parse_fields
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.presets import configure
 from vitreous.train.config import Augment, TrainConfig
-from vitreous.weights.native import describe
+from vitreous.weights.load import describe
 
 # Parts that learn from few pictures: a convolution that tells position, and the mean of the patches. On the digits they
 # leave a quarter of the mistakes that learned positions and a class token make (0.992 against 0.964).
 FEW_PICTURES = ('position={"kind": "Conditional"}', 'pool={"kind": "GlobalAverage"}', "class_token=false")
 
-# Enough steps to learn something, whatever the size of the data.
-MIN_STEPS, MAX_STEPS = 600, 40_000
+# Fewest steps, to learn something from any data, and most. A small model takes a CPU about a second for three of them.
+STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
+# At least so many steps between evaluations (an epoch of 50 pictures is over in two), unless there were fewer than so
+# many evaluations then.
+EVALUATED_STEPS, EVALUATIONS = 25, 10
+FEW = 2_000  # fewer pictures than this are little to learn from without a checkpoint to start from
+
+# Data whose pictures mean something else when mirrored.
+UNMIRRORED = {"digits": "a mirrored 2 is no digit"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,7 @@ class Chosen:
 
     config: TrainConfig
     notes: list[str]
+    advice: str = ""  # what would do better than any choice
 
 
 def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) -> Chosen:
@@ -55,8 +65,9 @@ def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) 
         if not config.set and count < 100_000:
             pick("set", FEW_PICTURES, "parts that learn from few pictures")
     if not config.image_size and config.init is None:
-        pixels = 32 if small else 224 if side >= 160 and device != "cpu" else 128 if side >= 96 else 64
-        pick("image_size", (pixels,), f"pictures of about {side} pixels on {device}")
+        large = 224 if side >= 160 and device != "cpu" else 128 if side >= 96 else 64
+        pixels = min(max(-(-side // 4) * 4, 16), 32) if small else large
+        pick("image_size", (_tiled(config, pixels),), f"pictures of about {side} pixels on {device}")
     if not isinstance(config.batch_size, int):
         ideal, reason = (512 if device == "cuda" else 64), f"{count} pictures on {device}"
         if config.batch_size == "auto":
@@ -66,22 +77,35 @@ def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) 
     base, reason = _augmentation(count, small, config.init is not None)
     if config.augment == Augment():
         notes.append(f"augmentation: {reason}")
+    if config.augment.flip is None and data.name in UNMIRRORED:
+        base = dataclasses.replace(base, flip=0.0)
+        notes.append(f"--flip 0: {UNMIRRORED[data.name]}")
     config = dataclasses.replace(config, augment=Augment(**dataclasses.asdict(config.augment.on(base))))
     assert isinstance(config.batch_size, int)
+    per_epoch = max(count // config.batch_size, 1)
     if config.epochs is None and config.steps is None:
-        per_epoch = max(count // config.batch_size, 1)
-        epochs = 20 if config.init is not None else 100 if small else 300 if count > 100_000 else 100
-        epochs = max(min(epochs, MAX_STEPS // per_epoch), math.ceil(MIN_STEPS / per_epoch), 1)
-        pick("epochs", epochs, f"{per_epoch} steps each")
+        least, most = CPU_STEPS if device == "cpu" else STEPS
+        usual = 20 if config.init is not None else 300 if count > 100_000 and not small else 100
+        pick(
+            "epochs",
+            max(min(usual, most // per_epoch), math.ceil(least / per_epoch), 1),
+            f"{plural(per_epoch, 'step')} each, on {device}",
+        )
+    epochs = config.epochs or (config.steps or 1) / per_epoch
+    every = min(math.ceil(EVALUATED_STEPS / per_epoch), int(epochs / EVALUATIONS))
+    if config.evaluate_every is None and every > 1:
+        pick("evaluate_every", every, f"epochs of {plural(per_epoch, 'step')}")
     if config.optim.lr is None:
         rate, reason = _learning_rate(config)
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=rate))
         notes.append(f"--lr {rate:g}: {reason}")
     if config.workers is None:
-        pick("workers", min(os.cpu_count() or 1, 16) // max(processes, 1), "one for each core")
+        pick("workers", *_workers(config, data.train, device, processes))
     if config.out is None:
         pick("out", free_folder(Path("runs"), Path(data.name).stem or "run"), "the first free name")
-    return Chosen(config, notes)
+    few = config.init is None and count < FEW and not small
+    advice = f"{count} pictures are few to learn all from: start from a checkpoint with --init if you have one"
+    return Chosen(config, notes, advice if few else "")
 
 
 def typical_side(source: Source, looks: int = 25) -> int:
@@ -123,22 +147,30 @@ def _model_config(config: TrainConfig) -> ViTConfig | ResNetConfig:
     return configure(config.model or "", image_size=size, overrides=parse_fields(config.set))
 
 
-def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of a model's config from the command line.
-
-    >>> parse_fields(("registers=4", 'position={"kind": "Rotary2d"}'))
-    {'registers': 4, 'position': {'kind': 'Rotary2d'}}
-    """
-    fields = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
+def _tiled(config: TrainConfig, pixels: int) -> int:
+    """The number nearest to `pixels` that the model's patches tile: 126 for ViT-L/14 where others get 128."""
+    for side in sorted(range(max(pixels - 64, 1), pixels + 64), key=lambda side: abs(side - pixels)):
         try:
-            fields[name] = json.loads(value)
-        except json.JSONDecodeError:
-            fail("set", text, 'field=JSON, such as registers=4 or \'position={"kind": "Rotary2d"}\'')
-        if not equals:
-            fail("set", text, "field=JSON, such as registers=4")
-    return fields
+            configure(config.model or "", image_size=side, overrides=parse_fields(config.set))
+        except BadValue:
+            continue
+        return side
+    return pixels  # something else is wrong with the model, which building it will say
+
+
+def _workers(config: TrainConfig, source: Source, device: str, processes: int) -> tuple[int, str]:
+    """A CPU that trains has all its cores busy with that: a quarter of them decodes as fast as the rest can learn."""
+    if config.augment.crop != "resized" and is_array(source):
+        return 0, "the pictures are in memory"
+    cores = cores_here() // int(os.environ.get("LOCAL_WORLD_SIZE", max(processes, 1)))
+    if device == "cpu":
+        return max(cores // 4, 1), "the CPU has to train as well"
+    return min(max(cores, 1), 16), "one for each core"
+
+
+def cores_here() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_folder(parent: Path, name: str) -> Path:

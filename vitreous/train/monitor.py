@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class Monitor:
     def __init__(self, world: World, source: Source):
         self.world, self.source = world, source
         self.unreadable: dict[str, None] = {}  # in the order they were met, each once
+        self._told: set[str] = set()  # those of them that a report has named
         self.skipped = 0
         self._in_a_row: deque[Tensor] = deque(maxlen=BROKEN_IN_A_ROW)  # indices of the broken batches
         self._pending: tuple[_Later, Batch] | None = None
@@ -58,9 +60,15 @@ class Monitor:
                 f"use --precision fp32, or look at the pictures: {', '.join(names)}, ..."
             )
 
-    def figures(self) -> dict[str, float]:
-        """Means since the last report, over all processes; all of them must ask."""
-        return {f"train_{name}": value for name, value in self._means(self.world.sum(self._sums.clone())).items()}
+    def figures(self) -> dict[str, Any]:
+        """Means since the last report, and what was newly found unreadable, over all processes; all of them must ask.
+
+        In metrics.jsonl the names outlive the process: a resumed run still knows what was met before.
+        """
+        means = {f"train_{name}": value for name, value in self._means(self.world.sum(self._sums.clone())).items()}
+        new = [name for name in self.all_unreadable() if name not in self._told]
+        self._told.update(new)
+        return {**means, "train_unreadable": len(self._told), "unreadable": new}
 
     def glance(self) -> dict[str, float]:
         """The same of this process alone, to be shown."""
@@ -89,7 +97,7 @@ class _Later:
     def __init__(self, number: Tensor):
         on_gpu = number.device.type == "cuda"
         self.number = torch.empty(number.shape, pin_memory=on_gpu).copy_(number, non_blocking=on_gpu)
-        self.arrived = torch.cuda.Event() if on_gpu else None
+        self.arrived = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         if self.arrived is not None:
             self.arrived.record()
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from vitreous.train.figures import duration, label, roughly, value
 
 PAUSE = 60.0  # seconds between plain lines within an epoch
+BRIEF = 10.0  # seconds within which an epoch that was not evaluated gets no line: of few pictures there may be hundreds
 SETTLED = 3.0  # seconds of steps after which an estimate is worth saying
 SOON = 1.0  # seconds before the end of the first epoch at which it is said anyway
 
@@ -48,6 +49,7 @@ class Progress:
         self.console = console or Console(force_terminal=None if sys.stdout.isatty() else False)
         self.estimated = False
         self.began = self.spoke = clock()
+        self.told = -math.inf  # when an epoch last had its line
         self.first: tuple[int, float] | None = None  # the first step and when it was done: warm-up lies before it
         live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
         self.bars = _Bars(self.console, self) if live else None
@@ -86,11 +88,15 @@ class Progress:
             self.say("  ".join([f"epoch {self.epoch_now()}/{self.epochs}", count, *words, *self.left()]))
 
     def epoch(self, epoch: int, figures: Mapping[str, float | str]) -> None:
-        """An epoch is done: one line that stays."""
+        """An epoch is done: one line that stays, unless there was one just now and nothing was evaluated since."""
         if self.quiet:
             return
         self.done = max(self.done, min(epoch * self.steps_per_epoch, self.total_steps))
         self._estimate()
+        evaluated = any(key.startswith("val_") for key in figures) or self.done == self.total_steps
+        if not evaluated and self.clock() - self.told < BRIEF:
+            return
+        self.told = self.clock()
         words = [f"{label(key)} {value(key, number)}" for key, number in figures.items()]
         self.say("  ".join([f"epoch {epoch}/{self.epochs}", *words, *self.left()]))
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from vitreous.data.open import open_data
+from vitreous.model.checks import fail
 from vitreous.model.codec import from_dict, to_dict
 from vitreous.train import loop
 from vitreous.train.config import TrainConfig
@@ -26,22 +27,22 @@ def train(config: TrainConfig, command: str = "vitreous train") -> dict[str, Any
     if config.resume:
         config = stored(config)
     with world(config.device) as here:
-        console = Console(quiet=not here.first)
+        console = Console(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
         data = open_data(config.data, root=config.data_root, val_fraction=config.val_fraction, seed=config.seed)
         chosen = choose(config, data, here.device.type, here.size)
         config = chosen.config
         folder = Path(here.gather(str(config.out))[0])
         resume = config.resume and (folder / "last").exists()
-        _claim(folder, config, resume, here)
-        console.print(
-            f"{data.name}: {len(data.train):,} pictures to train on, {len(data.val):,} to validate, "
-            f"{len(data.classes)} classes. {data.note}".strip()
-        )
+        _refuse_another_run(folder, config)
+        console.print(f"{data.name}: {len(data.classes)} classes; {data.note}")
         for note in chosen.notes:
-            console.print(f"  chosen: {note}", highlight=False)
+            console.print(f"  chosen: {note}")
+        if chosen.advice:
+            console.print(f"  {chosen.advice}")
         job = set_up(config, data, here)
-        epochs = job.total_steps / job.steps_per_epoch
-        with Display(job.total_steps, job.steps_per_epoch, epochs, quiet=not here.first) as display:
+        _claim(folder, config, resume, here)
+        epochs, start = job.total_steps / job.steps_per_epoch, steps_done(folder) if resume else 0
+        with Display(job.total_steps, job.steps_per_epoch, epochs, start, quiet=not here.first) as display:
             loop.run(job, folder, display, resume)
         return summarise(job, folder, console, chosen.notes, command, time.monotonic() - started)
 
@@ -53,6 +54,7 @@ def stored(config: TrainConfig) -> TrainConfig:
     if not path.exists():
         raise ValueError(f"there is no run to resume in {config.out}: it has no config.json")
     before = from_dict(TrainConfig, json.loads(path.read_text()))
+    _refuse_changes(config, before, TrainConfig(data="any"))
     return dataclasses.replace(
         before,
         resume=True,
@@ -64,11 +66,35 @@ def stored(config: TrainConfig) -> TrainConfig:
     )
 
 
-def _claim(folder: Path, config: TrainConfig, resume: bool, here: World) -> None:
-    """Refuse to write into another run's folder; then make it this run's."""
+def steps_done(folder: Path) -> int:
+    """How far the run in this folder has come."""
+    try:
+        return int(json.loads((folder / "last" / "progress.json").read_text())["step"])
+    except FileNotFoundError:  # killed while it exchanged two checkpoints, which loading puts right
+        return 0
+
+
+MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root")
+
+
+def _refuse_changes(said: Any, before: Any, default: Any) -> None:
+    """A resumed run goes on as it began, so what is said must be what was said then."""
+    for field in dataclasses.fields(said):
+        now, then, left_out = (getattr(config, field.name) for config in (said, before, default))
+        if dataclasses.is_dataclass(now):
+            _refuse_changes(now, then, left_out)
+        elif field.name not in MAY_CHANGE and now not in (then, left_out, "", "auto"):
+            fail(field.name, now, f"left out or {then!r}, as in the run to go on with")
+
+
+def _refuse_another_run(folder: Path, config: TrainConfig) -> None:
     if (folder / "config.json").exists() and not config.resume:
         raise ValueError(f"{folder} already holds a run: choose another --out, or go on with it by --resume")
-    here.wait()
+
+
+def _claim(folder: Path, config: TrainConfig, resume: bool, here: World) -> None:
+    """Make a folder this run's, once nothing can be wrong with its arguments any more."""
+    here.wait()  # until everyone has looked whether it is another's
     if here.first and not resume:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(folder / "config.json") as aside:

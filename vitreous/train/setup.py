@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from vitreous.data.config import Augmentation
 from vitreous.data.loader import (
@@ -18,21 +17,24 @@ from vitreous.data.loader import (
     resident_pictures,
 )
 from vitreous.data.source import DataSet, Source
+from vitreous.data.split import listed
 from vitreous.model.build import build, replace_head
 from vitreous.model.checks import as_size, fail
+from vitreous.model.codec import parse_fields
+from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
 from vitreous.model.presets import configure
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
 from vitreous.train.checkpoint import State
 from vitreous.train.config import TrainConfig
-from vitreous.train.defaults import parse_fields
 from vitreous.train.distributed import World, parallelise
 from vitreous.train.ema import Ema
 from vitreous.train.lora import add_lora
 from vitreous.train.optim import build_optimizers
 from vitreous.train.step import Stepper
 from vitreous.train.task import Classify, Task
+from vitreous.train.track import check_tensorboard
 from vitreous.weights.load import load
 
 
@@ -63,8 +65,14 @@ def set_up(config: TrainConfig, data: DataSet, world: World) -> Job:
     place = _place(config, world)
     if len(data.train) < place.batch_size:
         fail("batch_size", place.batch_size, f"at most the number of training pictures ({len(data.train)})")
+    if config.tensorboard:
+        check_tensorboard()
     torch.manual_seed(config.seed)
     model = build_model(config, data).to(world.device)
+    for weight in model.parameters():
+        weight.data = weight.data.contiguous()  # resampled positions are not, and checkpoints ask for it
+    if config.optim.optimizer == "muon" and (config.train_only != "all" or not isinstance(model, ViT)):
+        fail("optimizer", "muon", "adamw or sgd here: Muon moves the matrices of a ViT's blocks, all of them")
     choose_weights(model, config)
     task = build_task(model, config, data, world)
     module = task.module().train()
@@ -106,7 +114,7 @@ def build_model(config: TrainConfig, data: DataSet) -> ViT | ResNet:
         regularisation["dropout"] = {"kind": "Dropout", "embedding": config.dropout, "hidden": config.dropout}
     regularisation |= parse_fields(config.set)
     if config.init is not None:
-        model = load(config.init, image_size=size, overrides=regularisation)
+        model = load(config.init, image_size=size, overrides=regularisation).float()
         if model.config.labels != data.classes:
             replace_head(model, len(data.classes), data.classes)
         return model
@@ -121,25 +129,39 @@ def choose_weights(model: ViT | ResNet, config: TrainConfig) -> None:
     """Which weights are learned."""
     if config.train_only == "all":
         return
+    if config.init is None:
+        fail("train_only", config.train_only, "used with --init: random weights are not worth keeping as they are")
     model.requires_grad_(False)
     if config.train_only == "lora":
         if not isinstance(model, ViT) or config.parallel == "fsdp":
             fail("train_only", "lora", "used with a ViT and without --parallel fsdp")
         add_lora(model, config.lora_rank)
     model.head.requires_grad_(True)
+    if isinstance(model, ViT) and model.distillation_head is not None:
+        model.distillation_head.requires_grad_(True)
 
 
 def build_task(model: ViT | ResNet, config: TrainConfig, data: DataSet, world: World) -> Task:
-    teacher: nn.Module | None = None
+    teacher: ViT | ResNet | None = None
     if config.distillation.teacher is not None:
         teacher = load(config.distillation.teacher).to(world.device).eval().requires_grad_(False)
-        classes = teacher.config.num_classes
-        if classes != len(data.classes):
-            where = str(config.distillation.teacher)
-            fail("teacher", where, f"trained on {len(data.classes)} classes (it has {classes})")
+        check_teacher(teacher, str(config.distillation.teacher), model, data)
     return Classify(
         model, config.augment.on(Augmentation()), config.seed, config.smoothing, teacher, config.distillation
     )
+
+
+def check_teacher(teacher: ViT | ResNet, where: str, student: ViT | ResNet, data: DataSet) -> None:
+    """A teacher answers to the same pictures with the same classes."""
+    theirs, ours = teacher.config, student.config
+    if theirs.num_classes != len(data.classes):
+        fail("teacher", where, f"trained on {len(data.classes)} classes (it has {theirs.num_classes})")
+    if theirs.labels not in ((), data.classes):
+        fail("teacher", where, f"trained on the classes {listed(data.classes)} (it has {listed(theirs.labels)})")
+    if theirs.channels != ours.channels:
+        fail("teacher", where, f"one for pictures of {ours.channels} channels (it takes {theirs.channels})")
+    if isinstance(theirs, ViTConfig):
+        theirs.grid_for(ours.image_size)  # or says which sizes its patches tile
 
 
 def build_loader(config: TrainConfig, source: Source, model: ViT | ResNet, world: World, place: Place) -> TrainLoader:

@@ -1,6 +1,8 @@
 """The end of a run: the best checkpoint, measured on pictures it never learned from, and an account of it all."""
 
+import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,20 @@ from torch import Tensor
 
 import vitreous
 from vitreous.data.loader import Reader, Request
-from vitreous.data.source import Source
+from vitreous.data.source import DataSet, Source, Subset
+from vitreous.data.split import plural
+from vitreous.data.stored import FileSource
 from vitreous.evaluate.run import Answers, answer
 from vitreous.model.codec import to_dict
 from vitreous.model.options import Preprocessing
+from vitreous.train.config import TrainConfig
+from vitreous.train.figures import duration
 from vitreous.train.report import Mistake, RunReport, write_report
 from vitreous.train.setup import Job
 from vitreous.weights.files import atomic_file
 from vitreous.weights.native import load_folder
 
-SAMPLES, MISTAKES = 16, 24
+SAMPLES, MISTAKES, NAMED = 16, 24, 10
 
 
 def summarise(
@@ -30,9 +36,11 @@ def summarise(
     answers = _judge(job, folder / "best", source)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     figures = answers.evaluation.metrics()
+    unreadable = _unreadable(job, rows, part, answers)
     metrics: dict[str, Any] = {
         **figures,
         "part": part,
+        "unreadable_files": unreadable,
         "images_per_second": max(row["train_images_per_second"] for row in rows),
         "seconds": seconds,
         "epochs": rows[-1]["epoch"],
@@ -55,29 +63,57 @@ def summarise(
             samples=samples[0],
             sample_labels=[job.data.classes[label] if label >= 0 else "unreadable" for label in samples[1]],
             mistakes=_mistakes(job, source, answers),
-            unreadable=answers.problems,
+            unreadable=unreadable,
             defaults_chosen=notes,
-            next_commands=next_commands(folder, job.config.data),
+            next_commands=next_commands(folder, job.config, job.data),
         )
         path = write_report(folder, report)
+        count = figures["count"]
         console.print(
-            f"\n{part} top-1 {figures['top1']:.4f}, top-5 {figures['top5']:.4f}, loss {figures['loss']:.4f}, "
-            f"calibration error {figures['ece']:.4f}, after {seconds:.0f} s",
-            highlight=False,
+            f"\n{part} top-1 {figures['top1']:.4f} ({round(figures['top1'] * count):,} of {count:,} pictures), "
+            f"top-5 {figures['top5']:.4f}, loss {figures['loss']:.4f}, calibration error {figures['ece']:.4f}, "
+            f"after {duration(seconds)}"
         )
-        console.print(f"report: {path}\n\nTry next:", highlight=False)
-        for line in next_commands(folder, job.config.data):
-            console.print(f"  {line}", highlight=False, soft_wrap=True)
+        _say_unreadable(console, unreadable)
+        console.print(f"report: {path}\n\nTry next:")
+        for line in next_commands(folder, job.config, job.data):
+            console.print(f"  {line}")
     job.world.wait()
     return metrics
 
 
-def next_commands(folder: Path, data: str) -> list[str]:
+def next_commands(folder: Path, config: TrainConfig, data: DataSet) -> list[str]:
+    """Ready to be typed: with a picture there is, and with the same split as in training."""
+    best, source = shlex.quote(str(folder / "best")), data.val.source if isinstance(data.val, Subset) else data.val
+    picture = "PICTURE.jpg"
+    if isinstance(source, FileSource):
+        picture = shlex.quote(str(source.root / data.val.name(0)))
+    split = {"seed": config.seed, "val_fraction": config.val_fraction, "data_root": config.data_root}
+    usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    said = [f" --{name.replace('_', '-')} {value}" for name, value in split.items() if value != usual[name]]
     return [
-        f"vitreous predict {folder / 'best'} PICTURE.jpg",
-        f"vitreous eval {folder / 'best'} --data {data}",
-        f"vitreous info {folder / 'best'}",
+        f"vitreous predict {best} {picture}",
+        f"vitreous eval {best} --data {shlex.quote(config.data)}{''.join(said)}",
+        f"vitreous info {best}",
     ]
+
+
+def _unreadable(job: Job, rows: list[dict[str, Any]], part: str, answers: Answers) -> list[str]:
+    """Name and reason of every picture that could not be read, in any part. Every process takes part."""
+    problems = [problem for row in rows for problem in row.get("unreadable", ())]
+    if part != "val" and any(row.get("val_unreadable") for row in rows):  # counted so far, not named
+        problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
+    problems = [problem for those in job.world.gather(problems) for problem in those]
+    return list(dict.fromkeys(problems + answers.problems))
+
+
+def _say_unreadable(console: Console, problems: list[str]) -> None:
+    if problems:
+        console.print(f"{plural(len(problems), 'picture')} could not be read and had no part in any of it:")
+    for problem in problems[:NAMED]:
+        console.print(f"  {problem}")
+    if len(problems) > NAMED:
+        console.print(f"  and {len(problems) - NAMED:,} more, all named in metrics.json")
 
 
 def _judge(job: Job, checkpoint: Path, source: Source) -> Answers:

@@ -51,7 +51,7 @@ class Classify(Task):
         augmentation: Augmentation,
         seed: int,
         smoothing: float = 0.0,
-        teacher: nn.Module | None = None,
+        teacher: ViT | ResNet | None = None,
         distillation: Distillation | None = None,
     ):
         self.model, self.augmentation, self.seed = model, augmentation, seed
@@ -59,8 +59,10 @@ class Classify(Task):
         self.teacher, self.distillation = teacher, distillation or Distillation()
 
     def module(self) -> nn.Module:
-        two_answers = isinstance(self.model, ViT) and self.model.distillation_head is not None
-        return TwoAnswers(self.model) if two_answers and isinstance(self.model, ViT) else self.model
+        """Without a teacher, a distillation token's answer is one with the other: their mean learns from the labels."""
+        if self.teacher is not None and isinstance(self.model, ViT) and self.model.distillation_head is not None:
+            return TwoAnswers(self.model)
+        return self.model
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         draws = Draws(self.seed, batch.epoch, batch.keys)
@@ -82,7 +84,12 @@ class Classify(Task):
 
     @torch.no_grad()
     def _teach(self, images: Tensor) -> Tensor:
+        """The teacher's answer to the same pictures, normalised as it was taught itself."""
         assert self.teacher is not None
+        ours, theirs = self.model.config.preprocessing, self.teacher.config.preprocessing
+        if (ours.mean, ours.std) != (theirs.mean, theirs.std):
+            mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (ours.mean, ours.std))
+            images = normalise(images * std + mean, theirs)
         return self.teacher(images).float()
 
     def _teachers_loss(self, answers: Tensor, images: Tensor) -> Float[Tensor, "b"]:

@@ -19,18 +19,27 @@ BESIDE = {"image_size", "num_classes", "labels", "preprocessing", "dropout", "st
 SHOWN_LABELS = 20
 
 
-def model_card(config: ViTConfig | ResNetConfig, name: str, parameters: int, provenance: Mapping[str, Any]) -> str:
+def model_card(
+    config: ViTConfig | ResNetConfig,
+    name: str,
+    parameters: int,
+    provenance: Mapping[str, Any],
+    source: str = ".",
+    library: str = "vitreous",
+) -> str:
     """The whole card. `provenance` may hold `license`, `metrics` (a figure for each name) and anything else.
+
+    `source` is what `vitreous.load` finds the checkpoint by, and `library` the one whose files they are.
 
     >>> model_card(ViTConfig(), "pets", 86_567_656, {"license": "apache-2.0"}).splitlines()[:3]
     ['---', 'library_name: "vitreous"', 'pipeline_tag: "image-classification"']
     """
     rest = {key: value for key, value in provenance.items() if key not in ("license", "metrics")}
     parts = [
-        front_matter(config, provenance),
+        front_matter(config, provenance, library),
         f"# {plain(name)}",
         _what_it_is(config, parameters),
-        _how_to_use_it(config),
+        _how_to_use_it(config, source),
         _table("Figures", ("", "value"), provenance.get("metrics")),
         _labels(config.labels, config.num_classes),
         f"## Preprocessing\n\n{_preprocessing(config.preprocessing, config.image_size)}",
@@ -39,11 +48,11 @@ def model_card(config: ViTConfig | ResNetConfig, name: str, parameters: int, pro
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def front_matter(config: ViTConfig | ResNetConfig, provenance: Mapping[str, Any]) -> str:
+def front_matter(config: ViTConfig | ResNetConfig, provenance: Mapping[str, Any], library: str = "vitreous") -> str:
     """YAML, in which every value is a JSON string, which YAML reads as it is meant."""
     kind = "vision-transformer" if isinstance(config, ViTConfig) else "resnet"
     fields: dict[str, Any] = {
-        "library_name": "vitreous",
+        "library_name": library,
         "pipeline_tag": "image-classification" if config.num_classes else "image-feature-extraction",
         "license": provenance.get("license"),
         "tags": ["vitreous", kind],
@@ -97,15 +106,16 @@ def _what_it_is(config: ViTConfig | ResNetConfig, parameters: int) -> str:
     )
 
 
-def _how_to_use_it(config: ViTConfig | ResNetConfig) -> str:
+def _how_to_use_it(config: ViTConfig | ResNetConfig, source: str) -> str:
     if config.num_classes:
-        python, shell = 'vitreous.Predictor(model)(["picture.jpg"])', "vitreous predict . picture.jpg"
+        python, shell = 'vitreous.Predictor(model)(["picture.jpg"])', f"vitreous predict {source} picture.jpg"
     else:
         python = 'vitreous.Predictor(model).embed(["picture.jpg"])'
-        shell = "vitreous embed . picture.jpg --out features.parquet"
+        shell = f"vitreous embed {source} picture.jpg --out features.parquet"
+    where = "In this folder (or with its path instead of the dot), after" if source == "." else "After"
     return (
-        "## How to use it\n\nIn this folder (or with its path instead of the dot), after `pip install vitreous`:\n\n"
-        f'```python\nimport vitreous\n\nmodel = vitreous.load(".")\nprint({python})\n```\n\n```sh\n{shell}\n```'
+        f"## How to use it\n\n{where} `pip install vitreous`:\n\n```python\nimport vitreous\n\n"
+        f'model = vitreous.load("{source}")\nprint({python})\n```\n\n```sh\n{shell}\n```'
     )
 
 
@@ -122,6 +132,11 @@ def _preprocessing(how: Preprocessing, size: tuple[int, int]) -> str:
     height, width = size
     if how.fit == "squash":
         fit = f"Resized to {height} x {width} pixels, whatever the aspect ({how.interpolation})"
+    elif how.fit == "squash-crop":
+        fit = (
+            f"Resized ({how.interpolation}), whatever the aspect, and cropped to the central {height} x {width} "
+            f"pixels, which are {how.crop_fraction:g} of either side"
+        )
     else:
         fit = (
             f"Resized ({how.interpolation}) and cropped to the central {height} x {width} pixels, "

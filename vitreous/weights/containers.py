@@ -13,15 +13,21 @@ from torch import Tensor
 
 from vitreous.weights.format import Found
 from vitreous.weights.npz import read_npz, write_npz
+from vitreous.weights.pdparams import write_pdparams
 from vitreous.weights.pickles import read_pickle
-from vitreous.weights.tensors import BadCheckpoint, read_header, read_tensors, write_tensors
+from vitreous.weights.tensors import BadCheckpoint, Mapped, read_tensors, write_tensors
 
 PICKLES = (".pt", ".pth", ".bin", ".pdparams", ".ckpt")
 SUFFIXES = (".safetensors", ".npz", *PICKLES)
+TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 MAX_JSON_BYTES = 1 << 26
 
+# What transformers and timm call their weights in a folder, in the order in which they are looked for.
+USUAL = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
 # Keys under which training scripts put the weights, the averaged ones first; and what wrappers put before every name.
-WRAPPERS = ("model_ema", "teacher", "model_state", "state_dict", "model", "module", "params", "target")
+AVERAGED = ("state_dict_ema", "model_ema", "teacher")
+WRAPPERS = (*AVERAGED, "model_state", "state_dict", "model", "module", "params", "target")
 PREFIXES = ("module.", "_orig_mod.", "backbone.", "encoder.backbone.", "opt/target/", "params/img/", "params/")
 
 
@@ -32,13 +38,14 @@ def open_found(path: Path) -> Found:
         raise BadCheckpoint(f"there is no checkpoint {path}")
     config_file = file.parent / "config.json"
     config = read_json(config_file) if path.is_dir() and config_file.is_file() else {}
-    return Found(path, unwrapped(read_file(file), path), config)
+    content = read_file(file)
+    forget = content.forget if isinstance(content, Mapped) else lambda: None
+    return Found(path, unwrapped(content, path), config, forget)
 
 
 def weights_in(folder: Path) -> Path:
     """The one file of a folder that has weights: what transformers and timm write, or whatever is alone there."""
-    usual = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-    for name in usual:
+    for name in USUAL:
         if (folder / name).is_file():
             return folder / name
     files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
@@ -54,8 +61,7 @@ def read_file(file: Path) -> Any:
         return _read_shards(file)
     match file.suffix:
         case ".safetensors":
-            read_header(file)
-            return read_tensors(file)
+            return read_tensors(file, alignment=8)  # as safetensors guarantees it: a copy would not compute faster
         case ".npz":
             return read_npz(file)
         case suffix if suffix in PICKLES:
@@ -67,11 +73,12 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise BadCheckpoint(f"{index} has no weight_map, which says what is where")
-    tensors: dict[str, Tensor] = {}
+    tensors = Mapped()
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name:
             raise BadCheckpoint(f"{index} names {name!r}, which is not in its own folder")
-        tensors |= read_file(index.parent / name)
+        shard = read_file(index.parent / name)
+        tensors = Mapped(tensors | shard, *tensors.files, *(shard.files if isinstance(shard, Mapped) else ()))
     if missing := [name for name in weight_map if name not in tensors]:
         raise BadCheckpoint(f"{index} promises {missing[0]} and {len(missing) - 1} more that its files do not have")
     return tensors
@@ -101,6 +108,7 @@ def unwrapped(value: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(value, Mapping):
         raise BadCheckpoint(f"{path} holds a {type(value).__name__}, but must hold tensors by name")
     tensors = {str(name): item for name, item in value.items() if isinstance(item, Tensor)}
+    tensors.pop("n_averaged", None)  # how often torch's AveragedModel was updated
     changed = True
     while changed:
         changed = False
@@ -111,8 +119,8 @@ def unwrapped(value: Any, path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def write_file(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Tensors as a file of the kind that its name says."""
+def write_file(tensors: Mapping[str, Tensor], path: Path, under: str | None = None) -> None:
+    """Tensors as a file of the kind that its name says; in torch's, perhaps in a dictionary under one more name."""
     match path.suffix:
         case ".safetensors":
             write_tensors(tensors, path)
@@ -120,6 +128,10 @@ def write_file(tensors: Mapping[str, Tensor], path: Path) -> None:
             write_npz(tensors, path)
         case ".pt" | ".pth" | ".bin":
             # A tensor that is a view of another would be written with all of it.
-            torch.save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, path)
+            whole = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+            torch.save(whole if under is None else {under: whole}, path)
+        case ".pdparams":
+            write_pdparams(tensors, path)
         case _:
-            raise ValueError(f"{path} ends in {path.suffix!r}, but must end in .safetensors, .npz, .pt, .pth or .bin")
+            usual = ".safetensors, .npz, .pt, .pth, .bin or .pdparams"
+            raise ValueError(f"{path} ends in {path.suffix!r}, but must end in {usual}")

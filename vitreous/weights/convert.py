@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
 
-from vitreous.model.build import build_vit
+from vitreous.model.blank import build_blank
 from vitreous.model.checks import suggestion
 from vitreous.model.codec import decode
 from vitreous.model.config import ViTConfig
@@ -20,7 +19,7 @@ from vitreous.weights.mapping import is_dropped, read_rows, write_rows
 from vitreous.weights.tensors import BadCheckpoint
 
 # What a checkpoint's folder may hold; a folder with anything else is not replaced.
-WRITTEN = {"config.json", "model.safetensors", "preprocessor_config.json", "README.md"}
+WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json", "README.md"}
 
 
 class CannotHold(ValueError):
@@ -33,21 +32,25 @@ def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], ima
     for field in overrides:
         if field not in hints:
             raise ValueError(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
-    found = format.normalise(found)
+    forget, found = found.forget, format.normalise(found)
     guess = Inference(found, overrides)
-    format.infer(found, guess, image_size)
     given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
     try:
+        format.infer(found, guess, image_size)
         config = dataclasses.replace(ViTConfig(labels=()), **guess.fields | given)
+    except BadCheckpoint:
+        raise
     except ValueError as error:
         raise BadCheckpoint(f"{found.path}, read as {format.title}: {error}") from error
     if config.depth * 4 > len(found.tensors):  # said before a thousand layers are built in vain
         raise BadCheckpoint(f"{found.path} has {len(found.tensors)} tensors, too few for depth {config.depth}")
-    with torch.device("meta"):
-        model = build_vit(config)
-    tensors = read_rows(format.table(config), found.tensors, model.state_dict(), found.path, format.dropped)
+    model = build_blank(config)
+    table = format.table(config)
+    tensors = read_rows(table, found.tensors, model.state_dict(), found.path, format.dropped)
     model.load_state_dict(tensors, assign=True)
-    left_out = [name for name in found.tensors if is_dropped(name, format.dropped)]
+    forget()  # what was read only to be put together with others
+    used = {name for row in table for name in row.theirs}
+    left_out = [name for name in found.tensors if name not in used and is_dropped(name, format.dropped)]
     vars(model)["provenance"] = {
         "origin": format.title,
         "format": format.name,
@@ -64,6 +67,9 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     What was at `path` before is replaced, whole or not at all.
     """
     config, target = model.config, Path(path)
+    if format.suffixes and target.suffix not in format.suffixes:
+        usual = ", ".join(format.suffixes)
+        raise ValueError(f"{target} ends in {target.suffix!r}, but {format.title} is one file that ends in {usual}")
     if obstacles := format.obstacles(config):
         raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(obstacles)}")
     losses = format.losses(config)

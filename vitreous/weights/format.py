@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from vitreous.weights.mapping import Row
 from vitreous.weights.tensors import BadCheckpoint
 
 # What the heads of published models are, where they are not of 64 numbers each.
-HEADS = {1280: 16, 1408: 16, 1664: 16}
+HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Found:
     path: Path
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any] = field(default_factory=dict)  # of a config.json, if there was one
+    forget: Callable[[], None] = lambda: None  # see Mapped
 
     def count(self, pattern: str) -> int:
         """How many layers there are: `blocks.{i}.norm1.weight` for i from 0."""
@@ -33,11 +34,14 @@ class Found:
             count += 1
         return count
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that must be there."""
+    def shape(self, name: str, dims: int | None = None) -> tuple[int, ...]:
+        """Of a tensor that must be there, and have so many dimensions, none of them empty."""
         if name not in self.tensors:
             raise BadCheckpoint(f"{self.path} has no tensor {name}")
-        return tuple(self.tensors[name].shape)
+        shape = tuple(self.tensors[name].shape)
+        if dims is not None and (len(shape) != dims or 0 in shape):
+            raise BadCheckpoint(f"{self.path}: {name} is {list(shape)}, but must have {dims} dimensions")
+        return shape
 
 
 class Inference:
@@ -46,16 +50,21 @@ class Inference:
     def __init__(self, found: Found, overrides: Mapping[str, Any]):
         self.path, self.overrides = found.path, overrides
         self.fields: dict[str, Any] = {}
-        self.assumed: list[str] = []
+        self._reasons: dict[str, str] = {}
+
+    @property
+    def assumed(self) -> list[str]:
+        return [f"{name}: {reason}" for name, reason in self._reasons.items() if name not in self.overrides]
 
     def set(self, **fields: Any) -> None:
         """What the tensors, or the file beside them, say."""
         self.fields |= fields
+        self._reasons = {name: reason for name, reason in self._reasons.items() if name not in fields}
 
     def assume(self, reason: str, **fields: Any) -> None:
-        """What neither says, and why it is probably so."""
+        """What neither says, and why it is probably so. The last word on a field counts."""
         self.fields |= fields
-        self.assumed += [f"{name}: {reason}" for name in fields if name not in self.overrides]
+        self._reasons |= dict.fromkeys(fields, reason)
 
     def heads(self, width: int) -> None:
         """By convention a head has 64 numbers."""
@@ -68,29 +77,35 @@ class Inference:
             )
         self.assume("as published models of this width have them", num_heads=HEADS.get(width, width // 64))
 
-    def grid(self, places: int, prefix: int, unit: tuple[int, int], image_size: Any = None) -> int:
+    def grid(self, places: int, prefix: int, unit: tuple[int, int], image_size: Any = None, native: Any = None) -> int:
         """The native size from the number of positions. Returns how many of them belong to prefix tokens.
 
-        `prefix` tokens may have entries or not: whichever leaves a square, unless a size is given.
+        `prefix` tokens may have entries or not: whichever fits. What a checkpoint says of its `native` size counts;
+        if it says nothing a square does, and `image_size`, where the model is going to be used, only if there is none.
         """
-        given = self.overrides.get("image_size", image_size)
-        if given is not None:
-            size = as_size(given)
-            patches = math.prod(-(-side // step) for side, step in zip(size, unit, strict=True))
-            for entries in (prefix, 0):
-                if places == entries + patches:
-                    self.set(image_size=size)
-                    return entries
+        native = self.overrides.get("image_size", native)
+        if native is not None and (entries := self._entries(places, prefix, unit, as_size(native))) is not None:
+            self.set(image_size=as_size(native))
+            return entries
         for entries in dict.fromkeys((prefix, 0)):
             side = math.isqrt(max(places - entries, 0))
             if side and side**2 == places - entries:
                 self.assume("the number of positions is a square", image_size=(side * unit[0], side * unit[1]))
                 return entries
+        if image_size is not None and (entries := self._entries(places, prefix, unit, as_size(image_size))) is not None:
+            self.assume("the size asked for fits the number of positions", image_size=as_size(image_size))
+            return entries
+        given = native if native is not None else image_size
         said = f"; {tuple(as_size(given))} does not fit" if given is not None else ""
         raise BadCheckpoint(
             f"{self.path} has {places} positions, {places - prefix} without the prefix, which is no square{said}: "
             f"give the size it was made for, a multiple of {unit[0]} x {unit[1]}, as image_size"
         )
+
+    @staticmethod
+    def _entries(places: int, prefix: int, unit: tuple[int, int], size: tuple[int, int]) -> int | None:
+        patches = math.prod(-(-side // step) for side, step in zip(size, unit, strict=True))
+        return next((entries for entries in (prefix, 0) if places == entries + patches), None)
 
 
 class Format(ABC):
@@ -99,6 +114,7 @@ class Format(ABC):
     name: ClassVar[str]
     title: ClassVar[str]  # what it is called on a model card
     dropped: ClassVar[Sequence[str]] = ()  # patterns of their names that we leave out on purpose
+    suffixes: ClassVar[Sequence[str]] = ()  # of the one file that it is written as; none: `write` decides
 
     @abstractmethod
     def recognises(self, found: Found) -> bool:

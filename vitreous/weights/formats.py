@@ -1,12 +1,31 @@
 """All formats, in the order in which a checkpoint is tried: those with marks of their own before their relatives."""
 
 from vitreous.model.checks import check_choice
+from vitreous.weights.big_vision import BigVision
 from vitreous.weights.dinov2 import DinoV2
 from vitreous.weights.format import Format, Found
+from vitreous.weights.google import Google
+from vitreous.weights.huggingface import HuggingFace
+from vitreous.weights.lucidrains import Lucidrains
+from vitreous.weights.mae import Mae
+from vitreous.weights.paddle import Paddle
+from vitreous.weights.paddlevit import PaddleViT
 from vitreous.weights.tensors import BadCheckpoint
 from vitreous.weights.timm import Timm
+from vitreous.weights.torchvision import Torchvision
 
-FOREIGN: tuple[Format, ...] = (DinoV2(), Timm())
+FOREIGN: tuple[Format, ...] = (
+    Google(),
+    BigVision(),
+    HuggingFace(),
+    Torchvision(),
+    Lucidrains(),
+    PaddleViT(),
+    DinoV2(),
+    Mae(),
+    Paddle(),
+    Timm(),
+)
 NAMES = ("vitreous", *(format.name for format in FOREIGN))
 
 

@@ -1,5 +1,6 @@
 """`vitreous.load` and `vitreous.save`: models from checkpoints and to them, in any format."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.containers import open_found
 from vitreous.weights.convert import CannotHold, read_foreign, write_foreign
 from vitreous.weights.formats import NAMES, detect, format_named
+from vitreous.weights.hub import download, is_hub
 from vitreous.weights.native import Description, is_checkpoint, load_folder, save_folder
 from vitreous.weights.native import describe as describe_folder
+from vitreous.weights.push import check_destination, push
 from vitreous.weights.tensors import NAMES as NAMES_OF_TYPES
 
 
@@ -25,6 +28,7 @@ def load(
 ) -> ViT | ResNet:
     """A model in evaluation mode, from a checkpoint of ours or of another system; which one is found out.
 
+    source: a folder, a file, or `hf-hub:owner/name[@revision]`.
     image_size: resample its positions, in its system's own way.
     num_classes: give it a fresh head.
     overrides: fields of its config; for other systems' files those that tensors cannot tell, such as `num_heads`, or
@@ -33,6 +37,11 @@ def load(
     path = Path(source)
     if format is not None:
         check_choice("format", format, NAMES)
+    if is_hub(source):
+        snapshot = download(source)
+        model = load(snapshot.folder, format, image_size, num_classes, overrides)
+        vars(model)["provenance"] = snapshot.record(provenance_of(model))
+        return model
     if format == "vitreous" or (format is None and _is_ours(path)):
         return load_folder(path, image_size=image_size, num_classes=num_classes, overrides=overrides)
     found = open_found(path)
@@ -48,23 +57,32 @@ def save(
     format: str = "vitreous",
     provenance: Mapping[str, Any] | None = None,
     lossy: bool = False,
+    push_to: str | None = None,
 ) -> None:
     """Write a model: as our own checkpoint folder, or as another system would have written it.
 
     A format that cannot hold the model says which part and why. `lossy` allows those differences that leave all weights
-    in place, such as another system's GELU.
+    in place, such as another system's GELU. What was written is also sent to `push_to`, a repository ("owner/name") of
+    the Hugging Face hub, with a model card; without it nothing leaves this machine.
     """
     check_choice("format", format, NAMES)
+    repository = None if push_to is None else check_destination(push_to)
     if format == "vitreous":
         save_folder(model, path, provenance)
     elif isinstance(model, ResNet):
         raise CannotHold(f"{format} holds Vision Transformers, and this is a ResNet: use format='vitreous'")
     else:
         write_foreign(model, format_named(format), path, lossy)
+    if repository is not None:
+        push(model, Path(path), format, repository, provenance)
 
 
 def describe(source: str | Path) -> Description:
     """What `vitreous info` says of a checkpoint of any format."""
+    if is_hub(source):
+        snapshot = download(source)
+        found = describe(snapshot.folder)
+        return dataclasses.replace(found, path=str(source), provenance=snapshot.record(found.provenance))
     path = Path(source)
     if _is_ours(path):
         return describe_folder(path)

@@ -5,11 +5,12 @@ ours by the same row, applied to tensors without memory.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,12 +67,31 @@ def one(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> 
 
 SAME = one(lambda x: x, lambda x: x)
 TRANSPOSED = one(lambda x: x.T.contiguous(), lambda x: x.T.contiguous())
-PACKED = How(lambda theirs: [torch.cat(theirs)], lambda ours: list(ours[0].chunk(3)))  # query, key and value
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """One on the other: torch.cat, but quick to load with.
+
+    What takes time is fresh memory, which the system finds page by page, and for which several threads wait on each
+    other; numpy has one. And where there is no memory, torch.cat would load torch's compiler to learn the shape.
+    """
+    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+    if parts[0].is_meta:
+        return parts[0].new_empty(shape)
+    if len({part.dtype for part in parts}) > 1:
+        return torch.cat(list(parts))
+    result = torch.empty(shape, dtype=parts[0].dtype)
+    rows = [part.detach().contiguous().view(torch.uint8).numpy() for part in parts]
+    np.concatenate(rows, out=result.view(torch.uint8).numpy())
+    return result
 
 
 def packed(parts: int) -> How:
     """Several of theirs, one on the other in ours."""
-    return How(lambda theirs: [torch.cat(theirs)], lambda ours: list(ours[0].chunk(parts)))
+    return How(lambda theirs: [stacked(theirs)], lambda ours: list(ours[0].chunk(parts)))
+
+
+PACKED = packed(3)  # query, key and value
 
 
 def shaped(ours: tuple[int, ...], theirs: tuple[int, ...]) -> How:
@@ -88,7 +108,7 @@ def positions(entries: int, grid: tuple[int, int]) -> How:
         return [table[:entries], patches] if entries else [patches]
 
     def write(ours: list[Tensor]) -> list[Tensor]:
-        return [torch.cat([part.flatten(0, -2) for part in ours])[None]]
+        return [stacked([part.flatten(0, -2) for part in ours])[None]]
 
     return How(read, write)
 

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
-import torch
 from torch import Tensor
 
 import vitreous
-from vitreous.model.build import build
+from vitreous.model.blank import build_blank
 from vitreous.model.checks import suggestion
 from vitreous.model.codec import decode, to_dict
 from vitreous.model.config import ResNetConfig, ViTConfig
@@ -230,8 +229,7 @@ def _assemble(folder: Path, config: ViTConfig | ResNetConfig) -> ViT | ResNet:
         raise BadCheckpoint(
             f"{file} has {len(header)} tensors, too few for the {layers} layers that {CONFIG} describes"
         )
-    with torch.device("meta"):
-        model = build(config)
+    model = build_blank(config)
     check_tensors(file, header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
     model.load_state_dict(read_tensors(file), assign=True)
     return model

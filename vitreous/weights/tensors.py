@@ -4,19 +4,32 @@ Whatever is wrong with it is a `BadCheckpoint` whose one line names the file and
 """
 
 import json
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from vitreous.model.checks import suggestion
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())
+STORED = {name: dtype for dtype, name in NAMES.items()} | {  # these can be read, and refused by name
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 ALIGNMENT = 64  # bytes: a cache line, and torch's own
 
 
@@ -63,16 +76,46 @@ def read_header(file: Path) -> dict[str, Entry]:
         raise BadCheckpoint(f"{file} cannot be read: {error}") from error
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
+class Mapped(dict[str, Tensor]):
+    """Tensors by name, and the files they are mapped from: the disk is read when they are used."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None, *files: mmap.mmap):
+        super().__init__(tensors or {})
+        self.files = files
+
+    def forget(self) -> None:
+        """Give back the memory that using them has taken so far. What is used again is read again.
+
+        For tensors that nobody has changed yet: a change would be forgotten too.
+        """
+        for file in self.files:
+            if hasattr(mmap, "MADV_DONTNEED"):  # elsewhere than on Linux, the system does it when it needs the memory
+                file.madvise(mmap.MADV_DONTNEED)
+
+
+def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
     """The tensors, memory-mapped: the disk is read when they are used, and changes to them do not reach the file.
 
-    Only those that do not begin at a multiple of 64 bytes are copied into memory that does.
+    Only those that do not begin at a multiple of `alignment` bytes are copied into memory that does.
     """
-    try:
-        tensors = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise BadCheckpoint(f"{file} cannot be read: {error}") from error
-    return {name: tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor for name, tensor in tensors.items()}
+    read_header(file)  # refuses a file that is not whole, and offsets that are not the tensors' own
+    with open(file, "rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    start = 8 + int.from_bytes(mapped[:8], "little")
+    header = json.loads(mapped[8:start])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in STORED:
+            raise BadCheckpoint(f"{file} cannot be read: {name} is {entry['dtype']}, which torch has no numbers of")
+        dtype, (first, last) = STORED[entry["dtype"]], entry["data_offsets"]
+        if first == last:
+            tensors[name] = torch.empty(entry["shape"], dtype=dtype)
+            continue
+        flat = torch.frombuffer(mapped, dtype=dtype, count=(last - first) // dtype.itemsize, offset=start + first)
+        flat = flat.clone() if flat.data_ptr() % alignment else flat
+        tensors[name] = flat.reshape(entry["shape"])
+    return Mapped(tensors, mapped)
 
 
 def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -3,7 +3,6 @@
 Names read from timm 1.0, `vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,11 @@ from vitreous.model.options import (
     TanhHead,
 )
 from vitreous.weights.format import Found, Inference
-from vitreous.weights.mapping import SAME, How, Row, positions, repeated, row, rows
+from vitreous.weights.limits import absent, unfit_attention
+from vitreous.weights.mapping import SAME, How, Row, positions, repeated, row, rows, stacked
 from vitreous.weights.tensors import BadCheckpoint
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
     own = isinstance(config.position, Learned1d) and config.position.prefix_entries
     entries = (config.class_token + config.distillation_token) * own
     tables = ("position.prefix", "position.table") if entries else ("position.table",)
-    if config.registers and entries and names.register_entries:
-        how = _with_registers(entries, config.registers, config.grid)
+    if config.registers and own and names.register_entries:
+        how = with_registers(entries, config.registers, config.grid)
         table.append(row((*tables, "prefix.registers"), ("pos_embed", names.registers), how))
         return table
     if config.registers:
@@ -88,18 +90,19 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
     return table
 
 
-def _with_registers(entries: int, registers: int, grid: tuple[int, int]) -> How:
+def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> How:
     """Registers that have positions: ours have none, but a token that stands in one place can hold its sum."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         places, tokens = theirs
         end = entries + registers
         patches = places[0, end:].reshape(*grid, places.shape[-1])
-        return [places[0, :entries], patches, tokens + places[:, entries:end]]
+        tokens = tokens + places[:, entries:end]
+        return [places[0, :entries], patches, tokens] if entries else [patches, tokens]
 
     def write(ours: list[Tensor]) -> list[Tensor]:
-        own, patches, tokens = ours
-        return [torch.cat([own, torch.zeros_like(tokens[0]), patches.flatten(0, 1)])[None], tokens]
+        *own, patches, tokens = ours
+        return [stacked([*own, torch.zeros_like(tokens[0]), patches.flatten(0, 1)])[None], tokens]
 
     return How(read, write)
 
@@ -163,42 +166,56 @@ def _stem(config: ViTConfig) -> list[Row]:
 # ---- What tensors tell -----------------------------------------------------------------------------------------------
 
 
-def infer_timm(found: Found, guess: Inference, image_size: Any = None, names: Names = TIMM) -> None:
-    """The fields that shapes decide; numerics and preprocessing are for the format to say."""
-    shapes = {name: tuple(names.matrix.write([x])[0].shape) if _is_matrix(name, x) else tuple(x.shape)
-              for name, x in found.tensors.items()}  # fmt: skip
-    width, channels, *patch = found.shape("patch_embed.proj.weight")
+def infer_timm(
+    found: Found,
+    guess: Inference,
+    image_size: Any = None,
+    names: Names = TIMM,
+    native: Any = None,
+    num_heads: int | None = None,
+) -> None:
+    """The fields that shapes decide; numerics and preprocessing are for the format to say.
+
+    native, num_heads: what a config beside the tensors says, if anything does.
+    """
+    shapes = {name: _shape(name, tensor, names.matrix) for name, tensor in found.tensors.items()}
+    width, channels, *patch = found.shape("patch_embed.proj.weight", 4)
     depth = found.count("blocks.{i}.norm1.weight")
     stem = _infer_stem(found)
-    registers = shapes.get(names.registers, (1, 0, 0))[1]
+    registers = found.shape(names.registers, 3)[1] if names.registers in shapes else 0
     has_class, has_distillation = "cls_token" in shapes, "dist_token" in shapes
     guess.set(
         width=width,
         depth=depth,
-        channels=channels if stem is None else shapes[_root(stem)][1],
+        channels=channels if stem is None else found.shape(_root(stem), 4)[1],
         stem=stem,
         patch_size=(patch[0], patch[1]),
         class_token=has_class,
         distillation_token=has_distillation,
         registers=registers,
     )
-    guess.heads(width)
+    if num_heads is None:
+        guess.heads(width)
+    else:
+        guess.set(num_heads=num_heads)
     stride = stem.stride if stem is not None else 1
     prefix = has_class + has_distillation + registers * names.register_entries
-    places = found.shape("pos_embed")[-2]
-    entries = guess.grid(places, prefix, (patch[0] * stride, patch[1] * stride), image_size)
-    guess.set(position=Learned1d(prefix_entries=entries > 0))
+    places = found.shape("pos_embed", 3)[1]
+    entries = guess.grid(places, prefix, (patch[0] * stride, patch[1] * stride), image_size, native)
     guess.set(
+        position=Learned1d(prefix_entries=entries == prefix),
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
         qk_norm="blocks.0.attn.q_norm.weight" in shapes,
         layer_scale=1e-5 if f"blocks.0.{names.scales[0]}" in shapes else None,
     )
-    _infer_mlp(shapes, guess, width, names)
+    _infer_mlp(shapes, guess, names)
     _infer_output(shapes, guess, names)
 
 
-def _is_matrix(name: str, tensor: Tensor) -> bool:
-    return name.endswith(".weight") and tensor.ndim == 2
+def _shape(name: str, tensor: Tensor, matrix: How) -> tuple[int, ...]:
+    """As timm would have it."""
+    is_matrix = name.endswith(".weight") and tensor.ndim == 2
+    return tuple((matrix.write([tensor.to("meta")])[0] if is_matrix else tensor).shape)
 
 
 def _root(stem: ResNetStem) -> str:
@@ -207,18 +224,18 @@ def _root(stem: ResNetStem) -> str:
 
 def _infer_stem(found: Found) -> ResNetStem | None:
     if "patch_embed.backbone.conv.weight" in found.tensors:
-        return ResNetStem((), found.shape("patch_embed.backbone.conv.weight")[0], "timm")
+        return ResNetStem((), found.shape("patch_embed.backbone.conv.weight", 4)[0], "timm")
     if "patch_embed.backbone.stem.conv.weight" not in found.tensors:
         return None
     prefix = "patch_embed.backbone.stages"
     count = found.count(f"{prefix}.{{i}}.blocks.0.conv1.weight")
     stages = tuple(found.count(f"{prefix}.{stage}.blocks.{{i}}.conv1.weight") for stage in range(count))
-    return ResNetStem(stages, found.shape("patch_embed.backbone.stem.conv.weight")[0], "timm")
+    return ResNetStem(stages, found.shape("patch_embed.backbone.stem.conv.weight", 4)[0], "timm")
 
 
-def _infer_mlp(shapes: Mapping[str, tuple[int, ...]], guess: Inference, width: int, names: Names) -> None:
-    gate, plain = shapes.get(f"blocks.0.{names.gated[0]}.weight"), shapes.get("blocks.0.mlp.fc1.weight")
-    down = shapes.get(f"blocks.0.{names.gated[1]}.weight")
+def _infer_mlp(shapes: Shapes, guess: Inference, names: Names) -> None:
+    gate, down = (_matrix(shapes, guess, f"blocks.0.{name}") for name in names.gated)
+    plain = _matrix(shapes, guess, "blocks.0.mlp.fc1")
     if gate is not None and down is not None and gate[0] == 2 * down[1]:
         guess.set(mlp=SwiGlu(), mlp_width=down[1])
     elif plain is not None:
@@ -227,7 +244,7 @@ def _infer_mlp(shapes: Mapping[str, tuple[int, ...]], guess: Inference, width: i
         raise BadCheckpoint(f"{guess.path} has no tensor blocks.0.mlp.fc1.weight")
 
 
-def _infer_output(shapes: Mapping[str, tuple[int, ...]], guess: Inference, names: Names) -> None:
+def _infer_output(shapes: Shapes, guess: Inference, names: Names) -> None:
     if "attn_pool.latent" in shapes:
         guess.set(pool=AttentionPool())
     elif "fc_norm.weight" in shapes:
@@ -236,9 +253,18 @@ def _infer_output(shapes: Mapping[str, tuple[int, ...]], guess: Inference, names
         guess.set(pool=ClassToken())
     else:
         guess.set(pool=GlobalAverage("before"))
-    guess.set(num_classes=shapes["head.weight"][0] if "head.weight" in shapes else 0)
-    if (pre_logits := shapes.get(f"{names.pre_logits}.weight")) is not None:
+    head = _matrix(shapes, guess, "head")
+    guess.set(num_classes=0 if head is None else head[0])
+    if (pre_logits := _matrix(shapes, guess, names.pre_logits)) is not None:
         guess.set(head=TanhHead(pre_logits[0]))
+
+
+def _matrix(shapes: Shapes, guess: Inference, layer: str) -> tuple[int, ...] | None:
+    """Of the weight of a layer, if there is one."""
+    shape = shapes.get(f"{layer}.weight")
+    if shape is not None and len(shape) != 2:
+        raise BadCheckpoint(f"{guess.path}: {layer}.weight is {list(shape)}, but must have 2 dimensions")
+    return shape
 
 
 # ---- What it has no place for ----------------------------------------------------------------------------------------
@@ -249,10 +275,9 @@ def plain_obstacles(config: ViTConfig, system: str) -> list[str]:
     lines = []
     if not isinstance(config.position, Learned1d):
         lines.append(f"position {type(config.position).__name__}: {system} has one learned vector per patch")
-    if config.patch_norm:
-        lines.append(f"patch_norm: {system} has no norm on patches")
-    if config.head_dim is not None and config.head_dim * config.num_heads != config.width:
-        lines.append(f"head_dim {config.head_dim}: in {system} it is width / num_heads")
-    if config.qk_scale is not None and not math.isclose(config.qk_scale, config.head_width**-0.5):
-        lines.append(f"qk_scale {config.qk_scale:g}: in {system} it is 1 / sqrt(head_dim)")
-    return lines
+    return lines + part_obstacles(config, system)
+
+
+def part_obstacles(config: ViTConfig, system: str) -> list[str]:
+    """The same, of patches and attention."""
+    return absent(config, system, ["patch_norm"]) + unfit_attention(config, system)

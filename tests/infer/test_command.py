@@ -1,0 +1,117 @@
+"""`vitreous predict` and `vitreous embed`, from files to files."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from vitreous.infer import Predictor
+from vitreous.infer.command import embed_files, predict_files
+from vitreous.model.build import build
+from vitreous.model.presets import configure
+from vitreous.weights.load import load, save
+
+FIELDS = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "labels": ("ant", "bee", "cat")}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    made = build(configure("ViT-Lite-6/4", 3, 8, FIELDS))
+    nn.init.normal_(made.head.weight)  # type: ignore[arg-type]
+    save(made, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    chance = np.random.default_rng(0)
+    (tmp_path / "set").mkdir()
+    for i in range(5):
+        Image.fromarray(chance.integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(tmp_path / "set" / f"{i}.png")
+    (tmp_path / "set" / "2.png").write_bytes(b"no picture")
+    return tmp_path / "set"
+
+
+def predict(model: Path, *images: str, **changes: Any) -> None:
+    options = {"image_size": (), "top": 2, "flip": False, "batch_size": 2, "device": "cpu", "precision": "fp32"}
+    predict_files(model, images, **({**options, "as_json": False, "out": None} | changes))  # type: ignore[arg-type]
+
+
+def embed(model: Path, *images: str, out: Path) -> None:
+    embed_files(model, images, image_size=(), flip=False, batch_size=2, device="cpu", precision="fp32", out=out)
+
+
+def test_a_line_of_json_for_each_picture(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, str(pictures), as_json=True)
+    said = capsys.readouterr()
+    answers = [json.loads(line) for line in said.out.splitlines()]
+    assert [Path(answer["path"]).name for answer in answers] == [f"{i}.png" for i in range(5)]
+    assert "error" in answers[2]
+    assert "predictions" not in answers[2]
+    files = [pictures / f"{i}.png" for i in (0, 1, 3, 4)]
+    probabilities = Predictor(load(model), device="cpu").logits(files).softmax(1)
+    for answer, row in zip([answers[i] for i in (0, 1, 3, 4)], probabilities, strict=True):
+        told = {one["label"]: one["probability"] for one in answer["predictions"]}
+        best = {FIELDS["labels"][i]: pytest.approx(float(row[i]), abs=1e-5) for i in row.topk(2).indices}  # type: ignore[index]
+        assert told == best
+    assert said.err.startswith("5 pictures, 1 of them unreadable, ")
+    assert said.err.rstrip().endswith("images/s on cpu")
+
+
+def test_a_table_for_people(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, f"{pictures}/[01].png", f"{pictures}/2.png")
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if "%" in line]) == 2
+    assert any("error: not a picture" in " ".join(line.split()) for line in lines)
+
+
+def test_one_picture_is_not_several(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, f"{pictures}/0.png")
+    assert capsys.readouterr().err.startswith("1 picture, ")
+
+
+def test_at_another_size(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, f"{pictures}/0.png", image_size=(16,), as_json=True, top=3)
+    told = json.loads(capsys.readouterr().out)["predictions"]
+    larger = Predictor(load(model, image_size=16), device="cpu", top=3)([pictures / "0.png"])[0].predictions
+    assert [(one["label"], one["probability"]) for one in told] == [
+        (one.label, pytest.approx(one.probability, abs=1e-5)) for one in larger
+    ]
+
+
+def test_to_a_file(model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, str(pictures), out=tmp_path / "answers.csv")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"5 pictures to {tmp_path / 'answers.csv'}, 1 of them unreadable" in said.err
+    with (tmp_path / "answers.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 5
+
+
+def test_features_to_a_file(model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    embed(model, str(pictures), out=tmp_path / "vectors.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text().splitlines()]
+    vectors = torch.tensor([row["embedding"] for row in rows if "embedding" in row])
+    expected = Predictor(load(model), device="cpu").embed([pictures / f"{i}.png" for i in (0, 1, 3, 4)])
+    torch.testing.assert_close(vectors, expected)
+    assert "5 pictures" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_said_before_a_model_is_loaded(tmp_path: Path, pictures: Path) -> None:
+    for run in (
+        lambda: predict(tmp_path / "nowhere", str(pictures), out=tmp_path / "answers.xls"),
+        lambda: embed(tmp_path / "nowhere", str(pictures), out=tmp_path / "answers.xls"),
+    ):
+        with pytest.raises(ValueError, match="xls"):
+            run()
+
+
+def test_pictures_that_are_not_there_are_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing\.jpg"):
+        predict(tmp_path / "nowhere", str(tmp_path / "nothing.jpg"))

@@ -1,0 +1,58 @@
+"""When a model of another system and one of ours are the same: weights that tell, inputs, and a tolerance."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.model.vit import ViT
+
+TOLERANCE = 2e-5
+
+
+@torch.no_grad()
+def noisy(model: nn.Module) -> nn.Module:
+    """The model with nothing left that is zero, one or the same everywhere: a forgotten or swapped tensor shows.
+
+    Matrices keep the size of what goes through them; patches are weak, so that the norms' eps has something to do.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if name == "weight" and isinstance(module, nn.LayerNorm | nn.GroupNorm):
+                nn.init.normal_(parameter, mean=0.5, std=0.4)
+            elif name.endswith("weight") and parameter.ndim > 1:
+                nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)
+            else:
+                nn.init.normal_(parameter, std=0.4)
+    return model.eval()
+
+
+@torch.no_grad()
+def difference(
+    ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], size: tuple[int, int], channels: int = 3
+) -> float:
+    """The largest between two models' outputs on the same images, which must differ from image to image by far more."""
+    images = torch.randn(2, channels, *size) + 2 * torch.randn(2, channels, 1, 1)
+    expected = theirs(images)
+    spread = expected.std(0).mean().item()
+    assert 0.02 < spread < 20, f"outputs spread by {spread}: they would not tell"
+    found = ours(images)
+    assert found.shape == expected.shape
+    return (found - expected).abs().max().item()
+
+
+def check_close(
+    ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], *sizes: tuple[int, int], channels: int = 3
+) -> None:
+    for size in sizes:
+        assert difference(ours, theirs, size, channels) <= TOLERANCE
+
+
+def check_identical(again: object, model: ViT) -> None:
+    """That a model came back as it went: the same config, the same tensors to the last bit."""
+    assert isinstance(again, ViT)
+    assert again.config == model.config
+    ours, theirs = model.state_dict(), again.state_dict()
+    assert list(ours) == list(theirs)
+    for name, tensor in ours.items():
+        assert torch.equal(theirs[name], tensor), name

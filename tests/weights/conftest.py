@@ -1,0 +1,74 @@
+"""A hub to load from and push to, and processes that do so; they take a while to begin, so all tests share them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hub_client import Client
+from hub_server import Hub
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.weights.load import save
+
+
+@pytest.fixture(scope="session")
+def shared_hub() -> Hub:
+    return Hub()
+
+
+@pytest.fixture
+def hub(shared_hub: Hub) -> Iterator[Hub]:
+    """Which has forgotten what it was asked before, and works."""
+    shared_hub.asked.clear()
+    yield shared_hub
+    shared_hub.faults.clear()
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where huggingface_hub keeps everything."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def clients(shared_hub: Hub, home: Path) -> Iterator[tuple[Client, Client]]:
+    """One that goes to the hub, and one with the same cache and no way out."""
+    pair = Client(shared_hub.url, home), Client(shared_hub.url, home, HF_HUB_OFFLINE="1")
+    yield pair
+    for client in pair:
+        client.close()
+
+
+@pytest.fixture
+def client(clients: tuple[Client, Client]) -> Client:
+    return clients[0]
+
+
+@pytest.fixture
+def offline(clients: tuple[Client, Client]) -> Client:
+    return clients[1]
+
+
+@pytest.fixture(scope="session")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of ours that other formats can hold as well."""
+    torch.manual_seed(0)
+    model = build(
+        ViTConfig(
+            image_size=(32, 32),
+            patch_size=(8, 8),
+            width=64,
+            depth=2,
+            num_heads=1,
+            mlp_width=96,
+            num_classes=3,
+            labels=("cat", "dog", "owl"),
+        )
+    )
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    folder = tmp_path_factory.mktemp("ours") / "pets"
+    save(model, folder, provenance={"license": "mit", "metrics": {"top1": 0.75}})
+    return folder

@@ -1,0 +1,380 @@
+"""Google's `.npz`: read by timm's own loader, written from timm's models, and one block by flax's definition."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vitreous
+from flax_arrays import Arrays, dense, flax_arrays, saved, unknown
+from parity import check_close, check_identical, noisy
+from peers import import_timm
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import (
+    AttentionPool,
+    ClassToken,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    MlpHead,
+    NoPosition,
+    Preprocessing,
+    ResNetStem,
+    SwiGlu,
+    TanhHead,
+)
+from vitreous.model.vit import ViT
+from vitreous.weights.convert import CannotHold
+from vitreous.weights.tensors import BadCheckpoint
+
+NATIVE, OTHER = (32, 32), (40, 24)
+POSITION = "Transformer/posembed_input/pos_embedding"
+SQUASH = Preprocessing(fit="squash", interpolation="bilinear")
+PLAIN = ViTConfig(
+    image_size=NATIVE,
+    patch_size=(8, 8),
+    width=48,  # no multiple of 64: only the tensors tell how many heads there are
+    depth=2,
+    num_heads=4,
+    mlp_width=96,
+    num_classes=7,
+    preprocessing=SQUASH,
+)
+
+# Ours as changes to PLAIN, and timm's arguments for the same.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "class token": ({}, {}),
+    "average": (
+        {"class_token": False, "pool": GlobalAverage("before")},
+        {"class_token": False, "global_pool": "avg", "fc_norm": False},
+    ),
+    "no head": ({"num_classes": 0}, {"num_classes": 0}),
+    "one channel, patches not square": (
+        {"channels": 1, "patch_size": (8, 4), "image_size": (32, 16)},
+        {"in_chans": 1},
+    ),
+}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "R": {"stem": ResNetStem((), 64, "timm"), "patch_size": (8, 8), "image_size": (64, 64)},
+    "narrow, two stages": {"stem": ResNetStem((1, 2), 32, "timm"), "patch_size": (2, 2), "image_size": (64, 64)},
+    "narrow, four stages": {"stem": ResNetStem((2, 1, 1, 1), 32, "timm"), "patch_size": (1, 1), "image_size": (64, 64)},
+}
+PUBLISHED = {"R": "vit_tiny_r_s16_p8_224", "R50": "vit_base_r50_s16_224"}  # as timm calls them
+R50 = {"stem": ResNetStem((3, 4, 9), 64, "timm"), "patch_size": (1, 1), "image_size": NATIVE}
+
+
+def config_of(case: str) -> ViTConfig:
+    changes = HYBRIDS | {"R50": R50} | {case: ours for case, (ours, _) in CASES.items()}
+    return dataclasses.replace(PLAIN, **changes[case])
+
+
+def timm_model(case: str, **more: Any) -> Any:
+    timm, config = import_timm(), config_of(case)
+    sizes = {"embed_dim": 48, "depth": 2, "num_heads": 4, "mlp_ratio": 2, "num_classes": 7, "act_layer": "gelu_tanh"}
+    sizes |= {"img_size": config.image_size}
+    if case in PUBLISHED:
+        return noisy(timm.create_model(PUBLISHED[case], **sizes | more))
+    if config.stem is not None:
+        more["embed_layer"] = partial(timm.layers.HybridEmbed, backbone=timm_resnet(config.stem))
+    arguments = CASES[case][1] if case in CASES else {}
+    vit = timm.models.vision_transformer.VisionTransformer
+    return noisy(vit(**sizes | {"patch_size": config.patch_size} | arguments | more))
+
+
+def timm_resnet(stem: ResNetStem) -> nn.Module:
+    """As timm's hybrids have it, but as narrow as ours."""
+    timm = import_timm()
+    return timm.models.resnetv2.ResNetV2(
+        layers=stem.stages,
+        channels=tuple(4 * stem.width << stage for stage in range(len(stem.stages))),
+        stem_chs=stem.width,
+        num_classes=0,
+        global_pool="",
+        preact=False,
+        stem_type="same",
+        conv_layer=partial(timm.layers.StdConv2dSame, eps=1e-8),
+    )
+
+
+def arrays_of(model: Any) -> Arrays:
+    return flax_arrays(model, POSITION, attention=1, mlp_norm=2, mlp=3)
+
+
+# ---- Theirs to ours --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reads(tmp_path: Path, case: str) -> None:
+    theirs = timm_model(case)
+    ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays_of(theirs)))
+    assert ours.config == config_of(case)
+    check_close(ours, theirs, ours.config.image_size, channels=ours.config.channels)
+
+
+@pytest.mark.parametrize("case", HYBRIDS)
+def test_reads_hybrids(tmp_path: Path, case: str) -> None:
+    """timm's ResNets divide by deviations with other small numbers, so ours is told to do the same."""
+    theirs = timm_model(case)
+    path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
+    stem = HYBRIDS[case]["stem"]
+    assert vitreous.load(path).config.stem == dataclasses.replace(stem, numerics="google")
+    ours = vitreous.load(path, overrides={"stem": stem})
+    assert ours.config == config_of(case)
+    check_close(ours, theirs, ours.config.image_size)
+
+
+def test_resamples_positions_as_vit_jax_does(tmp_path: Path) -> None:
+    """By scipy's zoom, here to a grid that is not square; timm then computes with the result."""
+    zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
+    arrays = arrays_of(timm_model("class token"))
+    ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays), image_size=OTHER)
+    first, table = arrays[POSITION][:, :1], arrays[POSITION][0, 1:].reshape(4, 4, -1)
+    places = zoom(table, (5 / 4, 3 / 4, 1), order=1).reshape(1, 15, -1)
+    theirs = timm_model("class token", img_size=OTHER)
+    arrays[POSITION] = np.concatenate([first, places], axis=1)
+    theirs.load_pretrained(str(saved(tmp_path / "resampled.npz", arrays)))
+    check_close(ours, theirs, OTHER)
+    assert ours.config.image_size == OTHER
+
+
+def test_a_grid_that_is_not_square(tmp_path: Path) -> None:
+    theirs = timm_model("class token", img_size=OTHER)
+    path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
+    with pytest.raises(BadCheckpoint, match=r"15 positions.*give the size it was made for, a multiple of 8 x 8"):
+        vitreous.load(path)
+    check_close(vitreous.load(path, overrides={"image_size": OTHER}), theirs, OTHER)
+
+
+def test_pre_logits(tmp_path: Path) -> None:
+    """timm has none any more, so its features go through the two layers here."""
+    theirs = timm_model("no head")
+    hidden, head = noisy(nn.Linear(48, 40)), noisy(nn.Linear(40, 5))
+    extra = dense(hidden, "pre_logits") | dense(head, "head")
+    path = saved(tmp_path / "theirs.npz", arrays_of(theirs) | extra)
+    ours = vitreous.load(path)
+    assert (ours.config.head, ours.config.num_classes) == (TanhHead(40), 5)
+    check_close(ours, lambda images: head(hidden(theirs(images)).tanh()), NATIVE)
+
+
+def test_one_block_by_flaxs_definition(tmp_path: Path) -> None:
+    """A file and an encoder of one layer in plain numpy, from what flax's layers are documented to compute."""
+    rng = np.random.default_rng(0)
+    d, heads, head_dim, hidden = 24, 3, 8, 32
+    block = "Transformer/encoderblock_0"
+    attention, mlp = f"{block}/MultiHeadDotProductAttention_1", f"{block}/MlpBlock_3"
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding/kernel": (2, 2, 3, d), "embedding/bias": (d,), "cls": (1, 1, d), POSITION: (1, 5, d),
+        f"{attention}/out/kernel": (heads, head_dim, d), f"{attention}/out/bias": (d,),
+        f"{mlp}/Dense_0/kernel": (d, hidden), f"{mlp}/Dense_0/bias": (hidden,),
+        f"{mlp}/Dense_1/kernel": (hidden, d), f"{mlp}/Dense_1/bias": (d,),
+        "head/kernel": (d, 5), "head/bias": (5,),
+    }  # fmt: skip
+    for name in (f"{block}/LayerNorm_0", f"{block}/LayerNorm_2", "Transformer/encoder_norm"):
+        shapes |= {f"{name}/scale": (d,), f"{name}/bias": (d,)}
+    for part in ("query", "key", "value"):
+        shapes |= {f"{attention}/{part}/kernel": (d, heads, head_dim), f"{attention}/{part}/bias": (heads, head_dim)}
+    w = {name: rng.normal(size=shape) * 0.3 for name, shape in shapes.items()}
+
+    def layer_norm(x: np.ndarray, name: str) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * w[f"{name}/scale"] + w[f"{name}/bias"]
+
+    def gelu(x: np.ndarray) -> np.ndarray:
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    image = rng.normal(size=(4, 4, 3))
+    patches = image.reshape(2, 2, 2, 2, 3).swapaxes(1, 2).reshape(4, 12)
+    tokens = patches @ w["embedding/kernel"].reshape(12, d) + w["embedding/bias"]
+    x = np.concatenate([w["cls"][0], tokens]) + w[POSITION][0]
+    y = layer_norm(x, f"{block}/LayerNorm_0")
+    q, k, v = (np.einsum("td,dhk->thk", y, w[f"{attention}/{part}/kernel"]) + w[f"{attention}/{part}/bias"]
+               for part in ("query", "key", "value"))  # fmt: skip
+    weights = np.exp(np.einsum("qhk,shk->hqs", q, k) / np.sqrt(head_dim))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed = np.einsum("hqs,shk->qhk", weights, v)
+    x = x + np.einsum("thk,hkd->td", mixed, w[f"{attention}/out/kernel"]) + w[f"{attention}/out/bias"]
+    y = layer_norm(x, f"{block}/LayerNorm_2")
+    y = gelu(y @ w[f"{mlp}/Dense_0/kernel"] + w[f"{mlp}/Dense_0/bias"])
+    x = x + y @ w[f"{mlp}/Dense_1/kernel"] + w[f"{mlp}/Dense_1/bias"]
+    expected = layer_norm(x, "Transformer/encoder_norm")[0] @ w["head/kernel"] + w["head/bias"]
+
+    ours = vitreous.load(saved(tmp_path / "theirs.npz", w))
+    with torch.no_grad():
+        found = ours(torch.from_numpy(image).permute(2, 0, 1)[None])
+    assert found.dtype == torch.float64
+    assert np.abs(found[0].numpy() - expected).max() < 1e-12
+
+
+# ---- Ours to theirs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [*CASES, *HYBRIDS, "R50"])
+def test_timm_reads_ours(tmp_path: Path, case: str) -> None:
+    config = config_of(case)
+    ours = noisy(build(config))
+    vitreous.save(ours, tmp_path / "ours.npz", format="google", lossy=config.stem is not None)
+    theirs = unknown(timm_model(case))
+    theirs.load_pretrained(str(tmp_path / "ours.npz"))
+    check_close(ours, theirs, config.image_size, channels=config.channels)
+
+
+@pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
+def test_names_and_shapes_are_googles(tmp_path: Path, case: str) -> None:
+    """No array is missing, and none is there that the hand-made file does not have."""
+    expected = {name: array.shape for name, array in arrays_of(timm_model(case)).items()}
+    vitreous.save(build(config_of(case)), tmp_path / "ours.npz", format="google", lossy=case in HYBRIDS)
+    with np.load(tmp_path / "ours.npz") as file:
+        assert {name: file[name].shape for name in file.files} == expected
+
+
+ROUND_TRIPS: dict[str, dict[str, Any]] = {
+    **{case: changes for case, (changes, _) in CASES.items()},
+    "hybrid": {"stem": ResNetStem((1, 2), 32), "patch_size": (1, 1)},
+    "root of a hybrid": {"stem": ResNetStem((), 32), "patch_size": (2, 2)},
+    "pre-logits": {"head": TanhHead(40)},
+    "pre-logits, no head": {"head": TanhHead(40), "num_classes": 0},
+}
+
+
+@pytest.mark.parametrize("case", ROUND_TRIPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_comes_back_identical(tmp_path: Path, case: str, dtype: torch.dtype) -> None:
+    model = noisy(build(dataclasses.replace(PLAIN, **ROUND_TRIPS[case]))).to(dtype)
+    assert isinstance(model, ViT)
+    vitreous.save(model, tmp_path / "model.npz", format="google")
+    check_identical(vitreous.load(tmp_path / "model.npz"), model)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "position": ({"position": NoPosition()}, "position NoPosition"),
+    "entry": ({"position": Learned1d(prefix_entries=False)}, "position without an entry for the class token"),
+    "pool": ({"class_token": False, "pool": AttentionPool()}, r"pool AttentionPool\(\)"),
+    "norm after the mean": ({"class_token": False, "pool": GlobalAverage("after")}, r"pool GlobalAverage.*after"),
+    "average beside a token": ({"pool": GlobalAverage("before")}, r"pool GlobalAverage.*with a class token"),
+    "registers": ({"registers": 2}, "registers"),
+    "distillation": ({"distillation_token": True, "pool": ClassToken()}, "distillation_token"),
+    "LayerScale": ({"layer_scale": 0.1}, "layer_scale"),
+    "SwiGLU": ({"mlp": SwiGlu()}, "mlp SwiGlu"),
+    "head": ({"head": MlpHead(8)}, "head MlpHead"),
+    "qk_norm": ({"qk_norm": True}, "qk_norm"),
+    "qkv_bias": ({"qkv_bias": False}, "qkv_bias=False"),
+    "head_dim": ({"head_dim": 16}, "head_dim 16"),
+    "qk_scale": ({"qk_scale": 0.5}, "qk_scale 0.5"),
+    "pad": ({"pad": True}, "pad"),
+    "patch_norm": ({"patch_norm": True, "patch_method": "linear"}, "patch_norm"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_says_what_it_cannot_hold(tmp_path: Path, case: str) -> None:
+    changes, part = REFUSED[case]
+    with pytest.raises(CannotHold, match=f"Google's vision_transformer cannot hold this model: {part}"):
+        vitreous.save(build(dataclasses.replace(PLAIN, **changes)), tmp_path / "m.npz", format="google", lossy=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"norm_eps": 1e-5}, "eps is 1e-05"),
+        ({"mlp": Gelu("erf")}, "GELU is computed exactly"),
+        ({"stem": ResNetStem((1,), 32, "timm"), "patch_size": (2, 2)}, "timm's small numbers"),
+    ],
+)
+def test_says_what_is_lost(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
+    model = build(dataclasses.replace(PLAIN, **changes))
+    with pytest.raises(CannotHold, match=part):
+        vitreous.save(model, tmp_path / "model.npz", format="google")
+    vitreous.save(model, tmp_path / "model.npz", format="google", lossy=True)
+    field = next(iter(changes))
+    check_identical(vitreous.load(tmp_path / "model.npz", overrides={field: changes[field]}), model)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model"])
+def test_only_npz_is_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"must end in it|\.npz"):
+        vitreous.save(build(PLAIN), tmp_path / name, format="google")
+    assert not list(tmp_path.iterdir())
+
+
+# ---- Files of all ages -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model() -> ViT:
+    stem = {"stem": ResNetStem((1,), 32), "patch_size": (2, 2)}
+    return noisy(build(dataclasses.replace(PLAIN, **stem)))  # type: ignore[return-value]
+
+
+@pytest.fixture
+def arrays(tmp_path: Path, model: ViT) -> Arrays:
+    vitreous.save(model, tmp_path / "model.npz", format="google")
+    with np.load(tmp_path / "model.npz") as file:
+        return dict(file)
+
+
+def test_beside_an_optimizers_state(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+    rooted = {f"opt/target/{name}": array for name, array in arrays.items()}
+    check_identical(vitreous.load(saved(tmp_path / "a.npz", rooted)), model)
+    state = {"opt/state/step": np.zeros((), np.int32), "opt/state/param_states/cls/momentum": np.zeros(3, np.float32)}
+    loaded = vitreous.load(saved(tmp_path / "b.npz", rooted | state))
+    check_identical(loaded, model)
+    assert vars(loaded)["provenance"]["left_out"] == list(state)
+
+
+def test_beside_a_text_model(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+    """LiT: the image's model is called img."""
+    towers = {f"img/{name}": array for name, array in arrays.items()} | {"txt/head/bias": np.zeros(3), "t": np.zeros(1)}
+    check_identical(vitreous.load(saved(tmp_path / "lit.npz", towers)), model)
+
+
+def test_what_a_newer_flax_saves(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+    """Layers are counted by kind, and GroupNorm's vectors are vectors."""
+    newer = {}
+    for name, array in arrays.items():
+        for old, new in (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpBlock_3", "MlpBlock_0")):
+            name = name.replace(old, new)
+        newer[name] = array.reshape(-1) if "gn" in name else array
+    assert newer.keys() != arrays.keys()
+    check_identical(vitreous.load(saved(tmp_path / "newer.npz", newer)), model)
+
+
+def test_says_what_it_took_for_granted(tmp_path: Path, arrays: Arrays) -> None:
+    provenance = vars(vitreous.load(saved(tmp_path / "theirs.npz", arrays)))["provenance"]
+    assert provenance["origin"] == "Google's vision_transformer"
+    said = {line.split(":")[0] for line in provenance["assumed"]}
+    assert said == {"image_size", "norm_eps", "mlp", "preprocessing"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop("cls"), "does not fit the model: .*posembed_input|positions"),
+        (lambda w: w.pop("head/bias"), "1 missing: head/bias"),
+        (lambda w: w.pop("block1/unit1/conv_proj/kernel"), "1 missing: block1/unit1/conv_proj/kernel"),
+        (lambda w: w.update({"head/scale": w["head/bias"]}), "1 unexpected: head/scale"),
+        (lambda w: w.update({"head/bias": w["head/bias"][:3]}), r"head/bias is \[3\], but must be \[7\]"),
+        (lambda w: w.update({"cls": w["cls"].astype(np.int32)}), "cls is int32"),
+        (lambda w: w.update({"embedding/kernel": w["cls"][0]}), "embedding/kernel is .* 4 dimensions"),
+        (lambda w: w.update({"conv_root/kernel": w["conv_root/kernel"][..., :5]}), "stem.width is 5"),
+        (lambda w: w.pop("Transformer/encoderblock_0/LayerNorm_0/scale"), "depth is 0"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, arrays: Arrays, change: Any, message: str) -> None:
+    change(arrays)
+    with pytest.raises(BadCheckpoint, match=message) as error:
+        vitreous.load(saved(tmp_path / "bad.npz", arrays))
+    assert "bad.npz" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_arrays_of_something_else(tmp_path: Path) -> None:
+    mixer = {"stem/kernel": np.zeros((16, 16, 3, 8), "f4"), "MixerBlock_0/LayerNorm_0/scale": np.zeros(8, "f4")}
+    with pytest.raises(BadCheckpoint, match=r"mixer.npz is of no known format; its 2 tensors are called stem/kernel"):
+        vitreous.load(saved(tmp_path / "mixer.npz", mixer))

@@ -1,0 +1,202 @@
+"""Against a hub of our own that speaks the real one's protocol (hub_server.py), used by processes that have
+huggingface_hub as it is (hub_client.py). What goes wrong is in test_hub_errors.py, and pushing in test_push.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from hub_client import NOT_THERE, Client, failure, files_of, settings
+from hub_server import TOKEN, Hub
+from vitreous.model.build import build
+from vitreous.model.checks import BadValue
+from vitreous.weights.containers import write_file
+from vitreous.weights.hub import choose, parse
+from vitreous.weights.load import load, save
+from vitreous.weights.tensors import BadCheckpoint, read_tensors
+
+# ---- Names and files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "repository", "revision"),
+    [
+        ("hf-hub:google/vit-base-patch16-224", "google/vit-base-patch16-224", None),
+        ("hf-hub:a/b.c_d@v1.0", "a/b.c_d", "v1.0"),
+        ("hf-hub:a/b@refs/pr/4", "a/b", "refs/pr/4"),
+        (Path("hf-hub:a/b@main"), "a/b", "main"),
+    ],
+)
+def test_names_are_understood(source: str | Path, repository: str, revision: str | None) -> None:
+    name = parse(source)
+    assert (name.repository, name.revision) == (repository, revision)
+    assert str(name) == str(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["hf-hub:", "hf-hub:foo", "hf-hub:../x", "hf-hub:a/..", "hf-hub:a/b/c", "hf-hub:a/b c", "hf-hub:-a/b",
+     "hf-hub:a/b.", "hf-hub:a/b--c", "hf-hub:a/b.git", "hf-hub:/b", "hf-hub:a/", "hf-hub:ä/b", "hf-hub:a/" + "b" * 96,
+     "hf-hub:a/b@", "hf-hub:a/b@../main", "hf-hub:a/b@/etc", "hf-hub:a/b@x y", "hf-hub:a/b@a@b"],
+)  # fmt: skip
+def test_wrong_names_are_said_before_anybody_is_asked(source: str) -> None:
+    with pytest.raises(BadValue, match=r"^source is 'hf-hub:.*', but must be hf-hub:[\w/.-]+( or |@ and a branch)"):
+        load(source)
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["model.safetensors", "pytorch_model.bin", "tf_model.h5"], ["model.safetensors"]),
+        (["pytorch_model.bin", "training_args.bin", "optimizer.pt"], ["pytorch_model.bin"]),
+        (["config.json", "vit.pth", "vit.safetensors"], ["config.json", "vit.safetensors"]),
+        (["B_16.npz", "README.md", "modeling.py", "handler.sh"], ["README.md", "B_16.npz"]),
+        (["preprocessor_config.json", "onnx/model.bin", "a.pdparams"], ["preprocessor_config.json", "a.pdparams"]),
+        (
+            ["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json"],
+            ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+        ),
+    ],
+)
+def test_only_what_loading_reads_is_chosen(names: list[str], chosen: list[str]) -> None:
+    assert choose(names) == chosen
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [
+        (["config.json", "train.py", "sub/model.bin"], "has no weights"),
+        (["a.npz", "b.npz"], r"has 2 files of weights \(a.npz, b.npz\), and which is meant cannot be told"),
+        (["model.safetensors.index.json", "model-00001-of-00002.safetensors"], "has 1 of the files .* must have all 2"),
+        (["pytorch_model.bin.index.json"], "has 0 of the files .* must have any"),
+    ],
+)
+def test_what_cannot_be_chosen_from_is_said(names: list[str], wrong: str) -> None:
+    with pytest.raises(BadCheckpoint, match=wrong):
+        choose(names)
+
+
+# ---- There and back --------------------------------------------------------------------------------------------------
+
+
+def test_it_is_fetched_once_and_then_found(hub: Hub, client: Client, pets: Path) -> None:
+    files = files_of(pets) | {"pytorch_model.bin": b"x", "modeling_vit.py": b"x", "model.onnx": b"x", "a/b.bin": b"x"}
+    hub.add("me/once", files)
+    first = client.ask("load", "hf-hub:me/once")
+    assert hub.fetched() == ["README.md", "config.json", "model.safetensors"]
+    hub.asked.clear()
+    assert client.ask("load", "hf-hub:me/once") == first
+    assert [(asked.method, asked.path) for asked in hub.asked] == [("GET", "/api/models/me/once/revision/main")]
+
+
+def test_shards_and_pickles(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    save(load(pets), tmp_path / "theirs", "huggingface", lossy=True)
+    tensors = list(read_tensors(tmp_path / "theirs" / "model.safetensors").items())
+    config = (tmp_path / "theirs" / "config.json").read_bytes()
+    where = {}
+    for number, part in ((1, tensors[::2]), (2, tensors[1::2])):
+        shard = tmp_path / f"model-0000{number}-of-00002.safetensors"
+        write_file(dict(part), shard)
+        where |= dict.fromkeys(dict(part), shard.name)
+    index = json.dumps({"weight_map": where}).encode()
+    write_file(dict(tensors), tmp_path / "pytorch_model.bin")
+    shards = {file.name: file.read_bytes() for file in tmp_path.glob("model-*")}
+    hub.add("me/sharded", shards | {"config.json": config, "model.safetensors.index.json": index})
+    hub.add("me/pickled", {"config.json": config, "pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()})
+    right = client.ask("load", str(tmp_path / "theirs"))["logits"]
+    assert client.ask("load", "hf-hub:me/sharded")["logits"] == right
+    assert client.ask("load", "hf-hub:me/pickled")["logits"] == right
+
+
+def test_a_revision_is_honoured(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    model = load(pets)
+    old = hub.add("me/versions", files_of(pets))
+    hub.repositories["me/versions"].branches["v1.0"] = old
+    with torch.no_grad():
+        model.head.bias += 1
+    save(model, tmp_path / "new")
+    new = hub.add("me/versions", files_of(tmp_path / "new"))
+    here = {commit: client.ask("load", str(path))["logits"] for commit, path in ((old, pets), (new, tmp_path / "new"))}
+    assert here[old] != here[new]
+    for revision, commit in (("", new), ("@main", new), ("@v1.0", old), (f"@{old}", old), (f"@{new}", new)):
+        found = client.ask("load", f"hf-hub:me/versions{revision}")
+        assert found["logits"] == here[commit], revision
+        assert found["provenance"]["commit"] == commit
+    with torch.no_grad():
+        model.head.bias += 1
+    save(model, tmp_path / "newer")
+    newer = hub.add("me/versions", files_of(tmp_path / "newer"))
+    assert client.ask("load", "hf-hub:me/versions")["provenance"]["commit"] == newer  # main has moved on
+
+
+# ---- Who may, and without a network ----------------------------------------------------------------------------------
+
+
+def test_the_token_is_sent_to_the_hub_and_to_nobody_else(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    hub.add("me/secret", files_of(pets), private=True)
+    client.ask("load", "hf-hub:me/secret", token=TOKEN)
+    save(build(load(pets).config), tmp_path / "other")
+    client.ask("push", str(tmp_path / "other"), str(tmp_path / "sent"), "me/other", token=TOKEN)
+    assert {(asked.server, asked.token) for asked in hub.asked} == {("hub", TOKEN), ("store", None)}
+    assert {asked.method for asked in hub.asked if asked.server == "store"} == {"GET", "PUT"}
+    hub.asked.clear()
+    assert NOT_THERE in failure(client, "load", "hf-hub:me/secret")
+    assert {asked.token for asked in hub.asked} == {None}
+
+
+def test_without_a_network_the_cache_is_enough(
+    hub: Hub, client: Client, offline: Client, home: Path, pets: Path, tmp_path: Path
+) -> None:
+    commit = hub.add("me/kept", files_of(pets))
+    online = client.ask("load", "hf-hub:me/kept")
+    hub.asked.clear()
+    for revision in ("", "@main", f"@{commit}"):
+        assert offline.ask("load", f"hf-hub:me/kept{revision}") == online
+    never = f"OSError: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE forbids to fetch it: "
+    assert failure(offline, "load", "hf-hub:me/never") == f"{never}unset it, once"
+    line = failure(offline, "push", str(pets), str(tmp_path / "x"), "me/x", token=TOKEN)
+    assert line == "OSError: nothing can be pushed to me/x, because HF_HUB_OFFLINE is set: unset it"
+    assert not (tmp_path / "x").exists()
+    next((home / "hub" / "models--me--kept").rglob("model.safetensors")).unlink()
+    assert failure(offline, "load", "hf-hub:me/kept").startswith("OSError: hf-hub:me/kept is not whole in the cache")
+    assert not hub.asked
+
+
+# ---- The command line ------------------------------------------------------------------------------------------------
+
+
+def test_every_verb_takes_a_name_of_the_hub(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    commit = hub.add("me/cli", files_of(pets))
+    info = json.loads(client.ask("command", "info", "hf-hub:me/cli", "--json")["out"])
+    assert info["provenance"]["commit"] == commit
+    assert info["config"]["labels"] == ["cat", "dog", "owl"]
+    said = client.ask("command", "predict", "hf-hub:me/cli", str(picture(tmp_path)), "--json", "--device", "cpu")
+    assert said["status"] == 0
+    assert json.loads(said["out"])["predictions"][0]["label"] in ("cat", "dog", "owl")
+    begun = client.ask("initial", "--data", "digits", "--init", "hf-hub:me/cli", "--batch-size", "auto")
+    assert (begun["repository"], begun["commit"]) == ("me/cli", commit)
+
+
+def picture(folder: Path) -> Path:
+    Image.new("RGB", (40, 50), (200, 30, 60)).save(folder / "picture.png")
+    return folder / "picture.png"
+
+
+def test_the_command_line_answers_in_one_line(hub: Hub, client: Client, home: Path) -> None:
+    for arguments, status in ((["info", "hf-hub:foo"], 2), (["predict", "hf-hub:no/such", "x.png"], 1)):
+        said = client.ask("command", *arguments)
+        assert said["status"] == status
+        assert said["errors"].startswith("vitreous: ")
+        assert said["errors"].count("\n") == 1
+    real = subprocess.run(
+        [sys.executable, "-m", "vitreous", "info", "hf-hub:no/such"],
+        env=settings(hub.url, home),
+        capture_output=True,
+        text=True,
+    )
+    assert (real.returncode, real.stdout) == (1, "")
+    assert real.stderr == f"vitreous: hf-hub:no/such: there is no {hub.url}/no/such, or it is private: {NOT_THERE}\n"

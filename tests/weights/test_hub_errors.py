@@ -1,0 +1,110 @@
+"""Everything that goes wrong between here and a hub: one line each, and nothing half done is kept."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hub_client import NOT_THERE, Client, failure, files_of
+from hub_server import TOKEN, Hub
+
+
+def test_what_the_hub_refuses_is_one_line_each(hub: Hub, client: Client, pets: Path) -> None:
+    for name in ("me/known", "me/gated", "me/broken"):
+        hub.add(name, files_of(pets))
+    hub.repositories["me/gated"].gated = hub.repositories["me/broken"].broken = True
+    hub.add("me/empty", {"train.py": b"x"})
+
+    def says(source: str, token: str | None = None) -> str:
+        return failure(client, "load", source, token=token)
+
+    page = hub.url
+    nothing = f"BadCheckpoint: hf-hub:no/such: there is no {page}/no/such, or it is private: {NOT_THERE}"
+    assert says("hf-hub:no/such") == says("hf-hub:no/such", TOKEN) == nothing
+    assert says("hf-hub:me/known@v9") == (
+        f"BadCheckpoint: hf-hub:me/known@v9: {page}/me/known has no revision 'v9': "
+        "give a branch, a tag or a commit that it has"
+    )
+    assert "does not know the token that it was sent" in says("hf-hub:me/known", "hf_wrong")
+    assert f"accept the terms on {page}/me/gated, then log in" in says("hf-hub:me/gated", TOKEN)
+    broken = says("hf-hub:me/broken")
+    assert broken.startswith("OSError: hf-hub:me/broken is not in the cache")
+    assert f"{page}/me/broken is out of reach (it answered with status 503: the hub is being mended)" in broken
+    assert says("hf-hub:me/empty").startswith("BadCheckpoint: hf-hub:me/empty has no weights")
+
+
+def test_a_hub_that_is_out_of_reach(hub: Hub, client: Client, pets: Path) -> None:
+    hub.add("me/reached", files_of(pets))
+    reached = client.ask("load", "hf-hub:me/reached")
+    with hub.away():
+        assert client.ask("load", "hf-hub:me/reached") == reached
+        line = failure(client, "load", "hf-hub:me/never")
+        assert line.startswith("OSError: hf-hub:me/never is not in the cache")
+        assert f", and {hub.url}/me/never is out of reach (" in line
+        assert line.endswith("): try again later")
+    hub.repositories["me/reached"].broken = True
+    assert client.ask("load", "hf-hub:me/reached") == reached
+
+
+# ---- What arrives ----------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_connection_is_taken_up_again(hub: Hub, client: Client, pets: Path) -> None:
+    hub.add("me/cut", files_of(pets))
+    hub.faults["model.safetensors"] = "cut"
+    client.ask("load", "hf-hub:me/cut")
+    assert len([asked for asked in hub.asked if asked.server == "store"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "fault", "said"),
+    [
+        ("model.safetensors", "cut, then 500", r"was not fetched whole from .* status 500: the store is on fire\)"),
+        ("model.safetensors", "500", r"was not fetched whole from .* status 500: the store is on fire\): try again"),
+        ("model.safetensors", "short", r"was not fetched whole from .*should be of size \d+ but has size \d+"),
+        (
+            "model.safetensors",
+            "flipped",
+            r"model.safetensors has arrived with the checksum \w{64}, but must have \w{64}",
+        ),
+        ("config.json", "flipped", r"config.json has arrived with the checksum \w{40}, but must have \w{40}"),
+        ("model.safetensors", "huge", r"has 1,000,000.0 GB, but must have at most"),
+        ("config.json", "huge", r"config.json has 1,000,000,000,000,000 bytes, but must have at most"),
+    ],
+)
+def test_what_does_not_arrive_whole_is_not_kept(
+    hub: Hub, client: Client, pets: Path, file: str, fault: str, said: str
+) -> None:
+    name = f"me/bad-{fault.split(',')[0]}-{file}"
+    hub.add(name, files_of(pets))
+    hub.faults[file] = fault
+    with pytest.raises(RuntimeError, match=f"^(OSError|BadCheckpoint): hf-hub:{name}:? {said}"):
+        client.ask("load", f"hf-hub:{name}")
+    hub.faults.clear()
+    assert client.ask("load", f"hf-hub:{name}")["provenance"]["repository"] == name
+
+
+def test_nothing_in_a_repository_is_executed(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    card = f"---\nlicense: !!python/object/apply:os.mkdir ['{tmp_path}/sprung']\n---\n".encode()
+    hub.add(
+        "evil/model",
+        {
+            "pytorch_model.bin": pickle.dumps({"a": Trap()}),
+            "config.json": b'{"auto_map": {"AutoModel": "trap.Trap"}}',
+            "trap.py": f"import os\nos.mkdir({str(tmp_path / 'sprung')!r})".encode(),
+            "../../escaped.json": b"{}",
+            "README.md": card,
+        },
+    )
+    line = failure(client, "load", "hf-hub:evil/model")
+    assert "pytorch_model.bin holds posix.mkdir, which is not a tensor: nothing of it was executed" in line
+    assert hub.fetched() == ["README.md", "config.json", "pytorch_model.bin"]
+    hub.add("evil/card", files_of(pets) | {"README.md": card})
+    assert client.ask("load", "hf-hub:evil/card")["provenance"]["license"] == "mit"  # as in config.json
+    assert not (tmp_path / "sprung").exists()

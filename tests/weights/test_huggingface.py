@@ -1,0 +1,251 @@
+"""Against transformers itself, every parameter random: its models read by us, ours read by it, the same outputs."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitreous
+from peers import import_transformers, perturbed
+from vitreous.model.build import build
+from vitreous.model.codec import to_dict
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import (
+    IMAGENET,
+    ClassToken,
+    Dropout,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    Preprocessing,
+    SwiGlu,
+    TanhHead,
+)
+from vitreous.model.vit import ViT
+from vitreous.weights.adapt import provenance_of
+
+TOLERANCE = 2e-5
+NATIVE, OTHER = (32, 32), (48, 40)  # grids of 4 x 4 and 6 x 5 patches
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+VIT = SIZES | {"intermediate_size": 96}
+DINO = SIZES | {"mlp_ratio": 2}
+MAE = VIT | {"mask_ratio": 0.0, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1}
+MAE |= {"decoder_num_attention_heads": 2, "decoder_intermediate_size": 64}
+
+# The class of transformers, the class of its config, and the fields of that.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "ViT": ("ViTForImageClassification", "ViTConfig", VIT),
+    "ViT, tanh": ("ViTForImageClassification", "ViTConfig", VIT | {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "ViT, no qkv bias": ("ViTForImageClassification", "ViTConfig", VIT | {"qkv_bias": False, "num_channels": 1}),
+    "ViT, narrow heads": ("ViTForImageClassification", "ViTConfig", VIT | {"head_dim": 16}),
+    "ViT, base": ("ViTModel", "ViTConfig", VIT | {"pooler_output_size": 24}),
+    "DeiT": ("DeiTForImageClassification", "DeiTConfig", VIT),
+    "DeiT, taught": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT),
+    "DeiT, base": ("DeiTModel", "DeiTConfig", VIT),
+    "DINOv2": ("Dinov2Model", "Dinov2Config", DINO | {"layer_norm_eps": 1e-3}),
+    "DINOv2, SwiGLU": ("Dinov2Model", "Dinov2Config", DINO | {"use_swiglu_ffn": True, "layerscale_value": 0.5}),
+    "DINOv2, registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", DINO | {"num_register_tokens": 3}),
+    "ViTMAE": ("ViTMAEModel", "ViTMAEConfig", MAE),
+    "ViTMAE, with its decoder": ("ViTMAEForPreTraining", "ViTMAEConfig", MAE),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small take many times as long where threads have to wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def peer(name: str, **kwargs: Any) -> nn.Module:
+    transformers = import_transformers()
+    model, config, fields = MODELS[name]
+    return perturbed(getattr(transformers, model)(getattr(transformers, config)(num_labels=5, **fields), **kwargs))
+
+
+@torch.no_grad()
+def outputs(model: Any, images: Tensor, resampled: bool = False) -> dict[str, Tensor]:
+    """Theirs, whatever the class: logits, pooled features and tokens, as far as it has them."""
+    name = type(model).__name__
+    if name == "ViTMAEForPreTraining":
+        model, name = model.vit, "ViTMAEModel"
+    arguments = {"interpolate_pos_encoding": resampled} if "Dinov2" not in name else {}
+    if name == "ViTMAEModel":  # all patches, in their order
+        patches = images.shape[2] * images.shape[3] // 64
+        arguments["noise"] = torch.linspace(0, 1, patches).expand(len(images), -1)
+    found = model(images, **arguments)
+    values = {"logits": found.get("logits"), "pooled": found.get("pooler_output"), "tokens": found.get("last_hidden_state")}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+@torch.no_grad()
+def difference(ours: ViT, theirs: Any, size: tuple[int, int]) -> float:
+    images = torch.randn(2, ours.config.channels, *size)
+    expected = outputs(theirs, images, resampled=size != ours.config.image_size)
+    features = ours.features(images)
+    answer = ours.classify(features)
+    found = {"logits": answer, "pooled": answer, "tokens": torch.cat([features.prefix, features.patches], dim=1)}
+    return max((found[key] - value).abs().max().item() for key, value in expected.items())
+
+
+# ---- Theirs, read by us ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_their_models_give_the_same_outputs(name: str, tmp_path: Path) -> None:
+    theirs = peer(name)
+    theirs.save_pretrained(tmp_path / "model")
+    ours = vitreous.load(tmp_path / "model")
+    for size in (NATIVE, OTHER):
+        assert difference(ours, theirs, size) <= TOLERANCE
+    assert provenance_of(ours)["origin"] == "transformers"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_of_version_5_in_memory(name: str, tmp_path: Path) -> None:
+    theirs = peer(name)
+    theirs.config.save_pretrained(tmp_path)
+    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
+    assert difference(vitreous.load(tmp_path), theirs, NATIVE) <= TOLERANCE
+
+
+def test_no_pooler(tmp_path: Path) -> None:
+    theirs = peer("ViT, base", add_pooling_layer=False)
+    theirs.save_pretrained(tmp_path)
+    ours = vitreous.load(tmp_path)
+    assert ours.config.num_classes == 0 and not isinstance(ours.config.head, TanhHead)
+    assert difference(ours, theirs, NATIVE) <= TOLERANCE
+
+
+def test_not_square(tmp_path: Path) -> None:
+    transformers = import_transformers()
+    config = transformers.ViTConfig(**VIT | {"image_size": (24, 32), "patch_size": (8, 4)})
+    theirs = perturbed(transformers.ViTForImageClassification(config))
+    theirs.save_pretrained(tmp_path)
+    assert difference(vitreous.load(tmp_path), theirs, (24, 32)) <= TOLERANCE
+
+
+def test_shards(tmp_path: Path) -> None:
+    theirs = peer("ViT")
+    theirs.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert difference(vitreous.load(tmp_path), theirs, NATIVE) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["ViT", "DeiT, taught", "DINOv2, registers", "ViTMAE, with its decoder"])
+def test_weights_alone(name: str, tmp_path: Path) -> None:
+    """Heads have 64 numbers each; all else is told by the tensors, or by the kind of model."""
+    transformers = import_transformers()
+    model, config, fields = MODELS[name]
+    fields = fields | {"hidden_size": 128}
+    theirs = perturbed(getattr(transformers, model)(getattr(transformers, config)(**fields)))
+    theirs.save_pretrained(tmp_path)
+    ours = vitreous.load(tmp_path / "model.safetensors")
+    assert difference(ours, theirs, NATIVE) <= TOLERANCE
+    said = " ".join(provenance_of(ours)["assumed"])
+    assert all(field in said for field in ("num_heads", "norm_eps", "preprocessing", "image_size"))
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    peer("ViTMAE, with its decoder").save_pretrained(tmp_path)
+    left_out = provenance_of(vitreous.load(tmp_path))["left_out"]
+    assert left_out and all(name.startswith("decoder.") for name in left_out)
+
+
+def test_a_pooler_that_is_used_is_not_left_out(tmp_path: Path) -> None:
+    peer("ViT, base").save_pretrained(tmp_path)
+    assert "left_out" not in provenance_of(vitreous.load(tmp_path))
+
+
+# ---- Ours, read by them ----------------------------------------------------------------------------------------------
+
+SHOWN = Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear")
+PLAIN = ViTConfig(
+    image_size=NATIVE,
+    patch_size=(8, 8),
+    width=64,
+    depth=2,
+    num_heads=4,
+    mlp_width=128,
+    mlp=Gelu("erf"),
+    position=Learned1d(interpolation="huggingface"),
+    num_classes=5,
+    preprocessing=SHOWN,
+)
+DINOV2 = {"layer_scale": 0.1, "preprocessing": IMAGENET}
+REGISTERS = DINOV2 | {"registers": 4, "position": Learned1d(interpolation="dinov2-registers")}
+HEADLESS = {"num_classes": 0}
+
+OURS: dict[str, dict[str, Any]] = {
+    "plain": {"labels": ("ant", "bee", "cat", "dog", "eel")},
+    "tanh and eps": {"mlp": Gelu("tanh"), "norm_eps": 1e-3},
+    "dropout": {"dropout": Dropout(0.1, 0.2, 0.1)},
+    "grey, no qkv bias": {"channels": 1, "qkv_bias": False},
+    "narrow heads": {"head_dim": 8},
+    "not square": {"image_size": (24, 32), "patch_size": (8, 4)},
+    "pooler": {"num_classes": 0, "head": TanhHead(24)},
+    "headless": HEADLESS,
+    "one register": {"registers": 1, "preprocessing": Preprocessing(fit="squash-crop", crop_fraction=0.9)},
+    "one register, pooler": {"registers": 1, "num_classes": 0, "head": TanhHead(64)},
+    "distilled": {"distillation_token": True},
+    "distilled, headless": {"distillation_token": True, "num_classes": 0},
+    "DINOv2": DINOV2 | HEADLESS | {"stochastic_depth": 0.1},
+    "DINOv2, class token": DINOV2,
+    "DINOv2, mean": DINOV2 | {"pool": GlobalAverage("before"), "preprocessing": Preprocessing(crop_fraction=0.9)},
+    "DINOv2, SwiGLU": DINOV2 | HEADLESS | {"mlp": SwiGlu(), "mlp_width": 88},
+    "registers": REGISTERS | HEADLESS,
+    "registers, class token": REGISTERS | {"pool": ClassToken()},
+    "registers, mean": REGISTERS | {"pool": GlobalAverage("before")},
+}
+
+
+def saved(name: str, folder: Path) -> ViT:
+    model = perturbed(build(dataclasses.replace(PLAIN, **OURS[name])))
+    vitreous.save(model, folder, format="huggingface")
+    return model
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_transformers_reads_ours(name: str, tmp_path: Path) -> None:
+    transformers = import_transformers()
+    ours = saved(name, tmp_path)
+    kind = "AutoModelForImageClassification" if ours.config.num_classes else "AutoModel"
+    unpooled = name in ("headless", "distilled, headless")  # the classes would make a pooler up
+    arguments = {"add_pooling_layer": False} if unpooled else {}
+    theirs, about = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True, **arguments)
+    assert not any(about.values())
+    assert type(theirs).__name__ == theirs.config.architectures[0]
+    if ours.config.labels:
+        assert theirs.config.id2label == dict(enumerate(ours.config.labels))
+    sizes = [ours.config.image_size, *([OTHER] if name != "not square" else [])]
+    for size in sizes:
+        assert difference(ours, theirs.eval(), size) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_there_and_back_is_the_same(name: str, tmp_path: Path) -> None:
+    before = saved(name, tmp_path)
+    after = vitreous.load(tmp_path)
+    assert to_dict(after.config) == to_dict(before.config)
+    for key, tensor in before.state_dict().items():
+        assert torch.equal(after.state_dict()[key], tensor), key
+
+
+def test_a_file_alone(tmp_path: Path) -> None:
+    ours = perturbed(build(PLAIN))
+    vitreous.save(ours, tmp_path / "weights.safetensors", format="huggingface")
+    again = vitreous.load(tmp_path / "weights.safetensors", overrides={"num_heads": 4, "norm_eps": 1e-6})
+    images = torch.randn(1, 3, *NATIVE)
+    torch.testing.assert_close(again(images), ours(images), rtol=0, atol=0)
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    transformers = import_transformers()
+    vitreous.save(build(PLAIN).bfloat16(), tmp_path, format="huggingface")
+    assert transformers.AutoModelForImageClassification.from_pretrained(tmp_path).dtype == torch.bfloat16

@@ -1,0 +1,248 @@
+"""MAE's own files, against transformers' ViTMAE, and timm's models for what MAE fine-tunes (its own are a subclass)."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitreous
+from parity import check_close, check_identical, noisy
+from peers import import_timm, import_transformers
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import (
+    IMAGENET,
+    ClassToken,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    ResNetStem,
+    SinCos2d,
+    SwiGlu,
+    TanhHead,
+)
+from vitreous.model.vit import ViT
+from vitreous.weights.convert import CannotHold
+from vitreous.weights.tensors import BadCheckpoint
+
+NATIVE, OTHER = (32, 32), (40, 24)
+CONFIG = ViTConfig(
+    image_size=NATIVE,
+    patch_size=(8, 8),
+    width=128,
+    depth=2,
+    num_heads=2,
+    mlp_width=256,
+    mlp=Gelu("erf"),
+    position=Learned1d(interpolation="huggingface"),
+    num_classes=0,
+    preprocessing=IMAGENET,
+)
+
+# transformers' names in memory, and MAE's.
+NAMES = [
+    (r"^vit\.", ""),
+    (r"^decoder\.(decoder_)?layers\.", "decoder_blocks."),
+    (r"^decoder\.", ""),
+    (r"embeddings\.patch_embeddings\.projection", "patch_embed.proj"),
+    (r"embeddings\.position_embeddings", "pos_embed"),
+    (r"embeddings\.", ""),
+    (r"^layers\.", "blocks."),
+    (r"attention\.o_proj", "attn.proj"),
+    (r"layernorm_before", "norm1"),
+    (r"layernorm_after", "norm2"),
+    (r"^layernorm", "norm"),
+]
+
+
+def theirs() -> nn.Module:
+    transformers = import_transformers()
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
+    sizes |= {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 1}
+    sizes |= {"decoder_intermediate_size": 64, "image_size": 32, "patch_size": 8}
+    config = transformers.ViTMAEConfig(**sizes, layer_norm_eps=1e-6, mask_ratio=0.0)
+    return transformers.ViTMAEForPreTraining(config)
+
+
+def as_mae(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of transformers' model as MAE's own code calls and packs them."""
+    state = dict(model.state_dict())
+    result = {}
+    for name in [name for name in state if "q_proj" in name]:
+        packed = torch.cat([state.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")])
+        result[name.replace("attention.q_proj", "attn.qkv")] = packed
+    result |= state
+    for old, new in NAMES:
+        result = {re.sub(old, new, name): tensor for name, tensor in result.items()}
+    return result
+
+
+def encoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if "decoder" not in name and name != "mask_token"}
+
+
+def last(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Nothing is masked, and nothing shuffled."""
+
+    def run(images: Tensor) -> Tensor:
+        patches = images.shape[2] * images.shape[3] // 64
+        noise = torch.arange(patches).expand(len(images), -1)
+        return model.vit(images, noise=noise, interpolate_pos_encoding=True).last_hidden_state
+
+    return run
+
+
+def tokens(model: ViT) -> Callable[[Tensor], Tensor]:
+    return lambda images: torch.cat(model.features(images)[:2], dim=1)
+
+
+def sines_and_cosines(side: int, width: int) -> Tensor:
+    """MAE's positions: of the column, then of the row, computed with double precision."""
+    turns = 10_000.0 ** -(np.arange(width // 4) / (width / 4))
+    rows, columns = (np.outer(places, turns) for places in np.mgrid[:side, :side].reshape(2, -1))
+    table = np.concatenate([np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)], axis=1)
+    return torch.from_numpy(np.concatenate([np.zeros((1, width)), table])).float()[None]
+
+
+def fine_tuned(pool: str) -> nn.Module:
+    kind = import_timm().models.vision_transformer.VisionTransformer
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2, "mlp_ratio": 2.0}
+    return noisy(kind(**sizes, num_classes=7, global_pool=pool))
+
+
+# ---- Pre-trained -----------------------------------------------------------------------------------------------------
+
+
+def test_an_autoencoder_is_read_without_its_decoder(tmp_path: Path) -> None:
+    model = noisy(theirs())
+    state = as_mae(model)
+    assert {"mask_token", "decoder_pos_embed", "decoder_blocks.0.attn.qkv.weight", "decoder_pred.bias"} < set(state)
+    torch.save({"model": state, "epoch": 799}, tmp_path / "mae.pth")
+    ours = vitreous.load(tmp_path / "mae.pth")
+    assert isinstance(ours, ViT)
+    assert ours.config == CONFIG
+    assert set(ours.provenance["left_out"]) == set(state) - set(encoder(state))
+    check_close(tokens(ours), last(model), NATIVE, OTHER)
+    check_close(tokens(vitreous.load(tmp_path / "mae.pth", image_size=OTHER)), last(model), OTHER)
+
+
+def test_an_encoder_alone_is_known_by_its_positions(tmp_path: Path) -> None:
+    """As MAE publishes it. Sines and cosines are kept as a table: the same numbers, to the last bit."""
+    model = noisy(theirs())
+    model.vit.embeddings.position_embeddings.data = sines_and_cosines(4, 128)
+    state = encoder(as_mae(model))
+    torch.save({"model": state}, tmp_path / "mae.pth")
+    ours = vitreous.load(tmp_path / "mae.pth")
+    assert ours.config == CONFIG
+    check_close(tokens(ours), last(model), NATIVE, OTHER)
+    for suffix in (".pth", ".safetensors"):
+        vitreous.save(ours, tmp_path / f"ours{suffix}", format="mae")
+        check_identical(vitreous.load(tmp_path / f"ours{suffix}"), ours)
+    written = torch.load(tmp_path / "ours.pth")["model"]
+    assert sorted(written) == sorted(state)
+    assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_what_we_write_can_be_fine_tuned_by_mae(pool: str, tmp_path: Path) -> None:
+    """Its script wants nothing missing but the head, and the mean's norm where it takes the mean."""
+    model = build(CONFIG)
+    noisy(model)
+    vitreous.save(model, tmp_path / "m.pth", format="mae")
+    filled = fine_tuned(pool)
+    missing, unexpected = filled.load_state_dict(torch.load(tmp_path / "m.pth")["model"], strict=False)
+    norm = {"fc_norm.weight", "fc_norm.bias"} if pool == "avg" else set()
+    assert set(missing) == {"head.weight", "head.bias"} | norm
+    assert set(unexpected) == ({"norm.weight", "norm.bias"} if pool == "avg" else set())
+    if pool == "token":
+        check_close(filled.forward_features, tokens(model), NATIVE)
+
+
+# ---- Fine-tuned ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_a_fine_tuned_model_goes_there_and_back(pool: str, tmp_path: Path) -> None:
+    model = fine_tuned(pool)
+    torch.save({"model": model.state_dict(), "epoch": 99}, tmp_path / "theirs.pth")
+    ours = vitreous.load(tmp_path / "theirs.pth", format="mae")
+    kind = GlobalAverage("after") if pool == "avg" else ClassToken()
+    assert ours.config == dataclasses.replace(CONFIG, num_classes=7, pool=kind)
+    check_close(ours, model, NATIVE)
+    vitreous.save(ours, tmp_path / "ours.pth", format="mae")
+    filled = fine_tuned(pool)
+    filled.load_state_dict(torch.load(tmp_path / "ours.pth")["model"], strict=True)
+    check_close(filled, ours, NATIVE)
+    check_identical(vitreous.load(tmp_path / "ours.pth", format="mae"), ours)
+
+
+def test_pictures_above_224_pixels_are_shown_whole(tmp_path: Path) -> None:
+    model = build(dataclasses.replace(CONFIG, image_size=(448, 448), patch_size=(112, 112)))
+    vitreous.save(model, tmp_path / "m.pth", format="mae")
+    again = vitreous.load(tmp_path / "m.pth", format="mae")
+    assert again.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0)
+
+
+# ---- Refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"stem": ResNetStem((), 32)}, "stem"),
+        ({"distillation_token": True}, "distillation_token"),
+        ({"registers": 1}, "registers"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"layer_scale": 0.1}, "layer_scale"),
+        ({"qkv_bias": False}, "no bias on queries"),
+        ({"head_dim": 16}, "head_dim"),
+        ({"mlp": SwiGlu()}, "SwiGLU"),
+        ({"head": TanhHead(8)}, "head of two layers"),
+        ({"class_token": False, "pool": GlobalAverage("after")}, "no class token"),
+        ({"pool": GlobalAverage("before")}, "pool GlobalAverage"),
+        ({"position": SinCos2d()}, "position SinCos2d"),
+        ({"position": Learned1d(False)}, "position without an entry"),
+        ({"patch_norm": True, "patch_method": "linear"}, "patch_norm"),
+        ({"pad": True, "image_size": (30, 32)}, "pad"),
+    ],
+    ids=str,
+)
+def test_what_mae_has_no_place_for_is_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotHold, match=f"MAE cannot hold this model: .*{part}"):
+        vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="mae")
+
+
+@pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"mlp": Gelu("tanh")}], ids=str)
+def test_other_numerics_need_a_word(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CannotHold, match="would compute otherwise"):
+        vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="mae")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"norm.bias": None}, r"1 missing: norm\.bias$"),
+        ({"temperature": (3,)}, r"1 unexpected: temperature$"),
+        ({"cls_token": (1, 2, 128)}, r"cls_token is \[1, 2, 128\], but must be \[1, 1, 128\]"),
+    ],
+    ids=str,
+)
+def test_a_wrong_file_is_refused_in_one_line(
+    change: dict[str, tuple[int, ...] | None], said: str, tmp_path: Path
+) -> None:
+    vitreous.save(build(CONFIG), tmp_path / "m.pth", format="mae")
+    state = torch.load(tmp_path / "m.pth")["model"]
+    for name, shape in change.items():
+        state.pop(name, None)
+        if shape is not None:
+            state[name] = torch.zeros(shape)
+    torch.save(state | {"decoder_embed.weight": torch.zeros(4, 128)}, tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint, match=said) as refusal:
+        vitreous.load(tmp_path / "m.pth")
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,83 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitreous
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu
+from vitreous.model.vit import ViT
+from vitreous.weights.command import convert
+from vitreous.weights.convert import CannotHold
+from vitreous.weights.parity import compare, random_images
+
+
+def perturbed(config: ViTConfig) -> ViT:
+    model = build_vit(config).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+def test_a_model_is_nowhere_apart_from_itself(small: ViTConfig) -> None:
+    model = perturbed(small)
+    differences = compare(model, model, random_images(model))
+    assert [one.stage for one in differences][:3] == ["patches", "tokens and positions", "block 0"]
+    assert differences[-1].stage == "logits"
+    assert all(one.largest == one.mean == 0 and one.scale > 0 for one in differences)
+
+
+def test_a_difference_shows_where_it_begins(small: ViTConfig) -> None:
+    """One weight of the last block is changed by 1: nothing before it differs, everything after it does."""
+    one, other = perturbed(small), build_vit(small).eval()
+    other.load_state_dict(one.state_dict())
+    last = small.depth - 1
+    with torch.no_grad():
+        other.encoder.blocks[last].mlp.down.bias[0] += 1
+    by_stage = {difference.stage: difference for difference in compare(one, other, random_images(one))}
+    assert by_stage["patches"].largest == by_stage[f"block {last - 1}"].largest == 0
+    assert by_stage[f"block {last}"].largest == pytest.approx(1, abs=1e-5)
+    assert by_stage[f"block {last}"].mean == pytest.approx(1 / small.width, abs=1e-5)
+    assert by_stage["logits"].largest > 0
+
+
+def test_convert_reports_nothing_lost(small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = dataclasses.replace(small, mlp=Gelu("erf"))
+    vitreous.save(perturbed(config), tmp_path / "ours")
+    differences = convert(tmp_path / "ours", tmp_path / "theirs", "timm", check=True)
+    assert all(one.largest == 0 for one in differences)
+    assert len(differences) == config.depth + 4
+    said = capsys.readouterr().out
+    assert "wrote" in said
+    assert "logits" in said
+
+
+def test_convert_says_what_it_took_by_convention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = vitreous.create("ViT-Ti/16", num_classes=3, image_size=32, overrides={"depth": 1, "mlp": Gelu("erf")})
+    vitreous.save(model, tmp_path / "x.safetensors", format="timm")
+    convert(tmp_path / "x.safetensors", tmp_path / "back", "vitreous")
+    assert "taken by convention: num_heads" in capsys.readouterr().out
+    assert "num_heads: as published" in (tmp_path / "back" / "config.json").read_text()
+
+
+def test_a_format_that_would_compute_otherwise_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
+    config = dataclasses.replace(small, mlp=Gelu("erf"), norm_eps=1e-3)
+    vitreous.save(perturbed(config), tmp_path / "ours")
+    with pytest.raises(CannotHold, match=r"eps is 0\.001, and timm's is 1e-06.*lossy"):
+        convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+    assert not (tmp_path / "theirs").exists()
+    differences = convert(tmp_path / "ours", tmp_path / "theirs", "timm", lossy=True)
+    assert differences[0].largest == 0  # patches know no norm
+    assert differences[-1].largest > 1e-6
+
+
+def test_a_folder_with_other_things_is_not_replaced(small: ViTConfig, tmp_path: Path) -> None:
+    target = tmp_path / "theirs"
+    target.mkdir()
+    (target / "thesis.tex").write_text("years of work")
+    model = perturbed(dataclasses.replace(small, mlp=Gelu("erf")))
+    with pytest.raises(ValueError, match=r"holds thesis.tex"):
+        vitreous.save(model, target, format="timm")
+    assert (target / "thesis.tex").read_text() == "years of work"

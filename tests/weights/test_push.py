@@ -1,0 +1,90 @@
+"""Pushing to a hub, and finding there what was pushed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hub_client import Client, failure, files_of
+from hub_server import TOKEN, Hub
+from vitreous.model.presets import create
+from vitreous.weights.load import load, save
+
+
+def test_a_model_that_was_pushed_loads_to_the_last_bit(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    before = client.ask("load", str(pets))
+    assert not hub.asked  # nothing of a local checkpoint concerns the hub
+    client.ask("push", str(pets), str(tmp_path / "sent"), "me/pets", token=TOKEN)
+    commit = hub.repositories["me/pets"].branches["main"]
+    sent = hub.repositories["me/pets"].commits[commit]
+    assert sent.keys() == {".gitattributes", "config.json", "model.safetensors", "README.md"}
+    card = sent["README.md"].decode()
+    front = {'library_name: "vitreous"', 'pipeline_tag: "image-classification"', 'license: "mit"'}
+    assert front | {"| top1 | 0.75 |"} < set(card.splitlines())
+    assert 'vitreous.load("hf-hub:me/pets")' in card
+
+    after = client.ask("load", "hf-hub:me/pets")
+    assert (after["logits"], after["config"]) == (before["logits"], before["config"])
+    assert after["provenance"] == before["provenance"] | {"repository": "me/pets", "commit": commit}
+
+
+def test_the_next_checkpoint_says_where_it_is_from(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    first = hub.add("me/first", files_of(pets))
+    client.ask("push", "hf-hub:me/first", str(tmp_path / "next"), "me/second", token=TOKEN)
+    record = json.loads((tmp_path / "next" / "config.json").read_text())["provenance"]
+    assert (record["repository"], record["commit"], record["license"]) == ("me/first", first, "mit")
+    second = client.ask("load", "hf-hub:me/second")["provenance"]
+    assert (second["repository"], second["earlier"]) == ("me/second", [f"me/first@{first}"])
+
+
+@pytest.mark.parametrize(
+    ("format", "target", "library", "files"),
+    [
+        ("huggingface", "folder", "transformers", {"config.json", "model.safetensors", "preprocessor_config.json"}),
+        ("timm", "folder", "timm", {"config.json", "model.safetensors"}),
+        ("google", "pets.npz", "vitreous", {"pets.npz"}),
+        ("timm", "pets.pth", "timm", {"pets.pth"}),
+    ],
+)
+def test_other_systems_files_go_there_and_back(
+    hub: Hub, client: Client, pets: Path, tmp_path: Path, format: str, target: str, library: str, files: set[str]
+) -> None:
+    name = f"me/{format}-{target}"
+    client.ask("push", str(pets), str(tmp_path / target), name, format=format, lossy=True, token=TOKEN)
+    commit = hub.repositories[name].branches["main"]
+    sent = hub.repositories[name].commits[commit]
+    assert sent.keys() == files | {"README.md", ".gitattributes"}
+    assert f'library_name: "{library}"' in sent["README.md"].decode()
+    there = client.ask("load", f"hf-hub:{name}")
+    here = client.ask("load", str(tmp_path / target))
+    assert (there["logits"], there["config"]) == (here["logits"], here["config"])
+    said = {"repository": name, "commit": commit, "license": "mit"}
+    del here["provenance"]["file"]
+    assert there["provenance"] == here["provenance"] | said
+
+
+def test_pushing_says_what_is_wrong(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    hub.add("me/full", {"model.safetensors": b"x", "config.json": b"{}"})
+
+    def says(push_to: str, target: str = "out", token: str | None = TOKEN, **options: Any) -> str:
+        return failure(client, "push", str(pets), str(tmp_path / target), push_to, token=token, **options)
+
+    right = "owner/name, as in the address of a page of the hub"
+    for wrong in ("pets", "../pets", "me/pets@v1", "", "me/a/b"):
+        assert says(wrong) == f"BadValue: push_to is {wrong!r}, but must be {right}"
+    assert not (tmp_path / "out").exists()
+    assert not hub.asked
+    written = f"OSError: {tmp_path}/out is written, but was not pushed to {hub.url}"
+    for place, token in (("me/new", None), ("others/new", TOKEN)):
+        assert says(place, token=token) == (
+            f"{written}/{place}: it takes a token that may write there: "
+            "log in with `hf auth login`, or set HF_TOKEN to such a one"
+        )
+    assert load(tmp_path / "out").config == load(pets).config
+    strange = "it holds config.json, which would be read as a part of this model"
+    assert strange in says("me/full", "x.npz", format="google", lossy=True)
+    hub.faults["upload"] = "403"
+    save(create("ViT-Ti/16", overrides={"depth": 1, "width": 64, "num_heads": 1}), tmp_path / "fresh")
+    line = failure(client, "push", str(tmp_path / "fresh"), str(tmp_path / "out"), "me/new", token=TOKEN)
+    assert line == f"{written}/me/new: it answered with status 403: the store is full"

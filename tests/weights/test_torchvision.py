@@ -1,0 +1,193 @@
+"""torchvision's `VisionTransformer`, in both directions."""
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import vitreous
+from parity import check_close, check_identical, noisy
+from peers import import_torchvision
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import (
+    IMAGENET,
+    Conditional,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    MlpHead,
+    Preprocessing,
+    ResNetStem,
+    SwiGlu,
+    TanhHead,
+)
+from vitreous.weights.convert import CannotHold
+from vitreous.weights.tensors import BadCheckpoint
+
+SHOWN = dataclasses.replace(IMAGENET, interpolation="bilinear")
+CONFIG = ViTConfig(
+    image_size=(32, 32),
+    patch_size=(8, 8),
+    width=128,
+    depth=2,
+    num_heads=2,
+    mlp_width=96,
+    mlp=Gelu("erf"),
+    position=Learned1d(interpolation="torchvision"),
+    num_classes=7,
+    preprocessing=SHOWN,
+)
+
+
+def theirs(image_size: int = 32, num_heads: int = 2, representation_size: int | None = None) -> nn.Module:
+    kind = import_torchvision().models.VisionTransformer
+    model = kind(image_size, 8, 2, num_heads, 128, 96, num_classes=7, representation_size=representation_size)
+    return noisy(model)
+
+
+@pytest.mark.parametrize("hidden", [None, 48], ids=["one layer", "two layers"])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_model_of_torchvisions_goes_there_and_back(hidden: int | None, suffix: str, tmp_path: Path) -> None:
+    model = theirs(representation_size=hidden)
+    torch.save(model.state_dict(), tmp_path / "theirs.pth")
+    ours = vitreous.load(tmp_path / "theirs.pth")
+    assert ours.config == (CONFIG if hidden is None else dataclasses.replace(CONFIG, head=TanhHead(48)))
+    check_close(ours, model, (32, 32))
+    vitreous.save(ours, tmp_path / f"ours{suffix}", format="torchvision")
+    check_identical(vitreous.load(tmp_path / f"ours{suffix}"), ours)
+    read = load_file if suffix == ".safetensors" else torch.load
+    filled = theirs(representation_size=hidden)
+    filled.load_state_dict(read(tmp_path / f"ours{suffix}"), strict=True)
+    check_close(filled, ours, (32, 32))
+
+
+def test_heads_of_another_width_have_to_be_given(tmp_path: Path) -> None:
+    model = theirs(num_heads=8)
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    check_close(vitreous.load(tmp_path / "m.pth", overrides={"num_heads": 8}), model, (32, 32))
+
+
+@pytest.mark.parametrize("size", [16, 40, 48])
+def test_another_size_is_torchvisions_interpolation(size: int, tmp_path: Path) -> None:
+    model = theirs()
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    resize = import_torchvision().models.vision_transformer.interpolate_embeddings
+    resized = theirs(size)
+    resized.load_state_dict(resize(size, 8, model.state_dict()), strict=True)
+    check_close(vitreous.load(tmp_path / "m.pth"), resized, (size, size))
+    check_close(vitreous.load(tmp_path / "m.pth", image_size=size), resized, (size, size))
+
+
+def test_older_names_of_the_mlp(tmp_path: Path) -> None:
+    model = theirs()
+    state = {name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
+             for name, tensor in model.state_dict().items()}  # fmt: skip
+    assert "encoder.layers.encoder_layer_1.mlp.linear_2.bias" in state
+    torch.save({"model": {f"module.{name}": tensor for name, tensor in state.items()}, "epoch": 1}, tmp_path / "m.pth")
+    check_close(vitreous.load(tmp_path / "m.pth"), model, (32, 32))
+
+
+def test_averaged_weights_of_its_training_script(tmp_path: Path) -> None:
+    average = torch.optim.swa_utils.AveragedModel(theirs())
+    torch.save({"model": theirs().state_dict(), "model_ema": average.state_dict()}, tmp_path / "m.pth")
+    check_close(vitreous.load(tmp_path / "m.pth"), average.module, (32, 32))
+
+
+def test_larger_models_see_the_whole_picture(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a layer with nothing in it
+        model = import_torchvision().models.VisionTransformer(384, 128, 1, 1, 64, 32)
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    assert ours.config.image_size == (384, 384)
+    assert ours.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0)
+
+
+def test_without_a_classifier(tmp_path: Path) -> None:
+    model = theirs()
+    model.heads = nn.Sequential()
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    assert ours.config.num_classes == 0
+    check_close(ours, model, (32, 32))
+    vitreous.save(ours, tmp_path / "ours.pth", format="torchvision")
+    model.load_state_dict(torch.load(tmp_path / "ours.pth"), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"image_size": (32, 40)}, "image_size 32 x 40"),
+        ({"patch_size": (8, 4)}, "patch_size 8 x 4"),
+        ({"pad": True, "image_size": (30, 30)}, "pad"),
+        ({"channels": 1, "preprocessing": Preprocessing()}, "channels 1"),
+        ({"stem": ResNetStem((), 32), "patch_size": (8, 8)}, "stem"),
+        ({"registers": 2}, "registers"),
+        ({"distillation_token": True}, "distillation_token"),
+        ({"layer_scale": 0.1}, "layer_scale"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"qk_scale": 0.5}, "qk_scale"),
+        ({"head_dim": 16}, "head_dim"),
+        ({"qkv_bias": False}, "no bias on queries"),
+        ({"mlp": SwiGlu()}, "SwiGLU"),
+        ({"patch_norm": True, "patch_method": "linear"}, "patch_norm"),
+        ({"position": Conditional()}, "position Conditional"),
+        ({"position": Learned1d(False)}, "position without an entry"),
+        ({"pool": GlobalAverage()}, "pool GlobalAverage"),
+        ({"head": MlpHead(8)}, "head MlpHead"),
+        ({"head": TanhHead(8), "num_classes": 0}, "head TanhHead without classes"),
+    ],
+    ids=str,
+)
+def test_what_torchvision_has_no_place_for_is_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotHold, match=f"torchvision cannot hold this model: .*{part}"):
+        vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="torchvision")
+
+
+@pytest.mark.parametrize("name", ["folder", "m.npz", "m.pdparams"])
+def test_it_is_one_file_of_torchs(name: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"but torchvision is one file that ends in \.pth, \.pt, \.bin, \.safetensors$"
+    ):
+        vitreous.save(build(CONFIG), tmp_path / name, format="torchvision")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"mlp": Gelu("tanh")}], ids=str)
+def test_other_numerics_need_a_word(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = build(dataclasses.replace(CONFIG, **changes))
+    with pytest.raises(CannotHold, match="would compute otherwise"):
+        vitreous.save(model, tmp_path / "m.pth", format="torchvision")
+    vitreous.save(model, tmp_path / "m.pth", format="torchvision", lossy=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"encoder.ln.bias": None}, r"1 missing: encoder\.ln\.bias$"),
+        ({"conv_proj.scale": (3,)}, r"1 unexpected: conv_proj\.scale$"),
+        ({"class_token": (1, 2, 128)}, r"class_token is \[1, 2, 128\], but must be \[1, 1, 128\]"),
+        ({"conv_proj.weight": None}, "has no tensor conv_proj.weight"),
+        ({"encoder.pos_embedding": (16, 128)}, "must have 3 dimensions"),
+        ({"encoder.pos_embedding": (1, 19, 128)}, "has 19 positions, 18 without the prefix, which is no square"),
+    ],
+    ids=str,
+)
+def test_a_wrong_file_is_refused_in_one_line(
+    change: dict[str, tuple[int, ...] | None], said: str, tmp_path: Path
+) -> None:
+    state = dict(theirs().state_dict())
+    for name, shape in change.items():
+        state.pop(name, None)
+        if shape is not None:
+            state[name] = torch.zeros(shape)
+    torch.save(state, tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint, match=said) as refusal:
+        vitreous.load(tmp_path / "m.pth")
+    assert "\n" not in str(refusal.value)

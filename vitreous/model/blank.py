@@ -1,0 +1,47 @@
+"""A model without memory and without numbers: shapes alone, for the tensors of a checkpoint to be put in."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitreous.model.build import build
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.resnet import ResNet
+from vitreous.model.vit import ViT
+
+# As torch's layers and init.py ask for them: of a tensor, or by a function that shows itself before it does.
+DRAWS = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves out the random numbers that parts start with.
+
+    Where there is no memory for them they are in vain; and torch would load its compiler to find out what shape they
+    have, which takes over a second the first time.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@overload
+def build_blank(config: ViTConfig) -> ViT: ...
+@overload
+def build_blank(config: ResNetConfig) -> ResNet: ...
+def build_blank(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
+    """The model that `config` describes, on torch's device "meta".
+
+    >>> model = build_blank(ViTConfig(width=192, num_heads=3, mlp_width=768))
+    >>> model.head.weight.shape, model.head.weight.is_meta
+    (torch.Size([1000, 192]), True)
+    """
+    with torch.device("meta"), _NoDraws():
+        return build(config)

@@ -1,0 +1,265 @@
+"""Models of the Hugging Face hub: `hf-hub:owner/name`, or `hf-hub:owner/name@revision`.
+
+huggingface_hub fetches them into its cache, with its own settings: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
+Only the files that loading reads are fetched, and compared with the hub's checksums when they arrive; then the folder
+in the cache is loaded as any other. Nothing in it is executed. Without a network, what the cache has is enough.
+"""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import vitreous
+from vitreous.model.checks import fail
+from vitreous.weights.containers import MAX_JSON_BYTES, PICKLES, USUAL
+from vitreous.weights.hub_errors import line, refusal
+from vitreous.weights.tensors import BadCheckpoint
+
+PREFIX = "hf-hub:"
+BESIDE = ("config.json", "preprocessor_config.json", "README.md")
+KINDS = ((".safetensors",), (".npz",), PICKLES)  # of which the first that a repository has is taken, alone
+MAX_BYTES = 1 << 36  # 64 GiB, more than the largest Vision Transformer that was published
+SECONDS = 10.0  # that the hub has to answer a question
+
+
+@dataclass(frozen=True)
+class Name:
+    """A model on the hub, as the user named it."""
+
+    repository: str
+    revision: str | None
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.repository}" + (f"@{self.revision}" if self.revision else "")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The files of a model at one commit, in the cache."""
+
+    folder: Path
+    repository: str
+
+    def record(self, provenance: Mapping[str, Any]) -> dict[str, Any]:
+        """What the model's own provenance becomes: with where it was found, and the license that the card there says.
+
+        Where a model came from before it was put there is kept as `earlier`.
+        """
+        commit = self.folder.name
+        record = dict(provenance)
+        if record.get("file") == commit:  # the name of the folder in the cache
+            del record["file"]
+        before = f"{record.get('repository')}@{record.get('commit')}"
+        if "repository" in record and before != f"{self.repository}@{commit}":
+            record["earlier"] = [*record.get("earlier", []), before]
+        license = _license(self.folder / "README.md")
+        return record | {"repository": self.repository, "commit": commit} | ({"license": license} if license else {})
+
+
+def is_hub(source: str | Path) -> bool:
+    return str(source).startswith(PREFIX)
+
+
+def parse(source: str | Path) -> Name:
+    """The repository and revision that `hf-hub:...` names.
+
+    >>> parse("hf-hub:google/vit-base-patch16-224@main")
+    Name(repository='google/vit-base-patch16-224', revision='main')
+    """
+    text = source.as_posix() if isinstance(source, Path) else source
+    repository, at, revision = text.removeprefix(PREFIX).partition("@")
+    if not is_repository(repository):
+        fail("source", text, f"{PREFIX}owner/name or {PREFIX}owner/name@revision, with the name that its page has")
+    if at and (not re.fullmatch(r"\w[\w.+/-]*", revision) or ".." in revision):
+        fail("source", text, f"{PREFIX}{repository}@ and a branch, a tag or a commit, or {PREFIX}{repository}")
+    return Name(repository, revision or None)
+
+
+def is_repository(text: str) -> bool:
+    """Whether this is an owner and a name, as the hub allows them."""
+    part = r"[A-Za-z0-9_]([\w.-]*\w)?"
+    unusable = "--" in text or ".." in text or text.endswith(".git") or len(text) > 96
+    return re.fullmatch(f"{part}/{part}", text, re.ASCII) is not None and not unusable
+
+
+def choose(names: Collection[str]) -> list[str]:
+    """The files of a repository that loading reads: what describes the model, and its weights, of one kind only.
+
+    >>> choose(["README.md", "config.json", "model.safetensors", "pytorch_model.bin", "train.py"])
+    ['config.json', 'README.md', 'model.safetensors']
+    """
+    return [name for name in BESIDE if name in names] + _weights(names)
+
+
+def _weights(names: Collection[str]) -> list[str]:
+    for usual in USUAL:
+        if usual in names:
+            return [usual, *_shards(names, usual)] if usual.endswith(".index.json") else [usual]
+    for kind in KINDS:
+        files = sorted(name for name in names if "/" not in name and name.endswith(kind))
+        if len(files) > 1:
+            raise BadCheckpoint(
+                f"has {len(files)} files of weights ({', '.join(files[:5])}), and which is meant cannot be told: "
+                f"none is called {USUAL[0]}; one that is downloaded can be loaded by its path"
+            )
+        if files:
+            return files
+    has = ", ".join(sorted(names)[:5]) or "nothing"
+    kinds = ", ".join(suffix for kind in KINDS for suffix in kind)
+    raise BadCheckpoint(f"has no weights, of which the names end in {kinds}; it has {has}")
+
+
+def _shards(names: Collection[str], index: str) -> list[str]:
+    stem, suffix = index.removesuffix(".index.json").rsplit(".", 1)
+    matches = [match for name in names if (match := re.fullmatch(rf"{stem}-\d+-of-(\d+)\.{suffix}", name))]
+    if not matches or len(matches) != int(matches[0][1]):
+        whole = f"all {int(matches[0][1])}" if matches else "any"
+        raise BadCheckpoint(f"has {len(matches)} of the files that {index} speaks of, but must have {whole}")
+    return sorted(match[0] for match in matches)
+
+
+# ---- Fetching --------------------------------------------------------------------------------------------------------
+
+
+def download(source: str | Path) -> Snapshot:
+    """The files of a model, in the cache: those that are not there yet are fetched."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    name = parse(source)
+    cached = _cached(name)
+    if constants.HF_HUB_OFFLINE:
+        return _offline(name, cached, "HF_HUB_OFFLINE forbids to fetch it: unset it, once")
+    try:
+        # Asked once: without a network, listing the tree would go on asking for half a minute.
+        about = huggingface_hub.HfApi(library_name="vitreous", library_version=vitreous.__version__).model_info(
+            name.repository, revision=name.revision or constants.DEFAULT_REVISION, timeout=SECONDS, files_metadata=True
+        )
+    except Exception as error:  # whatever the HTTP library of the day raises where there is no network
+        if refused := refusal(error, str(name), name.repository, name.revision):
+            raise refused from None
+        page = f"{constants.ENDPOINT}/{name.repository}"
+        return _offline(name, cached, f"{page} is out of reach ({line(error)}): try again later")
+    listing = {file.rfilename: file for file in about.siblings or []}
+    wanted = _chosen(name, listing)
+    old = cached if cached is not None and cached.name == about.sha else None
+    new = [listing[file] for file in wanted if old is None or not (old / file).exists()]
+    if old is not None and not new:
+        return Snapshot(old, name.repository)
+    _check_sizes(name, new)
+    folder = _fetch(name, wanted)
+    if folder.name != about.sha:
+        raise OSError(f"{name} was changed while it was being fetched: try again")
+    for file in new:
+        _check_sum(name, folder / file.rfilename, file)
+    return Snapshot(folder, name.repository)
+
+
+def _cached(name: Name) -> Path | None:
+    """The folder that the cache has for this revision, perhaps without all of its files."""
+    import huggingface_hub
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name.repository, revision=name.revision, local_files_only=True, allow_patterns=list(BESIDE)
+            )
+        )
+    except OSError:
+        return None
+
+
+def _offline(name: Name, cached: Path | None, reason: str) -> Snapshot:
+    from huggingface_hub import constants
+
+    if cached is None:
+        raise OSError(f"{name} is not in the cache ({constants.HF_HUB_CACHE}), and {reason}")
+    try:
+        choose([file.name for file in cached.iterdir()])
+    except BadCheckpoint as error:
+        raise OSError(f"{name} is not whole in the cache ({cached} {error}), and {reason}") from None
+    return Snapshot(cached, name.repository)
+
+
+def _chosen(name: Name, listing: Collection[str]) -> list[str]:
+    try:
+        return choose(listing)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{name} {error}") from None
+
+
+def _fetch(name: Name, wanted: list[str]) -> Path:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name.repository,
+                revision=name.revision,
+                allow_patterns=wanted,
+                library_name="vitreous",
+                library_version=vitreous.__version__,
+            )
+        )
+    except Exception as error:
+        page = f"{constants.ENDPOINT}/{name.repository}"
+        raise refusal(error, str(name), name.repository, name.revision) or OSError(
+            f"{name} was not fetched whole from {page} ({line(error)}): try again, files that are whole are kept"
+        ) from None
+
+
+# ---- What arrives ----------------------------------------------------------------------------------------------------
+
+
+def _check_sizes(name: Name, files: list[Any]) -> None:
+    """Before anything is fetched. A hub that says no sizes is believed to have small files."""
+    from huggingface_hub import constants
+
+    for file in files:
+        if file.rfilename.endswith((".json", ".md")) and (file.size or 0) > MAX_JSON_BYTES:
+            most = f"but must have at most {MAX_JSON_BYTES:,}"
+            raise BadCheckpoint(f"{name}: {file.rfilename} has {file.size:,} bytes, {most}")
+    cache = Path(constants.HF_HUB_CACHE).absolute()
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    needed, free = sum(file.size or 0 for file in files), shutil.disk_usage(there).free
+    if needed > MAX_BYTES:
+        raise BadCheckpoint(f"{name} has {needed / 1e9:,.1f} GB, but must have at most {MAX_BYTES / 1e9:,.1f} GB")
+    if needed > free:
+        raise OSError(
+            f"{name} needs {needed / 1e6:,.1f} MB in {cache}, which has {free / 1e6:,.1f} MB left: make room, or set "
+            "HF_HOME to a folder on a larger disk"
+        )
+
+
+def _check_sum(name: Name, path: Path, file: Any) -> None:
+    """Large files have a SHA-256, others git's own sum. What is wrong is removed, so that it will be fetched anew."""
+    with path.open("rb") as stream:
+        if file.lfs is not None:
+            found, right = hashlib.file_digest(stream, "sha256").hexdigest(), file.lfs.sha256
+        else:
+            content = stream.read()
+            framed = b"blob %d\0%b" % (len(content), content)
+            found, right = hashlib.sha1(framed, usedforsecurity=False).hexdigest(), file.blob_id
+    if right is not None and found != right:
+        blob = path.resolve()
+        path.unlink()
+        blob.unlink(missing_ok=True)
+        raise OSError(f"{name}: {path.name} has arrived with the checksum {found}, but must have {right}: try again")
+
+
+def _license(card: Path) -> str | None:
+    """What the front matter of a card calls the license. A card that cannot be read says nothing."""
+    from huggingface_hub.repocard import metadata_load
+
+    try:
+        fields = (metadata_load(card) if card.stat().st_size < MAX_JSON_BYTES else None) or {}
+        named = fields.get("license_name") if fields.get("license") == "other" else None
+        license = named or fields.get("license")
+    except Exception:  # YAML that is none, text that is none, no card
+        return None
+    return license[:100] if isinstance(license, str) else None

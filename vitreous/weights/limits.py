@@ -1,0 +1,70 @@
+"""What a model may have and another system has not, one line each: for systems with little more than a plain ViT."""
+
+import math
+from collections.abc import Callable, Iterable
+
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu, Learned1d, LinearHead, SwiGlu
+
+PARTS: dict[str, Callable[[ViTConfig], bool]] = {
+    "stem": lambda config: config.stem is not None,
+    "patch_norm": lambda config: config.patch_norm,
+    "distillation_token": lambda config: config.distillation_token,
+    "registers": lambda config: config.registers > 0,
+    "qk_norm": lambda config: config.qk_norm,
+    "layer_scale": lambda config: config.layer_scale is not None,
+    "SwiGLU": lambda config: isinstance(config.mlp, SwiGlu),
+    "head of two layers": lambda config: not isinstance(config.head, LinearHead),
+    "classifier": lambda config: config.num_classes > 0,
+}
+
+
+def absent(config: ViTConfig, system: str, parts: Iterable[str]) -> list[str]:
+    """Those of `parts` that a model has."""
+    return [f"{part}: {system} has none" for part in parts if PARTS[part](config)]
+
+
+def unfit_positions(config: ViTConfig, system: str) -> list[str]:
+    """Positions other than a learned vector for the class token, if there is one, and for every patch."""
+    if not isinstance(config.position, Learned1d):
+        return [f"position {type(config.position).__name__}: {system} has one learned vector per patch"]
+    if config.class_token and not config.position.prefix_entries:
+        return [f"position without an entry for the class token: {system} has one"]
+    return []
+
+
+def unfit_sizes(config: ViTConfig, system: str, square: bool = False) -> list[str]:
+    """Images that patches do not tile; where `square`, also images and patches that are not square."""
+    lines = []
+    stride = config.stem.stride if config.stem is not None else 1
+    for side, patch in zip(config.image_size, config.patch_size, strict=True):
+        if -(-side // stride) % patch:
+            lines.append(f"pad: {system} has no patch for what is left of {side} pixels by {patch * stride}")
+    for field, (height, width) in (("image_size", config.image_size), ("patch_size", config.patch_size)):
+        if square and height != width:
+            lines.append(f"{field} {height} x {width}: {system} has squares")
+    return lines
+
+
+def unfit_attention(config: ViTConfig, system: str) -> list[str]:
+    """Heads of a width of their own, or another scale than theirs."""
+    lines = []
+    if config.head_width * config.num_heads != config.width:
+        lines.append(f"head_dim {config.head_dim}: in {system} it is width / num_heads")
+    return lines + unfit_scale(config, system)
+
+
+def unfit_scale(config: ViTConfig, system: str) -> list[str]:
+    if config.qk_scale is None or math.isclose(config.qk_scale, config.head_width**-0.5):
+        return []
+    return [f"qk_scale {config.qk_scale:g}: in {system} it is 1 / sqrt(head_dim)"]
+
+
+def numeric_losses(config: ViTConfig, system: str, norm_eps: float, gelu: str | None = "erf") -> list[str]:
+    """Where another system computes otherwise with the same weights. gelu=None: it has both."""
+    lines = []
+    if config.norm_eps != norm_eps:
+        lines.append(f"LayerNorm's eps is {config.norm_eps:g}, and {system}'s is {norm_eps:g}")
+    if gelu is not None and isinstance(config.mlp, Gelu) and config.mlp.approximation != gelu:
+        lines.append(f"GELU is computed by {config.mlp.approximation}, and in {system} by {gelu}")
+    return lines

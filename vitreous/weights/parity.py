@@ -1,0 +1,50 @@
+"""How far two models are apart, stage by stage: the proof that a conversion has lost nothing, or where it did.
+
+b: batch; c: channels; h, w: image height and width.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.model.vit import ViT
+
+
+class Difference(NamedTuple):
+    """Of what two models make of the same images, up to a stage. `scale` is the largest value of the first."""
+
+    stage: str
+    largest: float
+    mean: float
+    scale: float
+
+
+@torch.no_grad()
+def compare(one: ViT, other: ViT, images: Float[Tensor, "b c h w"]) -> list[Difference]:
+    """Stage by stage; each model works on what it made itself, so that differences add up as they do in use."""
+    return [
+        Difference(stage, (a - b).abs().max().item(), (a - b).abs().mean().item(), a.abs().max().item())
+        for (stage, a), (_, b) in zip(stages(one, images), stages(other, images), strict=True)
+    ]
+
+
+def stages(model: ViT, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
+    """What a model holds after the patch projection, after positions, after every block, and what it puts out."""
+    patches, grid = model.patchify(images)
+    yield "patches", patches
+    tokens, layout = model.embed(patches, grid)
+    yield "tokens and positions", tokens
+    for layer, (_, after) in enumerate(model.encoder.walk(tokens, layout, model.position)):
+        yield f"block {layer}", after
+    features = model.encode(tokens, layout)
+    yield "features", torch.cat([features.prefix, features.patches], dim=1)
+    yield "logits" if model.config.num_classes else "output", model.classify(features)
+
+
+def random_images(model: ViT, count: int = 2) -> Float[Tensor, "b c h w"]:
+    """Noise at the model's own size: every weight has a say in what becomes of it."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, model.config.channels, *model.config.image_size, generator=generator)

@@ -1,0 +1,194 @@
+"""timm's config.json: what it says that tensors do not, and what timm needs to build a model of ours.
+
+timm names an architecture; `model_args` are what is to be otherwise in it, `pretrained_cfg` is about pictures.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vitreous.model.checks import Size
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import AttentionPool, Gelu, GlobalAverage, Learned1d, Preprocessing, SwiGlu
+from vitreous.weights.format import Found
+from vitreous.weights.tensors import BadCheckpoint
+
+# What config.json must call a model with a ResNet in front; everything else goes into its `model_args`.
+HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+
+# Architectures with something that neither tensors nor the width tell. The rest have GELU exactly, and usual heads.
+TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
+SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
+ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TimmConfig:
+    """A config.json of timm's, or nothing at all."""
+
+    path: Path
+    architecture: str
+    document: Mapping[str, Any]
+    args: Mapping[str, Any]
+    shown: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, found: Found) -> "TimmConfig":
+        document = found.config if isinstance(found.config.get("architecture"), str) else {}
+        older = document if "mean" in document else {}  # all in one object
+        args, shown = document.get("model_args") or {}, document.get("pretrained_cfg") or older
+        for name, part in (("model_args", args), ("pretrained_cfg", shown)):
+            if not isinstance(part, dict):
+                raise BadCheckpoint(f"{found.path}: {name} of config.json is {part!r}, but must be an object")
+        if args.get("pool_include_prefix"):
+            raise BadCheckpoint(f"{found.path} pools the class token with the patches, which no model of ours does")
+        return cls(found.path, document.get("architecture", ""), document, args, shown)
+
+    @property
+    def image_size(self) -> Size | None:
+        """The native one: an argument of the model's, or what its pictures are resized to."""
+        size = self.args.get("img_size", list(self.shown.get("input_size") or ())[1:])
+        sides = [size, size] if type(size) is int else size
+        if not isinstance(sides, list) or len(sides) not in (0, 2) or not all(type(side) is int for side in sides):
+            raise BadCheckpoint(f"{self.path} has img_size {size!r}, but must have one whole number or two")
+        return (sides[0], sides[1]) if sides else None
+
+    @property
+    def num_heads(self) -> int | None:
+        heads = self.args.get("num_heads", 16 if SIXTEEN_HEADS.fullmatch(self.architecture) else None)
+        if heads is not None and type(heads) is not int:
+            raise BadCheckpoint(f"{self.path} has num_heads {heads!r}, but must have a whole number")
+        return heads
+
+    @property
+    def approximation(self) -> Literal["erf", "tanh"]:
+        """Of GELU."""
+        name = self.args.get("act_layer") or ("gelu_tanh" if TANH.fullmatch(self.architecture) else "gelu")
+        if name not in ACTIVATIONS:
+            raise BadCheckpoint(f"{self.path} has act_layer {name!r}, but must have one of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name]
+
+    @property
+    def pool(self) -> str | None:
+        """`token`, `avg`, `map`, or one that we have no counterpart of."""
+        return self.args.get("global_pool", self.document.get("global_pool"))
+
+    def preprocessing(self, channels: int) -> Preprocessing:
+        try:
+            fraction = float(self.shown.get("crop_pct", 0.875))
+            mean, std = (tuple(map(float, self.shown.get(name, (0.5,)))) for name in ("mean", "std"))
+        except (TypeError, ValueError) as error:
+            raise BadCheckpoint(f"{self.path}: pretrained_cfg of config.json has a wrong number: {error}") from error
+        shown = Preprocessing(
+            mean=_per_channel(mean, channels),
+            std=_per_channel(std, channels),
+            interpolation="bilinear" if self.shown.get("interpolation") == "bilinear" else "bicubic",
+        )
+        if self.shown.get("crop_mode") != "squash":
+            return dataclasses.replace(shown, fit="crop", crop_fraction=fraction)
+        if fraction == 1:
+            return dataclasses.replace(shown, fit="squash")
+        return dataclasses.replace(shown, fit="squash-crop", crop_fraction=fraction)
+
+    def labels(self, num_classes: int) -> tuple[str, ...]:
+        """In the order of the classes; none where they are not as many."""
+        names = self.document.get("label_names") or self.shown.get("label_names") or []
+        if isinstance(names, dict):  # {"0": name, ...}
+            names = [names.get(str(i)) for i in range(len(names))]
+        if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(x, str) for x in names):
+            return ()
+        return tuple(names)
+
+
+def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """One number where all are the same; their mean, as timm has it, where they are for another number of channels."""
+    if len(set(numbers)) == 1:
+        return numbers[:1]
+    return numbers if len(numbers) == channels else (sum(numbers) / max(len(numbers), 1),)
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def timm_config(config: ViTConfig) -> dict[str, Any]:
+    """The config.json with which `timm.create_model("local-dir:FOLDER")` builds the model."""
+    args: dict[str, Any] = {
+        "img_size": list(config.image_size),
+        "patch_size": config.patch_size[0] if len(set(config.patch_size)) == 1 else list(config.patch_size),
+        "in_chans": config.channels,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.num_heads,
+        # timm cuts off the fraction; SwiGLU's two halves are counted together
+        "mlp_ratio": ((2 if isinstance(config.mlp, SwiGlu) else 1) * config.mlp_width + 0.5) / config.width,
+        "qkv_bias": config.qkv_bias,
+        "qk_norm": config.qk_norm,
+        "init_values": config.layer_scale,
+    }
+    if not config.distillation_token:
+        own = isinstance(config.position, Learned1d) and config.position.prefix_entries
+        args |= {"class_token": config.class_token, "reg_tokens": config.registers, "no_embed_class": not own}
+        args["global_pool"], args["fc_norm"] = _pool_names(config)
+    if isinstance(config.mlp, Gelu) and config.mlp.approximation == "tanh":
+        args["act_layer"] = "gelu_tanh"
+    return {
+        "architecture": _architecture(config),
+        "num_classes": config.num_classes,
+        "num_features": config.width,
+        "global_pool": _pool_names(config)[0],
+        **({"label_names": list(config.labels)} if config.labels else {}),
+        "model_args": args,
+        "pretrained_cfg": _pretrained_cfg(config),
+    }
+
+
+def _architecture(config: ViTConfig) -> str:
+    if config.stem is not None:
+        return HYBRIDS[config.stem.stages]
+    if config.distillation_token:
+        return "deit_base_distilled_patch16_224"
+    return "vit_giant_patch14_dinov2" if isinstance(config.mlp, SwiGlu) else "vit_base_patch16_224"
+
+
+def _pool_names(config: ViTConfig) -> tuple[str, bool]:
+    match config.pool:
+        case GlobalAverage(norm):
+            return "avg", norm == "after"
+        case AttentionPool():
+            return "map", False
+        case _:
+            return "token", False
+
+
+def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
+    shown = config.preprocessing
+    return {
+        "num_classes": config.num_classes,
+        "input_size": [config.channels, *config.image_size],
+        "fixed_input_size": True,
+        "interpolation": shown.interpolation,
+        "crop_pct": 1.0 if shown.fit == "squash" else shown.crop_fraction,
+        "crop_mode": "center" if shown.fit == "crop" else "squash",
+        "mean": list(shown.mean) * (config.channels if len(shown.mean) == 1 else 1),
+        "std": list(shown.std) * (config.channels if len(shown.std) == 1 else 1),
+        # Named here, timm takes the first filters for ones of three channels, and changes those of any other number.
+        **({"first_conv": _first_conv(config)} if config.channels == 3 else {}),
+        "classifier": ["head", "head_dist"] if config.distillation_token else "head",
+    }
+
+
+def _first_conv(config: ViTConfig) -> str:
+    if config.stem is None:
+        return "patch_embed.proj"
+    return "patch_embed.backbone.stem.conv" if config.stem.stages else "patch_embed.backbone.conv"
