@@ -1,0 +1,159 @@
+"""What a stranger may send: each is refused in under a second, by name, and nothing has happened."""
+
+import io
+import json
+import pickle
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.weights.tensors import BadCheckpoint
+
+Maker = Callable[[Path, Path], Path]  # a folder to work in and a file that must not appear, to the checkpoint
+
+
+class Malice:
+    """Unpickled, it would create a file."""
+
+    def __init__(self, canary: Path):
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (open, (str(self.canary), "w"))
+
+
+def plain_pickle(folder: Path, canary: Path) -> Path:
+    file = folder / "x.pth"
+    file.write_bytes(pickle.dumps({"model": Malice(canary)}))
+    return file
+
+
+def torch_pickle(folder: Path, canary: Path) -> Path:
+    file = folder / "x.pt"
+    torch.save({"state_dict": {"a": torch.zeros(2)}, "args": Malice(canary)}, file)
+    return file
+
+
+def paddle_pickle(folder: Path, canary: Path) -> Path:
+    file = folder / "x.pdparams"
+    file.write_bytes(pickle.dumps({"a": np.zeros(2), "b": Malice(canary)}, protocol=4))
+    return file
+
+
+def truncated_safetensors(folder: Path, canary: Path) -> Path:
+    file = folder / "x.safetensors"
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "ours")
+    file.write_bytes((folder / "ours" / "model.safetensors").read_bytes()[:-100])
+    return file
+
+
+def huge_safetensors(folder: Path, canary: Path) -> Path:
+    header = {"patch_embed.proj.weight": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
+    text = json.dumps(header).encode()
+    file = folder / "x.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(64))
+    return file
+
+
+def huge_header(folder: Path, canary: Path) -> Path:
+    file = folder / "x.safetensors"
+    file.write_bytes((2**62).to_bytes(8, "little") + bytes(64))
+    return file
+
+
+def huge_npy(folder: Path, canary: Path) -> Path:
+    """An array that says it has 10^12 numbers, in a zip that says the same."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
+    file = folder / "x.npz"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("embedding/kernel.npy", header.getvalue() + bytes(64))
+    return file
+
+
+def zip_bomb(folder: Path, canary: Path) -> Path:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 28,)})
+    file = folder / "x.npz"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("cls.npy", "w") as member:
+        member.write(header.getvalue())
+        for _ in range(256):
+            member.write(bytes(1 << 20))
+    return file
+
+
+def absurd_config(folder: Path, canary: Path) -> Path:
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "ours")
+    file = folder / "ours" / "config.json"
+    document = json.loads(file.read_text())
+    document["model"] |= {"width": 10**9, "depth": 10**6, "image_size": [10**8, 10**8]}
+    file.write_text(json.dumps(document))
+    return folder / "ours"
+
+
+def absurd_depth(folder: Path, canary: Path) -> Path:
+    """Each number is allowed, but the tensors are not there."""
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "ours")
+    file = folder / "ours" / "config.json"
+    document = json.loads(file.read_text())
+    document["model"] |= {"depth": 1000}
+    file.write_text(json.dumps(document))
+    return folder / "ours"
+
+
+def absurd_transformers_config(folder: Path, canary: Path) -> Path:
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "theirs", format="huggingface")
+    file = folder / "theirs" / "config.json"
+    document = json.loads(file.read_text())
+    document |= {"hidden_size": 10**9, "num_hidden_layers": 10**6, "image_size": 10**8, "intermediate_size": 10**10}
+    file.write_text(json.dumps(document))
+    return folder / "theirs"
+
+
+def index_that_leads_elsewhere(folder: Path, canary: Path) -> Path:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
+    return folder
+
+
+CASES: list[tuple[Maker, str]] = [
+    (plain_pickle, r"x\.pth holds .*open"),
+    (torch_pickle, r"x\.pt holds .*open"),
+    (paddle_pickle, r"x\.pdparams holds .*open"),
+    (truncated_safetensors, r"x\.safetensors cannot be read"),
+    (huge_safetensors, r"x\.safetensors cannot be read"),
+    (huge_header, r"x\.safetensors cannot be read"),
+    (huge_npy, r"x\.npz.*"),
+    (zip_bomb, r"x\.npz.*"),
+    (absurd_config, r"config\.json: (image_size|model\.width|width) .*"),
+    (absurd_depth, r"too few for the 1000 layers"),
+    (absurd_transformers_config, r"theirs.*"),
+    (index_that_leads_elsewhere, r"index\.json names '\.\./\.\./etc/passwd', which is not in its own folder"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), CASES, ids=[make.__name__ for make, _ in CASES])
+def test_it_is_refused_at_once_by_name_and_without_effect(make: Maker, message: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    source = make(tmp_path, canary)
+    before = sorted(tmp_path.rglob("*"))
+    vitreous.load  # noqa: B018 # imported before the clock starts
+    start = time.process_time()
+    with pytest.raises(BadCheckpoint, match=message) as refused:
+        vitreous.load(source)
+    assert time.process_time() - start < 1
+    assert "\n" not in str(refused.value)
+    assert not canary.exists()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_config_of_absurd_sizes_never_reaches_memory(small: ViTConfig) -> None:
+    with pytest.raises(ValueError, match="parameters"):
+        build_vit(ViTConfig(width=2**16, num_heads=1, mlp_width=2**20, depth=1024))
