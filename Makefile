@@ -37,6 +37,7 @@ format: setup
 bench: setup
 	@$(BIN)/python -m benchmarks.forward
 	@$(BIN)/python -m benchmarks.loading
+	@$(BIN)/python -m benchmarks.load_time
 
 clean:
 	@rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

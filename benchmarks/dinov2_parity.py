@@ -9,8 +9,8 @@ Before the norm single channels reach about a hundred, so differences are also g
     python -m benchmarks.dinov2_parity dinov2_vits14_reg4_pretrain.pth --attention eager
 
 `eager` is transformers' own arithmetic of attention; with `sdpa` it calls the same function of torch as we do. Seen
-with ViT-S/14 with registers on a CPU, at both sizes: features that differ by 1.5e-5 at most with `eager`, and by nothing
-at all with `sdpa`.
+with ViT-S/14 with registers on a CPU, at both sizes: features that differ by 1.5e-5 at most with `eager`, and by
+nothing at all with `sdpa`.
 """
 
 import tempfile

@@ -135,8 +135,14 @@ def main(options: Options) -> None:
             results.append(Result(moment, system, time_taken, grown, time_taken / seconds, grown / megabytes))
 
     rows = [
-        [one.moment, one.system, f"{one.seconds * 1e3:.0f}", f"{one.megabytes:.0f}"]
-        + [f"{one.time_ratio:.2f}", f"{one.memory_ratio:.2f}"]
+        [
+            one.moment,
+            one.system,
+            f"{one.seconds * 1e3:.0f}",
+            f"{one.megabytes:.0f}",
+            f"{one.time_ratio:.2f}",
+            f"{one.memory_ratio:.2f}",
+        ]
         for one in results
     ]
     setting = f"{options.model}, {size:.0f} MB, float32, medians of {options.rounds} processes each"

@@ -1,10 +1,8 @@
 """Other systems, to compare with. A test that needs one that is not installed is skipped, and says why."""
 
 from types import ModuleType
-from typing import Any
 
 import pytest
-from torch import nn
 
 from benchmarks import peers
 
@@ -41,10 +39,3 @@ def import_transformers() -> ModuleType:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
-
-
-def perturbed(model: nn.Module, scale: float = 0.15) -> Any:
-    """A model without a parameter where it started: one that is forgotten, or swapped with another, shows."""
-    for name, parameter in model.named_parameters():
-        nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=scale)
-    return model.eval()

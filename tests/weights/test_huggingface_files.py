@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vitreous
-from peers import import_transformers, perturbed
+from parity import noisy
+from peers import import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
@@ -50,13 +53,20 @@ DINOV2 = {"layer_scale": 0.1, "num_classes": 0}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A plain model as transformers would have written it."""
-    vitreous.save(perturbed(build(SMALL)), tmp_path / "model", format="huggingface")
+    vitreous.save(noisy(build(SMALL)), tmp_path / "model", format="huggingface")
     return tmp_path / "model"
 
 
 def change(file: Path, **fields: Any) -> None:
     document = json.loads(file.read_text())
     file.write_text(json.dumps({key: value for key, value in (document | fields).items() if value != "absent"}))
+
+
+def test_loading_does_not_load_the_compiler(folder: Path) -> None:
+    """It takes over a second, and torch would load it for a few operations on tensors without memory."""
+    program = f"import sys, vitreous; vitreous.load({str(folder)!r}); print('torch._dynamo' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["False"]
 
 
 # ---- Pictures --------------------------------------------------------------------------------------------------------
@@ -94,7 +104,7 @@ def test_a_picture_becomes_what_their_processor_makes_of_it(name: str, folder: P
 def test_their_processor_makes_of_a_picture_what_we_do(fit: Any, interpolation: Any, tmp_path: Path) -> None:
     transformers = import_transformers()
     how = Preprocessing(IMAGENET.mean, IMAGENET.std, fit, 0.9, interpolation)
-    model = perturbed(build(dataclasses.replace(SMALL, preprocessing=how)))
+    model = noisy(build(dataclasses.replace(SMALL, preprocessing=how)))
     vitreous.save(model, tmp_path / "model", format="huggingface")
     assert vitreous.load(tmp_path / "model").config.preprocessing == how
     picture = np.random.default_rng(0).integers(0, 256, (56, 70, 3), dtype=np.uint8)
@@ -114,11 +124,12 @@ def test_a_processor_with_another_size(tmp_path: Path) -> None:
     """As DINOv2 has it: positions for 518 pixels, pictures of 224. The model keeps its own size, and says so."""
     transformers = import_transformers()
     config = dataclasses.replace(SMALL, image_size=(64, 64), layer_scale=0.1, num_classes=0, preprocessing=IMAGENET)
-    vitreous.save(perturbed(build(config)), tmp_path / "model", format="huggingface")
+    vitreous.save(noisy(build(config)), tmp_path / "model", format="huggingface")
     smaller = {"size": {"shortest_edge": 46}, "crop_size": {"height": 40, "width": 40}, "crop_fraction": "absent"}
     change(tmp_path / "model" / "preprocessor_config.json", **smaller)
     native = vitreous.load(tmp_path / "model")
-    assert native.config.image_size == (64, 64) and native.config.preprocessing.crop_fraction == 40 / 46
+    assert native.config.image_size == (64, 64)
+    assert native.config.preprocessing.crop_fraction == 40 / 46
     assert any("40 x 40" in line for line in provenance_of(native)["assumed"])
 
     picture = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
@@ -167,7 +178,7 @@ def test_labels(folder: Path) -> None:
 def test_a_classifier_of_class_token_and_mean(tmp_path: Path) -> None:
     transformers = import_transformers()
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    theirs = perturbed(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**sizes, num_labels=5)))
+    theirs = noisy(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**sizes, num_labels=5)))
     theirs.save_pretrained(tmp_path)
     with pytest.raises(BadCheckpoint, match=r"Dinov2ForImageClassification.*class token beside the mean"):
         vitreous.load(tmp_path)
@@ -239,7 +250,10 @@ def test_a_crop_that_is_not_square_needs_leave(tmp_path: Path) -> None:
         ({"num_hidden_layers": 10**9}, r"depth is 1000000000"),
         ({"num_hidden_layers": 300}, r"too few for depth 300"),
         ({"num_hidden_layers": 3}, r"16 missing: encoder\.layer\.2\."),
-        ({"hidden_size": 128, "num_attention_heads": 2}, r"projection.weight is \[64, 3, 8, 8\], but must be \[128, 3,"),
+        (
+            {"hidden_size": 128, "num_attention_heads": 2},
+            r"projection.weight is \[64, 3, 8, 8\], but must be \[128, 3,",
+        ),
         ({"image_size": [32, "x"]}, r"image_size is \[32, 'x'\]"),
         ({"layer_norm_eps": None, "hidden_dropout_prob": 2}, r"hidden_dropout_prob is 2.0"),
         ({"qkv_bias": "no"}, r"qkv_bias is 'no', but must be true or false"),

@@ -57,6 +57,35 @@ def test_what_was_read_can_be_written_over_itself(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
 
 
+def test_what_was_forgotten_is_read_again(tmp_path: Path) -> None:
+    write_tensors({"a": torch.arange(5000.0)}, tmp_path / "x")
+    read = read_tensors(tmp_path / "x")
+    assert read["a"].sum() == torch.arange(5000.0).sum()
+    read.forget()
+    assert torch.equal(read["a"], torch.arange(5000.0))
+
+
+def test_what_begins_where_it_may_is_not_copied(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3), "b": torch.zeros(2000), "none": torch.zeros(0, 4)}, tmp_path / "x")
+    read = read_tensors(tmp_path / "x", alignment=4)
+    assert read["none"].shape == (0, 4)
+    start = read["a"].data_ptr()
+    assert read["b"].data_ptr() - start in (12, -8000)  # side by side, as in the file
+    assert read_tensors(tmp_path / "x")["b"].data_ptr() % 64 == 0
+
+
+def test_other_types_are_read_so_that_they_can_be_named(tmp_path: Path) -> None:
+    tensors = {
+        "steps": torch.tensor([1, 2]),
+        "mask": torch.tensor([True, False]),
+        "tiny": torch.zeros(2).to(torch.float8_e5m2),
+    }
+    save_file(tensors, tmp_path / "x")
+    assert {name: x.dtype for name, x in read_tensors(tmp_path / "x").items()} == {
+        k: x.dtype for k, x in tensors.items()
+    }
+
+
 @pytest.mark.parametrize("length", [0, 7, 8, 50, -1])
 def test_a_truncated_file_is_named(tmp_path: Path, length: int) -> None:
     write_tensors(TENSORS, tmp_path / "x")

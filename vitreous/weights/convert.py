@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-
 from vitreous.model.blank import build_blank
 from vitreous.model.checks import suggestion
 from vitreous.model.codec import decode
@@ -46,7 +45,7 @@ def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], ima
         raise BadCheckpoint(f"{found.path} has {len(found.tensors)} tensors, too few for depth {config.depth}")
     model = build_blank(config)
     table = format.table(config)
-    tensors = read_rows(table, found.tensors, model.state_dict(), found.path, format.dropped)
+    tensors = read_rows(table, found.tensors, model.state_dict(), found.path, format.dropped, forget)
     model.load_state_dict(tensors, assign=True)
     forget()  # what was read only to be put together with others
     used = {name for row in table for name in row.theirs}

@@ -116,10 +116,18 @@ def positions(entries: int, grid: tuple[int, int]) -> How:
 # ---- Across ----------------------------------------------------------------------------------------------------------
 
 
-def read_rows(table: list[Row], tensors: Tensors, ours: Tensors, path: Path, dropped: Iterable[str] = ()) -> Tensors:
+def read_rows(
+    table: list[Row],
+    tensors: Tensors,
+    ours: Tensors,
+    path: Path,
+    dropped: Iterable[str] = (),
+    forget: Callable[[], None] = lambda: None,
+) -> Tensors:
     """Our tensors from theirs. Names and shapes are checked against `ours`, which has no memory, before anything moves.
 
     dropped: patterns of their names that are left out on purpose.
+    forget: called when tensors were put together to a new one, and are no longer needed themselves.
     """
     expected = {name: tuple(tensor.shape) for name, tensor in write_rows(table, ours).items()}
     wanted = {name: tensor for name, tensor in tensors.items() if name in expected or not is_dropped(name, dropped)}
@@ -127,6 +135,8 @@ def read_rows(table: list[Row], tensors: Tensors, ours: Tensors, path: Path, dro
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.ours, entry.how.read([wanted[name] for name in entry.theirs]), strict=True)
+        if len(entry.theirs) > 1:
+            forget()
     return result
 
 
