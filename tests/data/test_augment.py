@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from vitreous.data.augment import augment
+from vitreous.data.augment import augment, augment_with_masks
 from vitreous.data.config import Augmentation
 from vitreous.data.draws import Draws
+from vitreous.model.checks import BadValue
 
 EVERYTHING = [
     Augmentation(crop="padded", policy="randaugment", colour_jitter=0.4, erasing=0.5),
@@ -78,6 +81,68 @@ def test_jitter_stays_within_its_strength() -> None:
     assert 69.5 <= result.min() < 72
     assert 128 < result.max() <= 130.5
     assert result.mean() == pytest.approx(100, abs=1.5)
+
+
+# ---- Masks -----------------------------------------------------------------------------------------------------------
+
+
+def painted(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
+    """Masks of all ids, and pictures whose first channel shows them."""
+    generator = torch.Generator().manual_seed(seed)
+    masks = torch.randint(0, 256, (count, *size), generator=generator, dtype=torch.uint8)
+    others = torch.randint(0, 256, (count, 2, *size), generator=generator, dtype=torch.uint8)
+    return torch.cat([masks[:, None], others], dim=1), masks
+
+
+@given(
+    seed=st.integers(0, 2**40),
+    size=st.tuples(st.integers(2, 40), st.integers(2, 40)),
+    crop=st.sampled_from(["padded", "none", "resized"]),
+    flip=st.sampled_from([0.0, 0.5, 1.0]),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_mask_goes_where_its_picture_goes(seed: int, size: tuple[int, int], crop: str, flip: float) -> None:
+    images, masks = painted(5, size, seed % 1000)
+    config = Augmentation(crop=crop, flip=flip)  # type: ignore[arg-type]
+    moved, with_them = augment_with_masks(images, masks, Draws(seed, 1, torch.arange(5)), config)
+    assert torch.equal((moved[:, 0] * 255).round().byte(), with_them)
+    assert torch.equal(moved, augment(images, Draws(seed, 1, torch.arange(5)), config))
+
+
+def test_colours_and_erasing_leave_masks_alone() -> None:
+    images, masks = painted(40, (16, 24), 0)
+    draws = Draws(3, 0, torch.arange(40))
+    plain = Augmentation(crop="padded")
+    _, expected = augment_with_masks(images, masks, draws, plain)
+    assert not torch.equal(expected, masks)
+    for more in (
+        Augmentation(crop="padded", colour_jitter=0.4),
+        Augmentation(crop="padded", policy="three"),
+        Augmentation(crop="padded", erasing=1.0),
+        Augmentation(crop="padded", policy="three", colour_jitter=0.3, erasing=0.5),
+    ):
+        changed, ours = augment_with_masks(images, masks, draws, more)
+        assert torch.equal(ours, expected)
+        assert torch.equal(changed, augment(images, draws, more))
+        assert not torch.equal(changed, augment(images, draws, plain))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            Augmentation(policy="trivial"),
+            "policy is 'trivial', but must be 'none' or 'three' where pictures have masks",
+        ),
+        (Augmentation(policy="randaugment"), "policy is 'randaugment'.*masks would stay behind"),
+        (Augmentation(mixup=0.2), "mixup is 0.2, but must be 0 where pictures have masks"),
+        (Augmentation(cutmix=1.0), "cutmix is 1.0, but must be 0"),
+    ],
+)
+def test_what_masks_cannot_follow_is_refused(config: Augmentation, message: str) -> None:
+    images, masks = painted(2, (8, 8), 0)
+    with pytest.raises(BadValue, match=message):
+        augment_with_masks(images, masks, Draws(0, 0, torch.arange(2)), config)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -46,7 +46,7 @@ def test_corruption_is_in_the_papers_proportions(small: ViTConfig) -> None:
     model = MaskedPatchPrediction(encoder(small))
     n = 12
     patches = torch.randn(500, n, small.width)
-    corrupted, hidden = model.corrupt(patches, torch.rand(3, 500, n))
+    corrupted, hidden = model.corrupt(patches, torch.rand(500, 3, n))
     assert (hidden.sum(1) == n // 2).all()
     assert torch.equal(corrupted[~hidden], patches[~hidden])
     is_mask = (corrupted == model.mask).all(-1)
@@ -66,7 +66,7 @@ def test_each_target_of_the_paper_is_learned(target: Target, small: ViTConfig) -
     torch.manual_seed(0)
     model = MaskedPatchPrediction(encoder(small), target)
     unit = (torch.randint(0, 2, (2, 3, 3, 4)) * 0.8 + 0.1).repeat_interleave(8, 2).repeat_interleave(8, 3)
-    images, draws = unit * 2 - 1, torch.rand(3, 2, 12)
+    images, draws = unit * 2 - 1, torch.rand(2, 3, 12)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     first = model(images, unit, draws).losses.mean().item()
     for _ in range(60):
@@ -82,7 +82,7 @@ def test_each_target_of_the_paper_is_learned(target: Target, small: ViTConfig) -
 
 def test_only_corrupted_patches_count(small: ViTConfig) -> None:
     model = MaskedPatchPrediction(encoder(small), "pixels")
-    unit, draws = torch.rand(1, 3, 24, 32), torch.rand(3, 1, 12)
+    unit, draws = torch.rand(1, 3, 24, 32), torch.rand(1, 3, 12)
     filled = model(unit, unit, draws)
     errors = (filled.patches - cut(unit, small.patch_size)).square().mean(-1)
     torch.testing.assert_close(filled.losses, errors[filled.hidden].mean()[None])

@@ -60,6 +60,23 @@ class Augmentation:
         check_whole("augmentation.repeats", self.repeats, 1, 16)
 
 
+def check_with_masks(augmentation: Augmentation) -> None:
+    """Whether a mask can go along. It follows crops and flips, and colours do not concern it; nothing else is known.
+
+    >>> check_with_masks(Augmentation(policy="trivial"))
+    Traceback (most recent call last):
+        ...
+    vitreous.model.checks.BadValue: augmentation.policy is 'trivial', but must be 'none' or 'three' where pictures \
+have masks: it rotates, shears and shifts pictures, and masks would stay behind
+    """
+    if augmentation.policy in ("randaugment", "trivial"):
+        why = "it rotates, shears and shifts pictures, and masks would stay behind"
+        fail("augmentation.policy", augmentation.policy, f"'none' or 'three' where pictures have masks: {why}")
+    for name in ("mixup", "cutmix"):
+        if value := getattr(augmentation, name):
+            fail(f"augmentation.{name}", value, "0 where pictures have masks: it mixes the labels of pictures only")
+
+
 def check_range(field: str, value: object) -> None:
     allowed = "a (from, to) pair of numbers with 0 < from <= to <= 1"
     if not isinstance(value, tuple) or len(value) != 2:

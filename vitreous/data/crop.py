@@ -33,6 +33,24 @@ def covering(picture: Size, size: Size, crop_fraction: float) -> Size:
     return (width * picture[0] // picture[1], width)
 
 
+def centre(resized: Size, size: Size) -> Size:
+    """Top and left of the window of `size` in the middle."""
+    return (round((resized[0] - size[0]) / 2), round((resized[1] - size[1]) / 2))
+
+
+def nearest(start: int, length: int, resized: int, offset: int, count: int) -> np.ndarray:
+    """One axis of a crop without mixing pixels: which pixel of the picture each of `count` pixels shows.
+
+    `length` pixels from `start` are resized to `resized`, and of these the window begins at `offset`. A pixel's centre
+    decides, as in a resize that does mix.
+
+    >>> nearest(start=10, length=8, resized=4, offset=1, count=2)
+    array([13, 15])
+    """
+    at = np.arange(offset, offset + count)
+    return start + (2 * at + 1) * length // (2 * resized)
+
+
 def crop_box(
     picture: Size, numbers: Sequence[float], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:

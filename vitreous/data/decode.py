@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitreous.data import modes
-from vitreous.data.crop import crop_box, resized_for
+from vitreous.data.crop import centre, crop_box, nearest, resized_for
 from vitreous.data.jpeg import FACTORS, JpegHeader, decode_rows, read_header
 from vitreous.data.source import Picture
 from vitreous.model.checks import Size
@@ -50,7 +50,7 @@ class _Stored:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Decoders meet broken files with exceptions of all kinds; ours says why, in one line."""
     try:
         yield
@@ -70,7 +70,7 @@ def _read(picture: Picture) -> _Stored:
         return _Stored(_array_size(picture))
     if not picture:
         raise UnreadableImage("the file is empty")
-    with _explained():
+    with explained():
         jpeg = read_header(picture)
         if jpeg:
             stored, orientation, image = (jpeg.height, jpeg.width), jpeg.orientation, None
@@ -116,7 +116,7 @@ def _pixels(
     """Decode at 1 / factor of the size if the format can, at least down to row `bottom`; and the factor it was."""
     if channels not in (1, 3):
         raise ValueError(f"channels is {channels}, but pictures are decoded to 1 (grey) or 3 (RGB)")
-    with _explained():
+    with explained():
         pixels = None
         if stored.jpeg:
             rows = bottom if bottom and stored.orientation == 1 else stored.jpeg.height
@@ -169,7 +169,7 @@ def fit(
         image, side = _trim(image, axis + 1, resized[axis], size[axis])
         resized = (side, resized[1]) if axis == 0 else (resized[0], side)
     image = resize(image, resized, preprocessing.interpolation)
-    top, left = (round((have - want) / 2) for have, want in zip(resized, size, strict=True))
+    top, left = centre(resized, size)
     return image[:, top : top + size[0], left : left + size[1]].contiguous()
 
 
@@ -211,3 +211,54 @@ def random_resized_crop(
     image, factor = _pixels(picture, stored, channels, _factor((height, width), size), bottom=top + height)
     part = image[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
     return resize(part, size, interpolation)
+
+
+# ---- Masks -----------------------------------------------------------------------------------------------------------
+
+
+def fit_mask(
+    ids: UInt8[np.ndarray, "h w"], picture: Picture, size: Size, preprocessing: Preprocessing
+) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
+    """Of a picture's mask what `fit` shows of the picture: at every pixel the nearest id."""
+    stored = _read_with(ids, picture)
+    resized = resized_for(stored.size, size, preprocessing)
+    factor = _factor(stored.size, (2 * resized[0], 2 * resized[1])) if stored.jpeg else 1
+    return _nearest(ids, (0, 0, *stored.size), factor, resized, size)
+
+
+def crop_mask(
+    ids: UInt8[np.ndarray, "h w"],
+    picture: Picture,
+    size: Size,
+    numbers: Sequence[float],
+    scale: tuple[float, float],
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
+    """Of a picture's mask what `random_resized_crop` shows of the picture by the same numbers."""
+    stored = _read_with(ids, picture)
+    box = crop_box(stored.size, numbers, scale, ratio)
+    return _nearest(ids, box, _factor(box[2:], size) if stored.jpeg else 1, size, size)
+
+
+def _read_with(ids: np.ndarray, picture: Picture) -> _Stored:
+    """The picture's header. Were the mask not as large as the picture, the two would be cut at different places."""
+    stored = _read(picture)
+    if ids.shape != stored.size:
+        sizes = [" x ".join(map(str, shape)) for shape in (ids.shape, stored.size)]
+        raise UnreadableImage(f"its mask is {sizes[0]} pixels, but the picture {sizes[1]}")
+    return stored
+
+
+def _nearest(ids: np.ndarray, box: tuple[int, int, int, int], factor: int, resized: Size, size: Size) -> Tensor:
+    """A box of the mask, `resized`, and of that the window of `size` in the middle.
+
+    A JPEG that was decoded at 1 / factor shows whole groups of so many pixels. The mask's box must begin and end with
+    one as well, or the two would be apart by up to a pixel.
+    """
+    offsets, places = centre(resized, size), []
+    for axis in (0, 1):
+        first = box[axis] // factor * factor
+        length = -(-(box[axis] + box[2 + axis]) // factor) * factor - first
+        at = nearest(first, length, resized[axis], offsets[axis], size[axis])
+        places.append(np.minimum(at, ids.shape[axis] - 1))  # the last group may reach beyond the end
+    return torch.from_numpy(ids.take(places[0], axis=0).take(places[1], axis=1))

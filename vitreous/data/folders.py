@@ -16,7 +16,7 @@ Item = tuple[str, str, str]  # part, class, path below the root
 
 def open_folder(root: Path) -> Found:
     """What is in the folder. Only names are read."""
-    folders, pictures, others = _list(root)
+    folders, pictures, others = list_folder(root)
     parts = {folder: part for folder in folders if (part := part_name(folder))}
     if "train" in parts.values() and (len(parts) > 1 or len(folders) == 1):
         return _open_parts(root, parts)
@@ -37,7 +37,7 @@ def _open_parts(root: Path, parts: dict[str, str]) -> Found:
         raise ValueError(f"{root} has {listed(doubled)}, which mean the same part: keep one")
     items, problems, notes = [], [], []
     for folder, part in parts.items():
-        classes, pictures, _ = _list(root / folder)
+        classes, pictures, _ = list_folder(root / folder)
         if classes:
             more, wrong = _classes(root, folder, part, classes)
             items += more
@@ -57,7 +57,7 @@ def _open_parts(root: Path, parts: dict[str, str]) -> Found:
 def _classes(root: Path, below: str, part: str, folders: list[str]) -> tuple[list[Item], list[str]]:
     items, empty = [], []
     for folder in folders:
-        paths = _pictures(root, os.path.join(below, folder))
+        paths = pictures_below(root, os.path.join(below, folder))
         items += [(part, folder, path) for path in paths]
         if not paths:
             empty.append(os.path.join(below, folder))
@@ -79,7 +79,7 @@ def _found(root: Path, items: list[Item], problems: list[str]) -> Found:
     return Found(name, by_part(source, (part for part, _, _ in items)), problems=problems, same_classes=True)
 
 
-def _list(folder: Path) -> tuple[list[str], list[str], list[str]]:
+def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """Sorted names of the folders, pictures and other files in a folder, without hidden ones."""
     folders: list[str] = []
     pictures: list[str] = []
@@ -93,16 +93,16 @@ def _list(folder: Path) -> tuple[list[str], list[str], list[str]]:
     return sorted(folders), sorted(pictures), sorted(others)
 
 
-def _pictures(root: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> list[str]:
+def pictures_below(root: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> list[str]:
     """Paths of all pictures in a folder and its folders; links are followed, but not in circles."""
     stat = os.stat(root / below)
     if (stat.st_dev, stat.st_ino) in above:
         return []
     above |= {(stat.st_dev, stat.st_ino)}
-    folders, pictures, _ = _list(root / below)
+    folders, pictures, _ = list_folder(root / below)
     found = [os.path.join(below, name) for name in pictures]
     for folder in folders:
-        found += _pictures(root, os.path.join(below, folder), above)
+        found += pictures_below(root, os.path.join(below, folder), above)
     return found
 
 

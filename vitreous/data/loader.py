@@ -1,42 +1,32 @@
 """Batches, in an order that is a pure function of (seed, epoch): the same on any number of workers and processes.
 
-A small set of equal pictures lives on the device whole; everything else is decoded and cropped by worker processes,
-which hand over uint8. Augmentation follows on the device, for the whole batch at once (augment.py, mix.py).
+A small set of equal pictures lives on the device whole; everything else is read by worker processes (reader.py).
+Augmentation follows on the device, for the whole batch at once (augment.py, mix.py).
 
 b: batch; c: channels; h, w: height and width.
 """
 
-import dataclasses
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from vitreous.data.config import Augmentation
-from vitreous.data.decode import UnreadableImage, fit, random_resized_crop
-from vitreous.data.draws import Draws
-from vitreous.data.source import ArraySource, Picture, Source, Subset
+# Under these names also for those who only deal with loaders.
+from vitreous.data.reader import Batch as Batch
+from vitreous.data.reader import Reader as Reader
+from vitreous.data.reader import Request as Request
+from vitreous.data.shapes import ShapesSource
+from vitreous.data.source import ArraySource, Source, Subset
 from vitreous.model.checks import Size
-from vitreous.model.options import Preprocessing
 
 RESIDENT_BYTES = 2 << 30  # a set of equal pictures up to this size lives on the device
-
-
-class Batch(NamedTuple):
-    """One process's share of a step. Indices and keys stay on the CPU, where drawing from them waits for no device."""
-
-    images: UInt8[Tensor, "b c h w"]
-    labels: Int[Tensor, "b"]  # -1 where the picture could not be read
-    indices: Int[Tensor, "b"]
-    keys: Int[Tensor, "b"]  # what randomness is drawn for: the index, and which repetition of it
-    epoch: int
-    problems: list[str]  # pictures that could not be read, by name and reason
+DRAWN_BYTES = 1 << 28  # and one that must be drawn first, lest that takes minutes
 
 
 @dataclass(frozen=True)
@@ -88,21 +78,24 @@ class TrainLoader(Protocol):
 class ResidentLoader:
     """The whole set on the device, at the model's size; a batch is an indexing operation."""
 
-    def __init__(self, images: Tensor, labels: Tensor, seed: int, place: Place, repeats: int):
-        self.images, self.labels = images, labels
+    def __init__(
+        self, images: Tensor, labels: Tensor, seed: int, place: Place, repeats: int, masks: Tensor | None = None
+    ):
+        self.images, self.labels, self.masks = images, labels, masks
         self.seed, self.place, self.repeats = seed, place, repeats
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         device = self.images.device
         for epoch, indices, keys in schedule(len(self.labels), self.seed, self.place, self.repeats, start, stop):
             there = indices.to(device, non_blocking=True)
-            yield Batch(self.images[there], self.labels[there], indices, keys, epoch, [])
+            masks = self.masks[there] if self.masks is not None else None
+            yield Batch(self.images[there], self.labels[there], indices, keys, epoch, [], masks)
 
 
 class StreamLoader:
     """Pictures decoded and cropped by workers, a few batches ahead."""
 
-    def __init__(self, reader: "Reader", place: Place, workers: int, device: torch.device):
+    def __init__(self, reader: Reader, place: Place, workers: int, device: torch.device):
         self.reader, self.place, self.workers, self.device = reader, place, workers, device
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
@@ -111,8 +104,7 @@ class StreamLoader:
         plan = schedule(len(reader.source), reader.seed, self.place, repeats, start, stop)
         pinned = self.device.type == "cuda"  # memory that the device fetches by itself, while the host goes on
         for batch in _read(reader, (Request(*step) for step in plan), self.workers, pinned):
-            images, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch[:2])
-            yield batch._replace(images=images, labels=labels)
+            yield _to(batch, self.device)
 
 
 class EvalLoader:
@@ -121,87 +113,57 @@ class EvalLoader:
     All processes get equally many batches, as FSDP needs: at the end the last picture may come more than once.
     """
 
-    def __init__(self, reader: "Reader", place: Place, workers: int, resident: torch.device | None = None):
+    def __init__(self, reader: Reader, place: Place, workers: int, resident: torch.device | None = None):
         self.reader, self.workers = reader, workers
         count = len(reader.source)
         mine = torch.arange(place.rank, -(-count // place.ranks) * place.ranks, place.ranks).clamp(max=count - 1)
         size = max(place.batch_size // place.ranks, 1)
         self.parts = [mine[start : start + size] for start in range(0, len(mine), size)]
-        self.held = resident_pictures(reader, resident) if resident is not None else None
+        self.held = hold(reader, resident) if resident is not None else None
 
     def __iter__(self) -> Iterator[Batch]:
         if self.held is None:
             requests = (Request(0, part, part) for part in self.parts)
             return _read(self.reader, requests, min(self.workers, len(self.parts)))
-        images, labels = self.held
-        return (Batch(images[part], labels[part], part, part, 0, []) for part in self.parts)
+        images, labels, masks = self.held.images, self.held.labels, self.held.masks
+        return (
+            Batch(images[part], labels[part], part, part, 0, [], masks[part] if masks is not None else None)
+            for part in self.parts
+        )
 
 
 def can_reside(source: Source, size: Size, channels: int) -> bool:
-    """Whether a set is one of arrays, and small enough to live on the device."""
-    return is_array(source) and len(source) * channels * size[0] * size[1] <= RESIDENT_BYTES
+    """Whether a set is one of arrays, or of drawings, and small enough to live on the device."""
+    most = RESIDENT_BYTES if is_array(source) else DRAWN_BYTES if isinstance(_whole(source), ShapesSource) else 0
+    return len(source) * channels * size[0] * size[1] <= most
 
 
 def is_array(source: Source) -> bool:
     """Whether the pictures are in memory, decoded and of one size."""
-    return isinstance(source.source if isinstance(source, Subset) else source, ArraySource)
+    return isinstance(_whole(source), ArraySource)
 
 
-def resident_pictures(reader: "Reader", device: torch.device) -> tuple[UInt8[Tensor, "n c h w"], Int[Tensor, "n"]]:
-    """All pictures of a reader at its size, on the device."""
+def _whole(source: Source) -> Source:
+    return source.source if isinstance(source, Subset) else source
+
+
+def hold(reader: Reader, device: torch.device) -> Batch:
+    """Everything that a reader has, at its size, as one batch on the device."""
     everything = torch.arange(len(reader.source))
-    batch = reader[Request(0, everything, everything)]
-    return batch.images.to(device), batch.labels.to(device)
+    return _to(reader[Request(0, everything, everything)], device)
 
 
-class Request(NamedTuple):
-    """The pictures of one batch."""
-
-    epoch: int
-    indices: Int[Tensor, "b"]
-    keys: Int[Tensor, "b"]
+def resident_pictures(reader: Reader, device: torch.device) -> tuple[UInt8[Tensor, "n c h w"], Int[Tensor, "n"]]:
+    """All pictures of a reader and their labels."""
+    held = hold(reader, device)
+    return held.images, held.labels
 
 
-class Reader(Dataset[Batch]):
-    """What a worker runs: a request to a batch. Without augmentation, pictures are fitted as in evaluation."""
-
-    def __init__(
-        self,
-        source: Source,
-        size: Size,
-        channels: int,
-        preprocessing: Preprocessing,
-        augmentation: Augmentation | None = None,
-        seed: int = 0,
-    ):
-        self.source, self.size, self.channels = source, size, channels
-        self.preprocessing, self.augmentation, self.seed = preprocessing, augmentation, seed
-
-    def __getitem__(self, request: Request) -> Batch:
-        epoch, indices, keys = request
-        numbers = Draws(self.seed, epoch, keys).uniform("crop", 4).tolist()
-        # Channels last in memory, as pictures are decoded: no transposition for each of them.
-        images = torch.zeros(len(indices), *self.size, self.channels, dtype=torch.uint8).permute(0, 3, 1, 2)
-        labels = torch.from_numpy(self.source.labels[indices.numpy()])
-        problems = []
-        for i, index in enumerate(indices.tolist()):
-            try:
-                images[i] = self._read(self.source.picture(index), numbers[i])
-            except (UnreadableImage, OSError) as problem:
-                labels[i] = -1
-                problems.append(f"{self.source.name(index)}: {problem}")
-        return Batch(images, labels, indices, keys, epoch, problems)
-
-    def _read(self, picture: Picture, numbers: Sequence[float]) -> Tensor:
-        if self.augmentation is None:
-            return fit(picture, self.size, self.preprocessing, self.channels)
-        if self.augmentation.crop != "resized":  # what is cut off at the edges is for the batch's padded crop to decide
-            whole = dataclasses.replace(self.preprocessing, crop_fraction=1.0)
-            return fit(picture, self.size, whole, self.channels)
-        scale, interpolation = self.augmentation.crop_scale, self.preprocessing.interpolation
-        return random_resized_crop(
-            picture, self.size, numbers, scale, interpolation=interpolation, channels=self.channels
-        )
+def _to(batch: Batch, device: torch.device) -> Batch:
+    """Indices and keys stay where they are."""
+    images, labels = (tensor.to(device, non_blocking=True) for tensor in batch[:2])
+    masks = batch.masks.to(device, non_blocking=True) if batch.masks is not None else None
+    return batch._replace(images=images, labels=labels, masks=masks)
 
 
 def _read(reader: Reader, requests: Iterator[Request], workers: int, pinned: bool = False) -> Iterator[Batch]:

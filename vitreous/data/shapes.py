@@ -7,6 +7,7 @@ h, w: height and width.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,30 +16,36 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.data.draws import Draws
+from vitreous.data.mask_classes import number_classes
 from vitreous.data.source import Picture, Source
-from vitreous.data.split import Found
+from vitreous.data.split import Found, listed
 from vitreous.model.checks import Size, as_size, check_whole
 
 NUMBERS = [4, 18, 36, 1]  # how many random numbers a place, the colours, a texture and the noise's strength take
 CLASSES = ("circle", "square", "triangle", "ring", "cross", "star")
 
 
-def open_shapes(options: dict[str, int], seed: int = 0) -> Found:
-    """`shapes`, or `shapes:size=96,count=4000,val=1000`: pixels, pictures to train on and to validate on."""
+def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = ()) -> Found:
+    """`shapes`, or `shapes:size=96,count=4000,val=1000`: pixels, pictures to train on and to validate on.
+
+    `ignore` names classes of pixels that masks shall not have.
+    """
     size, count = options.get("size", 64), options.get("count", 2000)
     val = options.get("val", max(count // 4, 1))
     check_whole("size", size, 8, 4096)
     check_whole("count", count, 2, 10**9)
     check_whole("val", val, 2, 10**9)
     parts: dict[str, Source] = {
-        "train": ShapesSource(count, size, seed, "train"),
-        "val": ShapesSource(val, size, seed, "val"),
+        "train": ShapesSource(count, size, seed, "train", ignore),
+        "val": ShapesSource(val, size, seed, "val", ignore),
     }
-    return Found("shapes", parts, [f"drawn at {size} pixels by seed {seed}"])
+    notes = [f"drawn at {size} pixels by seed {seed}", *([f"{listed(ignore)} ignored"] if ignore else [])]
+    return Found("shapes", parts, notes)
 
 
 class ShapesSource(Source):
-    """As many pictures as one likes. Masks hold 0 for the background and 1 + the class for the shape.
+    """As many pictures as one likes. Masks hold 0 for the background and 1 + the class for the shape, if none is
+    ignored.
 
     >>> source = ShapesSource(count=12, size=32, seed=0, part="train")
     >>> source.picture(3).shape, source.classes[source.labels[3]], np.unique(source.mask(3)).tolist()
@@ -46,10 +53,11 @@ class ShapesSource(Source):
     """
 
     classes = CLASSES
-    mask_classes = ("background", *CLASSES)
 
-    def __init__(self, count: int, size: int | Size, seed: int, part: str):
+    def __init__(self, count: int, size: int | Size, seed: int, part: str, ignore: Sequence[str] = ()):
         self.size, self.seed, self.part = as_size(size), seed, part
+        self.mask_classes, table = number_classes(dict(enumerate(("background", *CLASSES))), ignore)
+        self.ids = table[: 1 + len(CLASSES)]  # of the background and of each class
         self.labels = np.arange(count, dtype=np.int64) % len(CLASSES)
 
     def picture(self, index: int) -> Picture:
@@ -64,10 +72,10 @@ class ShapesSource(Source):
         return (drawn + noise).clamp(0, 255).round().byte().permute(1, 2, 0).numpy()
 
     def mask(self, index: int) -> np.ndarray:
-        """Class ids [h, w] of uint8: the pixels whose centres the shape covers."""
+        """The pixels whose centres the shape covers, and the background."""
         place = self._draws(index).uniform("shape", sum(NUMBERS))[0].split_with_sizes(NUMBERS)[0]
         inside = (self._distance(index, place) < 0).numpy()
-        return np.where(inside, np.uint8(self.labels[index] + 1), np.uint8(0))
+        return np.where(inside, self.ids[self.labels[index] + 1], self.ids[0])
 
     def name(self, index: int) -> str:
         return f"shapes/{self.part}[{index}]"

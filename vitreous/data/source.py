@@ -1,4 +1,8 @@
-"""What a data set is: labelled pictures that can be read in any order, in a training, a validation and a test part."""
+"""What a data set is: labelled pictures that can be read in any order, in a training, a validation and a test part.
+
+A label is for a picture, a mask for its pixels. Masks are an optional side of a source: one that has them says by
+`mask_classes` what their ids mean.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,6 +18,7 @@ class Source(ABC):
 
     classes: tuple[str, ...]
     labels: np.ndarray  # int64 [n], indices into classes
+    mask_classes: tuple[str, ...] = ()  # what the ids of masks mean; empty where there are no masks
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -25,6 +30,13 @@ class Source(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """What reports and errors call it: a path below the data's root, a member of a shard, `digits[17]`."""
+
+    def mask(self, index: int) -> np.ndarray:
+        """The class of every pixel: uint8 [h, w] of the upright picture's size, indices into mask_classes or IGNORED.
+
+        Decoded, unlike a picture: what a stored id means only the source knows, and no part of a PNG can be skipped.
+        """
+        raise ValueError(f"{self.name(index)} has no mask: this data set has labels for pictures, not for pixels")
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,10 @@ class DataSet:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.train.classes
+
+    @property
+    def mask_classes(self) -> tuple[str, ...]:
+        return self.train.mask_classes
 
 
 class ArraySource(Source):
@@ -59,14 +75,18 @@ class ArraySource(Source):
 
 
 class Subset(Source):
-    """Some pictures of another source, in a given order."""
+    """Some pictures of another source, in a given order, with their masks if it has any."""
 
     def __init__(self, source: Source, indices: np.ndarray):
         self.source, self.indices = source, indices
         self.labels, self.classes = source.labels[indices], source.classes
+        self.mask_classes = source.mask_classes
 
     def picture(self, index: int) -> Picture:
         return self.source.picture(int(self.indices[index]))
 
     def name(self, index: int) -> str:
         return self.source.name(int(self.indices[index]))
+
+    def mask(self, index: int) -> np.ndarray:
+        return self.source.mask(int(self.indices[index]))

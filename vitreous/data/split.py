@@ -37,6 +37,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     same_classes: bool = False  # whether a class of train that val lacks is a mistake too
+    labelled: bool = True  # whether pictures have classes to tell apart; with masks, only their pixels need to
 
 
 def arrange(found: Found, val_fraction: float, seed: int) -> DataSet:
@@ -53,7 +54,8 @@ def arrange(found: Found, val_fraction: float, seed: int) -> DataSet:
         whole = parts.pop(WHOLE) if WHOLE in parts else parts["train"]
         train, val = stratified(whole.labels, whole.classes, val_fraction, seed, found.name)
         parts["train"], parts["val"] = pick(whole, train), pick(whole, val)
-        notes.insert(0, f"val is {val_fraction:.0%} of every class, chosen by seed {seed}")
+        whose = "every class" if found.labelled else "the pictures"
+        notes.insert(0, f"val is {val_fraction:.0%} of {whose}, chosen by seed {seed}")
     counts = ", ".join(f"{part} {len(parts[part]):,}" for part in ("train", "val", "test") if part in parts)
     return DataSet(found.name, parts["train"], parts["val"], parts.get("test"), "; ".join([counts, *notes]))
 
@@ -88,6 +90,8 @@ def label_problems(found: Found) -> list[str]:
     """Everything that keeps the parts from being trained on."""
     if WHOLE not in found.parts and "train" not in found.parts:
         return [f"has {' and '.join(found.parts) or 'nothing'}, but no train"]
+    if not found.labelled:
+        return []
     first = found.parts[WHOLE if WHOLE in found.parts else "train"]
     known = occurring(first)
     problems = []

@@ -5,6 +5,7 @@ b: batch; c: channels; h, w: height and width.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ class Answers:
     evaluation: Evaluation
     indices: Tensor
     problems: list[str]
+
+    def metrics(self) -> dict[str, Any]:
+        return self.evaluation.metrics()
 
     @classmethod
     def join(cls, parts: Sequence["Answers"]) -> "Answers":

@@ -67,4 +67,7 @@ def _say(predictor: Predictor, written: Written, out: Path | None) -> None:
     where = f" to {out}" if out is not None else ""
     broken = f", {written.errors} of them unreadable" if written.errors else ""
     speed = predictor.throughput.images_per_second
-    print(f"{plural(written.pictures, 'picture')}{where}{broken}, {speed:.1f} images/s on {predictor.device}", file=sys.stderr)
+    print(
+        f"{plural(written.pictures, 'picture')}{where}{broken}, {speed:.1f} images/s on {predictor.device}",
+        file=sys.stderr,
+    )

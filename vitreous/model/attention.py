@@ -53,11 +53,23 @@ class SelfAttention(nn.Module):
         gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, dropout, scale=self.scale)
         return self.output_dropout(self.output(gathered.transpose(1, 2).flatten(2)))
 
-    def weights(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b heads t t"]:
-        """A of equation 6: how much each token (row) takes from each token (column). Rows sum to 1."""
+    def weights(
+        self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
+    ) -> Float[Tensor, "b heads q t"]:
+        """A of equation 6: how much each token (row) takes from each token (column). Rows sum to 1.
+
+        `queries` asks for some of the rows: of many tokens, all of them take much memory.
+        """
         q, k, _ = self._queries_keys_values(tokens, terms)
-        logits = q @ k.transpose(-2, -1) * self.scale
-        return (logits if terms.bias is None else logits + terms.bias).softmax(dim=-1)
+        logits = q[:, :, queries] @ k.transpose(-2, -1) * self.scale
+        return (logits if terms.bias is None else logits + terms.bias[..., queries, :]).softmax(dim=-1)
+
+    def gather(
+        self, tokens: Float[Tensor, "b t d"], weights: Float[Tensor, "b heads t t"], terms: AttentionTerms
+    ) -> Float[Tensor, "b t d"]:
+        """What `forward` puts out where `weights` are its own; here they may be others, or have gradients."""
+        _, _, v = self._queries_keys_values(tokens, terms)
+        return self.output_dropout(self.output((weights @ v).transpose(1, 2).flatten(2)))
 
     def _queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
         b, t, _ = tokens.shape
@@ -90,8 +102,22 @@ class PoolingAttention(nn.Module):
         self.output = xavier_(nn.Linear(width, width))
 
     def forward(self, tokens: Float[Tensor, "b s d"]) -> Float[Tensor, "b 1 d"]:
+        q, k, v = self._query_keys_values(tokens)
+        return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    def weights(self, tokens: Float[Tensor, "b s d"]) -> Float[Tensor, "b heads s"]:
+        """How much the query takes from each token."""
+        q, k, _ = self._query_keys_values(tokens)
+        return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)[:, :, 0]
+
+    def gather(self, tokens: Float[Tensor, "b s d"], weights: Float[Tensor, "b heads s"]) -> Float[Tensor, "b 1 d"]:
+        """What `forward` puts out where `weights` are its own."""
+        _, _, v = self._query_keys_values(tokens)
+        return self.output((weights[:, :, None] @ v).transpose(1, 2).flatten(2))
+
+    def _query_keys_values(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         b, s, d = tokens.shape
         heads, head_dim = self.num_heads, d // self.num_heads
         q = self.q(self.query).reshape(1, 1, heads, head_dim).transpose(1, 2).expand(b, -1, -1, -1)
         k, v = self.kv(tokens).reshape(b, s, 2, heads, head_dim).permute(2, 0, 3, 1, 4)
-        return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, 1, d))
+        return q, k, v

@@ -89,11 +89,21 @@ class Block(nn.Module):
         self.stochastic_depth = StochasticDepth(stochastic_depth)
 
     def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
-        gathered = self.attention_scale(self.attention(self.attention_norm(tokens), terms))
-        tokens = tokens + self.stochastic_depth(gathered)  # equation 2
+        return self._add(tokens, self.attention(self.attention_norm(tokens), terms))
+
+    def with_weights(
+        self, tokens: Float[Tensor, "b t d"], weights: Float[Tensor, "b heads t t"], terms: AttentionTerms
+    ) -> Float[Tensor, "b t d"]:
+        """`forward`, with the attention weights handed in."""
+        return self._add(tokens, self.attention.gather(self.attention_norm(tokens), weights, terms))
+
+    def attention_weights(
+        self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
+    ) -> Float[Tensor, "b heads q t"]:
+        """The weights that `forward` uses on the same tokens."""
+        return self.attention.weights(self.attention_norm(tokens), terms, queries)
+
+    def _add(self, tokens: Tensor, gathered: Tensor) -> Tensor:
+        tokens = tokens + self.stochastic_depth(self.attention_scale(gathered))  # equation 2
         thought = self.mlp_scale(self.mlp(self.mlp_norm(tokens)))
         return tokens + self.stochastic_depth(thought)  # equation 3
-
-    def attention_weights(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b heads t t"]:
-        """The weights that `forward` uses on the same tokens."""
-        return self.attention.weights(self.attention_norm(tokens), terms)

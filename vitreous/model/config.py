@@ -113,6 +113,12 @@ class ViTConfig:
         return self.grid_for(self.image_size)
 
     @property
+    def unit(self) -> Size:
+        """The pixels that one patch stands for, down and across."""
+        stride = self.stem.stride if self.stem is not None else 1
+        return (self.patch_size[0] * stride, self.patch_size[1] * stride)
+
+    @property
     def prefix(self) -> int:
         """Tokens before the patches: class, distillation, registers, in this order."""
         return self.class_token + self.distillation_token + self.registers
@@ -132,10 +138,9 @@ class ViTConfig:
         >>> ViTConfig().grid_for((224, 320))
         (14, 20)
         """
-        stride = self.stem.stride if self.stem is not None else 1
-        unit = (self.patch_size[0] * stride, self.patch_size[1] * stride)
+        unit = self.unit
         if not self.pad:
-            check_tiling(image_size, unit, stride)
+            check_tiling(image_size, unit, self.stem.stride if self.stem is not None else 1)
         return (-(-image_size[0] // unit[0]), -(-image_size[1] // unit[1]))
 
     def resized(self, image_size: Size) -> "ViTConfig":

@@ -43,8 +43,21 @@ class Encoder(nn.Module):
             yield before, tokens
 
     def attention_weights(
-        self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: NoPosition
-    ) -> Float[Tensor, "b heads t t"]:
-        """The weights with which `layer` mixes the tokens that come into it."""
+        self,
+        layer: int,
+        before: Float[Tensor, "b t d"],
+        layout: Layout,
+        position: NoPosition,
+        queries: slice = slice(None),
+    ) -> Float[Tensor, "b heads q t"]:
+        """The weights with which `layer` mixes the tokens that come into it; all rows, or those of `queries`."""
         block = cast(Block, self.blocks[layer])
-        return block.attention_weights(before, position.attend(layout, before.device))
+        return block.attention_weights(before, position.attend(layout, before.device), queries)
+
+    def explicit_step(
+        self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: NoPosition
+    ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
+        """A step of `walk`, its attention weights in the open: they and z_{l+1}, so that gradients reach them."""
+        block, terms = cast(Block, self.blocks[layer]), position.attend(layout, before.device)
+        weights = block.attention_weights(before, terms)
+        return weights, position.between(layer, block.with_weights(before, weights, terms), layout)

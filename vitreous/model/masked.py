@@ -74,7 +74,7 @@ class MaskedPatchPrediction(nn.Module):
         self.predict = xavier_(nn.Linear(config.width, outputs))
 
     def forward(self, images: Float[Tensor, "b c h w"], unit: Float[Tensor, "b c h w"], draws: Tensor) -> Filled:
-        """`unit`: the same images with pixels in [0, 1]. `draws` [3, b, n] are random numbers in [0, 1)."""
+        """`unit`: the same images with pixels in [0, 1]. `draws` [b, 3, n] are random numbers in [0, 1)."""
         patches, grid = self.encoder.patchify(images)
         corrupted, hidden = self.corrupt(patches, draws)
         features = self.encoder.encode(*self.encoder.embed(corrupted, grid))
@@ -85,15 +85,16 @@ class MaskedPatchPrediction(nn.Module):
         return Filled((losses * weights).sum(1) / weights.sum(1).clamp(min=1), hidden, believed)
 
     def corrupt(
-        self, patches: Float[Tensor, "b n d"], draws: Float[Tensor, "3 b n"]
+        self, patches: Float[Tensor, "b n d"], draws: Float[Tensor, "b 3 n"]
     ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
         """Exactly the share of each image; what happens to a corrupted patch is drawn for each by itself."""
         b, n, _ = patches.shape
+        which, what, other = draws.unbind(1)
         count = max(round(n * self.rate), 1)
         hidden = torch.zeros(b, n, dtype=torch.bool, device=patches.device)
-        hidden.scatter_(1, draws[0].argsort(dim=1)[:, :count], True)
-        elsewhere = patches.gather(1, (draws[2] * n).long()[..., None].expand_as(patches))
-        masked, swapped = hidden & (draws[1] < 0.8), hidden & (draws[1] >= 0.8) & (draws[1] < 0.9)
+        hidden.scatter_(1, which.argsort(dim=1)[:, :count], True)
+        elsewhere = patches.gather(1, (other * n).long()[..., None].expand_as(patches))
+        masked, swapped = hidden & (what < 0.8), hidden & (what >= 0.8) & (what < 0.9)
         corrupted = torch.where(masked[..., None], self.mask.to(patches.dtype), patches)
         return torch.where(swapped[..., None], elsewhere, corrupted), hidden
 

@@ -1,9 +1,13 @@
 """From the tokens of an image to one vector.
 
-b: batch; d: width.
+Every kind also tells with which weights it takes from the tokens, and works with weights handed in: for those who look
+at what the vector is made of.
+
+b: batch; t: tokens, prefix and patches; d: width.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -18,6 +22,15 @@ class ClassTokenPooling(nn.Module):
     def forward(self, features: Features) -> Float[Tensor, "b d"]:
         return features.prefix[:, 0]
 
+    def weights(self, features: Features) -> Float[Tensor, "b heads t"]:
+        b, t, _ = all_tokens(features).shape
+        weights = features.prefix.new_zeros(b, 1, t)
+        weights[..., 0] = 1
+        return weights
+
+    def with_weights(self, features: Features, weights: Float[Tensor, "b heads t"]) -> Float[Tensor, "b d"]:
+        return (weights @ all_tokens(features))[:, 0]
+
 
 class AveragePooling(nn.Module):
     """The mean of the patches, normed afterwards where the encoder's output was not."""
@@ -28,6 +41,14 @@ class AveragePooling(nn.Module):
 
     def forward(self, features: Features) -> Float[Tensor, "b d"]:
         return self.norm(features.patches.mean(dim=1))
+
+    def weights(self, features: Features) -> Float[Tensor, "b heads t"]:
+        b, n, _ = features.patches.shape
+        p = features.prefix.shape[1]
+        return F.pad(features.patches.new_full((b, 1, n), 1 / n), (p, 0))
+
+    def with_weights(self, features: Features, weights: Float[Tensor, "b heads t"]) -> Float[Tensor, "b d"]:
+        return self.norm((weights @ all_tokens(features))[:, 0])
 
 
 class AttentionPooling(nn.Module):
@@ -40,5 +61,18 @@ class AttentionPooling(nn.Module):
         self.mlp = mlp
 
     def forward(self, features: Features) -> Float[Tensor, "b d"]:
-        pooled = self.attention(torch.cat([features.prefix, features.patches], dim=1))
+        return self._add(self.attention(all_tokens(features)))
+
+    def weights(self, features: Features) -> Float[Tensor, "b heads t"]:
+        return self.attention.weights(all_tokens(features))
+
+    def with_weights(self, features: Features, weights: Float[Tensor, "b heads t"]) -> Float[Tensor, "b d"]:
+        return self._add(self.attention.gather(all_tokens(features), weights))
+
+    def _add(self, pooled: Tensor) -> Tensor:
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
+
+
+def all_tokens(features: Features) -> Float[Tensor, "b t d"]:
+    """Prefix and patches as one sequence again."""
+    return torch.cat([features.prefix, features.patches], dim=1)

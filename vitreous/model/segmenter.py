@@ -73,8 +73,7 @@ class SegmenterConfig:
     @property
     def unit(self) -> Size:
         """The pixels that one patch stands for, down and across."""
-        stride = self.encoder.stem.stride if self.encoder.stem is not None else 1
-        return (self.encoder.patch_size[0] * stride, self.encoder.patch_size[1] * stride)
+        return self.encoder.unit
 
     def resized(self, image_size: Size) -> "SegmenterConfig":
         return dataclasses.replace(self, encoder=self.encoder.resized(image_size))

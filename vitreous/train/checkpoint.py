@@ -33,7 +33,7 @@ class Progress:
     """How far a run has come."""
 
     step: int = 0
-    best: float = -1.0
+    best: float = -1e300  # of what is better when it is larger; losses count with a minus
     best_step: int = 0
     since_best: int = 0  # evaluations since the best one
     seconds: float = 0.0

@@ -120,6 +120,30 @@ class Distillation:
 
 
 @dataclass(frozen=True)
+class Masking:
+    """What is hidden and what is asked about it, in learning without labels."""
+
+    mask_rate: float | None = None
+    """Share of the patches that is hidden; 0.75 for mae and 0.5 for mpp where left out, as in their papers."""
+    mpp_target: Literal["colour", "colours", "pixels"] = "colour"
+    """Of mpp: a patch's mean colour in 3 bits a channel, the colours of its 4 x 4 parts, or all of its pixels."""
+    decoder_width: int | None = None
+    """Of mae; two thirds of the encoder's where left out, 512 at most."""
+    decoder_depth: int | None = None
+    """Of mae; 8 blocks beside a ViT-B or larger and 4 beside smaller ones where left out."""
+
+    def __post_init__(self) -> None:
+        if self.mask_rate is not None and not 0 < self.mask_rate < 1:
+            fail("mask_rate", self.mask_rate, "between 0 and 1")
+        if self.decoder_width is not None:
+            check_whole("decoder_width", self.decoder_width, 32, 2**16)
+            if self.decoder_width % 32:
+                fail("decoder_width", self.decoder_width, "a multiple of 32, the width of a head")
+        if self.decoder_depth is not None:
+            check_whole("decoder_depth", self.decoder_depth, 1, 1024)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A run: `vitreous train --data DIR` is enough. What is None by default is chosen for the data, and said."""
 
@@ -133,8 +157,8 @@ class TrainConfig:
     """One number or height and width; a checkpoint's positions are resampled to it."""
     set: tuple[str, ...] = ()
     """Other parts for the model, as field=JSON: --set registers=4 'position={"kind": "Rotary2d"}'."""
-    task: Literal["classify"] = "classify"
-    """What is learned."""
+    task: Literal["classify", "mae", "mpp"] = "classify"
+    """Classes, or without labels: to fill in hidden patches as MAE does, or as the paper's masked patch prediction."""
     out: Path | None = None
     """The run's folder; runs/NAME-N where left out."""
     resume: bool = False
@@ -199,6 +223,7 @@ class TrainConfig:
     optim: Optim = field(default_factory=Optim)
     augment: Augment = field(default_factory=Augment)
     distillation: Distillation = field(default_factory=Distillation)
+    masking: Masking = field(default_factory=Masking)
 
     def __post_init__(self) -> None:
         if not self.data and not self.resume:

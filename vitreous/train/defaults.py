@@ -75,6 +75,8 @@ def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) 
             reason = "what fits into half of the free memory"
         pick("batch_size", _batch_size(count, ideal, processes * config.accumulate), reason)
     base, reason = _augmentation(count, small, config.init is not None)
+    if config.task != "classify":
+        base, reason = Augmentation(crop=base.crop, crop_scale=(0.2, 1.0)), "crop and flip: hiding is hard enough"
     if config.augment == Augment():
         notes.append(f"augmentation: {reason}")
     if config.augment.flip is None and data.name in UNMIRRORED:

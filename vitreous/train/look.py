@@ -107,9 +107,13 @@ def shades() -> "Colormap":
     """From nearly white to the accent's darkest, in even steps of Oklab, where equal distances look equal."""
     from matplotlib.colors import ListedColormap
 
-    ends = np.array([[0.97, 0.0, -0.003], [0.36, -0.035, -0.105]])  # lightness, green-red, blue-yellow
+    ends = np.array([[0.97, 0.0, -0.003], [0.36, -0.035, -0.105]])
     steps = np.linspace(0, 1, 256)[:, None]
-    lab = ends[0] * (1 - steps) + ends[1] * steps
+    return ListedColormap(from_oklab(ends[0] * (1 - steps) + ends[1] * steps))
+
+
+def from_oklab(lab: np.ndarray) -> np.ndarray:
+    """Lightness, green to red and blue to yellow, as red, green and blue from 0 to 1; what a screen lacks is clipped."""
     to_lms = np.array(
         [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.291485548]]
     )
@@ -121,7 +125,7 @@ def shades() -> "Colormap":
         ]
     )
     linear = ((lab @ to_lms.T) ** 3 @ to_rgb.T).clip(0, 1)
-    return ListedColormap(np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055))
+    return np.asarray(np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055))
 
 
 @cache

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from vitreous.data.source import Source
-from vitreous.evaluate.run import Answers, answer
 from vitreous.train import checkpoint
 from vitreous.train.monitor import Interrupted, Monitor, stop_signals
 from vitreous.train.progress import Progress as Display
 from vitreous.train.schedule import share_of_peak
 from vitreous.train.setup import Job
+from vitreous.train.task import Measured
 from vitreous.train.track import log_to_tensorboard
 from vitreous.weights.files import atomic_file, atomic_folder
 from vitreous.weights.native import write_files
@@ -33,7 +33,8 @@ def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any
     if resume:
         progress = checkpoint.load(folder / "last", state, world)
         _forget_rows_after(folder / "metrics.jsonl", progress.step)
-    monitor, clock, figures = Monitor(world, job.data.train), _Clock(progress.seconds), {}
+    counted = job.task.counted
+    monitor, clock, figures = Monitor(world, job.data.train, counted), _Clock(progress.seconds), {}
     with stop_signals() as asked:
         for step, batch in enumerate(job.loader.batches(progress.step, job.total_steps), progress.step):
             torch.manual_seed(_step_seed(config.seed, step, world.rank))  # dropout and stochastic depth
@@ -46,7 +47,8 @@ def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any
             rate = share * (config.optim.lr or 0.0)
             if world.first and clock.tick():
                 glance = monitor.glance()
-                display.step(step + 1, glance["loss"], rate, glance["images_per_second"], {"top1": glance["top1"]})
+                right = {counted: glance[counted]} if counted is not None else {}
+                display.step(step + 1, glance["loss"], rate, glance["images_per_second"], right)
             number = asked()
             if world.any(bool(number)):
                 _save(job, folder, progress)
@@ -77,9 +79,9 @@ def _finish_epoch(
     row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": rate, **monitor.figures()}
     _refuse_too_many_unreadable(job, monitor.all_unreadable())
     if evaluated := epoch % (config.evaluate_every or 1) == 0 or last:
-        figures = evaluate(job, job.data.val).evaluation.metrics()
+        figures = evaluate(job, job.data.val).metrics()
         row |= {f"val_{name}": value for name, value in figures.items()}
-        score = row[f"val_{job.task.best}"]
+        score = row[f"val_{job.task.best}"] * (1 if job.task.larger_is_better else -1)
         progress.since_best += 1
         if score > progress.best:
             progress.best, progress.best_step, progress.since_best = score, progress.step, 0
@@ -92,26 +94,18 @@ def _finish_epoch(
             log_to_tensorboard(folder, row)
     if evaluated or clock.due(config.save_minutes):
         _save(job, folder, progress)
-    shown = ("train_loss", "val_loss", f"val_{job.task.best}", "train_images_per_second")
+    shown = dict.fromkeys(("train_loss", "val_loss", f"val_{job.task.best}", "train_images_per_second"))
     display.epoch(epoch, {name: row[name] for name in shown if name in row})
     monitor.reset()
     return row
 
 
-def evaluate(job: Job, source: Source) -> Answers:
+def evaluate(job: Job, source: Source) -> Measured:
     """The model, averaged where it is, on a part of the data; every process does a share and knows the whole."""
-    config, stepper = job.state.model.config, job.stepper
     with job.state.ema.applied() if job.state.ema is not None else nullcontext():
-        mine = answer(
-            stepper.module,
-            job.evaluator(source),
-            job.world.device,
-            config.preprocessing,
-            job.data.classes,
-            stepper.precision,
-            job.config.flip_test,
-        )
-    return Answers.join(job.world.gather(mine))
+        module, batches = job.stepper.module, job.evaluator(source)
+        mine = job.task.measure(module, batches, job.world.device, job.stepper.precision)
+    return type(mine).join(job.world.gather(mine))
 
 
 def _save(job: Job, folder: Path, progress: checkpoint.Progress) -> None:

@@ -23,8 +23,8 @@ BROKEN_IN_A_ROW = 3
 class Monitor:
     """Sums since the last report. Nothing here waits for the device but `figures`, and `check`, one step late."""
 
-    def __init__(self, world: World, source: Source):
-        self.world, self.source = world, source
+    def __init__(self, world: World, source: Source, counted: str | None = "top1"):
+        self.world, self.source, self.counted = world, source, counted
         self.unreadable: dict[str, None] = {}  # in the order they were met, each once
         self._told: set[str] = set()  # those of them that a report has named
         self.skipped = 0
@@ -79,7 +79,7 @@ class Monitor:
         seconds = max(time.perf_counter() - self._started, 1e-9)
         return {
             "loss": loss / count if count else math.nan,
-            "top1": right / max(count, 1),
+            **({self.counted: right / max(count, 1)} if self.counted is not None else {}),
             "images_per_second": self._images / seconds,
         }
 

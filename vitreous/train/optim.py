@@ -71,7 +71,7 @@ def layer_of(name: str, depth: int) -> int:
     if found := re.search(r"(?:^|\.)blocks\.(\d+)\.", name):
         return int(found[1]) + 1
     below = ("stem.", "patches.", "prefix.", "position.")
-    return 0 if name.removeprefix("student.").startswith(below) else depth + 1
+    return 0 if name.removeprefix("student.").removeprefix("encoder.").startswith(below) else depth + 1
 
 
 def decays(name: str, weight: Tensor) -> bool:

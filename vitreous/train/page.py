@@ -126,8 +126,8 @@ def tag(name: str, /, *children: str, **attributes: str) -> Html:
     return Html(f"<{name}{written}>" + ("" if name in VOID else f"{inner(*children)}</{name}>"))
 
 
-def document(title: str, *body: str) -> str:
-    """A whole page."""
+def document(title: str, *body: str, style: str = "") -> str:
+    """A whole page; `style` is CSS that only it needs."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = tag(
         "head",
@@ -135,7 +135,7 @@ def document(title: str, *body: str) -> str:
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title),
-        tag("style", Html(STYLE)),
+        tag("style", Html(STYLE + style)),
     )
     return "<!doctype html>\n" + tag("html", head, tag("body", *body), lang="en") + "\n"
 

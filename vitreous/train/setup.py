@@ -30,6 +30,7 @@ from vitreous.train.checkpoint import State
 from vitreous.train.config import TrainConfig
 from vitreous.train.distributed import World, parallelise
 from vitreous.train.ema import Ema
+from vitreous.train.fill import FillIn
 from vitreous.train.lora import add_lora
 from vitreous.train.optim import build_optimizers
 from vitreous.train.step import Stepper
@@ -102,9 +103,10 @@ def set_up(config: TrainConfig, data: DataSet, world: World) -> Job:
 
 
 def build_model(config: TrainConfig, data: DataSet) -> ViT | ResNet:
-    """A preset or a checkpoint, with a head for the classes at hand."""
+    """A preset or a checkpoint, with a head for the classes at hand, or with none where there is nothing to name."""
     size = as_size(config.image_size) if config.image_size else None
-    names: dict[str, Any] = {"labels": data.classes}
+    classes = data.classes if config.task == "classify" else ()
+    names: dict[str, Any] = {"labels": classes}
     regularisation: dict[str, Any] = {
         name: value
         for name, value in (("stochastic_depth", config.stochastic_depth), ("patch_dropout", config.patch_dropout))
@@ -115,14 +117,14 @@ def build_model(config: TrainConfig, data: DataSet) -> ViT | ResNet:
     regularisation |= parse_fields(config.set)
     if config.init is not None:
         model = load(config.init, image_size=size, overrides=regularisation).float()
-        if model.config.labels != data.classes:
-            replace_head(model, len(data.classes), data.classes)
+        if model.config.labels != classes or model.config.num_classes != len(classes):
+            replace_head(model, len(classes), classes)
         return model
     if config.model is None:
         fail("model", None, "the name of a preset, or --init a checkpoint")
     if size is not None and max(size) <= 64:  # small pictures have no edges to spare
         names["preprocessing"] = Preprocessing(crop_fraction=1.0)
-    return build(configure(config.model, len(data.classes), size, names | regularisation))
+    return build(configure(config.model, len(classes), size, names | regularisation))
 
 
 def choose_weights(model: ViT | ResNet, config: TrainConfig) -> None:
@@ -142,12 +144,24 @@ def choose_weights(model: ViT | ResNet, config: TrainConfig) -> None:
 
 
 def build_task(model: ViT | ResNet, config: TrainConfig, data: DataSet, world: World) -> Task:
+    if config.task != "classify":
+        if not isinstance(model, ViT):
+            fail("model", config.model, f"a ViT for --task {config.task}: a ResNet has no patches to hide")
+        if config.train_only != "all":
+            fail("train_only", config.train_only, f"all for --task {config.task}: there is no head to learn alone")
+        return FillIn(model, config.task, config.masking, config.augment.on(Augmentation()), config.seed)
     teacher: ViT | ResNet | None = None
     if config.distillation.teacher is not None:
         teacher = load(config.distillation.teacher).to(world.device).eval().requires_grad_(False)
         check_teacher(teacher, str(config.distillation.teacher), model, data)
     return Classify(
-        model, config.augment.on(Augmentation()), config.seed, config.smoothing, teacher, config.distillation
+        model,
+        config.augment.on(Augmentation()),
+        config.seed,
+        config.smoothing,
+        teacher,
+        config.distillation,
+        config.flip_test,
     )
 
 

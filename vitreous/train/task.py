@@ -4,7 +4,8 @@ b: batch; c: channels; h, w: height and width.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +17,34 @@ from vitreous.data.config import Augmentation
 from vitreous.data.draws import Draws
 from vitreous.data.loader import Batch
 from vitreous.data.mix import mix
+from vitreous.evaluate.run import answer
 from vitreous.model.inputs import normalise
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
 from vitreous.train.config import Distillation
 
 
+@runtime_checkable
+class Measured(Protocol):
+    """What was found out about a model on some pictures."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Pictures that could not be read."""
+
+    def metrics(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def join(cls, parts: Sequence[Any]) -> Any:
+        """What several processes found out, each picture once."""
+
+
 class Task(ABC):
     """One kind of training."""
 
-    best: str  # the figure that decides which checkpoint is the best; larger is better
+    best: str  # the figure that decides which checkpoint is the best
+    larger_is_better: bool = True
+    counted: str | None = None  # what the second number of `loss` counts, as a figure's name; None: nothing
 
     @abstractmethod
     def module(self) -> nn.Module:
@@ -39,11 +58,17 @@ class Task(ABC):
     def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """The sum of the losses over (part of) a prepared batch, and how many pictures are right."""
 
+    @abstractmethod
+    def measure(
+        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
+    ) -> Measured:
+        """The module, as it is, on pictures that it does not learn from."""
+
 
 class Classify(Task):
     """Cross-entropy with labels, which may be smoothed, mixed, or taught by a teacher besides."""
 
-    best = "top1"
+    best = counted = "top1"
 
     def __init__(
         self,
@@ -53,7 +78,9 @@ class Classify(Task):
         smoothing: float = 0.0,
         teacher: ViT | ResNet | None = None,
         distillation: Distillation | None = None,
+        flip_test: bool = False,
     ):
+        self.flip_test = flip_test
         self.model, self.augmentation, self.seed = model, augmentation, seed
         self.classes, self.smoothing = model.config.num_classes, smoothing
         self.teacher, self.distillation = teacher, distillation or Distillation()
@@ -81,6 +108,12 @@ class Classify(Task):
             losses = (1 - share) * losses + share * self._teachers_loss(by_teacher, images)
         right = (by_label.argmax(1) == targets.argmax(1)).float()
         return (losses * weights).sum(), (right * weights).sum()
+
+    def measure(
+        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
+    ) -> Measured:
+        config = self.model.config
+        return answer(module, batches, device, config.preprocessing, config.labels, precision, self.flip_test)
 
     @torch.no_grad()
     def _teach(self, images: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""What a segmenter learns from: cross-entropy at every pixel, and Dice, which sees classes rather than pixels.
+
+Losses are of each picture by itself, so that a batch may be cut into parts, over steps or processes, without a change.
+
+b: batch; k: classes; h, w: height and width.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from vitreous.model.checks import check_real
+
+IGNORED = 255  # in masks: a pixel that nothing is learned from and that no figure counts
+
+Masks = UInt8[Tensor, "b h w"] | Int[Tensor, "b h w"]
+
+
+def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: float = 0.0) -> Float[Tensor, "b"]:
+    """Cross-entropy, the mean over a picture's labelled pixels, and `dice` times the Dice loss.
+
+    A picture without any labelled pixel has a loss of 0.
+
+    >>> logits = torch.tensor([[[[9.0, 0.0]], [[0.0, 9.0]]]])  # surely 0 on the left, surely 1 on the right
+    >>> masks = torch.tensor([[[0, IGNORED]]], dtype=torch.uint8)
+    >>> segmentation_loss(logits, masks, dice=1.0).round(decimals=3)
+    tensor([0.])
+    """
+    check_real("dice", dice, 0, 100)
+    losses = cross_entropy(logits, masks)
+    return losses + dice * dice_loss(logits, masks) if dice else losses
+
+
+def cross_entropy(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
+    """The mean over each picture's labelled pixels, in float32 also under autocast."""
+    losses = F.cross_entropy(logits.float(), masks.long(), ignore_index=IGNORED, reduction="none")
+    return losses.sum((1, 2)) / (masks != IGNORED).sum((1, 2)).clamp(min=1)
+
+
+def dice_loss(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
+    """1 - the mean, over the classes that a picture has, of 2 |A and B| / (|A| + |B|), with probabilities for A.
+
+    A small class counts as much as a large one, which cross-entropy's mean over pixels would let it drown in. Classes
+    that a picture has not need no term: their probability is missing in those that it has.
+    """
+    probabilities = logits.float().softmax(1) * (masks != IGNORED)[:, None]
+    classes = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)
+    member = masks[:, None] == classes
+    shared = (probabilities * member).sum((2, 3))
+    truth = member.sum((2, 3))
+    scores = 2 * shared / (probabilities.sum((2, 3)) + truth).clamp(min=1e-6)
+    present = (truth > 0).float()
+    missing = (1 - scores) * present
+    return missing.sum(1) / present.sum(1).clamp(min=1)
