@@ -23,7 +23,7 @@ demo: setup
 	@$(BIN)/vitreous demo
 
 test: setup
-	@$(BIN)/python -m pytest -q --numprocesses 2
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2
 
 lint: setup
 	@$(BIN)/ruff format --check .
