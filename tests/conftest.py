@@ -4,9 +4,13 @@ from collections.abc import Iterator
 
 import jaxtyping
 import pytest
-import torch
 
-from vitreous.model.config import ViTConfig
+from vitreous.threads import spin_briefly
+
+spin_briefly()  # before torch is loaded
+import torch  # noqa: E402
+
+from vitreous.model.config import ViTConfig  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,12 @@
 import dataclasses
+import io
 import json
 import sys
+import time
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vitreous.cli import VERBS, app, main
 
@@ -77,6 +81,18 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
         (["train", "--data", "digit"], 1, "did you mean 'digits'?"),
         (["train", "--data", "digits", "--epochs", "-1"], 2, "epochs is -1.0, but must be a finite number above 0"),
         (["train", "--data", "digits", "--epocs", "1"], 2, "--epochs"),
+        (["train", "--data", "digits", "--batchsize", "4"], 2, "--batch-size"),
+        (["train", "--data", "digits", "--optimizer", "adam"], 2, "adamw"),
+        (["train", "--data", "digits", "--max-unreadable", "3"], 2, "max_unreadable is 3.0, but must be"),
+        (
+            ["train", "--data", "digits", "--train-only", "lora"],
+            2,
+            "train_only is 'lora', but must be used with --init",
+        ),
+        (["train", "--data", "digits", "--set", "widht=3"], 2, "(did you mean 'width'?)"),
+        (["train", "--data", "digits", "--init", "x", "--model", "ViT-S/16"], 2, "left out where init is given"),
+        (["train", "--resume"], 2, "given together with --out"),
+        (["train", "--resume", "--out", "nowhere"], 1, "there is no run to resume in nowhere"),
         (["train"], 2, "data is ''"),
         (["eval", "nowhere", "--data", "digits"], 1, "there is no checkpoint nowhere"),
         (["predict", "nowhere", "nothing.jpg"], 1, "nothing.jpg"),
@@ -85,3 +101,85 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
 def test_mistakes(monkeypatch, capsys, arguments: list[str], status: int, message: str) -> None:  # type: ignore[no-untyped-def]
     assert run(monkeypatch, *arguments) == status
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def bad_data(root: Path) -> None:
+    """Folders and tables, each with something wrong."""
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    whole = [
+        "empty/a",
+        "empty/b",
+        "differ/train/a",
+        "differ/train/b",
+        "differ/val/a",
+        "differ/val/b",
+        "differ/val/zebra",
+    ]
+    for folder in [*whole, "single/a", "flat", "notest/test/a", "broken/a", "broken/b"]:
+        (root / folder).mkdir(parents=True)
+        for i in range(3):
+            (root / folder / f"{i}.png").write_bytes(b"text" if "broken" in folder else picture.getvalue())
+    for folder in ("empty/c", "nothing", "none/a", "none/b"):
+        (root / folder).mkdir(parents=True)
+    (root / "none" / "a" / "notes.txt").write_text("no picture")
+    (root / "column.csv").write_text("path,kind\nflat/0.png,a\nflat/1.png,b\n")
+    (root / "gone.csv").write_text("path,label\nflat/0.png,a\nflat/9.png,b\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("empty", "empty: 'c' is an empty class: it has no pictures"),
+        ("differ", "the classes of train and val differ: val has 'zebra', which train lacks"),
+        ("single", "single: has 'a' as its only class, but at least 2 are needed"),
+        ("flat", "flat has 3 pictures but no class folders"),
+        ("nothing", "nothing has no pictures"),
+        ("none", "none has folders, but no pictures in them"),
+        ("notest", "notest has 'test', but no folder train"),
+        ("broken", "none of the first 4 pictures can be read, such as a/"),
+        ("epmty", "(did you mean 'empty'?)"),
+        ("column.csv", "column.csv has no label column: call one of its columns ('path', 'kind') label"),
+        ("gone.csv", "1 of 2 files do not exist below"),
+    ],
+)
+def test_bad_data_is_one_clear_line_before_a_model_is_built(
+    data: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from vitreous.train import run as training
+
+    bad_data(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "set_up", lambda *_: pytest.fail("a model was built"))
+    started = time.monotonic()
+    assert run(monkeypatch, "train", "--data", str(tmp_path / data)) == 1
+    assert time.monotonic() - started < 5
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.startswith("vitreous: ")
+    assert said.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_through_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As someone types it: flags of every group, and what was not said is chosen and told."""
+    monkeypatch.chdir(tmp_path)
+    fields = ("patch_size=4", "width=32", "mlp_width=32", "depth=1", "num_heads=2")
+    said = ["--model", "ViT-Lite-6/4", "--set", *fields, "--steps", "2", "--mixup", "0.2", "--schedule", "linear"]
+    assert run(monkeypatch, "train", "--data", "digits", "--device", "cpu", *said) == 0
+    out = capsys.readouterr().out
+    assert "digits: 10 classes; train 1,438, val 359; val is 20% of every class, chosen by seed 0" in out
+    for chosen in ("--image-size 16", "--batch-size 64", "--flip 0", "--workers 0", "--out runs/digits"):
+        assert f"  chosen: {chosen}: " in out
+    config = json.loads((tmp_path / "runs" / "digits" / "config.json").read_text())
+    assert (config["optim"]["schedule"], config["augment"]["mixup"], config["steps"]) == ("linear", 0.2, 2)
+    page = (tmp_path / "runs" / "digits" / "report.html").read_text()
+    assert "measured on the val part, which chose the best epoch too" in page
+    assert run(monkeypatch, "eval", "runs/digits/best", "--data", "digits", "--json", "--device", "cpu") == 0
+    measured = json.loads(capsys.readouterr().out)
+    metrics = json.loads((tmp_path / "runs" / "digits" / "metrics.json").read_text())
+    assert {name: measured[name] for name in ("top1", "loss", "count")} == pytest.approx(
+        {name: metrics[name] for name in ("top1", "loss", "count")}, rel=1e-5
+    )

@@ -11,16 +11,16 @@ ROOT = Path(__file__).parent.parent / "vitreous"
 
 # From the bottom up; a package may import itself and what stands on a lower line.
 LAYERS = [
-    {"kernels"},
+    {"kernels", "threads"},
     {"model"},
     {"infer", "weights", "data"},
     {"train", "evaluate", "explain", "export"},
     {"serve"},
-    {"cli", "info", "demo", "__main__", "__init__"},
+    {"cli", "info", "demo", "refuse", "__main__", "__init__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-# On one line, in this order: infer uses weights and data, and a training run evaluates.
-BESIDE = {("infer", "weights"), ("infer", "data"), ("train", "evaluate")}
+# On one line, in this order: infer uses weights and data, a training run evaluates, and all reports share one look.
+BESIDE = {("infer", "weights"), ("infer", "data"), ("train", "evaluate"), ("explain", "train")}
 
 FILES = sorted(ROOT.rglob("*.py"))
 

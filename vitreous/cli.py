@@ -6,21 +6,25 @@ torch is imported inside the verbs, so that `--help` answers at once.
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from vitreous.model.checks import BadValue, suggestion
+from vitreous.explain.verb import explain
+from vitreous.model.checks import suggestion
+from vitreous.refuse import refuse
+from vitreous.threads import spin_briefly
 from vitreous.train.config import TrainConfig
 
 app = tyro.extras.SubcommandApp()
-VERBS = ("train", "eval", "predict", "embed", "convert", "info", "data", "demo")
+VERBS = ("train", "eval", "predict", "embed", "explain", "convert", "info", "data", "demo")
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 
 
 def main() -> None:
     """Entry point of the `vitreous` command."""
+    spin_briefly()
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word and not word.startswith("-") and word not in VERBS:
         print(f"vitreous: there is no verb {word!r}{suggestion(word, VERBS)}: use {', '.join(VERBS)}", file=sys.stderr)
@@ -29,12 +33,6 @@ def main() -> None:
         app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=FLAGS)
     except (ValueError, OSError) as error:
         refuse(error)
-
-
-def refuse(error: Exception) -> NoReturn:
-    """One clear line, and 2 for an argument that cannot be, 1 for data that is not right."""
-    print(f"vitreous: {error}", file=sys.stderr)
-    sys.exit(2 if isinstance(error, BadValue) else 1)
 
 
 @app.command
@@ -48,9 +46,9 @@ def train(config: OmitArgPrefixes[TrainConfig]) -> None:
 
 def train_recipe(config: TrainConfig) -> None:
     """What a recipe's `python -m recipes.NAME` runs: its config, with whatever flags change."""
-    changed = tyro.cli(TrainConfig, default=config, config=FLAGS)
+    spin_briefly()
     try:
-        _train(changed, shlex.join(["python", "-m", "recipes", *sys.argv[1:]]))
+        _train(tyro.cli(TrainConfig, default=config, config=FLAGS), shlex.join(["python", *sys.argv]))
     except (ValueError, OSError) as error:
         refuse(error)
 
@@ -198,6 +196,9 @@ def embed(
     embed_files(checkpoint, images, image_size, flip, batch_size, device, precision, out)
 
 
+app.command(explain)
+
+
 @app.command
 def convert(
     source: Annotated[Positional[str], arg(metavar="SRC")],
@@ -218,7 +219,8 @@ def convert(
     Args:
         source: A file or folder of any format, or hf-hub:owner/name.
         target: A folder, or a file whose ending says of what kind: .safetensors, .pth, .npz, .pdparams.
-        to: The format: vitreous, google, big_vision, timm, huggingface, torchvision, dinov2, mae, lucidrains, paddle.
+        to: The format: vitreous, google, big_vision, timm, huggingface, torchvision, dinov2, mae, lucidrains, paddle,
+            paddlevit.
         from_: The format of the source, where it is not found out by itself.
         image_size: Another size; positions are resampled in the way of the system they come from.
         num_classes: A fresh head for so many classes; 0 for none.

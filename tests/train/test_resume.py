@@ -118,8 +118,8 @@ def test_saved_by_two_resumed_by_one_and_by_two(parallel: str, tmp_path: Path) -
         (tmp_path / name / "config.json").write_text(
             (tmp_path / name / "config.json").read_text().replace('"steps": 11', '"steps": 22')
         )
-    assert finish(tiny(tmp_path / "by-one", resume=True, **calm)) == 0
-    two(tiny(tmp_path / "by-two", resume=True, **calm))
+    assert finish(tiny(tmp_path / "by-one", resume=True, steps=22, **calm)) == 0
+    two(tiny(tmp_path / "by-two", resume=True, steps=22, **calm))
     losses = []
     for name in ("by-one", "by-two"):
         rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]

@@ -88,6 +88,7 @@ def test_unreadable_pictures_are_named_and_counted_and_the_run_goes_on(
     assert "4 pictures could not be read" in out
     page = (tmp_path / "run" / "report.html").read_text()
     assert "4 files could not be read" in page
+    assert "measured on the test part<" in page  # which chose nothing
     for name, (reason, _) in BROKEN.items():
         assert f"  {name}: {reason}" in out
         assert name in page

@@ -7,7 +7,7 @@ import torch
 import vitreous
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import Gelu
+from vitreous.model.options import IMAGENET, Gelu, Learned1d
 from vitreous.model.vit import ViT
 from vitreous.weights.command import convert
 from vitreous.weights.convert import CannotHold
@@ -62,6 +62,24 @@ def test_convert_says_what_it_took_by_convention(tmp_path: Path, capsys: pytest.
     assert "num_heads: as published" in (tmp_path / "back" / "config.json").read_text()
 
 
+def test_convert_says_what_the_format_does_not_keep(
+    small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    square = dataclasses.replace(small, image_size=(32, 32), mlp=Gelu("erf"), preprocessing=IMAGENET)
+    config = dataclasses.replace(
+        square, num_classes=2, labels=("[/cat]", "dog"), position=Learned1d(interpolation="timm")
+    )
+    vitreous.save(perturbed(config), tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+    assert "not kept" not in capsys.readouterr().out
+    convert(tmp_path / "ours", tmp_path / "x[red].pth", "torchvision")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "x[red].pth" in said
+    assert "not kept: labels: ('[/cat]', 'dog') is read as ()" in said
+    assert "not kept: preprocessing" in said
+    assert "not kept: num_heads, which must be given: 4" in said
+
+
 def test_a_format_that_would_compute_otherwise_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"), norm_eps=1e-3)
     vitreous.save(perturbed(config), tmp_path / "ours")
@@ -73,11 +91,12 @@ def test_a_format_that_would_compute_otherwise_needs_lossy(small: ViTConfig, tmp
     assert differences[-1].largest > 1e-6
 
 
-def test_a_folder_with_other_things_is_not_replaced(small: ViTConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["thesis.tex", "README.md"])
+def test_a_folder_with_other_things_is_not_replaced(name: str, small: ViTConfig, tmp_path: Path) -> None:
     target = tmp_path / "theirs"
     target.mkdir()
-    (target / "thesis.tex").write_text("years of work")
+    (target / name).write_text("years of work")
     model = perturbed(dataclasses.replace(small, mlp=Gelu("erf")))
-    with pytest.raises(ValueError, match=r"holds thesis.tex"):
+    with pytest.raises(ValueError, match=f"holds {name}"):
         vitreous.save(model, target, format="timm")
-    assert (target / "thesis.tex").read_text() == "years of work"
+    assert (target / name).read_text() == "years of work"

@@ -15,6 +15,7 @@ import torch
 import vitreous
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu
 from vitreous.weights.tensors import BadCheckpoint
 
 Maker = Callable[[Path, Path], Path]  # a folder to work in and a file that must not appear, to the checkpoint
@@ -123,7 +124,79 @@ def index_that_leads_elsewhere(folder: Path, canary: Path) -> Path:
     return folder
 
 
+def empty_but_endless(folder: Path, canary: Path) -> Path:
+    """No elements, and a stride that 64 bits do not hold."""
+    text = json.dumps({"cls_token": {"dtype": "F32", "shape": [0, 2**40, 2**40], "data_offsets": [0, 0]}}).encode()
+    file = folder / "x.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    return file
+
+
+def edited(format: str, **fields: object) -> Maker:
+    """A folder of another system, in the JSON files of which somebody has changed fields."""
+
+    def make(folder: Path, canary: Path) -> Path:
+        vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "theirs", format=format)
+        for file in (folder / "theirs").glob("*.json"):
+            document = json.loads(file.read_text())
+            for name, value in fields.items():
+                *outer, last = name.split("__")
+                place = document
+                for key in outer:
+                    place = place.get(key, {})
+                place[last] = value
+            file.write_text(json.dumps(document))
+        return folder / "theirs"
+
+    make.__name__ = f"{format} {next(iter(fields))}"
+    return make
+
+
+def with_tensors(**changed: torch.Tensor) -> Maker:
+    """A file of timm's with other tensors among its own."""
+
+    def make(folder: Path, canary: Path) -> Path:
+        model = vitreous.create("ViT-Ti/16", overrides={"depth": 1, "mlp": Gelu("erf")})
+        vitreous.save(model, folder / "x.pth", format="timm")
+        torch.save(torch.load(folder / "x.pth", weights_only=True) | changed, folder / "x.pth")
+        return folder / "x.pth"
+
+    make.__name__ = f"timm {next(iter(changed))}"
+    return make
+
+
+def narrow_numbers(folder: Path, canary: Path) -> Path:
+    """Of a type that torch widens to no other."""
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "x.npz", format="google")
+    with np.load(folder / "x.npz") as arrays:
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    torch.save(tensors | {"cls": tensors["cls"].to(torch.float8_e4m3fn)}, folder / "x.pth")
+    return folder / "x.pth"
+
+
+def token_without_sides(folder: Path, canary: Path) -> Path:
+    overrides = {"depth": 1, "mlp": Gelu("erf"), "qkv_bias": False, "norm_eps": 1e-5}
+    patches = {"patch_method": "linear", "patch_norm": True}
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides=overrides | patches), folder / "x.pth", format="lucidrains")
+    tensors = torch.load(folder / "x.pth", weights_only=True)
+    torch.save(tensors | {"cls_token": torch.tensor(1.0)}, folder / "x.pth")
+    return folder / "x.pth"
+
+
 CASES: list[tuple[Maker, str]] = [
+    (with_tensors(pos_embed=torch.zeros(0, 5, 8)), r"pos_embed is \[0, 5, 8\]"),
+    (narrow_numbers, r"cls is float8_e4m3fn"),
+    (token_without_sides, r"cls_token is \[\], but must have 2 dimensions"),
+    (empty_but_endless, r"cls_token has the shape"),
+    (edited("huggingface", layer_norm_eps=10**400), r"layer_norm_eps is 1000.* must be a number"),
+    (edited("huggingface", image_mean=[10**400] * 3), r"image_mean is .* must be a list of numbers"),
+    (edited("huggingface", rescale_factor=float("nan")), r"rescale_factor is nan"),
+    (edited("huggingface", crop_size=10**400), r"crop_size is 1000.* must be a whole number"),
+    (edited("huggingface", model_type=["vit"]), r"model_type is .* must be a name"),
+    (edited("timm", pretrained_cfg__crop_pct=10**400), r"pretrained_cfg of config.json has a wrong number"),
+    (edited("timm", pretrained_cfg__input_size="x", model_args={}), r"img_size 'x'"),
+    (edited("timm", model_args__act_layer=["gelu"]), r"act_layer of config.json is .* must be a name"),
+    (edited("timm", model_args__global_pool=["avg"]), r"global_pool of config.json is .* must be a name"),
     (plain_pickle, r"x\.pth holds .*open"),
     (torch_pickle, r"x\.pt holds .*open"),
     (paddle_pickle, r"x\.pdparams holds .*open"),

@@ -227,6 +227,27 @@ def test_what_only_the_name_of_an_architecture_tells() -> None:
     assert seen > 40
 
 
+@pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224", "vit_small_patch16_rope_ape_224"])
+def test_an_architecture_that_computes_otherwise_with_the_same_tensors_is_refused(name: str, tmp_path: Path) -> None:
+    torch.save(import_timm().create_model(name, depth=1).state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
+    with pytest.raises(BadCheckpoint, match=f"is timm's {name}, which no model of ours computes"):
+        vitreous.load(tmp_path)
+
+
+def test_ways_with_pictures_that_are_not_ours_are_said(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    vitreous.save(build(SMALL), folder, format="timm")
+    document = json.loads((folder / "config.json").read_text())
+    document["pretrained_cfg"] |= {"interpolation": "lanczos", "crop_mode": "border"}
+    del document["pretrained_cfg"]["mean"], document["pretrained_cfg"]["std"]
+    (folder / "config.json").write_text(json.dumps(document))
+    found = vitreous.load(folder)
+    said = " ".join(found.provenance["assumed"])
+    assert "timm resizes by 'lanczos', we by bicubic interpolation; timm crops by 'border'" in said
+    assert (found.config.preprocessing.mean, found.config.preprocessing.std) == (IMAGENET.mean, IMAGENET.std)
+
+
 # ---- To timm ---------------------------------------------------------------------------------------------------------
 
 

@@ -62,10 +62,11 @@ def _classification(job: Job, part: str, source: Source, answers: Answers) -> Ac
         f"top-1 {figures['top1']:.4f} ({round(figures['top1'] * count):,} of {count:,} pictures), "
         f"top-5 {figures['top5']:.4f}, loss {figures['loss']:.4f}, calibration error {figures['ece']:.4f}"
     )
+    chose = ", which chose the best epoch too" if part == "val" else ""
     return Account(
         sentence,
         {
-            "task": f"Classification into {len(job.data.classes)} classes, measured on the {part} part",
+            "task": f"Classification into {len(job.data.classes)} classes, measured on the {part} part{chose}",
             "headline": {name: figures[name] for name in ("top1", "top5", "loss", "ece")},
             "evaluation": answers.evaluation,
             "mistakes": _mistakes(job, source, answers),

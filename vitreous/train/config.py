@@ -228,6 +228,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not self.data and not self.resume:
             fail("data", self.data, "a folder, a file or a name; `vitreous train --help` lists the kinds")
+        if self.model is not None and self.init is not None:
+            fail("model", self.model, "left out where init is given: a checkpoint says itself what it is")
         check_real("val_fraction", self.val_fraction, 0.01, 0.9)
         if self.epochs is not None:
             check_positive("epochs", self.epochs)

@@ -113,7 +113,7 @@ def shades() -> "Colormap":
 
 
 def from_oklab(lab: np.ndarray) -> np.ndarray:
-    """Lightness, green to red and blue to yellow, as red, green and blue from 0 to 1; what a screen lacks is clipped."""
+    """Lightness, green to red, blue to yellow: as red, green and blue from 0 to 1; what a screen lacks is clipped."""
     to_lms = np.array(
         [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.291485548]]
     )

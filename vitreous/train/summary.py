@@ -47,7 +47,7 @@ def summarise(
         with atomic_file(folder / "metrics.json") as aside:
             aside.write_text(json.dumps(metrics, indent=2))
         report = RunReport(
-            title=f"{job.config.model or 'A checkpoint'} on {job.data.name}",
+            title=f"{job.config.model or f'{job.config.init}, fine-tuned'} on {job.data.name}",
             command=command,
             facts=_facts(job, metrics),
             history=rows,

@@ -50,6 +50,7 @@ class BigVision(Format):
     name = "big_vision"
     title = "big_vision"
     dropped = BESIDE
+    suffixes = (".npz",)
 
     def recognises(self, found: Found) -> bool:
         return root_of(found) is not None
@@ -111,7 +112,7 @@ class BigVision(Format):
         return flax_losses(config, "big_vision")
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        write_model(tensors, path, "big_vision", root="params/")
+        write_model(tensors, path, root="params/")
 
 
 def _without_positions(guess: Inference, patch: Size, image_size: Any) -> None:

@@ -1,5 +1,6 @@
 """`vitreous convert`: a checkpoint from one format to another, and a report of what that changed."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import load, save
 from vitreous.weights.parity import Difference, compare, random_images
+from vitreous.weights.refusal import shown
+from vitreous.weights.tensors import BadCheckpoint
+
+# What is of no use but in training, or another way to compute the same; and what `lossy` has told already.
+UNTOLD_OF = ("dropout", "stochastic_depth", "patch_dropout", "layer_scale", "patch_method", "norm_eps", "mlp")
 
 
 def convert(
@@ -27,28 +34,46 @@ def convert(
     """Read, write, and read again what was written. Says how far the two are apart; with `check`, stage by stage."""
     model = load(source, from_, image_size or None, num_classes, overrides)
     save(model, target, to, lossy=lossy)
-    console = Console()
+    console = Console(markup=False, highlight=False)  # names of files and tensors may have brackets in them
     record = provenance_of(model)
-    console.print(f"read {source}: {record.get('origin', 'Vitreous')}", highlight=False)
+    console.print(f"read {source}: {record.get('origin', 'Vitreous')}")
     for line in record.get("assumed", ()):
-        console.print(f"  taken by convention: {line}", highlight=False)
+        console.print(f"  taken by convention: {line}")
     for name in record.get("left_out", ()):
-        console.print(f"  left out: {name}", highlight=False)
-    console.print(f"wrote {target}: {to}", highlight=False)
+        console.print(f"  left out: {shown(name)}")
+    console.print(f"wrote {target}: {to}")
     if not isinstance(model, ViT):
         return []
-    # What tensors cannot tell is known here.
-    known = {"num_heads": model.config.num_heads, "image_size": model.config.image_size}
-    written = load(target, to, overrides=known)
-    assert isinstance(written, ViT)
+    written, untold = read_again(target, to, model.config)
+    for line in untold:
+        console.print(f"  not kept: {line}")
     differences = compare(model.float(), written.float(), random_images(model))
     console.print(
         f"read again: outputs differ by {differences[-1].largest:.2e} at most, of {differences[-1].scale:.3g}",
-        highlight=False,
     )
     if check:
         console.print(report(differences))
     return differences
+
+
+def read_again(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]]:
+    """What was written, and which fields of the config it does not hold: these the next reader has to be told."""
+    known = {"num_heads": config.num_heads, "image_size": config.image_size}
+    try:
+        model, untold = load(target, to), []
+    except BadCheckpoint:
+        model, untold = None, [f"{field}, which must be given: {value}" for field, value in known.items()]
+    if model is None or any(getattr(model.config, field) != value for field, value in known.items()):
+        if model is not None:
+            untold = _changed({field: (value, getattr(model.config, field)) for field, value in known.items()})
+        model = load(target, to, overrides=known)
+    assert isinstance(model, ViT)
+    fields = [field.name for field in dataclasses.fields(config) if field.name not in UNTOLD_OF]
+    return model, untold + _changed({name: (getattr(config, name), getattr(model.config, name)) for name in fields})
+
+
+def _changed(fields: Mapping[str, tuple[object, object]]) -> list[str]:
+    return [f"{name}: {shown(a)} is read as {shown(b)}" for name, (a, b) in fields.items() if a != b]
 
 
 def report(differences: list[Difference]) -> Table:

@@ -15,6 +15,7 @@ from vitreous.weights.format import Found
 from vitreous.weights.npz import read_npz, write_npz
 from vitreous.weights.pdparams import write_pdparams
 from vitreous.weights.pickles import read_pickle
+from vitreous.weights.refusal import shown
 from vitreous.weights.tensors import BadCheckpoint, Mapped, read_tensors, write_tensors
 
 PICKLES = (".pt", ".pth", ".bin", ".pdparams", ".ckpt")
@@ -28,19 +29,33 @@ USUAL = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin
 # Keys under which training scripts put the weights, the averaged ones first; and what wrappers put before every name.
 AVERAGED = ("state_dict_ema", "model_ema", "teacher")
 WRAPPERS = (*AVERAGED, "model_state", "state_dict", "model", "module", "params", "target")
-PREFIXES = ("module.", "_orig_mod.", "backbone.", "encoder.backbone.", "opt/target/", "params/img/", "params/")
+PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "backbone.",
+    "encoder.backbone.",
+    "opt/target/",
+    "params/img/",
+    "params/",
+)
 
 
 def open_found(path: Path) -> Found:
-    """The tensors of a file or folder, without wrappers, and the config.json beside them."""
+    """The tensors of a file or folder, without wrappers, and the config.json beside them.
+
+    A file with the name that it has in such a folder stands for the folder: what is beside it is about it.
+    """
     file = weights_in(path) if path.is_dir() else path
     if not file.is_file():
         raise BadCheckpoint(f"there is no checkpoint {path}")
-    config_file = file.parent / "config.json"
-    config = read_json(config_file) if path.is_dir() and config_file.is_file() else {}
+    config, config_file = {}, file.parent / "config.json"
+    if (path.is_dir() or file.name in USUAL) and config_file.is_file():
+        path, config = file.parent, read_json(config_file)
     content = read_file(file)
     forget = content.forget if isinstance(content, Mapped) else lambda: None
-    return Found(path, unwrapped(content, path), config, forget)
+    tensors, inside = unwrapped(content, path)
+    return Found(path, tensors, config, forget, inside)
 
 
 def weights_in(folder: Path) -> Path:
@@ -77,7 +92,11 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name:
             raise BadCheckpoint(f"{index} names {name!r}, which is not in its own folder")
+        if not name.endswith(SUFFIXES) or "\0" in name:
+            raise BadCheckpoint(f"{index} names {name!r}, but weights are in {', '.join(SUFFIXES)}")
         shard = read_file(index.parent / name)
+        if not isinstance(shard, dict):
+            raise BadCheckpoint(f"{index.parent / name} holds a {type(shard).__name__}, but must hold tensors by name")
         tensors = Mapped(tensors | shard, *tensors.files, *(shard.files if isinstance(shard, Mapped) else ()))
     if missing := [name for name in weight_map if name not in tensors]:
         raise BadCheckpoint(f"{index} promises {missing[0]} and {len(missing) - 1} more that its files do not have")
@@ -97,16 +116,16 @@ def read_json(file: Path) -> dict[str, Any]:
     return document
 
 
-def unwrapped(value: Any, path: Path) -> dict[str, Tensor]:
-    """The tensors themselves, out of what a training script wrapped them in, under the names their model had."""
-    while isinstance(value, Mapping) and not any(isinstance(item, Tensor) for item in value.values()):
-        inner = [key for key in WRAPPERS if isinstance(value.get(key), Mapping)]
-        if not inner:
-            keys = ", ".join(map(str, list(value)[:5]))
-            raise BadCheckpoint(f"{path} has no tensors where they are looked for; it has {keys or 'nothing'}")
-        value = value[inner[0]]
+def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors out of what a training script wrapped them in, under the names their model had; and the wrappers."""
+    inside: tuple[str, ...] = ()
+    while isinstance(value, Mapping) and (inner := [key for key in WRAPPERS if isinstance(value.get(key), Mapping)]):
+        value, inside = value[inner[0]], (*inside, inner[0])
     if not isinstance(value, Mapping):
         raise BadCheckpoint(f"{path} holds a {type(value).__name__}, but must hold tensors by name")
+    if not any(isinstance(item, Tensor) for item in value.values()):
+        keys = ", ".join(shown(key) for key in list(value)[:5])
+        raise BadCheckpoint(f"{path} has no tensors where they are looked for; it has {keys or 'nothing'}")
     tensors = {str(name): item for name, item in value.items() if isinstance(item, Tensor)}
     tensors.pop("n_averaged", None)  # how often torch's AveragedModel was updated
     changed = True
@@ -116,7 +135,7 @@ def unwrapped(value: Any, path: Path) -> dict[str, Tensor]:
             if tensors and all(name.startswith(prefix) for name in tensors):
                 tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
                 changed = True
-    return tensors
+    return tensors, inside
 
 
 def write_file(tensors: Mapping[str, Tensor], path: Path, under: str | None = None) -> None:

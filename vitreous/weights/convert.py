@@ -8,17 +8,18 @@ from typing import Any, get_type_hints
 
 from vitreous.model.blank import build_blank
 from vitreous.model.checks import suggestion
-from vitreous.model.codec import decode
+from vitreous.model.codec import decode, to_dict
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.containers import SUFFIXES
 from vitreous.weights.files import atomic_file, atomic_folder
 from vitreous.weights.format import Format, Found, Inference
 from vitreous.weights.mapping import is_dropped, read_rows, write_rows
+from vitreous.weights.native import CARD, is_checkpoint
 from vitreous.weights.tensors import BadCheckpoint
 
-# What a checkpoint's folder may hold; a folder with anything else is not replaced.
-WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json", "README.md"}
+# What a folder that was written here holds; one with anything else is not replaced.
+WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
 
 
 class CannotHold(ValueError):
@@ -26,12 +27,12 @@ class CannotHold(ValueError):
 
 
 def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], image_size: Any = None) -> ViT:
-    """The model of a checkpoint. Its provenance says what was taken by convention, and what was left out."""
+    """The model of a checkpoint. Its provenance says what was given, or taken by convention, and what was left out."""
     hints = get_type_hints(ViTConfig)
     for field in overrides:
         if field not in hints:
             raise ValueError(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
-    forget, found = found.forget, format.normalise(found)
+    forget, inside, found = found.forget, found.inside, format.normalise(found)
     guess = Inference(found, overrides)
     given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
     try:
@@ -54,6 +55,8 @@ def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], ima
         "origin": format.title,
         "format": format.name,
         "file": found.path.name,
+        **({"inside": list(inside)} if inside else {}),
+        **({"given": {field: to_dict(config)[field] for field in given}} if given else {}),
         **({"assumed": guess.assumed} if guess.assumed else {}),
         **({"left_out": left_out} if left_out else {}),
     }
@@ -87,5 +90,6 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
 
 
 def _check_replaceable(target: Path) -> None:
-    if target.is_dir() and (foreign := sorted({file.name for file in target.iterdir()} - WRITTEN)):
+    ours = {CARD} if is_checkpoint(target) else set()  # any other README.md somebody has written
+    if target.is_dir() and (foreign := sorted({file.name for file in target.iterdir()} - WRITTEN - ours)):
         raise ValueError(f"{target} holds {foreign[0]}, which writing would delete: name a new folder")

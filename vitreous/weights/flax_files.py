@@ -4,11 +4,9 @@ Every file is brought to one form, with the names that the tables use. Ways of s
 `big_vision/utils.py` (load_params, recover_dtype) and `big_vision/models/vit.py` (fix_old_checkpoints, scan_to_pyloop).
 """
 
-import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from vitreous.model.config import MAX_DEPTH
@@ -35,20 +33,18 @@ def root_of(found: Found) -> str | None:
 
 
 def plainly(found: Found, numbers: Numbers, changes: Iterable[tuple[str, str]] = ()) -> Found:
-    """The same without a root, layer by layer, of one type, and with the layers of a block counted by `numbers`.
+    """The same without a root, layer by layer, and with the layers of a block counted by `numbers`.
 
     changes: further names to replace, as in `renamed`.
     """
     root = root_of(found) or ""
     model = {name.removeprefix(root): x for name, x in found.tensors.items() if name.startswith(root)}
     beside = {name: x for name, x in found.tensors.items() if not name.startswith(root)}
-    model = _of_one_type(renamed(_apart(found, model), [*_renumbered(numbers), *changes]))
+    model = renamed(_apart(found, model), [*_renumbered(numbers), *changes])
     return Found(found.path, model | beside, found.config)
 
 
-def write_model(tensors: Mapping[str, Tensor], path: Path, system: str, root: str = "") -> None:
-    if path.suffix != ".npz":
-        raise ValueError(f"{system} reads .npz, so the file to write must end in it, not in {path.suffix!r}")
+def write_model(tensors: Mapping[str, Tensor], path: Path, root: str = "") -> None:
     write_file({f"{root}{name}": tensor for name, tensor in tensors.items()}, path)
 
 
@@ -74,12 +70,3 @@ def _renumbered(numbers: Numbers) -> list[tuple[str, str]]:
     kinds = ("MultiHeadDotProductAttention", "LayerNorm", "MlpBlock")  # in the order of Numbers
     block = r"^(Transformer/encoderblock_\d+/)"
     return [(rf"{block}{kind}_{a}/", rf"\g<1>{kind}_{b}/") for kind, a, b in zip(kinds, other, numbers, strict=True)]
-
-
-def _of_one_type(model: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A big_vision model that computes in bfloat16 keeps its positions in it, and the rest in float32."""
-    types = {tensor.dtype for tensor in model.values() if tensor.is_floating_point()}
-    if len(types) < 2:
-        return model
-    widest = functools.reduce(torch.promote_types, types)
-    return {name: x.to(widest) if x.is_floating_point() else x for name, x in model.items()}

@@ -26,6 +26,7 @@ class Found:
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any] = field(default_factory=dict)  # of a config.json, if there was one
     forget: Callable[[], None] = lambda: None  # see Mapped
+    inside: tuple[str, ...] = ()  # the keys under which the tensors were, where there may be others beside them
 
     def count(self, pattern: str) -> int:
         """How many layers there are: `blocks.{i}.norm1.weight` for i from 0."""

@@ -29,9 +29,23 @@ FOREIGN: tuple[Format, ...] = (
 NAMES = ("vitreous", *(format.name for format in FOREIGN))
 
 
-def format_named(name: str) -> Format:
+# What people call them.
+ALIASES = {"transformers": "huggingface", "hf": "huggingface", "vit-pytorch": "lucidrains", "vit_jax": "google"}
+
+
+def own_name(name: str) -> str:
+    """The name of a format, or an error that lists them.
+
+    >>> own_name("transformers")
+    'huggingface'
+    """
+    name = ALIASES.get(name, name)
     check_choice("format", name, NAMES)
-    return next(format for format in FOREIGN if format.name == name)
+    return name
+
+
+def format_named(name: str) -> Format:
+    return next(format for format in FOREIGN if format.name == own_name(name))
 
 
 def detect(found: Found) -> Format:

@@ -36,6 +36,7 @@ class Google(Format):
     name = "google"
     title = "Google's vision_transformer"
     dropped = BESIDE
+    suffixes = (".npz",)
 
     def recognises(self, found: Found) -> bool:
         root = root_of(found)
@@ -91,7 +92,7 @@ class Google(Format):
         return lines
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        write_model(tensors, path, "vit_jax")
+        write_model(tensors, path)
 
 
 def _infer_stem(found: Found) -> ResNetStem | None:

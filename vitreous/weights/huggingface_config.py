@@ -56,8 +56,8 @@ def family_of(config: ViTConfig) -> Family:
 
 def family_in(found: Found) -> Family:
     """Which of transformers' models these tensors are; config.json has no say but must not say another."""
-    said = found.config.get("model_type")
-    if said is not None and said not in EPS:
+    said = word(found.path, found.config, "model_type", "")
+    if said and said not in EPS:
         raise BadCheckpoint(f"{found.path} has model_type {said!r}, but must have one of {', '.join(EPS)}")
     names = found.tensors
     if "encoder.layer.0.layer_scale1.lambda1" in names:

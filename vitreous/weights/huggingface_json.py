@@ -3,6 +3,7 @@
 A field that is absent or null is its default.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, overload
@@ -10,6 +11,7 @@ from typing import Any, NoReturn, overload
 from vitreous.weights.tensors import BadCheckpoint
 
 Size = tuple[int, int]
+LARGEST = 1 << 32  # pixels, far beyond every picture
 
 
 def whole(path: Path, document: Mapping[str, Any], key: str, default: int) -> int:
@@ -19,7 +21,7 @@ def whole(path: Path, document: Mapping[str, Any], key: str, default: int) -> in
 
 def real(path: Path, document: Mapping[str, Any], key: str, default: float) -> float:
     value = _given(document, key, default)
-    return float(value) if type(value) in (int, float) else _wrong(path, key, value, "a number")
+    return float(value) if _is_real(value) else _wrong(path, key, value, "a number")
 
 
 def rate(path: Path, document: Mapping[str, Any], key: str) -> float:
@@ -49,7 +51,11 @@ def size(path: Path, document: Mapping[str, Any], key: str, default: Size | None
         return None
     sides = [value.get("height"), value.get("width")] if isinstance(value, dict) else value
     sides = [sides, sides] if type(sides) is int else sides
-    if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(type(s) is int and s > 0 for s in sides):
+    if (
+        not isinstance(sides, list | tuple)
+        or len(sides) != 2
+        or not all(type(s) is int and 0 < s < LARGEST for s in sides)
+    ):
         _wrong(path, key, value, "a whole number above 0, or two: height and width")
     return (sides[0], sides[1])
 
@@ -57,9 +63,14 @@ def size(path: Path, document: Mapping[str, Any], key: str, default: Size | None
 def numbers(path: Path, document: Mapping[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:
     value = _given(document, key, default)
     values = [value] if type(value) in (int, float) else value
-    if not isinstance(values, list | tuple) or not values or not all(type(x) in (int, float) for x in values):
+    if not isinstance(values, list | tuple) or not values or not all(map(_is_real, values)):
         _wrong(path, key, value, "a list of numbers")
     return tuple(map(float, values))
+
+
+def _is_real(value: object) -> bool:
+    """Which JSON's numbers need not be: they may have any number of digits, and NaN is one."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
 def _given(document: Mapping[str, Any], key: str, default: Any) -> Any:

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitreous.model.checks import as_size, check_choice
+from vitreous.model.checks import as_size
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.containers import open_found
 from vitreous.weights.convert import CannotHold, read_foreign, write_foreign
-from vitreous.weights.formats import NAMES, detect, format_named
+from vitreous.weights.formats import detect, format_named, own_name
 from vitreous.weights.hub import download, is_hub
 from vitreous.weights.native import Description, is_checkpoint, load_folder, save_folder
 from vitreous.weights.native import describe as describe_folder
@@ -36,7 +36,7 @@ def load(
     """
     path = Path(source)
     if format is not None:
-        check_choice("format", format, NAMES)
+        format = own_name(format)
     if is_hub(source):
         snapshot = download(source)
         model = load(snapshot.folder, format, image_size, num_classes, overrides)
@@ -65,7 +65,7 @@ def save(
     in place, such as another system's GELU. What was written is also sent to `push_to`, a repository ("owner/name") of
     the Hugging Face hub, with a model card; without it nothing leaves this machine.
     """
-    check_choice("format", format, NAMES)
+    format = own_name(format)
     repository = None if push_to is None else check_destination(push_to)
     if format == "vitreous":
         save_folder(model, path, provenance)

@@ -203,7 +203,7 @@ def _infer_tokens(found: Found, guess: Inference, image_size: Any) -> None:
         guess.set(class_token=False, pool=GlobalAverage("before"), position=SinCos2d("big_vision"))
         guess.assume("positions are computed, for any size", image_size=as_size(image_size or 224))
         return
-    has_class = found.shape("cls_token")[0] > 0
+    has_class = _rows(found, "cls_token") > 0
     guess.set(class_token=has_class)
     if has_class:
         _refuse_mean(guess)
@@ -212,6 +212,13 @@ def _infer_tokens(found: Found, guess: Inference, image_size: Any) -> None:
         guess.set(pool=GlobalAverage("before"))
     guess.grid(found.shape("pos_embedding", 2)[0], int(has_class), patch, image_size)
     guess.assume("vit-pytorch takes one size only; Google's way", position=Learned1d())
+
+
+def _rows(found: Found, name: str) -> int:
+    shape = found.shape(name)
+    if len(shape) != 2:
+        raise BadCheckpoint(f"{found.path}: {name} is {list(shape)}, but must have 2 dimensions")
+    return shape[0]
 
 
 def _refuse_mean(guess: Inference) -> None:

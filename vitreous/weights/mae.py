@@ -70,7 +70,7 @@ class Mae(Format):
 def _has_fixed_positions(found: Found) -> bool:
     """Whether the positions are MAE's sines and cosines, on a square, and nothing for the class token."""
     table = found.tensors.get("pos_embed")
-    if table is None or table.ndim != 3 or table.shape[2] % 4 or table.shape[2] < 8:
+    if table is None or table.ndim != 3 or len(table) != 1 or table.shape[2] % 4 or table.shape[2] < 8:
         return False
     places, width = table.shape[1:]
     side = round((places - 1) ** 0.5)

@@ -4,6 +4,7 @@ A row goes both ways, so that reading and writing cannot drift apart. What shape
 ours by the same row, applied to tensors without memory.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,13 @@ def read_rows(
         result |= zip(entry.ours, entry.how.read([wanted[name] for name in entry.theirs]), strict=True)
         if len(entry.theirs) > 1:
             forget()
-    return result
+    return _of_one_type(result)
+
+
+def _of_one_type(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As a model computes: some keep positions or norms wider, or narrower, than the rest. Nothing is rounded."""
+    widest = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors.values()})
+    return {name: tensor.to(widest) for name, tensor in tensors.items()}
 
 
 def write_rows(table: list[Row], ours: Tensors) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ Whatever is wrong with it is a `BadCheckpoint` whose one line names the file and
 """
 
 import json
+import math
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ STORED = {name: dtype for dtype, name in NAMES.items()} | {  # these can be read
     "F8_E5M2": torch.float8_e5m2,
 }
 ALIGNMENT = 64  # bytes: a cache line, and torch's own
+MOST = 1 << 48  # elements that a tensor without any would have, were its empty sides not empty
 
 
 class BadCheckpoint(ValueError):
@@ -110,6 +112,8 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
             raise BadCheckpoint(f"{file} cannot be read: {name} is {entry['dtype']}, which torch has no numbers of")
         dtype, (first, last) = STORED[entry["dtype"]], entry["data_offsets"]
         if first == last:
+            if math.prod(side or 1 for side in entry["shape"]) > MOST:  # torch counts steps along empty sides too
+                raise BadCheckpoint(f"{file} cannot be read: {name} has the shape {entry['shape']}")
             tensors[name] = torch.empty(entry["shape"], dtype=dtype)
             continue
         flat = torch.frombuffer(mapped, dtype=dtype, count=(last - first) // dtype.itemsize, offset=start + first)

@@ -61,6 +61,8 @@ class Timm(Format):
         if said.shown:
             labels = said.labels(fields["num_classes"])
             guess.set(preprocessing=said.preprocessing(fields["channels"]), labels=labels)
+            if said.unlike:
+                guess.assume("; ".join(said.unlike), preprocessing=fields["preprocessing"])
         elif fields["distillation_token"]:
             guess.assume("DeiT's", preprocessing=IMAGENET)
         elif fields["layer_scale"] is not None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vitreous.model.checks import Size
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import AttentionPool, Gelu, GlobalAverage, Learned1d, Preprocessing, SwiGlu
+from vitreous.model.options import IMAGENET, AttentionPool, Gelu, GlobalAverage, Learned1d, Preprocessing, SwiGlu
 from vitreous.weights.format import Found
 from vitreous.weights.tensors import BadCheckpoint
 
@@ -27,6 +27,9 @@ HYBRIDS = {
 # Architectures with something that neither tensors nor the width tell. The rest have GELU exactly, and usual heads.
 TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
 SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
+TWO_HEADS = re.compile(r"test_vit2?")
+# The same tensors, computed with otherwise: rotated queries and keys beside positions, norms after the layers.
+UNLIKE = re.compile(r"vit_.*_(rope|rpn)_.*")
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
 
 
@@ -51,14 +54,20 @@ class TimmConfig:
         for name, part in (("model_args", args), ("pretrained_cfg", shown)):
             if not isinstance(part, dict):
                 raise BadCheckpoint(f"{found.path}: {name} of config.json is {part!r}, but must be an object")
+        for name, value in (("act_layer", args.get("act_layer")), ("global_pool", _pool_said(args, document))):
+            if value is not None and not isinstance(value, str):
+                raise BadCheckpoint(f"{found.path}: {name} of config.json is {value!r:.80}, but must be a name")
+        if UNLIKE.fullmatch(architecture := document.get("architecture", "")):
+            raise BadCheckpoint(f"{found.path} is timm's {architecture}, which no model of ours computes")
         if args.get("pool_include_prefix"):
             raise BadCheckpoint(f"{found.path} pools the class token with the patches, which no model of ours does")
-        return cls(found.path, document.get("architecture", ""), document, args, shown)
+        return cls(found.path, architecture, document, args, shown)
 
     @property
     def image_size(self) -> Size | None:
         """The native one: an argument of the model's, or what its pictures are resized to."""
-        size = self.args.get("img_size", list(self.shown.get("input_size") or ())[1:])
+        shape = self.shown.get("input_size") or []
+        size = self.args.get("img_size", shape[1:] if isinstance(shape, list) else shape)
         sides = [size, size] if type(size) is int else size
         if not isinstance(sides, list) or len(sides) not in (0, 2) or not all(type(side) is int for side in sides):
             raise BadCheckpoint(f"{self.path} has img_size {size!r}, but must have one whole number or two")
@@ -66,7 +75,9 @@ class TimmConfig:
 
     @property
     def num_heads(self) -> int | None:
-        heads = self.args.get("num_heads", 16 if SIXTEEN_HEADS.fullmatch(self.architecture) else None)
+        known = {16: SIXTEEN_HEADS, 2: TWO_HEADS}
+        usual = next((heads for heads, names in known.items() if names.fullmatch(self.architecture)), None)
+        heads = self.args.get("num_heads", usual)
         if heads is not None and type(heads) is not int:
             raise BadCheckpoint(f"{self.path} has num_heads {heads!r}, but must have a whole number")
         return heads
@@ -82,13 +93,24 @@ class TimmConfig:
     @property
     def pool(self) -> str | None:
         """`token`, `avg`, `map`, or one that we have no counterpart of."""
-        return self.args.get("global_pool", self.document.get("global_pool"))
+        return _pool_said(self.args, self.document)
+
+    @property
+    def unlike(self) -> list[str]:
+        """What timm does to pictures, and we do otherwise."""
+        how, crop = self.shown.get("interpolation", "bicubic"), self.shown.get("crop_mode", "center")
+        lines = [] if how in ("bilinear", "bicubic") else [f"timm resizes by {how!r:.40}, we by bicubic interpolation"]
+        return lines + ([] if crop in ("center", "squash") else [f"timm crops by {crop!r:.40}, we at the centre"])
 
     def preprocessing(self, channels: int) -> Preprocessing:
+        """What is left out is as timm has it by default."""
         try:
             fraction = float(self.shown.get("crop_pct", 0.875))
-            mean, std = (tuple(map(float, self.shown.get(name, (0.5,)))) for name in ("mean", "std"))
-        except (TypeError, ValueError) as error:
+            mean, std = (
+                tuple(map(float, self.shown.get(name, usual)))
+                for name, usual in (("mean", IMAGENET.mean), ("std", IMAGENET.std))
+            )
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadCheckpoint(f"{self.path}: pretrained_cfg of config.json has a wrong number: {error}") from error
         shown = Preprocessing(
             mean=_per_channel(mean, channels),
@@ -109,6 +131,10 @@ class TimmConfig:
         if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(x, str) for x in names):
             return ()
         return tuple(names)
+
+
+def _pool_said(args: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
+    return args.get("global_pool", document.get("global_pool"))
 
 
 def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:

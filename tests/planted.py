@@ -1,0 +1,87 @@
+"""Models whose answer rests on one patch, because their weights were set by hand; and every kind of model once."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import AttentionPool, GlobalAverage, ResNetStem
+from vitreous.model.pooling import AttentionPooling
+from vitreous.model.position import Learned1dPosition
+from vitreous.model.vit import ViT
+
+PLACE, DECOY = (1, 2), (2, 0)  # row and column of the patch that matters, and of one that only looks so
+CONTENT, FLAG, SIGNAL, ANCHOR = 0, 1, 2, 3  # what channels of a token stand for; the last keeps norms from mattering
+SHOWN = 1  # the class that the patch speaks for
+
+# Each beside a non-square grid of 3 x 4 patches of 8 x 8 pixels.
+KINDS: dict[str, dict[str, Any]] = {
+    "class token": {},
+    "registers": {"registers": 4},
+    "distilled": {"distillation_token": True},
+    "average": {"class_token": False, "pool": GlobalAverage()},
+    "average, normed after": {"class_token": False, "pool": GlobalAverage("after")},
+    "attention pooling": {"class_token": False, "pool": AttentionPool()},
+    "attention pooling and class token": {"pool": AttentionPool()},
+    "hybrid": {"stem": ResNetStem(stages=(), width=32), "patch_size": (2, 2)},
+}
+
+
+def of_kind(small: ViTConfig, kind: str) -> ViT:
+    """Freshly initialised, in evaluation mode."""
+    return build_vit(dataclasses.replace(small, **KINDS[kind])).eval()
+
+
+@torch.no_grad()
+def planted(small: ViTConfig, kind: str) -> ViT:
+    """In the first layer everyone attends to one place, and hears how bright it is there; the head reads only that."""
+    model = of_kind(small, kind)
+    width, heads = small.width, small.num_heads
+    for block in model.encoder.blocks:
+        for parameter in [*block.attention.parameters(), *block.mlp.parameters()]:
+            parameter.zero_()
+    model.patches.projection.weight.zero_()
+    model.patches.projection.weight[CONTENT] = 1 / model.patches.projection.weight[0].numel()
+    for parameter in [*model.prefix.parameters(), *model.position.parameters(), *model.head.parameters()]:
+        parameter.zero_()
+    assert isinstance(model.position, Learned1dPosition)
+    model.position.table[*PLACE, FLAG] = 10.0
+    model.position.table[..., ANCHOR] = 10.0
+    for token in model.prefix.parameters():
+        token[..., ANCHOR] = 10.0
+    attention = model.encoder.blocks[0].attention
+    queries, keys, values = attention.qkv.weight.view(3, heads, width // heads, width)
+    attention.qkv.bias.view(3, heads, -1)[0, :, 0] = 6.0  # everyone asks ...
+    keys[:, 0, FLAG] = 1.0  # ... where the flag is ...
+    values[:, 0, CONTENT] = 1.0  # ... for what is there
+    attention.output.weight.view(width, heads, -1)[SIGNAL, :, 0] = 1.0
+    assert not queries.any()
+    if isinstance(model.pool, AttentionPooling):
+        for parameter in [*model.pool.attention.parameters(), *model.pool.mlp.parameters()]:
+            parameter.zero_()
+        model.pool.attention.kv.weight[width:] = torch.eye(width)
+        model.pool.attention.output.weight.copy_(torch.eye(width))
+    for head in (model.head, model.distillation_head):
+        if head is not None:
+            head.weight.zero_()
+            head.weight[SHOWN, SIGNAL] = 1.0
+            head.bias.zero_()
+    return model
+
+
+def picture() -> Tensor:
+    """Bright in the place that matters and in one that does not; elsewhere dark, with texture that a stem can see."""
+    generator = torch.Generator().manual_seed(1)
+    pixels = 0.5 * torch.rand(1, 3, 24, 32, generator=generator)
+    for row, column in (PLACE, DECOY):
+        pixels[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] *= 6
+    return pixels
+
+
+def peak(values: Tensor) -> tuple[int, int]:
+    """Row and column of the largest value."""
+    row, column = divmod(int(values.argmax()), values.shape[-1])
+    return row, column

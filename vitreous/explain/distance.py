@@ -1,0 +1,47 @@
+"""How far attention reaches (Figure 7, right; appendix D.7): the mean distance, in pixels, between a patch and those it
+takes from. Of a convolution this would be its receptive field; heads of the lowest layers have all kinds of it.
+
+b: batch; t = p + n: tokens; q: tokens that ask; n = gh x gw: patches.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.explain.capture import each_layer
+from vitreous.model.checks import Size
+from vitreous.model.vit import ViT
+
+
+def distances(grid: Size, unit: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:
+    """Between the centres of patches, of `rows` of them to all, where a patch stands for `unit` pixels.
+
+    >>> distances((2, 2), (16, 16))[0]
+    tensor([ 0.0000, 16.0000, 16.0000, 22.6274])
+    """
+    places = torch.cartesian_prod(torch.arange(grid[0]) * float(unit[0]), torch.arange(grid[1]) * float(unit[1]))
+    return torch.cdist(places[rows], places, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def mean_distances(weights: Float[Tensor, "b heads q n"], apart: Float[Tensor, "q n"]) -> Float[Tensor, "b heads q"]:
+    """From each patch that asks. Among patches only: what goes to the prefix is left out, and the rest counts as 1."""
+    among = weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-30)
+    return (among * apart).sum(dim=-1)
+
+
+@torch.no_grad()
+def attention_distance(
+    model: ViT, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
+) -> Float[Tensor, "layers heads"]:
+    """For every head of every layer, averaged over all patches that ask and over the images."""
+    found = []
+    for layer in each_layer(model, images, layers):
+        p, grid = layer.layout.prefix, layer.layout.grid
+        total = torch.zeros(model.config.num_heads, device=images.device)
+        for rows, weights in layer.chunks(start=p):
+            apart = distances(grid, model.config.unit, slice(rows.start - p, rows.stop - p)).to(images.device)
+            total += mean_distances(weights[..., p:].float(), apart).sum(dim=(0, 2))
+        found.append(total / (len(images) * grid[0] * grid[1]))
+    return torch.stack(found)
