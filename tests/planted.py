@@ -44,7 +44,7 @@ def planted(small: ViTConfig, kind: str) -> ViT:
         for parameter in [*block.attention.parameters(), *block.mlp.parameters()]:
             parameter.zero_()
     model.patches.projection.weight.zero_()
-    model.patches.projection.weight[CONTENT] = 1 / model.patches.projection.weight[0].numel()
+    model.patches.projection.weight[CONTENT] = 4 / model.patches.projection.weight[0].numel()
     for parameter in [*model.prefix.parameters(), *model.position.parameters(), *model.head.parameters()]:
         parameter.zero_()
     assert isinstance(model.position, Learned1dPosition)

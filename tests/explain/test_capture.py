@@ -1,9 +1,12 @@
+import dataclasses
+
 import pytest
 import torch
 
 from planted import KINDS, of_kind
 from vitreous.explain import capture
 from vitreous.explain.capture import attention_from, attention_map, each_layer, layout_of, readout, token_index
+from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Conditional, RelativeBias, Rotary2d
 from vitreous.model.tokens import Layout
@@ -28,10 +31,6 @@ def test_the_explicit_path_is_the_fused_one(small: ViTConfig, kind: str) -> None
 
 @pytest.mark.parametrize("position", [RelativeBias(), Rotary2d(), Conditional(blocks=2)], ids=str)
 def test_the_explicit_path_knows_positions(small: ViTConfig, position: object) -> None:
-    import dataclasses
-
-    from vitreous.model.build import build_vit
-
     model = build_vit(dataclasses.replace(small, position=position, registers=1)).eval()
     tokens, layout = model.embed(*model.patchify(IMAGES))
     for layer, (before, after) in enumerate(model.encoder.walk(tokens, layout, model.position)):
@@ -68,10 +67,6 @@ def test_no_layer_is_computed_beyond_those_asked_for(monkeypatch, small: ViTConf
 
 
 def test_it_looks_at_the_model_at_rest(small: ViTConfig) -> None:
-    import dataclasses
-
-    from vitreous.model.build import build_vit
-
     model: ViT = build_vit(dataclasses.replace(small, patch_dropout=0.5)).train()
     first = attention_map(model, IMAGES)
     assert model.training

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from planted import KINDS, of_kind
+from vitreous.explain import capture
 from vitreous.explain.distance import attention_distance, distances
 from vitreous.model.config import ViTConfig
 
@@ -25,8 +26,6 @@ def test_uniform_attention_has_the_mean_distance_of_two_places(small: ViTConfig,
 
 
 def test_any_attention_by_brute_force(monkeypatch, small: ViTConfig) -> None:  # type: ignore[no-untyped-def]
-    from vitreous.explain import capture
-
     monkeypatch.setattr(capture, "CHUNK", 500)
     model, images = of_kind(small, "registers"), 3 * torch.randn(2, 3, 24, 32)
     apart = distances((3, 4), (8, 8))

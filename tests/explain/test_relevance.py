@@ -1,8 +1,11 @@
+import dataclasses
+
 import pytest
 import torch
 
 from planted import KINDS, PLACE, SHOWN, of_kind, peak, picture, planted
 from vitreous.explain.relevance import relevance
+from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 
 
@@ -51,10 +54,6 @@ def test_classes_have_maps_of_their_own_and_images_do_not_mix(small: ViTConfig, 
 
 
 def test_what_cannot_be(small: ViTConfig) -> None:
-    import dataclasses
-
-    from vitreous.model.build import build_vit
-
     model = of_kind(small, "class token")
     with pytest.raises(ValueError, match="target is 5, but must be a whole number from 0 to 4"):
         relevance(model, picture(), 5)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from planted import KINDS, PLACE, of_kind, peak, picture, planted
+from vitreous.explain.capture import readout
 from vitreous.explain.rollout import fuse, rollout, rollout_map
 from vitreous.model.config import ViTConfig
 
@@ -15,7 +16,9 @@ def test_rows_sum_to_1(small: ViTConfig, kind: str, fusion, discard: float) -> N
     shares = rollout(model, IMAGES, fusion=fusion, discard=discard)
     torch.testing.assert_close(shares.sum(-1), torch.ones(shares.shape[:2]))
     assert (shares >= 0).all()
-    assert rollout_map(model, IMAGES, fusion=fusion, discard=discard).shape == (2, 3, 4)
+    pooled = readout(model, model.features(IMAGES))
+    row = (pooled[:, None] @ shares)[:, 0, model.config.prefix :].reshape(2, 3, 4)
+    torch.testing.assert_close(rollout_map(model, IMAGES, fusion=fusion, discard=discard), row.detach())
 
 
 def test_it_is_the_product_of_what_layers_do(small: ViTConfig) -> None:

@@ -33,6 +33,8 @@ def test_explicit_weights_are_the_fused_ones(options, with_bias, b, t, heads, ha
     torch.testing.assert_close(attention(tokens, terms), by_hand(attention, tokens, terms), atol=1e-5, rtol=0)
     weights = attention.weights(tokens, terms)
     torch.testing.assert_close(weights.sum(-1), torch.ones(b, heads, t))
+    torch.testing.assert_close(attention.gather(tokens, weights, terms), attention(tokens, terms), atol=1e-5, rtol=0)
+    torch.testing.assert_close(attention.weights(tokens, terms, slice(t // 2, t)), weights[:, :, t // 2 :])
 
 
 def test_it_is_torchs_multi_head_attention() -> None:
@@ -71,5 +73,7 @@ def test_pooling_attention_is_torchs_with_one_query() -> None:
         theirs.in_proj_bias.copy_(torch.cat([ours.q.bias, ours.kv.bias]))
         theirs.out_proj.load_state_dict(ours.output.state_dict())
     tokens = torch.randn(2, 7, 24)
-    expected, _ = theirs(ours.query.expand(2, -1, -1), tokens, tokens)
+    expected, weights = theirs(ours.query.expand(2, -1, -1), tokens, tokens, average_attn_weights=False)
     torch.testing.assert_close(ours(tokens), expected)
+    torch.testing.assert_close(ours.weights(tokens), weights[:, :, 0])
+    torch.testing.assert_close(ours.gather(tokens, ours.weights(tokens)), expected)

@@ -29,6 +29,16 @@ def test_it_is_torchs_pre_norm_layer() -> None:
     torch.testing.assert_close(ours(tokens, AttentionTerms()), theirs(tokens))
 
 
+def test_with_its_own_weights_handed_in_it_is_the_same() -> None:
+    block = Block(SelfAttention(24, 3), SwiGluMlp(24, 48), 24, 1e-6, layer_scale=0.5)
+    tokens, terms = torch.randn(2, 7, 24), AttentionTerms(bias=torch.randn(3, 7, 7))
+    weights = block.attention_weights(tokens, terms)
+    torch.testing.assert_close(block.with_weights(tokens, weights, terms), block(tokens, terms), atol=1e-5, rtol=0)
+    others = torch.eye(7).expand(2, 3, 7, 7)  # everyone hears only itself
+    alone = block.with_weights(tokens, others, terms)
+    torch.testing.assert_close(block.with_weights(tokens[:, 3:4], others[..., :1, :1], terms), alone[:, 3:4])
+
+
 def test_gelu_is_exact_or_approximate_as_asked() -> None:
     x = torch.linspace(-4, 4, 101)[None, :, None]
     exact, approximate = GeluMlp(1, 1, "erf"), GeluMlp(1, 1, "tanh")

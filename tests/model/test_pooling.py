@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -28,3 +29,13 @@ def test_attention_pooling_sees_every_token() -> None:
     for tokens in (prefix, patches):
         assert tokens.grad is not None
         assert (tokens.grad.abs().amax(-1) > 0).all()
+
+
+@pytest.mark.parametrize("prefix", [3, 1])
+def test_with_its_own_weights_handed_in_it_is_the_same(prefix: int) -> None:
+    features = FEATURES._replace(prefix=FEATURES.prefix[:, :prefix])
+    attention = AttentionPooling(PoolingAttention(8, 2), GeluMlp(8, 16, "tanh"), 8, 1e-6)
+    for pool in (ClassTokenPooling(), AveragePooling(nn.LayerNorm(8)), attention):
+        weights = pool.weights(features)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2]))
+        torch.testing.assert_close(pool.with_weights(features, weights), pool(features), atol=1e-5, rtol=0)

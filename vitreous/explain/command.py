@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from vitreous import __version__
+import vitreous
 from vitreous.explain import figures
 from vitreous.explain.maps import MAPS, DrawnMap, draw_map, peak, put_to_the_test
 from vitreous.explain.report import Findings, write_page
@@ -92,7 +92,7 @@ def examine(study: Study, wanted: Sequence[str], begin: Callable[[str], None] = 
             case "filters":
                 found.figures[method] = figures.filter_figures(study)
     if not can_draw() and {"faithfulness", "distance", "lens"} & set(wanted):
-        found.left_out["charts"] = "they need matplotlib: pip install vitreous[plot]"
+        found.left_out["charts"] = "matplotlib is missing: pip install vitreous[plot]"
     return found
 
 
@@ -124,7 +124,7 @@ def _facts(study: Study, checkpoint: Path, image: str, seconds: float) -> dict[s
         f"{config.image_size[0]} x {config.image_size[1]}; {', '.join(special) or 'patches only'}",
         "device": str(next(study.model.parameters()).device),
         "time": duration(seconds),
-        "version": f"Vitreous {__version__}",
+        "version": f"Vitreous {vitreous.__version__}",
     }
 
 
@@ -147,8 +147,8 @@ def _say(study: Study, found: Findings, paths: Sequence[Path]) -> None:
         console.print(table)
     if found.left_out:
         console.print()
-        for method, reason in found.left_out.items():
-            console.print(f"no {method}: {reason}", soft_wrap=True)
+        for reason, kinds in found.missing:
+            console.print(f"left out: {kinds} ({reason})", soft_wrap=True)
     console.print()
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)

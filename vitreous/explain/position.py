@@ -57,11 +57,11 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PlaceSimilarity
         return PlaceSimilarity(_by_places((cos @ cos.T + sin @ sin.T) / cos.shape[1], grid), words)
     if isinstance(position, ConditionalPosition):
         words = (
-            "This model has no table of positions: a convolution between blocks lets each patch hear its neighbours, "
-            "so what it knows of places depends on the picture."
+            "the model has no table of positions: a convolution between blocks lets each patch hear its neighbours, so "
+            "what it knows of places depends on the picture"
         )
         return PlaceSimilarity(None, words)
-    return PlaceSimilarity(None, "This model has no positions: to it an image is a bag of patches.")
+    return PlaceSimilarity(None, "the model has no positions: to it an image is a bag of patches")
 
 
 def _by_places(pairs: Float[Tensor, "n n"], grid: Size) -> Float[Tensor, "gh gw gh gw"]:

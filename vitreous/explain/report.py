@@ -33,7 +33,7 @@ h3 { margin: 1.75rem 0 0.25rem; font-size: 1rem; }
 .maps { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, var(--least)), 1fr)); gap: 1.25rem;
   margin: 1rem 0; }
 .shown { margin: 0; }
-.shown img { display: block; width: 100%; height: auto; border-radius: 0.35rem; }
+.shown img { display: block; max-width: 100%; max-height: 34rem; border-radius: 0.35rem; }
 .shown b { display: block; margin-bottom: 0.35rem; }
 .sheet { overflow-x: auto; }
 .sheet img { display: block; max-width: 100%; height: auto; }
@@ -66,6 +66,12 @@ class Findings:
     left_out: dict[str, str] = field(default_factory=dict)
 
     @property
+    def missing(self) -> list[tuple[str, str]]:
+        """Reasons, and what is left out for each."""
+        reasons = dict.fromkeys(self.left_out.values())
+        return [(why, ", ".join(method for method in self.left_out if self.left_out[method] == why)) for why in reasons]
+
+    @property
     def paths(self) -> list[Path]:
         groups = [self.seen, [*self.maps.values()], *self.figures.values()]
         return [figure.path for group in groups for figure in group]
@@ -83,12 +89,11 @@ def write_page(study: Study, found: Findings, title: str, facts: Mapping[str, st
         ("What is left out, and why", _left_out(found)),
         ("How this was made", [definitions(facts.items(), "facts"), code(command)]),
     ]
+    about = "What the model sees, and what its answer rests on" if found.seen else "Figures that need no picture"
     told = [(heading, parts, f"part-{number}") for number, (heading, parts) in enumerate(sections) if parts]
     links = [tag("a", heading, href=f"#{anchor}") for heading, _, anchor in told]
     body = [tag("section", tag("h2", heading, id=anchor), *parts) for heading, parts, anchor in told]
-    header = tag(
-        "header", tag("h1", title), tag("p", "What the model sees, and what its answer rests on", class_="soft")
-    )
+    header = tag("header", tag("h1", title), tag("p", about, class_="soft"))
     path = study.folder / "report.html"
     page = document(title, header, tag("nav", *links), tag("main", *body), style=STYLE)
     path.write_text(page, encoding="utf-8", errors="replace")
@@ -175,7 +180,7 @@ def _lens(found: Findings) -> list[Html]:
 
 
 def _left_out(found: Findings) -> list[Html]:
-    return [items(f"{method}: {reason}" for method, reason in found.left_out.items())] if found.left_out else []
+    return [items(f"{methods}: {reason}" for reason, methods in found.missing)] if found.left_out else []
 
 
 # ---- Their parts -----------------------------------------------------------------------------------------------------

@@ -36,9 +36,7 @@ def rollout(
     discard: this share of the weights of every row, its smallest, counts as noise and is left out.
     residual: what a token keeps of itself in each layer.
     """
-    check_choice("fusion", fusion, get_args(Fusion))
-    check_fraction("discard", discard)
-    check_real("residual", residual, 0, 1)
+    _check(fusion, discard, residual)
     shares: Tensor | None = None
     for layer in each_layer(model, images, layers):
         b, t, _ = layer.before.shape
@@ -75,9 +73,24 @@ def rollout_map(
     layers: Sequence[int] | None = None,
     fusion: Fusion = "mean",
     discard: float = 0.0,
+    residual: float = 0.5,
 ) -> Float[Tensor, "b gh gw"]:
-    """The share of every patch in the vector that stands for the image: class token, mean or MAP alike."""
-    shares = rollout(model, images, layers, fusion, discard)
+    """The share of every patch in the vector that stands for the image: class token, mean or MAP alike.
+
+    One row of the product, taken from the last layer down, so that no two matrices are ever multiplied.
+    """
+    _check(fusion, discard, residual)
     with at_rest(model):
-        pooled = readout(model, model.features(images)).float()
-    return on_grid((pooled[:, None] @ shares)[:, 0], layout_of(model, images))
+        row = readout(model, model.features(images)).float()
+    for layer in reversed(list(each_layer(model, images, layers))):
+        gathered = torch.zeros_like(row)
+        for rows, weights in layer.chunks():
+            gathered += (row[:, None, rows] @ fuse(weights.float(), fusion, discard))[:, 0]
+        row = (1 - residual) * gathered + residual * row
+    return on_grid(row, layout_of(model, images))
+
+
+def _check(fusion: Fusion, discard: float, residual: float) -> None:
+    check_choice("fusion", fusion, get_args(Fusion))
+    check_fraction("discard", discard)
+    check_real("residual", residual, 0, 1)

@@ -152,9 +152,9 @@ def which_methods(model: ViT, with_picture: bool, asked: Sequence[str]) -> tuple
     missing: dict[str, str] = {}
     for method in METHODS:
         if not with_picture and method in NEED_A_PICTURE:
-            missing[method] = "it needs a picture, and none was given"
+            missing[method] = "no picture was given"
         elif not model.config.num_classes and method in NEED_A_HEAD:
-            missing[method] = "it is about a class, and the checkpoint has no head: it knows no classes"
+            missing[method] = "the checkpoint has no head, so it knows no classes"
     for method in asked:
         if method in missing:
             raise BadValue(f"methods has {method!r}, but {missing[method]}")

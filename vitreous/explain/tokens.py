@@ -51,11 +51,12 @@ def principal(features: Float[Tensor, "n d"], count: int) -> Float[Tensor, "n k"
     A direction may point either way. It is turned so that the longer tail is positive, which depends on the patches
     alone: not on their order, nor on how the features are rotated.
     """
-    centred = features.double() - features.double().mean(dim=0)
+    wide = features.cpu().double()  # not every accelerator has float64
+    centred = wide - wide.mean(dim=0)
     left, lengths, _ = torch.linalg.svd(centred, full_matrices=False)
     scores = (left * lengths)[:, :count]
     tail = scores.pow(3).sum(dim=0)
-    scores = torch.where(tail < 0, -scores, scores).float()
+    scores = torch.where(tail < 0, -scores, scores).float().to(features.device)
     return F.pad(scores, (0, count - scores.shape[1]))  # so few patches, or so narrow, that there are no more
 
 
@@ -78,11 +79,11 @@ def two_groups(values: Float[Tensor, "n"]) -> float:
     >>> round(two_groups(torch.tensor([0.0, 0.1, 0.2, 5.0, 5.1])), 1)
     2.6
     """
-    ordered = values.double().sort().values
+    ordered = values.cpu().double().sort().values
     n = len(ordered)
     if n < 2:
         return 0.0
-    below = torch.arange(1, n, device=values.device)
+    below = torch.arange(1, n)
     sums = ordered.cumsum(0)
     means = sums[:-1] / below, (sums[-1] - sums[:-1]) / (n - below)
     best = int((below * (n - below) * (means[1] - means[0]).square()).argmax())

@@ -39,13 +39,13 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is up in any process. All must ask at the same step."""
+    def most(self, number: int) -> int:
+        """The largest of every process's numbers. All must ask at the same step."""
         if not self.many:
-            return flag
-        flags = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
-        return bool(flags.item())
+            return number
+        numbers = torch.tensor(number, device=self.device)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return int(numbers.item())
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, in order, in every process."""

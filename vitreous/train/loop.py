@@ -25,6 +25,8 @@ from vitreous.train.track import log_to_tensorboard
 from vitreous.weights.files import atomic_file, atomic_folder
 from vitreous.weights.native import write_files
 
+NOTHING, SAVE, STOP = range(3)  # what is to be done after a step, the most urgent last
+
 
 def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any]:
     """Train to the end, or until told to stop; returns the figures of the last evaluation."""
@@ -50,7 +52,9 @@ def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any
                 right = {counted: glance[counted]} if counted is not None else {}
                 display.step(step + 1, glance["loss"], rate, glance["images_per_second"], right)
             number = asked()
-            if world.any(bool(number)):
+            # Saving is the work of all processes, whose clocks differ: they agree on what is to be done.
+            wish = world.most(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
+            if wish == STOP:
                 _save(job, folder, progress)
                 raise Interrupted(number, f"stopped after step {step + 1} of {job.total_steps}, saved in {folder}")
             if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
@@ -58,8 +62,9 @@ def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any
                 if config.patience is not None and progress.since_best >= config.patience:
                     display.say(f"no better for {progress.since_best} evaluations: stopping early")
                     break
-            elif clock.due(config.save_minutes):
+            elif wish == SAVE:
                 _save(job, folder, progress)
+                clock.saved_now()
     return figures
 
 
@@ -92,8 +97,9 @@ def _finish_epoch(
             rows.write(json.dumps(row) + "\n")
         if config.tensorboard:
             log_to_tensorboard(folder, row)
-    if evaluated or clock.due(config.save_minutes):
+    if world.most(evaluated or clock.due(config.save_minutes)):
         _save(job, folder, progress)
+        clock.saved_now()
     shown = dict.fromkeys(("train_loss", "val_loss", f"val_{job.task.best}", "train_images_per_second"))
     display.epoch(epoch, {name: row[name] for name in shown if name in row})
     monitor.reset()
@@ -171,7 +177,7 @@ class _Clock:
         return True
 
     def due(self, minutes: float) -> bool:
-        if time.monotonic() - self.saved < 60 * minutes:
-            return False
+        return time.monotonic() - self.saved >= 60 * minutes
+
+    def saved_now(self) -> None:
         self.saved = time.monotonic()
-        return True

@@ -34,7 +34,8 @@ def convert(
     """Read, write, and read again what was written. Says how far the two are apart; with `check`, stage by stage."""
     model = load(source, from_, image_size or None, num_classes, overrides)
     save(model, target, to, lossy=lossy)
-    console = Console(markup=False, highlight=False)  # names of files and tensors may have brackets in them
+    # Names of files and tensors may have brackets in them, and are to be copied whole.
+    console = Console(markup=False, highlight=False, soft_wrap=True)
     record = provenance_of(model)
     console.print(f"read {source}: {record.get('origin', 'Vitreous')}")
     for line in record.get("assumed", ()):
