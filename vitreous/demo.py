@@ -4,12 +4,15 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from vitreous.data.open import open_data
+from vitreous.explain.command import explain_files
 from vitreous.model.vit import ViT
 from vitreous.train.config import Augment, Optim, TrainConfig
 from vitreous.train.defaults import FEW_PICTURES
@@ -40,17 +43,21 @@ def config(out: Path = FOLDER) -> TrainConfig:
 
 
 def run(out: Path = FOLDER) -> None:
-    """Train, evaluate, report, and show what happens inside."""
+    """Train, evaluate, report, show what happens inside, and explain one answer."""
     if (out / "config.json").exists():
         shutil.rmtree(out)  # the demo's own folder, made anew each time
     train(config(out), command=" ".join(["vitreous", *sys.argv[1:]]))
     model = load(out / "best")
     assert isinstance(model, ViT)
-    digit = torch.from_numpy(open_data("digits").val.picture(0))
-    images = (digit.reshape(1, 1, 8, 8).float() / 255 - 0.5) / 0.5
+    digit = open_data("digits").val.picture(0)
+    assert isinstance(digit, np.ndarray)
+    images = (torch.from_numpy(digit).reshape(1, 1, 8, 8).float() / 255 - 0.5) / 0.5
     console = Console()
     console.print()
     console.print(walk(model, images))
+    console.print("\nWhat its answer rests on:")
+    Image.fromarray(digit[..., 0]).save(out / "digit.png")
+    explain_files(out / "best", str(out / "digit.png"), out / "explained")
 
 
 @torch.no_grad()

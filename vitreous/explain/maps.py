@@ -70,10 +70,20 @@ def _about_occlusion(study: Study, drops: Tensor) -> str:
     low, high = float(drops.min()), float(drops.max())
     label = study.label(study.target)
     words = (
-        f"The test on the picture itself: a grey window is moved over it. Red: hiding this makes “{label}” less likely"
+        f"The test on the picture itself: a plain window is moved over it. Red: hiding this makes “{label}” less likely"
     )
-    words += f" (by up to {100 * high:.1f} points)" if high > 0 else ""
-    return f"{words}; blue: more likely" + (f" (by up to {100 * -low:.1f} points)." if low < 0 else ".")
+    return f"{words} ({_points(high)}); blue: more likely ({_points(-low)})."
+
+
+def _points(change: float) -> str:
+    """Of a probability, in hundredths.
+
+    >>> _points(0.5137), _points(0.0004), _points(-0.1)
+    ('by up to 51.4 points', 'by less than 0.1 points', 'nowhere')
+    """
+    if change <= 0:
+        return "nowhere"
+    return f"by up to {100 * change:.1f} points" if change >= 0.001 else "by less than 0.1 points"
 
 
 def _about_attention(study: Study) -> str:

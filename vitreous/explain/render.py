@@ -17,6 +17,7 @@ Rgb = UInt8[np.ndarray, "h w 3"]
 LABEL = (128, 132, 138)  # of text on sheets, which have no ground of their own: legible on white and on black
 DIMMED = 0.35  # what is left of the picture where the model did not look
 MARK = (255, 255, 255)
+MANY = 200  # patches
 
 
 def scaled(values: np.ndarray, from_zero: bool = True) -> np.ndarray:
@@ -34,7 +35,12 @@ def scaled(values: np.ndarray, from_zero: bool = True) -> np.ndarray:
 
 
 def overlay(canvas: Canvas, values: np.ndarray, from_zero: bool = True) -> Rgb:
-    """A map as heat over the picture without its colours: the more, the brighter and the less transparent."""
+    """A map as heat over the picture without its colours: the more, the brighter and the less transparent.
+
+    Of many patches, the topmost half per cent are all as bright: one outlier would leave the others dark.
+    """
+    if values.size >= MANY:
+        values = np.minimum(values, np.quantile(values, 0.995))
     field = scaled(onto(canvas, values), from_zero)
     strength = (0.35 + 0.55 * field)[..., None]
     return _with_seen(canvas, _grey(_seen(canvas)) * (1 - strength) + paint(field, heat()) * strength)
