@@ -27,3 +27,14 @@ def test_unknown_labels_start_afresh(small: ViTConfig) -> None:
     old = model.head
     replace_head(model, 2, ("c", "d"))
     assert not torch.isclose(model.head.weight, old.weight).any()
+
+
+@pytest.mark.parametrize("classes", [0, 4])
+def test_pre_logits_go_with_the_classes_they_were_made_for(classes: int, small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, head=TanhHead(7))).eval()
+    images = torch.randn(2, 3, *small.image_size)
+    pooled = model.pool(model.features(images))
+    replace_head(model, classes)
+    assert model.config.head == LinearHead()
+    expected = model.head(pooled) if classes else pooled
+    torch.testing.assert_close(model(images), expected)

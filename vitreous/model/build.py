@@ -1,7 +1,7 @@
 """From a config to a model: the only place that sees a whole config and picks the part for each choice."""
 
 import dataclasses
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -67,11 +67,15 @@ def build_vit(config: ViTConfig) -> ViT:
 def replace_head(model: ViT | ResNet, num_classes: int, labels: tuple[str, ...] = ()) -> None:
     """Give a model a head for other classes; everything below stays as it is.
 
-    A class that it knew by the same label keeps what was learned of it; all others start afresh.
+    A class that it knew by the same label keeps what was learned of it; all others start afresh. Where there is none of
+    them, pre-logits go too: they belong to the pre-training (sections 3.1 and 3.2), and new ones would be noise.
     """
     before = model.config.labels
-    model.config = dataclasses.replace(model.config, num_classes=num_classes, labels=labels)
     known = [(labels.index(label), before.index(label)) for label in before if label in labels]
+    changes: dict[str, Any] = {"num_classes": num_classes, "labels": labels}
+    if not known and isinstance(model, ViT) and isinstance(model.config.head, options.TanhHead):
+        changes["head"] = options.LinearHead()
+    model.config = dataclasses.replace(model.config, **changes)
     for name in ("head", "distillation_head"):
         if (old := getattr(model, name, None)) is not None:
             with next(model.parameters()).device:
