@@ -56,7 +56,8 @@ def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any
             wish = world.most(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
             if wish == STOP:
                 _save(job, folder, progress)
-                raise Interrupted(number, f"stopped after step {step + 1} of {job.total_steps}, saved in {folder}")
+                again = f"`vitreous train --out {folder} --resume` goes on"
+                raise Interrupted(number, f"stopped after step {step + 1} of {job.total_steps}, saved; {again}")
             if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
                 figures = _finish_epoch(job, folder, display, monitor, progress, clock, rate)
                 if config.patience is not None and progress.since_best >= config.patience:
