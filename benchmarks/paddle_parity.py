@@ -2,8 +2,8 @@
 
 It is too large to be a dependency, and wants a Python of its own (not one with torch):
 
-    python -m venv /tmp/paddle && /tmp/paddle/bin/pip install paddlepaddle
-    python -m benchmarks.paddle_parity --paddle /tmp/paddle/bin/python
+    python -m venv ../paddle && ../paddle/bin/pip install paddlepaddle
+    python -m benchmarks.paddle_parity --paddle ../paddle/bin/python
 
 Their file: Paddle saves models with random weights by `paddle.save`; we load each without a hint (but for one whose eps
 is not PaddleClas's), and compare our logits with Paddle's. Our file: models of the same shapes with random weights of
