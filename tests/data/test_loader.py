@@ -22,7 +22,7 @@ from vitreous.data.loader import (
     StreamLoader,
     can_reside,
     epoch_order,
-    resident_pictures,
+    hold,
     schedule,
 )
 from vitreous.data.source import ArraySource, Picture, Source, Subset
@@ -109,7 +109,8 @@ def test_workers_do_not_change_a_bit() -> None:
 def test_what_resides_on_the_device_is_what_workers_would_read() -> None:
     source, augmentation = arrays(11), Augmentation(crop="padded", repeats=2)
     reader = Reader(source, (16, 16), 3, WHOLE, augmentation, seed=2)
-    images, labels = resident_pictures(reader, CPU)
+    held = hold(reader, CPU)
+    images, labels = held.images, held.labels
     resident = ResidentLoader(images, labels, seed=2, place=Place(4), repeats=2)
     stream = StreamLoader(reader, Place(4), workers=0, device=CPU)
     for ours, theirs in zip(resident.batches(0, 5), stream.batches(0, 5), strict=True):

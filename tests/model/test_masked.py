@@ -13,10 +13,9 @@ from vitreous.model.masked import (
     MaskedPatchPrediction,
     Target,
     colour_of,
-    cut,
     three_bits,
-    uncut,
 )
+from vitreous.model.patch import cut, uncut
 from vitreous.model.vit import ViT
 
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitreous.model.patch import PatchEmbedding
+from vitreous.model.patch import PatchEmbedding, cut
 
 small = st.integers(1, 5)
 
@@ -23,7 +23,7 @@ def test_convolution_and_linear_are_one_function(c: int, ph: int, pw: int, gh: i
 def test_a_patch_is_what_it_should_be() -> None:
     embedding = PatchEmbedding(2, 8, (4, 3))
     images = torch.randn(1, 2, 8, 9)
-    patches = embedding.cut(images)
+    patches = cut(images, embedding.patch_size)
     assert torch.equal(patches[0, 4], images[0, :, 4:8, 3:6].flatten())  # row-major: row 1, column 1 of a 2 x 3 grid
 
 

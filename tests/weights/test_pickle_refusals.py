@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
+from damage import check_noticed_or_harmless, damaged
 from vitreous.weights.pickles import read_pickle
 from vitreous.weights.tensors import BadCheckpoint
 
@@ -360,24 +360,6 @@ def _samples() -> list[bytes]:
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    sample=st.sampled_from(_samples()),
-    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
-    cut=st.none() | st.floats(0, 1),
-)
-def test_damage_is_noticed_or_harmless(
-    tmp_path: Path, sample: bytes, flips: list[tuple[float, int]], cut: float | None
-) -> None:
-    data = bytearray(sample)
-    for place, byte in flips:
-        data[int(place * len(data))] = byte
-    if cut is not None:
-        del data[int(cut * len(data)) :]
-    (tmp_path / "x").write_bytes(data)
-    said = str(tmp_path / "x")
-    try:
-        repr(read_pickle(tmp_path / "x"))  # which reads every number
-    except BadCheckpoint as error:
-        said = str(error)
-    assert said.startswith(str(tmp_path / "x"))
-    assert "\n" not in said
+@given(data=damaged(_samples()))
+def test_damage_is_noticed_or_harmless(tmp_path: Path, data: bytes) -> None:
+    check_noticed_or_harmless(read_pickle, tmp_path / "x", data)

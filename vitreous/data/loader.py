@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -151,12 +151,6 @@ def hold(reader: Reader, device: torch.device) -> Batch:
     """Everything that a reader has, at its size, as one batch on the device."""
     everything = torch.arange(len(reader.source))
     return _to(reader[Request(0, everything, everything)], device)
-
-
-def resident_pictures(reader: Reader, device: torch.device) -> tuple[UInt8[Tensor, "n c h w"], Int[Tensor, "n"]]:
-    """All pictures of a reader and their labels."""
-    held = hold(reader, device)
-    return held.images, held.labels
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:

@@ -4,7 +4,7 @@ b: batch; c: channels; h, w: image height and width.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.model.options import Preprocessing
@@ -29,8 +29,20 @@ def normalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) ->
     >>> normalise(torch.ones(1, 3, 1, 1), Preprocessing(mean=(0.5,), std=(0.25,))).flatten()
     tensor([2., 2., 2.])
     """
-    mean, std = (  # sent without waiting for what the device has yet to do
+    mean, std = _mean_and_std(images, preprocessing)
+    return (images - mean) / std
+
+
+def denormalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) -> UInt8[Tensor, "b c h w"]:
+    """What `normalise` was given, as 8 bits to be looked at."""
+    mean, std = _mean_and_std(images, preprocessing)
+    return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _mean_and_std(images: Tensor, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
+    """Sent without waiting for what the device has yet to do."""
+    mean, std = (
         torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True).view(1, -1, 1, 1)
         for values in (preprocessing.mean, preprocessing.std)
     )
-    return (images - mean) / std
+    return mean, std

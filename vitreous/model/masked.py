@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.block import Block, GeluMlp
-from vitreous.model.checks import Size, check_choice, fail
+from vitreous.model.checks import check_choice, fail
 from vitreous.model.init import small_, xavier_
+from vitreous.model.patch import cut
 from vitreous.model.position import SinCos2dPosition
 from vitreous.model.tokens import Layout, keep_patches
 from vitreous.model.vit import ViT
@@ -32,21 +33,6 @@ class Filled(NamedTuple):
     losses: Float[Tensor, "b"]
     hidden: Bool[Tensor, "b n"]
     patches: Float[Tensor, "b n p"]  # in the units of the input
-
-
-def cut(images: Float[Tensor, "b c h w"], patch_size: Size) -> Float[Tensor, "b n p"]:
-    """The pixels of each patch, flattened as (channel, row, column)."""
-    b, c, h, w = images.shape
-    ph, pw = patch_size
-    return images.reshape(b, c, h // ph, ph, w // pw, pw).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * ph * pw)
-
-
-def uncut(patches: Float[Tensor, "b n p"], patch_size: Size, grid: Size) -> Float[Tensor, "b c h w"]:
-    """Patches put together to images again."""
-    (ph, pw), (gh, gw) = patch_size, grid
-    b, _, pixels = patches.shape
-    c = pixels // (ph * pw)
-    return patches.reshape(b, gh, gw, c, ph, pw).permute(0, 3, 1, 4, 2, 5).reshape(b, c, gh * ph, gw * pw)
 
 
 # ---- Masked patch prediction (appendix B.1.2) ------------------------------------------------------------------------

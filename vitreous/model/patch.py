@@ -47,14 +47,7 @@ class PatchEmbedding(nn.Module):
         grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
         if self.method == "conv":
             return self.projection(images).flatten(2).transpose(1, 2), grid
-        return self.project(self.cut(images)), grid
-
-    def cut(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n cpp"]:
-        """The patches themselves, in row-major order, each flattened as (channel, row, column)."""
-        b, c, h, w = images.shape
-        ph, pw = self.patch_size
-        patches = images.reshape(b, c, h // ph, ph, w // pw, pw).permute(0, 2, 4, 1, 3, 5)
-        return patches.reshape(b, (h // ph) * (w // pw), c * ph * pw)
+        return self.project(cut(images, self.patch_size)), grid
 
     def project(self, patches: Float[Tensor, "b n cpp"]) -> Float[Tensor, "b n d"]:
         projected = F.linear(self.pixel_norm(patches), self.projection.weight.flatten(1), self.projection.bias)
@@ -67,3 +60,19 @@ class PatchEmbedding(nn.Module):
             return images
         bottom, right = (-side % step for side, step in zip(size, self.patch_size, strict=True))
         return F.pad(images, (0, right, 0, bottom)) if bottom or right else images
+
+
+def cut(images: Float[Tensor, "b c h w"], patch_size: Size) -> Float[Tensor, "b n cpp"]:
+    """The patches themselves, in row-major order, each flattened as (channel, row, column)."""
+    b, c, h, w = images.shape
+    ph, pw = patch_size
+    patches = images.reshape(b, c, h // ph, ph, w // pw, pw).permute(0, 2, 4, 1, 3, 5)
+    return patches.reshape(b, (h // ph) * (w // pw), c * ph * pw)
+
+
+def uncut(patches: Float[Tensor, "b n cpp"], patch_size: Size, grid: Size) -> Float[Tensor, "b c h w"]:
+    """Patches put together to images again."""
+    (ph, pw), (gh, gw) = patch_size, grid
+    b, _, pixels = patches.shape
+    c = pixels // (ph * pw)
+    return patches.reshape(b, gh, gw, c, ph, pw).permute(0, 3, 1, 4, 2, 5).reshape(b, c, gh * ph, gw * pw)

@@ -9,8 +9,9 @@ from torch import Tensor
 from vitreous.data.loader import Reader, Request
 from vitreous.data.source import Source
 from vitreous.evaluate.run import Answers
-from vitreous.model.masked import cut, uncut
+from vitreous.model.inputs import denormalise
 from vitreous.model.options import Preprocessing
+from vitreous.model.patch import cut, uncut
 from vitreous.train import plots
 from vitreous.train.fill import FillIn
 from vitreous.train.look import can_draw
@@ -124,11 +125,6 @@ def _samples(job: Job) -> tuple[Tensor, list[int]]:
     batch = next(iter(job.loader.batches(0, 1)))
     images = denormalise(job.task.prepare(batch)[0][:SAMPLES], job.state.model.config.preprocessing)
     return images.cpu(), batch.labels[:SAMPLES].tolist()
-
-
-def denormalise(images: Tensor, preprocessing: Preprocessing) -> Tensor:
-    mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
-    return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _mistakes(job: Job, source: Source, answers: Answers) -> list[Mistake]:

@@ -14,7 +14,7 @@ from vitreous.data.loader import (
     StreamLoader,
     TrainLoader,
     can_reside,
-    resident_pictures,
+    hold,
 )
 from vitreous.data.source import DataSet, Source
 from vitreous.data.split import listed
@@ -182,8 +182,8 @@ def build_loader(config: TrainConfig, source: Source, model: ViT | ResNet, world
     shape, augmentation = model.config, config.augment.on(Augmentation())
     reader = Reader(source, shape.image_size, shape.channels, shape.preprocessing, augmentation, config.seed)
     if augmentation.crop != "resized" and can_reside(source, shape.image_size, shape.channels):
-        images, labels = resident_pictures(reader, world.device)
-        return ResidentLoader(images, labels, config.seed, place, augmentation.repeats)
+        held = hold(reader, world.device)
+        return ResidentLoader(held.images, held.labels, config.seed, place, augmentation.repeats)
     return StreamLoader(reader, place, config.workers or 0, world.device)
 
 

@@ -1,0 +1,30 @@
+"""Files that chance has damaged: bytes overwritten, the end cut off. A reader notices, or reads them all the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from vitreous.weights.tensors import BadCheckpoint
+
+
+@st.composite
+def damaged(draw: st.DrawFn, samples: list[bytes]) -> bytes:
+    data = bytearray(draw(st.sampled_from(samples)))
+    for place, byte in draw(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4)):
+        data[int(place * len(data))] = byte
+    end = draw(st.none() | st.floats(0, 1))
+    return bytes(data if end is None else data[: int(end * len(data))])
+
+
+def check_noticed_or_harmless(read: Callable[[Path], Any], file: Path, data: bytes) -> None:
+    """Any other exception than ours goes through, and fails the test."""
+    file.write_bytes(data)
+    said = str(file)
+    try:
+        repr(read(file))  # which reads every number
+    except BadCheckpoint as error:
+        said = str(error)
+    assert said.startswith(str(file))
+    assert "\n" not in said
