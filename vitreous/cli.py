@@ -6,7 +6,7 @@ torch is imported inside the verbs, so that `--help` answers at once.
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, arg
@@ -115,18 +115,18 @@ def evaluate(
     """
     from vitreous.evaluate.checkpoint import evaluate_checkpoint, print_evaluation
     from vitreous.evaluate.probe import print_probe, probe_checkpoint
+    from vitreous.evaluate.setting import Setting
 
-    shared: dict[str, Any] = {
-        "part": part, "image_size": image_size, "root": data_root, "val_fraction": val_fraction, "seed": seed,
-        "batch_size": batch_size, "device": device, "precision": precision, "workers": workers, "flip": flip,
-    }  # fmt: skip
+    setting = Setting(
+        part, image_size, data_root, val_fraction, seed, batch_size, device, precision, workers, flip
+    )  # fmt: skip
     if probe is not None:
         probed = probe_checkpoint(
-            checkpoint, data, probe, **shared, features=features, cache=cache, neighbours=neighbours, shots=shots
+            checkpoint, data, probe, setting, features=features, cache=cache, neighbours=neighbours, shots=shots
         )
         print_probe(probed, json, out)
         return
-    figures, answers = evaluate_checkpoint(checkpoint, data, **shared)
+    figures, answers = evaluate_checkpoint(checkpoint, data, setting)
     print_evaluation(figures, answers, json, out)
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 from vitreous.cli import main
 from vitreous.evaluate import linear
 from vitreous.evaluate.probe import PROBES, probe_checkpoint
+from vitreous.evaluate.setting import Setting
 from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.weights.load import save
@@ -69,7 +70,7 @@ def test_a_whole_run(
 
 
 def test_figures_of_both_linear_probes_have_names(checkpoint: Path) -> None:
-    figures = probe_checkpoint(checkpoint, "digits", "linear", workers=0, device="cpu")
+    figures = probe_checkpoint(checkpoint, "digits", "linear", Setting(workers=0, device="cpu"))
     ways = {row["method"]: row for row in figures["results"]}
     assert set(ways) == {"ridge", "sgd"}
     assert all(figures[f"linear_{method}"] == row["top1"] for method, row in ways.items())
@@ -78,14 +79,14 @@ def test_figures_of_both_linear_probes_have_names(checkpoint: Path) -> None:
 
 
 def test_the_first_number_is_the_result(checkpoint: Path) -> None:
-    where: dict[str, Any] = {"workers": 0, "device": "cpu"}
-    several = probe_checkpoint(checkpoint, "digits", "knn", neighbours=(100, 1), **where)
+    where = Setting(workers=0, device="cpu")
+    several = probe_checkpoint(checkpoint, "digits", "knn", where, neighbours=(100, 1))
     assert [row["neighbours"] for row in several["results"]] == [100, 1]
     assert several["knn"] == several["results"][0]["top1"] != several["results"][1]["top1"]
-    shots = probe_checkpoint(checkpoint, "digits", "fewshot", shots=(25, 1), **where)
+    shots = probe_checkpoint(checkpoint, "digits", "fewshot", where, shots=(25, 1))
     assert shots["fewshot"] == shots["results"][0]["top1"] > shots["results"][1]["top1"]
     assert shots["fewshot_std"] == shots["results"][0]["std"] > 0
-    wide = probe_checkpoint(checkpoint, "digits", "knn", features="class+mean", **where)
+    wide = probe_checkpoint(checkpoint, "digits", "knn", where, features="class+mean")
     assert (several["width"], wide["width"]) == (48, 96)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from vitreous.data.loader import EvalLoader, Place, Reader
-from vitreous.data.open import open_data
-from vitreous.data.source import DataSet, Source
 from vitreous.data.split import plural
 from vitreous.evaluate.run import Answers, answer
+from vitreous.evaluate.setting import USUAL, Setting
 from vitreous.infer.place import choose_device, choose_dtype
 from vitreous.weights.files import atomic_file
 from vitreous.weights.load import load
@@ -22,29 +20,14 @@ from vitreous.weights.load import load
 SHOWN = 12
 
 
-def evaluate_checkpoint(
-    checkpoint: Path,
-    data: str,
-    *,
-    part: str | None = None,
-    image_size: Sequence[int] = (),
-    root: Path | None = None,
-    val_fraction: float = 0.2,
-    seed: int = 0,
-    batch_size: int = 64,
-    device: str = "auto",
-    precision: str = "fp32",
-    workers: int = 2,
-    flip: bool = False,
-) -> tuple[dict[str, Any], Answers]:
+def evaluate_checkpoint(checkpoint: Path, data: str, setting: Setting = USUAL) -> tuple[dict[str, Any], Answers]:
     """The figures of `metrics.json`, and all answers."""
-    found = open_data(data, root=root, val_fraction=val_fraction, seed=seed)
-    name, source = pick_part(found, part)
-    model = load(checkpoint, image_size=image_size or None)
+    found, name, source = setting.open(data)
+    model = load(checkpoint, image_size=setting.image_size or None)
     if model.config.num_classes != len(found.classes) or model.config.labels not in ((), found.classes):
         ours, theirs = model.config.labels or f"{model.config.num_classes} unnamed", found.classes
         raise ValueError(f"the checkpoint knows the classes {_few(ours)}, but {found.name} has {_few(theirs)}")
-    where = choose_device(device, torch.device("cpu"))
+    where = choose_device(setting.device, torch.device("cpu"))
     model = model.to(where)
     config = model.config
     reader = Reader(source, config.image_size, config.channels, config.preprocessing)
@@ -53,27 +36,18 @@ def evaluate_checkpoint(
         [
             answer(
                 model,
-                EvalLoader(reader, Place(batch_size), workers),
+                EvalLoader(reader, Place(setting.batch_size), setting.workers),
                 where,
                 config.preprocessing,
                 found.classes,
-                choose_dtype(precision, where),
-                flip,
+                choose_dtype(setting.precision, where),
+                setting.flip,
             )
         ]
     )
     seconds = time.perf_counter() - started
     figures = {**answers.evaluation.metrics(), "part": name, "seconds": seconds}
     return {**figures, "images_per_second": len(source) / seconds}, answers
-
-
-def pick_part(data: DataSet, part: str | None) -> tuple[str, Source]:
-    """The part asked for; otherwise the test part where there is one, as it was never used to choose anything."""
-    parts = {"train": data.train, "val": data.val} | ({"test": data.test} if data.test is not None else {})
-    chosen = part or ("test" if data.test is not None else "val")
-    if chosen not in parts:
-        raise ValueError(f"part is {chosen!r}, but {data.name} has {', '.join(parts)}")
-    return chosen, parts[chosen]
 
 
 def print_evaluation(figures: dict[str, Any], answers: Answers, as_json: bool, out: Path | None) -> None:

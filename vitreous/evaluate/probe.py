@@ -15,14 +15,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from vitreous.data.open import open_data
 from vitreous.data.split import plural
-from vitreous.evaluate.checkpoint import SHOWN, pick_part
+from vitreous.evaluate.checkpoint import SHOWN
 from vitreous.evaluate.feature_cache import cached_features
 from vitreous.evaluate.features import KINDS, FeatureSet, Kind
 from vitreous.evaluate.fewshot import FewShotResult, fewshot
 from vitreous.evaluate.knn import KnnResult, knn
 from vitreous.evaluate.linear import LinearResult, linear_probe
+from vitreous.evaluate.setting import USUAL, Setting
 from vitreous.infer.place import choose_device, choose_dtype
 from vitreous.model.checks import check_choice, check_whole, fail
 from vitreous.weights.files import atomic_file
@@ -38,17 +38,8 @@ def probe_checkpoint(
     checkpoint: Path,
     data: str,
     probe: Probe,
+    setting: Setting = USUAL,
     *,
-    part: str | None = None,
-    image_size: Sequence[int] = (),
-    root: Path | None = None,
-    val_fraction: float = 0.2,
-    seed: int = 0,
-    batch_size: int = 64,
-    device: str = "auto",
-    precision: str = "fp32",
-    workers: int = 2,
-    flip: bool = False,
     features: Kind = "pooled",
     cache: Path | None = None,
     neighbours: Sequence[int] = (20,),
@@ -65,22 +56,21 @@ def probe_checkpoint(
             fail(field, numbers, "at least one whole number")
         for number in numbers:
             check_whole(field, number, 1, 2**20)
-    if part == "train":
-        fail("part", part, "'val' or 'test' for a probe, which learns from train")
-    found = open_data(data, root=root, val_fraction=val_fraction, seed=seed)
-    name, source = pick_part(found, part)
-    where = choose_device(device, torch.device("cpu"))
-    model = load(checkpoint, image_size=image_size or None).float().to(where)
+    if setting.part == "train":
+        fail("part", setting.part, "'val' or 'test' for a probe, which learns from train")
+    found, name, source = setting.open(data)
+    where = choose_device(setting.device, torch.device("cpu"))
+    model = load(checkpoint, image_size=setting.image_size or None).float().to(where)
     began = time.perf_counter()
     train, test = (
         cached_features(
-            cache, model, pictures, where, choose_dtype(precision, where),
-            kind=features, batch_size=batch_size, workers=workers, flip=flip,
+            cache, model, pictures, where, choose_dtype(setting.precision, where),
+            kind=features, batch_size=setting.batch_size, workers=setting.workers, flip=setting.flip,
         )
         for pictures in (found.train, source)
     )  # fmt: skip
     seconds, cached = time.perf_counter() - began, train[1] or test[1]
-    results = run_probe(probe, train[0], test[0], found.classes, seed, neighbours, shots, where)
+    results = run_probe(probe, train[0], test[0], found.classes, setting.seed, neighbours, shots, where)
     problems = (*train[0].problems, *test[0].problems)
     return {
         "probe": probe,
