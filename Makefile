@@ -15,7 +15,7 @@ setup: .venv/.ready
 	@echo "Setting up .venv (once, a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) torch
-	@$(PIP) --editable '.[data,plot,track,dev,peers]'
+	@$(PIP) --editable '.[data,plot,serve,track,dev,peers]'
 	@$(PIP) --no-deps timm torchvision vit-pytorch einops
 	@touch $@
 
@@ -23,7 +23,7 @@ demo: setup
 	@$(BIN)/vitreous demo
 
 test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadgroup
 
 lint: setup
 	@$(BIN)/ruff format --check .
@@ -38,6 +38,8 @@ bench: setup
 	@$(BIN)/python -m benchmarks.forward
 	@$(BIN)/python -m benchmarks.loading
 	@$(BIN)/python -m benchmarks.load_time
+	@$(BIN)/python -m benchmarks.masked_step --device cpu --batch-size 8 --rounds 7
+	@$(BIN)/python -m benchmarks.serving
 
 clean:
 	@rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

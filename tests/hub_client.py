@@ -127,7 +127,7 @@ def initial(*arguments: str) -> dict[str, Any]:
     from vitreous.data.open import open_data
     from vitreous.train.config import TrainConfig
     from vitreous.train.defaults import choose
-    from vitreous.train.setup import build_model
+    from vitreous.train.start import build_model
     from vitreous.weights.adapt import provenance_of
 
     config = tyro.cli(TrainConfig, args=arguments, config=FLAGS)

@@ -53,16 +53,15 @@ def planted(small: ViTConfig, kind: str) -> ViT:
     for token in model.prefix.parameters():
         token[..., ANCHOR] = 10.0
     attention = model.encoder.blocks[0].attention
-    queries, keys, values = attention.qkv.weight.view(3, heads, width // heads, width)
-    attention.qkv.bias.view(3, heads, -1)[0, :, 0] = 6.0  # everyone asks ...
-    keys[:, 0, FLAG] = 1.0  # ... where the flag is ...
-    values[:, 0, CONTENT] = 1.0  # ... for what is there
+    attention.q.bias.view(heads, -1)[:, 0] = 6.0  # everyone asks ...
+    attention.k.weight.view(heads, -1, width)[:, 0, FLAG] = 1.0  # ... where the flag is ...
+    attention.v.weight.view(heads, -1, width)[:, 0, CONTENT] = 1.0  # ... for what is there
     attention.output.weight.view(width, heads, -1)[SIGNAL, :, 0] = 1.0
-    assert not queries.any()
+    assert not attention.q.weight.any()
     if isinstance(model.pool, AttentionPooling):
         for parameter in [*model.pool.attention.parameters(), *model.pool.mlp.parameters()]:
             parameter.zero_()
-        model.pool.attention.kv.weight[width:] = torch.eye(width)
+        model.pool.attention.v.weight.copy_(torch.eye(width))
         model.pool.attention.output.weight.copy_(torch.eye(width))
     for head in (model.head, model.distillation_head):
         if head is not None:

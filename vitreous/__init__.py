@@ -10,11 +10,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitreous.infer.predictor import Predictor as Predictor
+    from vitreous.infer.segments import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
     from vitreous.model.config import ResNetConfig as ResNetConfig
     from vitreous.model.config import ViTConfig as ViTConfig
     from vitreous.model.presets import create as create
     from vitreous.model.resnet import ResNet as ResNet
+    from vitreous.model.segmenter import Segmenter as Segmenter
+    from vitreous.model.segmenter import SegmenterConfig as SegmenterConfig
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
     from vitreous.weights.load import load as load
@@ -29,6 +32,9 @@ _HOMES = {
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",
     "save": "vitreous.weights.load",
+    "Segmenter": "vitreous.model.segmenter",
+    "SegmenterConfig": "vitreous.model.segmenter",
+    "SegmentPredictor": "vitreous.infer.segments",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",
 }

@@ -11,14 +11,16 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from vitreous.evaluate.verb import evaluate
 from vitreous.explain.verb import explain
 from vitreous.model.checks import suggestion
 from vitreous.refuse import refuse
+from vitreous.serve.verb import serve
 from vitreous.threads import spin_briefly
 from vitreous.train.config import TrainConfig
 
 app = tyro.extras.SubcommandApp()
-VERBS = ("train", "eval", "predict", "embed", "explain", "convert", "info", "data", "demo")
+VERBS = ("train", "eval", "predict", "embed", "explain", "convert", "serve", "info", "data", "demo")
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 
 
@@ -64,70 +66,7 @@ def _train(config: TrainConfig, command: str) -> None:
         sys.exit(128 + stop.signal_number)
 
 
-@app.command(name="eval")
-def evaluate(
-    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
-    *,
-    data: str,
-    part: Literal["train", "val", "test"] | None = None,
-    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
-    data_root: Path | None = None,
-    val_fraction: float = 0.2,
-    seed: int = 0,
-    batch_size: int = 64,
-    device: str = "auto",
-    precision: Literal["fp32", "bf16", "auto"] = "fp32",
-    workers: int = 2,
-    flip: bool = False,
-    probe: Literal["knn", "linear", "fewshot"] | None = None,
-    features: Literal["pooled", "class+mean"] = "pooled",
-    cache: Path | None = None,
-    neighbours: tuple[int, ...] = (20,),
-    shots: tuple[int, ...] = (5, 10, 25),
-    json: bool = False,
-    out: Path | None = None,
-) -> None:
-    """How good a checkpoint is: top-1, top-5, loss, calibration, each class, what is taken for what.
-
-    Example: vitreous eval runs/first/best --data pictures/
-
-    Args:
-        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
-        data: What it is measured on; anything that `train --data` takes.
-        part: Which part of it; the test part where there is one, else the validation part.
-        image_size: Another size than the checkpoint's; its positions are resampled.
-        data_root: A local copy of a data set that would be downloaded.
-        val_fraction: Share held out where the data has no validation part, as in training.
-        seed: Of that split, as in training; and of what a probe draws.
-        batch_size: Pictures at once.
-        device: auto, cpu, cuda, mps.
-        precision: Of the computation.
-        workers: Processes that decode pictures.
-        flip: Average with the mirror image.
-        probe: Measure the frozen encoder instead of the head: what k-NN, a linear classifier, or least squares on a few
-            pictures of each class learn from its features of the train part.
-        features: For a probe: what the head gets, or the class token beside the mean of the patches.
-        cache: For a probe: a folder to keep features in, for the next probe; left out, they are only in memory.
-        neighbours: For --probe knn: how many vote; several numbers are measured in one pass, the first is the result.
-        shots: For --probe fewshot: pictures of each class; the first number is the result.
-        json: Print JSON instead of tables.
-        out: Write the JSON to a file as well.
-    """
-    from vitreous.evaluate.checkpoint import evaluate_checkpoint, print_evaluation
-    from vitreous.evaluate.probe import print_probe, probe_checkpoint
-    from vitreous.evaluate.setting import Setting
-
-    setting = Setting(
-        part, image_size, data_root, val_fraction, seed, batch_size, device, precision, workers, flip
-    )  # fmt: skip
-    if probe is not None:
-        probed = probe_checkpoint(
-            checkpoint, data, probe, setting, features=features, cache=cache, neighbours=neighbours, shots=shots
-        )
-        print_probe(probed, json, out)
-        return
-    figures, answers = evaluate_checkpoint(checkpoint, data, setting)
-    print_evaluation(figures, answers, json, out)
+app.command(name="eval")(evaluate)
 
 
 @app.command
@@ -144,7 +83,7 @@ def predict(
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """What a model sees in pictures: files, folders, globs, or - for a list of paths.
+    """What a model sees in pictures: labels, or a mask for each where the model is a segmenter.
 
     Example: vitreous predict runs/first/best cat.jpg "holiday/*.png"
 
@@ -158,7 +97,7 @@ def predict(
         device: auto, cpu, cuda, mps.
         precision: Of the computation.
         json: Print a line of JSON for each picture instead of a table.
-        out: Write to a .json, .jsonl, .csv or .parquet file instead.
+        out: Write to a .json, .jsonl, .csv or .parquet file instead; for a segmenter, a folder for masks and overlays.
     """
     from vitreous.infer.command import predict_files
 
@@ -197,6 +136,7 @@ def embed(
 
 
 app.command(explain)
+app.command(serve)
 
 
 @app.command
@@ -269,7 +209,7 @@ def data(
     out: Path | None = None,
     json: bool = False,
 ) -> None:
-    """A data set's doctor: counts, balance, unreadable and duplicate pictures, leaks between parts, odd sizes.
+    """A data set's doctor: counts, balance, unreadable and duplicate pictures, leaks between parts, odd sizes, masks.
 
     Example: vitreous data check pictures/ --out sheet.png
 

@@ -10,8 +10,10 @@ from rich.table import Table
 
 from vitreous.model.checks import as_size
 from vitreous.model.codec import to_dict
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.config import ViTConfig
+from vitreous.model.kinds import AnyConfig
 from vitreous.model.presets import PRESETS, configure
+from vitreous.model.segmenter import SegmenterConfig
 
 
 def print_presets(as_json: bool) -> None:
@@ -51,12 +53,13 @@ def print_model(name: str, num_classes: int | None, image_size: Sequence[int] | 
     Console().print(table)
 
 
-def measure(config: ViTConfig | ResNetConfig) -> dict[str, int]:
+def measure(config: AnyConfig) -> dict[str, int]:
     """The figures of one image: what JSON holds and the table shows."""
     from vitreous.model.cost import cost
 
     spent = cost(config)
-    tokens = {"tokens": config.tokens} if isinstance(config, ViTConfig) else {}
+    encoder = config.encoder if isinstance(config, SegmenterConfig) else config
+    tokens = {"tokens": encoder.tokens} if isinstance(encoder, ViTConfig) else {}
     return {
         "parameters": spent.parameters,
         "flops": spent.flops,
@@ -65,7 +68,7 @@ def measure(config: ViTConfig | ResNetConfig) -> dict[str, int]:
     }
 
 
-def _lines(config: ViTConfig | ResNetConfig, figures: dict[str, int]) -> list[tuple[str, str]]:
+def _lines(config: AnyConfig, figures: dict[str, int]) -> list[tuple[str, str]]:
     memory = figures["activation_bytes"] / 2**20
     lines = [
         ("parameters", f"{figures['parameters']:,}"),
@@ -74,6 +77,10 @@ def _lines(config: ViTConfig | ResNetConfig, figures: dict[str, int]) -> list[tu
         ("image", f"{config.image_size[0]} x {config.image_size[1]}, {config.channels} channels"),
         ("classes", str(config.num_classes or "none: returns pooled features")),
     ]
+    scale = config.preprocessing
+    if isinstance(config, SegmenterConfig):
+        lines.append(("decoder", str(config.decoder)))
+        config = config.encoder
     if isinstance(config, ViTConfig):
         (gh, gw), width = config.grid, config.width
         stem = "" if config.stem is None else f" of a ResNet's feature map, stages {config.stem.stages}"
@@ -84,6 +91,5 @@ def _lines(config: ViTConfig | ResNetConfig, figures: dict[str, int]) -> list[tu
             ("parts", ", ".join(str(part) for part in (config.position, config.mlp, config.pool, config.head))),
             ("numerics", f"LayerNorm eps {config.norm_eps:g}"),
         ]
-    scale = config.preprocessing
     lines.append(("preprocessing", f"mean {scale.mean}, std {scale.std}, {scale.interpolation}, {scale.fit}"))
     return lines

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from vitreous.data.open import open_data
-from vitreous.evaluate.checkpoint import evaluate_checkpoint, print_evaluation
+from vitreous.evaluate.checkpoint import evaluate_classifier, print_evaluation
 from vitreous.evaluate.setting import Setting, pick_part
 from vitreous.infer.predictor import Predictor
 from vitreous.model.build import build
@@ -46,7 +46,7 @@ def checkpoint(folder: Path, labels: tuple[str, ...] = NAMES, classes: int = 3) 
 def test_the_figures_are_those_of_the_predictor(pictures: Path, tmp_path: Path) -> None:
     """Two ways to the same: the loader of training, and the threads of `vitreous predict`."""
     model = checkpoint(tmp_path)
-    figures, answers = evaluate_checkpoint(model, str(pictures), Setting(device="cpu", workers=0, batch_size=4))
+    figures, answers = evaluate_classifier(load(model), str(pictures), Setting(device="cpu", workers=0, batch_size=4))
     files = sorted(path for path in (pictures / "test").rglob("*.png") if path.stat().st_size)
     truth = torch.tensor([NAMES.index(path.parent.name) for path in files])
     logits = Predictor(load(model), device="cpu").logits(files)
@@ -76,14 +76,12 @@ def test_other_classes_are_no_measure(
 ) -> None:
     line = f"the checkpoint knows the classes {known}, but set has [b]ird, cat, dog:smile:"
     with pytest.raises(ValueError, match=re.escape(line)):
-        evaluate_checkpoint(checkpoint(tmp_path, labels, classes), str(pictures), Setting(device="cpu", workers=0))
+        evaluate_classifier(load(checkpoint(tmp_path, labels, classes)), str(pictures), Setting(device="cpu", workers=0))
 
 
 def test_bad_arguments_are_said_before_the_work(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="val_fraction"):
-        evaluate_checkpoint(tmp_path / "nowhere", str(pictures), Setting(val_fraction=3.0))
-    with pytest.raises(ValueError, match="there is no checkpoint"):
-        evaluate_checkpoint(tmp_path / "nowhere", str(pictures))
+        evaluate_classifier(load(checkpoint(tmp_path)), str(pictures), Setting(val_fraction=3.0))
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -91,7 +89,7 @@ def test_what_is_printed(
     as_json: bool, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    figures, answers = evaluate_checkpoint(checkpoint(tmp_path), str(pictures), Setting(device="cpu", workers=0))
+    figures, answers = evaluate_classifier(load(checkpoint(tmp_path)), str(pictures), Setting(device="cpu", workers=0))
     print_evaluation(figures, answers, as_json, tmp_path / "out.json")
     out, record = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
     assert record["unreadable_files"] == ["test/cat/2.png: the file is empty"]

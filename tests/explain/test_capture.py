@@ -5,7 +5,16 @@ import torch
 
 from planted import KINDS, of_kind
 from vitreous.explain import capture
-from vitreous.explain.capture import attention_from, attention_map, each_layer, layout_of, readout, token_index
+from vitreous.explain.capture import (
+    attention_from,
+    attention_map,
+    attention_of,
+    each_layer,
+    layout_of,
+    readout,
+    token_index,
+    walked,
+)
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Conditional, RelativeBias, Rotary2d
@@ -87,3 +96,28 @@ def test_a_query_that_is_not_there(query, message: str) -> None:  # type: ignore
 def test_a_layer_that_is_not_there(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match="layer is 2, but must be from 0 to 1"):
         attention_from(of_kind(small, "class token"), IMAGES, layers=[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_that_was_kept_holds_what_the_model_says(small: ViTConfig, kind: str) -> None:
+    model = of_kind(small, kind)
+    walk = walked(model, IMAGES)
+    weights, found = model.attention(IMAGES), model.intermediate(IMAGES)
+    for layer in (0, 1, -1):
+        torch.testing.assert_close(walk.layer(layer).weights(), weights[layer].detach())
+        for ours, theirs in zip(walk.features(layer)[:2], found[layer][:2], strict=True):
+            torch.testing.assert_close(ours, theirs.detach())
+    torch.testing.assert_close(
+        attention_of(walk, 0), attention_from(model, IMAGES, layers=[0])[0].mean(1)[:, -12:].view(2, 3, 4)
+    )
+    assert not any(state.requires_grad for state in walk.states)
+    with pytest.raises(ValueError, match="layer is 2, but must be from 0 to 1"):
+        walk.layer(2)
+
+
+@pytest.mark.parametrize("kind", ["class token", "average", "attention pooling"])
+def test_a_pass_can_be_read_in_chunks(monkeypatch, small: ViTConfig, kind: str) -> None:  # type: ignore[no-untyped-def]
+    model = of_kind(small, kind)
+    whole = attention_of(walked(model, IMAGES), 0)
+    monkeypatch.setattr(capture, "CHUNK", 500)
+    torch.testing.assert_close(attention_of(walked(model, IMAGES), 0), whole)

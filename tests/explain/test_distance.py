@@ -20,7 +20,7 @@ def test_uniform_attention_has_the_mean_distance_of_two_places(small: ViTConfig,
     model = of_kind(small, kind)
     with torch.no_grad():
         for block in model.encoder.blocks:
-            block.attention.qkv.weight.zero_()
+            block.attention.q.weight.zero_()
     found = attention_distance(model, torch.randn(2, 3, 24, 32))
     torch.testing.assert_close(found, torch.full((2, 4), uniform_mean((3, 4), (8, 8))))
 

@@ -43,3 +43,13 @@ def test_pixels_and_patches() -> None:
 def test_a_map_of_another_grid(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match=r"the map has \(4, 3\) places, but the image has \(3, 4\) patches"):
         faithfulness(planted(small, "class token"), picture(), SHOWN, torch.rand(4, 3))
+
+
+def test_it_can_be_stopped_between_batches(small: ViTConfig) -> None:
+    model, image, order = planted(small, "class token"), picture(), torch.rand(3, 4)
+    times: list[int] = []
+    found = faithfulness(model, image, SHOWN, order, batch_size=5, between=lambda: times.append(1))
+    assert len(times) == 3  # 13 steps
+    torch.testing.assert_close(found.deletion_curve, faithfulness(model, image, SHOWN, order).deletion_curve)
+    random_faithfulness(model, image, SHOWN, draws=2, batch_size=5, between=lambda: times.append(1))
+    assert len(times) == 3 + 2 * 3

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -58,3 +60,29 @@ def test_fills(small: ViTConfig) -> None:
 def test_a_class_that_is_not_there(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match="target is 9, but must be a whole number from 0 to 4"):
         probability(of_kind(small, "class token"), picture(), 9)
+
+
+class Enough(Exception):
+    """Raised between steps."""
+
+
+def after(steps: int) -> Callable[[], None]:
+    left = [steps]
+
+    def between() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Enough
+
+    return between
+
+
+def test_it_can_be_stopped_between_batches(small: ViTConfig) -> None:
+    model = of_kind(small, "class token")
+    passes = []
+    model.patches.register_forward_hook(lambda *_: passes.append(1))
+    with pytest.raises(Enough):
+        occlusion(model, picture(), 2, batch_size=3, between=after(2))  # 12 windows
+    assert len(passes) == 1 + 2  # the whole picture, and two batches
+    whole = occlusion(model, picture(), 2)
+    torch.testing.assert_close(occlusion(model, picture(), 2, batch_size=3, between=after(4)), whole)

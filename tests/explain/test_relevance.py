@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from planted import KINDS, PLACE, SHOWN, of_kind, peak, picture, planted
-from vitreous.explain.relevance import relevance
+from vitreous.explain.capture import walked
+from vitreous.explain.relevance import relevance, relevance_of
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 
@@ -60,3 +61,13 @@ def test_what_cannot_be(small: ViTConfig) -> None:
     headless = build_vit(dataclasses.replace(small, num_classes=0))
     with pytest.raises(ValueError, match="num_classes is 0"):
         relevance(headless, picture(), 0)
+
+
+def test_a_pass_that_was_kept_serves_many_classes(small: ViTConfig) -> None:
+    model = of_kind(small, "registers")
+    walk = walked(model, picture())
+    asked = []
+    for target in range(5):
+        found = relevance_of(walk, target, lambda: asked.append(1))
+        torch.testing.assert_close(found, relevance(model, picture(), target))
+    assert len(asked) == 5 * 2  # between layers

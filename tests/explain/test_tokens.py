@@ -2,7 +2,16 @@ import pytest
 import torch
 
 from planted import KINDS, of_kind
-from vitreous.explain.tokens import foreground, logit_lens, pca_colours, principal, token_similarity, two_groups
+from vitreous.explain.capture import walked
+from vitreous.explain.tokens import (
+    cosines,
+    foreground,
+    logit_lens,
+    pca_colours,
+    principal,
+    token_similarity,
+    two_groups,
+)
 from vitreous.model.config import ViTConfig
 
 IMAGES = torch.randn(2, 3, 24, 32)
@@ -72,3 +81,15 @@ def test_too_few_patches_for_three_components() -> None:
 def test_two_groups_are_parted_between_them() -> None:
     values = torch.cat([torch.randn(100) * 0.1, 3 + torch.randn(20) * 0.1])
     assert 0.5 < two_groups(values) < 2.8
+
+
+@pytest.mark.parametrize("kind", ["class token", "average", "registers"])
+def test_all_tokens_are_compared_with_all(small: ViTConfig, kind: str) -> None:
+    model = of_kind(small, kind)
+    features = walked(model, IMAGES).features(0)
+    alike = cosines(features)
+    p = model.config.prefix
+    assert alike.shape == (2, p + 12, p + 12)
+    torch.testing.assert_close(alike, alike.mT)
+    torch.testing.assert_close(alike[:, p + 6, p:].reshape(2, 3, 4), token_similarity(model, IMAGES, (1, 2), [0])[0])
+    torch.testing.assert_close(cosines(features, slice(2, 5)), alike[:, 2:5])

@@ -17,7 +17,7 @@ KINDS = {
 def by_hand(attention: SelfAttention, tokens: torch.Tensor, terms: AttentionTerms) -> torch.Tensor:
     """The output, put together from the explicit weights."""
     b, t, d = tokens.shape
-    values = attention.qkv(tokens)[..., 2 * d :].reshape(b, t, attention.num_heads, -1).transpose(1, 2)
+    values = attention.v(tokens).reshape(b, t, attention.num_heads, -1).transpose(1, 2)
     gathered = attention.weights(tokens, terms) @ values
     return attention.output(gathered.transpose(1, 2).reshape(b, t, d))
 
@@ -40,9 +40,11 @@ def test_explicit_weights_are_the_fused_ones(options, with_bias, b, t, heads, ha
 def test_it_is_torchs_multi_head_attention() -> None:
     ours, theirs = SelfAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(ours.qkv.weight)
-        ours.qkv.bias.normal_()
-        theirs.in_proj_bias.copy_(ours.qkv.bias)
+        parts = (ours.q, ours.k, ours.v)
+        for part in parts:
+            part.bias.normal_()
+        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
         theirs.out_proj.load_state_dict(ours.output.state_dict())
     tokens = torch.randn(2, 7, 24)
     expected, weights = theirs(tokens, tokens, tokens, average_attn_weights=False)
@@ -69,8 +71,11 @@ def test_dropout_acts_in_training_only() -> None:
 def test_pooling_attention_is_torchs_with_one_query() -> None:
     ours, theirs = PoolingAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([ours.q.weight, ours.kv.weight]))
-        theirs.in_proj_bias.copy_(torch.cat([ours.q.bias, ours.kv.bias]))
+        parts = (ours.q, ours.k, ours.v)
+        for part in parts:
+            part.bias.normal_()
+        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
         theirs.out_proj.load_state_dict(ours.output.state_dict())
     tokens = torch.randn(2, 7, 24)
     expected, weights = theirs(ours.query.expand(2, -1, -1), tokens, tokens, average_attn_weights=False)

@@ -14,8 +14,12 @@ def test_it_is_torchs_pre_norm_layer() -> None:
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_(std=0.3)
-        ours.attention.qkv.weight.copy_(theirs.self_attn.in_proj_weight)
-        ours.attention.qkv.bias.copy_(theirs.self_attn.in_proj_bias)
+        weights, biases = theirs.self_attn.in_proj_weight.chunk(3), theirs.self_attn.in_proj_bias.chunk(3)
+        for part, weight, bias in zip(
+            (ours.attention.q, ours.attention.k, ours.attention.v), weights, biases, strict=True
+        ):
+            part.weight.copy_(weight)
+            part.bias.copy_(bias)
     pairs = [
         (ours.attention.output, theirs.self_attn.out_proj),
         (ours.mlp.up, theirs.linear1),

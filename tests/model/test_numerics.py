@@ -164,17 +164,16 @@ def assert_uniform(matrix: Tensor, bound: float) -> None:
 def test_matrices_start_from_xavier() -> None:
     d, h = START.width, START.mlp_width
     block = build(START).encoder.blocks[0]
-    for part in block.attention.qkv.weight.chunk(3):
-        assert_uniform(part, math.sqrt(6 / (2 * d)))  # not 6 / (4 d), as one packed matrix would
-    assert_uniform(block.attention.output.weight, math.sqrt(6 / (2 * d)))
+    for part in (block.attention.q, block.attention.k, block.attention.v, block.attention.output):
+        assert_uniform(part.weight, math.sqrt(6 / (2 * d)))
     assert_uniform(block.mlp.up.weight, math.sqrt(6 / (d + h)))
     assert_uniform(block.mlp.down.weight, math.sqrt(6 / (d + h)))
     gated = build(dataclasses.replace(START, mlp=SwiGlu())).encoder.blocks[0].mlp
-    for part in gated.gate_and_up.weight.chunk(2):
-        assert_uniform(part, math.sqrt(6 / (d + h)))
+    for matrix in gated.gate_and_up.weight.chunk(2):
+        assert_uniform(matrix, math.sqrt(6 / (d + h)))  # not 6 / (d + 2 h), as one packed matrix would
     pooling = build(POOLED).pool.attention
-    for part in (pooling.q.weight, *pooling.kv.weight.chunk(2), pooling.output.weight):
-        assert_uniform(part, math.sqrt(6 / (2 * d)))
+    for part in (pooling.q, pooling.k, pooling.v, pooling.output):
+        assert_uniform(part.weight, math.sqrt(6 / (2 * d)))
 
 
 def test_positions_tokens_and_the_last_layer_start_small() -> None:
@@ -328,12 +327,12 @@ def test_swiglu_reaches_every_mlp(small: ViTConfig) -> None:
 def test_attentions_options_reach_every_block(small: ViTConfig) -> None:
     for block in build(small).encoder.blocks:
         assert block.attention.scale == pytest.approx((32 / 4) ** -0.5)
-        assert block.attention.qkv.bias is not None
+        assert all(part.bias is not None for part in (block.attention.q, block.attention.k, block.attention.v))
         assert not found(block, LayerScale)
     changed = dataclasses.replace(small, qkv_bias=False, qk_scale=0.77, num_heads=8, layer_scale=0.3)
     for block in build(changed).encoder.blocks:
         assert (block.attention.scale, block.attention.num_heads) == (0.77, 8)
-        assert block.attention.qkv.bias is None
+        assert all(part.bias is None for part in (block.attention.q, block.attention.k, block.attention.v))
         assert block.attention.output.bias is not None
         assert [scale.factor.unique().tolist() for scale in found(block, LayerScale)] == [[pytest.approx(0.3)]] * 2
 
@@ -342,8 +341,7 @@ def test_attentions_options_reach_every_block(small: ViTConfig) -> None:
 def test_qk_scale_changes_the_weights(small: ViTConfig) -> None:
     tokens = torch.randn(2, 5, 32)
     attention = build(dataclasses.replace(small, qk_scale=0.77)).encoder.blocks[0].attention
-    qkv = attention.qkv(tokens).reshape(2, 5, 3, 4, 8)
-    q, k = qkv[:, :, 0].transpose(1, 2), qkv[:, :, 1].transpose(1, 2)
+    q, k = (part(tokens).reshape(2, 5, 4, 8).transpose(1, 2) for part in (attention.q, attention.k))
     expected = (0.77 * q @ k.transpose(-1, -2)).softmax(-1)
     torch.testing.assert_close(attention.weights(tokens, AttentionTerms()), expected)
 

@@ -191,7 +191,8 @@ NAMES = {
     "attn_pool.latent": "pool.attention.query",
     "attn_pool.proj": "pool.attention.output",
     "attn_pool.q.": "pool.attention.q.",
-    "attn_pool.kv.": "pool.attention.kv.",
+    "attn_pool.k.": "pool.attention.k.",
+    "attn_pool.v.": "pool.attention.v.",
     "attn_pool.": "pool.",
     "fc_norm.": "pool.norm.",
     "fc2.": "down.",
@@ -208,6 +209,9 @@ def ours_from_timm(theirs: dict[str, Tensor], config: ViTConfig) -> dict[str, Te
             if entries:
                 ours["position.prefix"] = tensor[0, :entries]
             ours["position.table"] = tensor[0, entries:].reshape(*config.grid, config.width)
+        elif packed := next((parts for parts in ("qkv", "kv") if f".{parts}." in name), ""):
+            for part, piece in zip(packed, tensor.chunk(len(packed)), strict=True):
+                ours[renamed(name.replace(f".{packed}.", f".{part}."))] = piece
         elif "fc1_g." in name:
             ours[renamed(name.replace("fc1_g.", up))] = torch.cat([tensor, theirs[name.replace("fc1_g", "fc1_x")]])
         elif "fc1_x." not in name:

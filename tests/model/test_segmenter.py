@@ -54,16 +54,17 @@ def test_the_mask_decoder_does_not_care_for_the_order_of_patches(small: ViTConfi
     """It has no positions: patches that change places take their scores along."""
     decoder, order = segmenter(small, MaskDecoder(2)).decoder, torch.randperm(12)
     patches = torch.randn(2, 12, small.width)
-    torch.testing.assert_close(decoder(patches)[:, order], decoder(patches[:, order]))
+    torch.testing.assert_close(decoder(patches)[:, order], decoder(patches[:, order]), atol=1e-4, rtol=0)
 
 
 def test_mask_scores_are_cosines_normed_over_classes(small: ViTConfig) -> None:
     model = segmenter(small, MaskDecoder(1), classes=5)
     torch.nn.init.ones_(model.decoder.mask_norm.weight)
     torch.nn.init.zeros_(model.decoder.mask_norm.bias)
+    model.decoder.mask_norm.eps = 1e-12  # where cosines are close to each other, the usual one is seen
     scores = model.decoder(torch.randn(2, 12, small.width))
     torch.testing.assert_close(scores.mean(-1), torch.zeros(2, 12), atol=1e-5, rtol=0)
-    torch.testing.assert_close(scores.square().mean(-1), torch.ones(2, 12), atol=1e-2, rtol=0)
+    torch.testing.assert_close(scores.square().mean(-1), torch.ones(2, 12), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)

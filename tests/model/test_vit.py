@@ -33,7 +33,7 @@ def test_attention_is_what_the_fused_path_uses(position: Any, small: ViTConfig) 
     tokens, layout = model.embed(*model.patchify(batch))
     for layer, (block, weights) in enumerate(zip(model.encoder.blocks, maps, strict=True)):
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 13))
-        values = block.attention.qkv(block.attention_norm(tokens))[..., 64:].reshape(2, 13, 4, 8).transpose(1, 2)
+        values = block.attention.v(block.attention_norm(tokens)).reshape(2, 13, 4, 8).transpose(1, 2)
         tokens = tokens + block.attention.output((weights @ values).transpose(1, 2).reshape(2, 13, 32))
         tokens = tokens + block.mlp(block.mlp_norm(tokens))
         tokens = model.position.between(layer, tokens, layout)

@@ -15,6 +15,7 @@ from vitreous.data.config import Augmentation
 from vitreous.data.loader import Batch
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
+from vitreous.model.masked import MaskedAutoencoder
 from vitreous.train.config import Augment, Masking, Optim, TrainConfig
 from vitreous.train.fill import FillIn, Losses
 from vitreous.train.run import train
@@ -120,6 +121,26 @@ def test_only_visible_patches_cost_the_encoder(small: ViTConfig) -> None:
     task.encoder.encoder.blocks[0].register_forward_hook(lambda block, inputs, output: lengths.append(output.shape[1]))
     task.loss(task.module(), task.prepare(batch))
     assert lengths == [small.prefix + 3]  # of 12
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14"])
+def test_the_decoder_is_light_beside_the_encoder(name: str) -> None:
+    """Less than a tenth of its work on a token, as in MAE; in blocks, work is proportional to weights."""
+    with torch.device("meta"):
+        module = FillIn(vitreous.create(name, num_classes=0), "mae", Masking(), Augmentation(), seed=0).module()
+    assert isinstance(module, MaskedAutoencoder)
+    decoder, encoder = (
+        sum(weight.numel() for weight in blocks.parameters()) for blocks in (module.blocks, module.encoder.encoder)
+    )
+    assert 0.03 < decoder / encoder < 0.1
+
+
+def test_beside_a_vit_l_the_decoder_is_that_of_mae() -> None:
+    with torch.device("meta"):
+        module = FillIn(vitreous.create("ViT-L/16"), "mae", Masking(), Augmentation(), seed=0).module()
+    assert isinstance(module, MaskedAutoencoder)
+    attention = module.blocks[0].attention
+    assert (len(module.blocks), module.embed.out_features, attention.num_heads) == (8, 512, 16)
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:

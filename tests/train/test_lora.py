@@ -26,7 +26,7 @@ def test_only_the_additions_learn(small: ViTConfig) -> None:
     model.requires_grad_(False)
     add_lora(model, rank=3)
     learned = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert len(learned) == 2 * 4 * small.depth
+    assert len(learned) == 2 * 6 * small.depth  # query, key, value, output; up, down
     assert all("parametrizations.weight.0." in name for name in learned)
 
 

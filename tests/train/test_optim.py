@@ -50,7 +50,7 @@ def test_a_skipped_step_changes_nothing_now_or_later(kind: str, small: ViTConfig
 
 def test_only_matrices_decay(small: ViTConfig) -> None:
     decayed = {name for name, weight in build_vit(small).named_parameters() if decays(name, weight)}
-    assert "encoder.blocks.0.attention.qkv.weight" in decayed
+    assert "encoder.blocks.0.attention.q.weight" in decayed
     assert "patches.projection.weight" in decayed
     assert not [name for name in decayed if "norm" in name or "bias" in name or "prefix" in name or "position" in name]
 
@@ -90,7 +90,7 @@ def test_state_can_be_created_without_moving(kind: str, small: ViTConfig) -> Non
 
 
 def test_muon_is_torchs_muon_for_every_matrix() -> None:
-    """Packed matrices are taken apart: query, key and value each on their own."""
+    """Packed matrices are taken apart: the gate of a SwiGLU and what it lets through each on their own."""
     torch.manual_seed(0)
     weights = [torch.randn(shape) for shape in [(8, 12), (24, 8), (8, 12), (12, 8)]]
     gradients = [[torch.randn_like(weight) for weight in weights] for _ in range(4)]

@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from train_runs import finish, start, tiny
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu
 from vitreous.train.run import train
+from vitreous.weights.load import save
 from vitreous.weights.native import load_folder, load_state
 from vitreous.weights.tensors import read_tensors
 
@@ -126,3 +130,24 @@ def test_saved_by_two_resumed_by_one_and_by_two(parallel: str, tmp_path: Path) -
         assert [row["step"] for row in rows] == [11, 22]
         losses.append(rows[-1]["val_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_run_from_another_systems_file(parallel: str, tmp_path: Path) -> None:
+    """In timm's file query, key and value are one tensor: what is trained are views of it, at first."""
+    vit = ViTConfig(
+        image_size=(8, 8), patch_size=(4, 4), channels=1, width=32, depth=2, num_heads=2, mlp_width=32, mlp=Gelu("erf")
+    )
+    save(build_vit(vit), tmp_path / "timm.pth", format="timm", lossy=True)
+    written = (tmp_path / "timm.pth").read_bytes()
+    calm: dict[str, Any] = {"dropout": 0.0, "stochastic_depth": 0.0, "steps": 12, "parallel": parallel}
+    calm |= {"model": None, "set": ("num_heads=2",), "init": tmp_path / "timm.pth", "save_minutes": 1e-5}
+    assert finish(tiny(tmp_path / "one", **calm)) == 0
+    assert finish(tiny(tmp_path / "again", **calm), die_after=5) == -signal.SIGKILL
+    assert finish(tiny(tmp_path / "again", **calm, resume=True)) == 0
+    assert same(weights(tmp_path / "again"), weights(tmp_path / "one"))
+    two(tiny(tmp_path / "two", **calm))
+    rows = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("one", "two")]
+    assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-4)
+    assert rows[0]["val_loss"] == pytest.approx(rows[1]["val_loss"], rel=1e-3)
+    assert (tmp_path / "timm.pth").read_bytes() == written

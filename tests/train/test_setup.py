@@ -97,7 +97,7 @@ def test_lora_learns_additions_and_the_head_and_starts_where_the_checkpoint_is(t
     ready = job(config, digits)
     names = learned(ready)
     assert {name for name in names if "parametrizations.weight.0." not in name} == {"head.weight", "head.bias"}
-    assert len(names) == 2 + 2 * 4 * 2
+    assert len(names) == 2 + 2 * 6 * 2
     images = torch.randn(2, 1, 8, 8)
     torch.testing.assert_close(ready.state.model.eval()(images), start.eval()(images))
 

@@ -14,6 +14,8 @@ from rich.progress import track
 
 from vitreous.data.findings import Entry, Report
 from vitreous.data.look import Look, look_at
+from vitreous.data.mask_report import MaskReport, cover_of, has_masks
+from vitreous.data.masks import open_mask_folder
 from vitreous.data.modes import quiet
 from vitreous.data.open import find_data
 from vitreous.data.sheet import write_sheet
@@ -28,6 +30,10 @@ def check(spec: str, root: Path | None = None) -> Report:
 
 def run_check(spec: str, root: Path | None, out: Path | None, as_json: bool) -> int:
     """`vitreous data check`: print the report, write a contact sheet to `out`, return the number of problems."""
+    path = Path(spec).expanduser()
+    path = root / path if root is not None and (root / path).exists() else path
+    if has_masks(path):
+        return _run_mask_check(path, as_json)
     found, parts, note = _divide(find_data(spec, root))
     report = examine(found, parts, note)
     sheet = write_sheet(parts, out) if out is not None else None
@@ -39,6 +45,28 @@ def run_check(spec: str, root: Path | None, out: Path | None, as_json: bool) -> 
     if sheet is not None:
         console.print(f"contact sheet: {sheet}")
     return report.problems
+
+
+def check_masks(path: Path) -> MaskReport:
+    """Look at every picture and every mask."""
+    try:
+        found = open_mask_folder(path)
+    except ValueError as error:
+        name = path.resolve().name
+        return MaskReport(name, [line.removeprefix(f"{name}: ") for line in str(error).splitlines()])
+    found, parts, note = _divide(found)
+    classes = next(iter(parts.values())).mask_classes
+    cover = {part: cover_of(source) for part, source in parts.items()}
+    return MaskReport(found.name, [], classes, cover, examine(found, parts, note))
+
+
+def _run_mask_check(path: Path, as_json: bool) -> int:
+    report = check_masks(path)
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        Console(soft_wrap=True, highlight=False).print(report)
+    return report.count
 
 
 def _divide(found: Found) -> tuple[Found, dict[str, Source], str]:

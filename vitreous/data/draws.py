@@ -6,6 +6,7 @@ flips and mixes. The numbers come from hashing a counter (the finaliser of Split
 b: batch.
 """
 
+import copy
 import zlib
 
 import torch
@@ -40,6 +41,15 @@ class Draws:
     def __init__(self, seed: int, epoch: int, indices: Int[Tensor, "b"]):
         key = mix(torch.tensor(seed, device=indices.device) + _GOLDEN)
         self.keys = mix(mix(key + epoch) + indices)
+
+    def to(self, device: torch.device) -> "Draws":
+        """The same numbers, to be drawn there: where they are many, the keys are much less to carry over.
+
+        A GPU's queue is waited for when more than a few kilobytes go to it.
+        """
+        moved = copy.copy(self)
+        moved.keys = self.keys.to(device, non_blocking=True)
+        return moved
 
     def uniform(self, purpose: str, count: int | None = None) -> Float[Tensor, "b *count"]:
         """Numbers in [0, 1): one for each picture, or `count`."""

@@ -88,9 +88,17 @@ class Report:
     def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
         yield f"[bold]{escape(self.name)}[/bold]  {escape(self.note)}"
         yield self._table()
-        yield from self._remarks()
+        yield from self.remarks()
         for problem in self.label_problems:
             yield _bad("labels", problem)
+        yield from self.findings()
+        if self.problems:
+            yield f"[bold red]{plural(self.problems, 'problem')}[/bold red]"
+        else:
+            yield "[bold green]no problems[/bold green]"
+
+    def findings(self) -> Iterator[str]:
+        """What is wrong with single pictures."""
         for entry, reason in self.unreadable[:SHOWN]:
             yield _bad("unreadable", f"{entry}: {reason}")
         yield from _rest(self.unreadable)
@@ -98,10 +106,6 @@ class Report:
             for group in groups[:SHOWN]:
                 yield _bad(title, " = ".join(map(str, group)))
             yield from _rest(groups)
-        if self.problems:
-            yield f"[bold red]{plural(self.problems, 'problem')}[/bold red]"
-        else:
-            yield "[bold green]no problems[/bold green]"
 
     def _table(self) -> Table:
         """Pictures by class and part; of many classes, the largest and the smallest."""
@@ -122,7 +126,7 @@ class Report:
         table.add_row(f"[bold]{len(classes):,} classes[/bold]", *totals)
         return table
 
-    def _remarks(self) -> Iterator[str]:
+    def remarks(self) -> Iterator[str]:
         """Things to know, which training copes with."""
         if self.balance is not None:
             large, most, small, least = self.balance

@@ -31,7 +31,7 @@ def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = 
     `ignore` names classes of pixels that masks shall not have.
     """
     size, count = options.get("size", 64), options.get("count", 2000)
-    val = options.get("val", max(count // 4, 1))
+    val = options.get("val", max(count // 4, 2))
     check_whole("size", size, 8, 4096)
     check_whole("count", count, 2, 10**9)
     check_whole("val", val, 2, 10**9)

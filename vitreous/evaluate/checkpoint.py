@@ -1,4 +1,4 @@
-"""`vitreous eval`: a checkpoint on a data set, with the same reading and the same figures as in training."""
+"""`vitreous eval` of a classifier, with the same reading and the same figures as in training."""
 
 import json
 import time
@@ -14,16 +14,16 @@ from vitreous.data.split import plural
 from vitreous.evaluate.run import Answers, answer
 from vitreous.evaluate.setting import USUAL, Setting
 from vitreous.infer.place import choose_device, choose_dtype
+from vitreous.model.resnet import ResNet
+from vitreous.model.vit import ViT
 from vitreous.weights.files import atomic_file
-from vitreous.weights.load import load
 
 SHOWN = 12
 
 
-def evaluate_checkpoint(checkpoint: Path, data: str, setting: Setting = USUAL) -> tuple[dict[str, Any], Answers]:
+def evaluate_classifier(model: ViT | ResNet, data: str, setting: Setting = USUAL) -> tuple[dict[str, Any], Answers]:
     """The figures of `metrics.json`, and all answers."""
     found, name, source = setting.open(data)
-    model = load(checkpoint, image_size=setting.image_size or None)
     if model.config.num_classes != len(found.classes) or model.config.labels not in ((), found.classes):
         ours, theirs = model.config.labels or f"{model.config.num_classes} unnamed", found.classes
         raise ValueError(f"the checkpoint knows the classes {_few(ours)}, but {found.name} has {_few(theirs)}")

@@ -26,7 +26,7 @@ from vitreous.evaluate.setting import USUAL, Setting
 from vitreous.infer.place import choose_device, choose_dtype
 from vitreous.model.checks import check_choice, check_whole, fail
 from vitreous.weights.files import atomic_file
-from vitreous.weights.load import load
+from vitreous.weights.load import load_encoder
 
 Probe = Literal["knn", "linear", "fewshot"]
 PROBES: tuple[Probe, ...] = ("knn", "linear", "fewshot")
@@ -60,7 +60,7 @@ def probe_checkpoint(
         fail("part", setting.part, "'val' or 'test' for a probe, which learns from train")
     found, name, source = setting.open(data)
     where = choose_device(setting.device, torch.device("cpu"))
-    model = load(checkpoint, image_size=setting.image_size or None).float().to(where)
+    model = load_encoder(checkpoint, setting.image_size or None).float().to(where)
     began = time.perf_counter()
     train, test = (
         cached_features(

@@ -1,6 +1,7 @@
 """Attention as it happens, a layer at a time and, where there are many tokens, some rows at a time.
 
-Nothing here holds more than a layer's weights, and of those no more than CHUNK numbers unless all are asked for.
+Nothing here holds more than a layer's weights, and of those no more than CHUNK numbers unless all are asked for. What
+comes into each layer is small beside them, and is all that is needed to compute them: a `Walk` holds that.
 
 b: batch; t = p + n: tokens, prefix and patches; q: tokens that ask; gh, gw: grid height and width.
 """
@@ -23,6 +24,10 @@ CHUNK = 2**24  # attention weights at once: 64 MiB in float32
 
 # Who asks: a token by its number, a patch by its row and column, or None for whatever speaks for the whole image.
 Query = int | Size | None
+
+
+def go_on() -> None:
+    """What long computations call between their steps. Others hand in what waits there, or raises in order to stop."""
 
 
 @contextmanager
@@ -80,6 +85,35 @@ def each_layer(model: ViT, images: Float[Tensor, "b c h w"], layers: Sequence[in
                 return
 
 
+@dataclass(frozen=True)
+class Walk:
+    """One pass through the model, kept: the tokens before the first layer and after each. Much can be asked of it."""
+
+    model: ViT
+    states: tuple[Float[Tensor, "b t d"], ...]  # z_0 to z_L
+    layout: Layout
+
+    def layer(self, index: int) -> Layer:
+        """From 0; negative numbers count from the end."""
+        (index,) = which_layers(self.model, [index])
+        return Layer(index, self.model, self.states[index], self.layout)
+
+    @torch.no_grad()
+    def features(self, index: int = -1) -> Features:
+        """After a layer, through the final norm: those of the last are the model's."""
+        (index,) = which_layers(self.model, [index])
+        normed, p = self.model.norm(self.states[index + 1]), self.layout.prefix
+        return Features(normed[:, :p], normed[:, p:], self.layout.grid)
+
+
+@torch.no_grad()
+def walked(model: ViT, images: Float[Tensor, "b c h w"]) -> Walk:
+    with at_rest(model):
+        tokens, layout = model.embed(*model.patchify(images))
+        after = [tokens for _, tokens in model.encoder.walk(tokens, layout, model.position)]
+    return Walk(model, (tokens, *after), layout)
+
+
 def which_layers(model: ViT, layers: Sequence[int] | None) -> list[int]:
     """Layers in ascending order, counted from 0; negative numbers count from the end.
 
@@ -117,15 +151,15 @@ def attention_from(
 
     Without a query it is the class token; in a model without one, the mean over all patches that ask.
     """
-    rows = []
-    for layer in each_layer(model, images, layers):
-        if query is None and not model.config.class_token:
-            patches = sum(weights.sum(dim=2) for _, weights in layer.chunks(start=layer.layout.prefix))
-            rows.append(cast(Tensor, patches) / (layer.before.shape[1] - layer.layout.prefix))
-        else:
-            index = token_index(layer.layout, query or 0)
-            rows.append(layer.weights(slice(index, index + 1))[:, :, 0])
-    return torch.stack(rows)
+    return torch.stack([_row(layer, query) for layer in each_layer(model, images, layers)])
+
+
+def _row(layer: Layer, query: Query) -> Float[Tensor, "b heads t"]:
+    if query is None and not layer.model.config.class_token:
+        patches = sum(weights.sum(dim=2) for _, weights in layer.chunks(start=layer.layout.prefix))
+        return cast(Tensor, patches) / (layer.before.shape[1] - layer.layout.prefix)
+    index = token_index(layer.layout, query or 0)
+    return layer.weights(slice(index, index + 1))[:, :, 0]
 
 
 def readout(model: ViT, features: Features) -> Float[Tensor, "b t"]:
@@ -140,11 +174,15 @@ def pooling_of(model: ViT) -> ClassTokenPooling | AveragePooling | AttentionPool
     return cast(ClassTokenPooling | AveragePooling | AttentionPooling, model.pool)
 
 
-@torch.no_grad()
 def attention_map(model: ViT, images: Float[Tensor, "b c h w"], layer: int = -1) -> Float[Tensor, "b gh gw"]:
     """Where the image's vector looks, averaged over heads; by MAP's own attention where the last layer is asked for."""
-    layout = layout_of(model, images)
+    return attention_of(walked(model, images), layer)
+
+
+@torch.no_grad()
+def attention_of(walk: Walk, layer: int = -1) -> Float[Tensor, "b gh gw"]:
+    """`attention_map`, of a pass that was kept."""
+    model = walk.model
     if isinstance(model.pool, AttentionPooling) and layer in (-1, model.config.depth - 1):
-        with at_rest(model):
-            return on_grid(readout(model, model.features(images)), layout)
-    return on_grid(attention_from(model, images, layers=[layer])[0].mean(dim=1), layout)
+        return on_grid(readout(model, walk.features()), walk.layout)
+    return on_grid(_row(walk.layer(layer), None).mean(dim=1), walk.layout)

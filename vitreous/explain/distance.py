@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.explain.capture import each_layer
+from vitreous.explain.capture import Layer, each_layer
 from vitreous.model.checks import Size
 from vitreous.model.vit import ViT
 
@@ -36,12 +36,15 @@ def attention_distance(
     model: ViT, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
 ) -> Float[Tensor, "layers heads"]:
     """For every head of every layer, averaged over all patches that ask and over the images."""
-    found = []
-    for layer in each_layer(model, images, layers):
-        p, grid = layer.layout.prefix, layer.layout.grid
-        total = torch.zeros(model.config.num_heads, device=images.device)
-        for rows, weights in layer.chunks(start=p):
-            apart = distances(grid, model.config.unit, slice(rows.start - p, rows.stop - p)).to(images.device)
-            total += mean_distances(weights[..., p:].float(), apart).sum(dim=(0, 2))
-        found.append(total / (len(images) * grid[0] * grid[1]))
-    return torch.stack(found)
+    return torch.stack([layer_distance(layer) for layer in each_layer(model, images, layers)])
+
+
+@torch.no_grad()
+def layer_distance(layer: Layer) -> Float[Tensor, "heads"]:
+    """For every head of one layer."""
+    config, device, (p, grid, _) = layer.model.config, layer.before.device, layer.layout
+    total = torch.zeros(config.num_heads, device=device)
+    for rows, weights in layer.chunks(start=p):
+        apart = distances(grid, config.unit, slice(rows.start - p, rows.stop - p)).to(device)
+        total += mean_distances(weights[..., p:].float(), apart).sum(dim=(0, 2))
+    return total / (len(layer.before) * grid[0] * grid[1])

@@ -4,6 +4,7 @@ should come back (deletion and insertion, Petsiuk et al., arXiv 1806.07421).
 gh, gw: grid height and width; h, w: image height and width; s: steps.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vitreous.explain.capture import go_on
 from vitreous.explain.occlusion import BATCH, Fill, painted, probability
 from vitreous.model.checks import Size, check_whole
 from vitreous.model.vit import ViT
@@ -47,6 +49,7 @@ def faithfulness(
     deletion_fill: Fill = "mean",
     insertion_fill: Fill = "blur",
     batch_size: int = BATCH,
+    between: Callable[[], None] = go_on,
 ) -> Faithfulness:
     """The most important patches first, in `steps` equal steps; equally important ones in reading order."""
     size = (image.shape[2], image.shape[3])
@@ -63,6 +66,7 @@ def faithfulness(
     blank = painted(model, image, insertion_fill)
     deleted, inserted = [], []
     for start in range(0, len(first), batch_size):
+        between()
         mask = as_pixels(first[start : start + batch_size], model.config.unit, size)[:, None]
         deleted.append(probability(model, torch.where(mask, gone, image), target))
         inserted.append(probability(model, torch.where(mask, image, blank), target))
@@ -70,12 +74,22 @@ def faithfulness(
 
 
 def random_faithfulness(
-    model: ViT, image: Float[Tensor, "1 c h w"], target: int, draws: int = 3, steps: int = STEPS, seed: int = 0
+    model: ViT,
+    image: Float[Tensor, "1 c h w"],
+    target: int,
+    draws: int = 3,
+    steps: int = STEPS,
+    seed: int = 0,
+    batch_size: int = BATCH,
+    between: Callable[[], None] = go_on,
 ) -> Faithfulness:
     """Of patches in random order, the mean of several: what a map must beat."""
     generator = torch.Generator().manual_seed(seed)
     grid = model.config.grid_for((image.shape[2], image.shape[3]))
-    tries = [faithfulness(model, image, target, torch.rand(grid, generator=generator), steps) for _ in range(draws)]
+    orders = [torch.rand(grid, generator=generator) for _ in range(draws)]
+    tries = [
+        faithfulness(model, image, target, order, steps, batch_size=batch_size, between=between) for order in orders
+    ]
     return Faithfulness(
         tries[0].shares,
         torch.stack([one.deletion_curve for one in tries]).mean(dim=0),

@@ -5,7 +5,7 @@ Slow, but it asks the model itself instead of reading its inside, so other maps 
 b: batch; c: channels; h, w: image height and width; gh, gw: grid height and width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitreous.explain.capture import at_rest, layout_of
+from vitreous.explain.capture import at_rest, go_on, layout_of
 from vitreous.model.checks import Size, check_choice, check_whole
 from vitreous.model.inputs import normalise
 from vitreous.model.tokens import keep_patches
@@ -35,18 +35,20 @@ def occlusion(
     stride: Size | None = None,
     fill: Fill = "mean",
     batch_size: int = BATCH,
+    between: Callable[[], None] = go_on,
 ) -> Float[Tensor, "h w"]:
     """The mean drop in probability over all windows that cover a pixel. Negative: hiding it makes the class likelier.
 
     Left to itself, a window is a seventh of the image high and wide, in whole patches, and moves by half of that.
+    `between` is called between batches.
     """
     size = (image.shape[2], image.shape[3])
-    sides = [_patches(model, size, axis) for axis in (0, 1)]
-    window = window or (sides[0][0], sides[1][0])
-    stride = stride or (sides[0][1], sides[1][1])
+    usual = usual_windows(model, size)
+    window, stride = window or usual[0], stride or usual[1]
     paint, whole = painted(model, image, fill), probability(model, image, target)
     total, times = torch.zeros(2, *size, device=image.device)
     for places in _windows(size, window, stride, batch_size):
+        between()
         images = image.repeat(len(places), 1, 1, 1)
         for hidden, place in zip(images, places, strict=True):
             hidden[place] = paint[0][place]
@@ -56,10 +58,11 @@ def occlusion(
     return total / times
 
 
-def _patches(model: ViT, size: Size, axis: int) -> tuple[int, int]:
+def usual_windows(model: ViT, size: Size) -> tuple[Size, Size]:
     """The sides of a window and of its step, in pixels."""
-    unit, count = model.config.unit[axis], model.config.grid_for(size)[axis]
-    return unit * max(round(count / 7), 1), unit * max(round(count / 14), 1)
+    (uh, uw), (gh, gw) = model.config.unit, model.config.grid_for(size)
+    window = (uh * max(round(gh / 7), 1), uw * max(round(gw / 7), 1))
+    return window, (uh * max(round(gh / 14), 1), uw * max(round(gw / 14), 1))
 
 
 def _windows(size: Size, window: Size, stride: Size, batch_size: int) -> Iterator[list[tuple[slice, slice, slice]]]:

@@ -10,13 +10,13 @@ that came into it. So one layer's weights are held at a time, however deep the m
 b: batch; t: tokens; gh, gw: grid height and width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.explain.capture import at_rest, layout_of, on_grid, pooling_of, readout
+from vitreous.explain.capture import Walk, at_rest, go_on, on_grid, pooling_of, readout, walked
 from vitreous.model.checks import check_whole
 from vitreous.model.pooling import ClassTokenPooling
 from vitreous.model.tokens import Features, Layout
@@ -27,18 +27,21 @@ def relevance(
     model: ViT, images: Float[Tensor, "b c h w"], target: int | Sequence[int] | None = None
 ) -> Float[Tensor, "b gh gw"]:
     """How much each patch speaks for the class `target`, one for all images or one for each; None: the likeliest."""
-    layout = layout_of(model, images)
-    with at_rest(model), torch.no_grad():
-        tokens, _ = model.embed(*model.patchify(images))
-        inputs = []
-        for before, after in model.encoder.walk(tokens, layout, model.position):
-            inputs.append(before)
-            tokens = after
+    return relevance_of(walked(model, images), target)
+
+
+def relevance_of(
+    walk: Walk, target: int | Sequence[int] | None = None, between: Callable[[], None] = go_on
+) -> Float[Tensor, "b gh gw"]:
+    """`relevance`, of a pass that was kept. `between` is called between layers."""
+    model, layout = walk.model, walk.layout
+    *inputs, last = walk.states
     with at_rest(model), torch.enable_grad():
-        own, gradient = _from_the_head(model, tokens.detach().requires_grad_(), layout, target)
+        own, gradient = _from_the_head(model, last.detach().requires_grad_(), layout, target)
         row = own
         for layer in reversed(range(len(inputs))):
-            before = inputs.pop().detach().requires_grad_()
+            between()
+            before = inputs[layer].detach().requires_grad_()
             weights, after = model.encoder.explicit_step(layer, before, layout, model.position)
             slope, gradient = torch.autograd.grad(after, (weights, before), gradient)
             row = row + (row[:, None] @ _positive(slope, weights))[:, 0]

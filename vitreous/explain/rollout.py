@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.explain.capture import at_rest, each_layer, layout_of, on_grid, readout
+from vitreous.explain.capture import Walk, each_layer, on_grid, readout, walked, which_layers
 from vitreous.model.checks import check_choice, check_fraction, check_real
 from vitreous.model.vit import ViT
 
@@ -66,7 +66,6 @@ def fuse(weights: Float[Tensor, "b heads q t"], fusion: Fusion, discard: float) 
     return torch.where(total > 0, fused / total.clamp_min(1e-30), 1 / fused.shape[-1])
 
 
-@torch.no_grad()
 def rollout_map(
     model: ViT,
     images: Float[Tensor, "b c h w"],
@@ -80,14 +79,26 @@ def rollout_map(
     One row of the product, taken from the last layer down, so that no two matrices are ever multiplied.
     """
     _check(fusion, discard, residual)
-    with at_rest(model):
-        row = readout(model, model.features(images)).float()
-    for layer in reversed(list(each_layer(model, images, layers))):
+    return rollout_of(walked(model, images), layers, fusion, discard, residual)
+
+
+@torch.no_grad()
+def rollout_of(
+    walk: Walk,
+    layers: Sequence[int] | None = None,
+    fusion: Fusion = "mean",
+    discard: float = 0.0,
+    residual: float = 0.5,
+) -> Float[Tensor, "b gh gw"]:
+    """`rollout_map`, of a pass that was kept."""
+    _check(fusion, discard, residual)
+    row = readout(walk.model, walk.features()).float()
+    for index in reversed(which_layers(walk.model, layers)):
         gathered = torch.zeros_like(row)
-        for rows, weights in layer.chunks():
+        for rows, weights in walk.layer(index).chunks():
             gathered += (row[:, None, rows] @ fuse(weights.float(), fusion, discard))[:, 0]
         row = (1 - residual) * gathered + residual * row
-    return on_grid(row, layout_of(model, images))
+    return on_grid(row, walk.layout)
 
 
 def _check(fusion: Fusion, discard: float, residual: float) -> None:

@@ -20,7 +20,7 @@ from vitreous.infer.place import choose_device, placed
 from vitreous.model.checks import BadValue, Size, check_choice, check_whole, suggestion
 from vitreous.model.inputs import normalise
 from vitreous.model.vit import ViT
-from vitreous.weights.load import load
+from vitreous.weights.load import load_encoder
 
 TOP = 5  # predictions that are told
 
@@ -69,14 +69,12 @@ class Study:
 
 
 def open_model(checkpoint: str | Path, image_size: Sequence[int], device: str) -> ViT:
-    model = load(checkpoint, image_size=image_size or None)
+    model = load_encoder(checkpoint, image_size or None)
     if not isinstance(model, ViT):
         raise ValueError(
             f"{checkpoint} is a {type(model).__name__}: only a Vision Transformer has attention to look at"
         )
-    ready = placed(model, choose_device(device, torch.device("cpu")), torch.float32)
-    assert isinstance(ready, ViT)
-    return ready.eval()
+    return placed(model, choose_device(device, torch.device("cpu")), torch.float32).eval()
 
 
 def open_study(

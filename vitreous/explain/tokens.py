@@ -1,6 +1,6 @@
 """What tokens hold: how alike they are, their principal components as colours, and what the head would say of them.
 
-b: batch; n = gh x gw: patches; d: width; k: components.
+b: batch; n = gh x gw: patches; t: tokens; q: some of them; d: width; k: components.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitreous.explain.capture import at_rest, layout_of, token_index, which_layers
+from vitreous.explain.capture import Walk, at_rest, layout_of, token_index, walked, which_layers
 from vitreous.model.checks import Size
 from vitreous.model.pooling import all_tokens
+from vitreous.model.tokens import Features
 from vitreous.model.vit import ViT
 
 
@@ -32,14 +33,25 @@ def token_similarity(
     return torch.stack(found)
 
 
-@torch.no_grad()
 def logit_lens(
     model: ViT, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
 ) -> Float[Tensor, "layers b classes"]:
     """What the answer would be if the model stopped after each layer: final norm, pooling and head on its tokens."""
-    with at_rest(model):
-        found = model.intermediate(images, which_layers(model, layers), norm=True)
-        return torch.stack([model.classify(features).float() for features in found])
+    return lens_of(walked(model, images), layers)
+
+
+@torch.no_grad()
+def lens_of(walk: Walk, layers: Sequence[int] | None = None) -> Float[Tensor, "layers b classes"]:
+    """`logit_lens`, of a pass that was kept."""
+    with at_rest(walk.model):
+        found = (walk.features(layer) for layer in which_layers(walk.model, layers))
+        return torch.stack([walk.model.classify(features).float() for features in found])
+
+
+def cosines(features: Features, rows: slice = slice(None)) -> Float[Tensor, "b q t"]:
+    """Between tokens, of `rows` of them to all, prefix and patches alike."""
+    tokens = F.normalize(all_tokens(features).float(), dim=-1)
+    return tokens[:, rows] @ tokens.mT
 
 
 # ---- Principal components of patch features (the picture of DINOv2, arXiv 2304.07193) --------------------------------

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from vitreous.data.split import plural
 from vitreous.infer.inputs import expand
-from vitreous.infer.outputs import Shape, Written, json_line, print_table, write, writer_for
+from vitreous.infer.outputs import Shape, Written, json_line, print_table, summary, write, writer_for
 from vitreous.infer.predictor import Predictor
-from vitreous.weights.load import load
+from vitreous.infer.segment_files import segment_files
+from vitreous.infer.segments import SegmentPredictor
+from vitreous.model.segmenter import Segmenter
+from vitreous.weights.load import load, load_encoder
 
 Precision = Literal["fp32", "bf16", "auto"]
 
@@ -27,10 +29,14 @@ def predict_files(
     out: Path | None,
 ) -> None:
     """Labels and probabilities of every picture."""
+    paths = expand(images)
+    model = load(checkpoint, image_size=image_size or None)
+    if isinstance(model, Segmenter):
+        segment_files(SegmentPredictor(model, device, precision, flip), paths, as_json, out)
+        return
     if out is not None:
         writer_for(out)  # a name that cannot be written to is said before the work, not after it
-    paths = expand(images)
-    predictor = Predictor(load(checkpoint, image_size=image_size or None), device, batch_size, precision, top, flip)
+    predictor = Predictor(model, device, batch_size, precision, top, flip)
     answers = predictor.stream(paths)
     if out is not None:
         written = write(answers, out, Shape(labels=predictor.top))
@@ -58,16 +64,10 @@ def embed_files(
     """The features of every picture."""
     writer_for(out)
     paths = expand(images)
-    predictor = Predictor(load(checkpoint, image_size=image_size or None), device, batch_size, precision, flip=flip)
+    predictor = Predictor(load_encoder(checkpoint, image_size or None), device, batch_size, precision, flip=flip)
     written = write(predictor.stream_embeddings(paths), out, Shape(width=predictor.width))
     _say(predictor, written, out)
 
 
 def _say(predictor: Predictor, written: Written, out: Path | None) -> None:
-    where = f" to {out}" if out is not None else ""
-    broken = f", {written.errors} of them unreadable" if written.errors else ""
-    speed = predictor.throughput.images_per_second
-    print(
-        f"{plural(written.pictures, 'picture')}{where}{broken}, {speed:.1f} images/s on {predictor.device}",
-        file=sys.stderr,
-    )
+    print(summary(written, out, predictor.throughput, predictor.device), file=sys.stderr)

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.infer.answers import Embedding, Prediction
+from vitreous.data.split import plural
+from vitreous.infer.answers import Embedding, Prediction, Throughput
 from vitreous.model.checks import suggestion
 from vitreous.weights.files import atomic_file
 
@@ -30,6 +31,13 @@ class Written(NamedTuple):
 
     pictures: int
     errors: int
+
+
+def summary(written: Written, out: Path | None, speed: Throughput, device: object) -> str:
+    """The last line of a run: how many, where to, how fast."""
+    where = f" to {out}" if out is not None else ""
+    broken = f", {written.errors} of them unreadable" if written.errors else ""
+    return f"{plural(written.pictures, 'picture')}{where}{broken}, {speed.images_per_second:.1f} images/s on {device}"
 
 
 class Shape(NamedTuple):

@@ -1,13 +1,12 @@
 """Where a model runs, and in which type, without touching the caller's own."""
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+M = TypeVar("M", bound=nn.Module)
 
 
 def choose_device(device: str | torch.device | None, current: torch.device | None = None) -> torch.device:
@@ -35,7 +34,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and able) else torch.float32
 
 
-def placed(model: ViT | ResNet, device: torch.device, dtype: torch.dtype) -> ViT | ResNet:
+def placed(model: M, device: torch.device, dtype: torch.dtype) -> M:
     """The model itself if it is there already, in that type; otherwise a copy, made once, straight to its place."""
     tensors = [*model.parameters(), *model.buffers()]
     there = {

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from vitreous.data.decode import UnreadableImage, fit
 from vitreous.data.modes import pixels_of, upright
+from vitreous.data.source import Picture
 from vitreous.infer.answers import Embedding, Label, Prediction, Throughput
 from vitreous.infer.place import choose_device, choose_dtype, placed
 from vitreous.model.checks import check_choice, check_whole
@@ -34,6 +35,7 @@ from vitreous.model.vit import ViT
 # A path, an encoded file, pixels [h, w] or [h, w, c] of uint8, or an image of Pillow's.
 Input = str | os.PathLike[str] | bytes | np.ndarray | Image.Image
 T = TypeVar("T")
+_PILLOW = threading.Lock()
 
 
 class Predictor:
@@ -83,7 +85,6 @@ class Predictor:
         self.throughput = Throughput(0, 0.0)
         self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
         self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
-        self._pillow = threading.Lock()
 
     @property
     def width(self) -> int:
@@ -161,7 +162,7 @@ class Predictor:
         began, count = time.perf_counter(), 0
         self.model.eval()
         try:
-            for batch in self._batches(_many(pictures)):
+            for batch in self._batches(many(pictures)):
                 answers = iter(self._step([image for _, image in batch if isinstance(image, Tensor)], step))
                 for name, image in batch:
                     count += 1
@@ -208,13 +209,7 @@ class Predictor:
     def _prepare(self, picture: Input) -> UInt8[Tensor, "c h w"] | str:
         """The picture's pixels as the model is to see them, or what is wrong with it. Runs in a thread."""
         try:
-            if isinstance(picture, str | os.PathLike):
-                with open(picture, "rb") as file:
-                    picture = file.read()
-            elif isinstance(picture, Image.Image):
-                with self._pillow:  # the same image may have been given twice, and Pillow decodes late
-                    picture = _pixels(picture)
-            return fit(picture, self.config.image_size, self.config.preprocessing, self.config.channels)
+            return fit(encoded(picture), self.config.image_size, self.config.preprocessing, self.config.channels)
         except OSError as error:
             return error.strerror or str(error)
         except (ValueError, MemoryError) as error:
@@ -234,10 +229,21 @@ def name_of(picture: Input, index: int) -> str:
     return str(getattr(picture, "filename", "")) or f"picture {index}"
 
 
-def _many(pictures: Input | Iterable[Input]) -> Iterator[Input]:
+def many(pictures: Input | Iterable[Input]) -> Iterator[Input]:
     if isinstance(pictures, np.ndarray):
         return iter(pictures if pictures.ndim == 4 else [pictures])
     return iter([pictures] if isinstance(pictures, str | os.PathLike | bytes | Image.Image) else pictures)
+
+
+def encoded(picture: Input) -> Picture:
+    """What decoders take: the bytes of a file, or pixels."""
+    if isinstance(picture, str | os.PathLike):
+        with open(picture, "rb") as file:
+            return file.read()
+    if isinstance(picture, Image.Image):
+        with _PILLOW:  # the same image may have been given twice, and Pillow decodes late
+            return _pixels(picture)
+    return picture
 
 
 def _pixels(image: Image.Image) -> np.ndarray:

@@ -41,7 +41,10 @@ class SelfAttention(nn.Module):
         head_dim = head_dim or width // num_heads
         self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, attention_dropout
         self.scale = head_dim**-0.5 if qk_scale is None else qk_scale
-        self.qkv = xavier_(nn.Linear(width, 3 * num_heads * head_dim, bias=qkv_bias), parts=3)
+        # U_qkv of equation 5, in three: so every system's file can be mapped as it is, whether it packs them or not.
+        self.q, self.k, self.v = (nn.Linear(width, num_heads * head_dim, bias=qkv_bias) for _ in range(3))
+        for part in (self.q, self.k, self.v):
+            xavier_(part)
         self.q_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
         self.k_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
         self.output = xavier_(nn.Linear(num_heads * head_dim, width))
@@ -72,13 +75,16 @@ class SelfAttention(nn.Module):
         return self.output_dropout(self.output((weights @ v).transpose(1, 2).flatten(2)))
 
     def _queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
-        b, t, _ = tokens.shape
-        qkv = self.qkv(tokens).reshape(b, t, 3, self.num_heads, self.head_dim)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [b, heads, t, head_dim]
+        q, k, v = (into_heads(part(tokens), self.num_heads) for part in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if terms.rotation is not None:
             q, k = rotate(q, terms.rotation), rotate(k, terms.rotation)
         return q, k, v
+
+
+def into_heads(x: Float[Tensor, "b t d"], heads: int) -> Float[Tensor, "b heads t head_dim"]:
+    b, t, d = x.shape
+    return x.reshape(b, t, heads, d // heads).transpose(1, 2)
 
 
 def rotate(
@@ -98,7 +104,9 @@ class PoolingAttention(nn.Module):
         self.num_heads = num_heads
         self.query = nn.Parameter(small_(torch.empty(1, 1, width)))
         self.q = xavier_(nn.Linear(width, width))
-        self.kv = xavier_(nn.Linear(width, 2 * width), parts=2)
+        self.k, self.v = nn.Linear(width, width), nn.Linear(width, width)
+        for part in (self.k, self.v):
+            xavier_(part)
         self.output = xavier_(nn.Linear(width, width))
 
     def forward(self, tokens: Float[Tensor, "b s d"]) -> Float[Tensor, "b 1 d"]:
@@ -116,8 +124,6 @@ class PoolingAttention(nn.Module):
         return self.output((weights[:, :, None] @ v).transpose(1, 2).flatten(2))
 
     def _query_keys_values(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        b, s, d = tokens.shape
-        heads, head_dim = self.num_heads, d // self.num_heads
-        q = self.q(self.query).reshape(1, 1, heads, head_dim).transpose(1, 2).expand(b, -1, -1, -1)
-        k, v = self.kv(tokens).reshape(b, s, 2, heads, head_dim).permute(2, 0, 3, 1, 4)
+        q = into_heads(self.q(self.query), self.num_heads).expand(len(tokens), -1, -1, -1)
+        k, v = (into_heads(part(tokens), self.num_heads) for part in (self.k, self.v))
         return q, k, v

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.kinds import AnyConfig, AnyModel, build_any
 from vitreous.model.resnet import ResNet
+from vitreous.model.segmenter import Segmenter, SegmenterConfig
 from vitreous.model.vit import ViT
 
 # As torch's layers and init.py ask for them: of a tensor, or by a function that shows itself before it does.
@@ -36,7 +37,9 @@ class _NoDraws(TorchFunctionMode):
 def build_blank(config: ViTConfig) -> ViT: ...
 @overload
 def build_blank(config: ResNetConfig) -> ResNet: ...
-def build_blank(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
+@overload
+def build_blank(config: SegmenterConfig) -> Segmenter: ...
+def build_blank(config: AnyConfig) -> AnyModel:
     """The model that `config` describes, on torch's device "meta".
 
     >>> model = build_blank(ViTConfig(width=192, num_heads=3, mlp_width=768))
@@ -44,4 +47,4 @@ def build_blank(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
     (torch.Size([1000, 192]), True)
     """
     with torch.device("meta"), _NoDraws():
-        return build(config)
+        return build_any(config)

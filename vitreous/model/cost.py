@@ -8,8 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from vitreous.model.build import build
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.kinds import AnyConfig, build_any
 
 
 @dataclass(frozen=True)
@@ -21,14 +20,15 @@ class Cost:
     activation_bytes: int  # what training keeps for the backward pass, in float32; half of it in bfloat16
 
 
-def cost(config: ViTConfig | ResNetConfig) -> Cost:
+def cost(config: AnyConfig) -> Cost:
     """Parameters, operations and memory of the model that `config` describes.
 
+    >>> from vitreous.model.config import ViTConfig
     >>> cost(ViTConfig()).flops  # 17.6 billion multiply-adds
     35127656448
     """
     with FakeTensorMode():
-        model = build(config)
+        model = build_any(config)
         images = torch.empty(1, config.channels, *config.image_size)
         # torch counts every fused attention but the CPU's.
         fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def xavier_(linear: nn.Linear, parts: int = 1) -> nn.Linear:
-    """Xavier-uniform. A matrix that packs several (query, key, value) starts as these would on their own."""
+    """Xavier-uniform. A matrix that packs several (a gate and what it lets through) starts as these would."""
     for matrix in linear.weight.chunk(parts):
         nn.init.xavier_uniform_(matrix)
     if linear.bias is not None:

@@ -5,6 +5,7 @@ b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: cl
 
 import copy
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import get_args
 
@@ -25,7 +26,12 @@ from vitreous.model.vit import ViT
 
 @dataclass(frozen=True)
 class LinearDecoder:
-    """One linear layer for every patch."""
+    """One linear layer for every patch, which it sees as `cells` x `cells` parts with scores of their own."""
+
+    cells: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("decoder.cells", self.cells, 1, 64)
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class SegmenterConfig:
         check_kind("decoder", self.decoder, get_args(Decoder))
         if self.encoder.num_classes:
             fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder takes the place of the head")
+        if self.encoder.patch_dropout:
+            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: a patch that is left out has no mask")
         check_whole("num_classes", self.num_classes, 2, MAX_CLASSES)
         check_classes(self.num_classes, self.labels)
 
@@ -100,10 +108,12 @@ class Segmenter(nn.Module):
         scores = self.scores(padded)
         return F.interpolate(scores, padded.shape[2:], mode="bilinear", align_corners=False)[:, :, :h, :w]
 
-    def scores(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k gh gw"]:
-        """One for each patch: cheaper where full resolution is not needed."""
+    def scores(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
+        """One for each patch, or for each of its cells: cheaper where full resolution is not needed."""
         features = self.encoder.features(images)
-        return self.decoder(features.patches).transpose(1, 2).unflatten(2, features.grid)
+        scores = self.decoder(features.patches).transpose(1, 2).unflatten(2, features.grid)
+        cells = self.config.decoder.cells if isinstance(self.config.decoder, LinearDecoder) else 1
+        return F.pixel_shuffle(scores, cells)
 
     def resized(self, image_size: int | Size) -> "Segmenter":
         """The same model, its positions resampled once for another image size."""
@@ -145,14 +155,16 @@ class MaskTransformer(nn.Module):
 def build_segmenter(config: SegmenterConfig, encoder: ViT | None = None) -> Segmenter:
     """The model that `config` describes: freshly initialised, or around an encoder that has learned something."""
     match config.decoder:
-        case LinearDecoder():
-            decoder: nn.Module = nn.Linear(config.encoder.width, config.num_classes)
+        case LinearDecoder(cells):
+            decoder: nn.Module = xavier_(nn.Linear(config.encoder.width, config.num_classes * cells**2))
         case MaskDecoder(depth):
             decoder = MaskTransformer(config.encoder, config.num_classes, depth)
     return Segmenter(config, build_vit(config.encoder) if encoder is None else encoder, decoder)
 
 
 # ---- Images of other sizes -------------------------------------------------------------------------------------------
+
+WINDOWS = 16  # at once
 
 
 @torch.no_grad()
@@ -164,13 +176,16 @@ def slide(
     Where windows overlap, their scores are averaged. An image that fits into one window is seen whole.
     """
     size = window or model.config.image_size
-    h, w = images.shape[2:]
-    total = torch.zeros(images.shape[0], model.config.num_classes, h, w, device=images.device)
+    b, _, h, w = images.shape
+    total = torch.zeros(b, model.config.num_classes, h, w, device=images.device)
     seen = torch.zeros(h, w, device=images.device)
-    for top in _starts(h, size[0], overlap):
-        for left in _starts(w, size[1], overlap):
-            place = (..., slice(top, min(top + size[0], h)), slice(left, min(left + size[1], w)))
-            total[place] += model(images[place]).float()
+    corners = list(itertools.product(_starts(h, size[0], overlap), _starts(w, size[1], overlap)))
+    places = [(..., slice(top, top + size[0]), slice(left, left + size[1])) for top, left in corners]
+    for start in range(0, len(places), WINDOWS):
+        some = places[start : start + WINDOWS]  # all of one shape, as the last of a row ends where the image does
+        scores = model(torch.cat([images[place] for place in some])).float()
+        for place, part in zip(some, scores.split(b), strict=True):
+            total[place] += part
             seen[place[1:]] += 1
     return total / seen
 

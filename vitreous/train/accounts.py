@@ -1,7 +1,7 @@
 """What a task has to tell at the end of a run: how its best model was measured, in which words, with which pictures."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,43 +9,49 @@ from torch import Tensor
 from vitreous.data.loader import Reader, Request
 from vitreous.data.source import Source
 from vitreous.evaluate.run import Answers
+from vitreous.evaluate.segment_run import Segmented, segment_source
+from vitreous.infer.segments import SegmentPredictor
 from vitreous.model.inputs import denormalise
 from vitreous.model.options import Preprocessing
 from vitreous.model.patch import cut, uncut
+from vitreous.model.segmenter import Segmenter
 from vitreous.train import plots
 from vitreous.train.fill import FillIn
 from vitreous.train.look import can_draw
 from vitreous.train.loop import evaluate
 from vitreous.train.report import Mistake
+from vitreous.train.segment_account import SAMPLES, Account, segmentation
 from vitreous.train.setup import Job
-from vitreous.train.task import Classify, Measured
+from vitreous.train.task import Measured
 from vitreous.weights.native import load_folder
 
-SAMPLES, MISTAKES, FILLED = 16, 24, 6
-
-
-class Account(NamedTuple):
-    """A sentence for the terminal, and parts of the report that only this task has (see RunReport)."""
-
-    sentence: str
-    parts: dict[str, Any]
+MISTAKES, FILLED = 24, 6
 
 
 def judge(job: Job, folder: Path, source: Source) -> Measured:
     """The best checkpoint on pictures it never learned from. Every process takes part.
 
     What fills in patches is not in the checkpoint, which is for the encoder's next task: there, the last one counts.
+    Pixels are judged at each picture's real size, as `eval` and `predict` see it.
     """
-    if not isinstance(job.task, Classify):
+    if isinstance(job.task, FillIn):
         return evaluate(job, source)
     job.world.wait()
     model = load_folder(folder / "best").to(job.world.device)
+    if isinstance(model, Segmenter):
+        precision: Literal["bf16", "fp32"] = "bf16" if job.stepper.precision == torch.bfloat16 else "fp32"
+        predictor = SegmentPredictor(model, job.world.device, precision)
+        classes, world = job.data.mask_classes, job.world
+        parts: list[Measured] = world.gather(segment_source(predictor, source, classes, world.rank, world.size))
+        return Segmented.join(parts)  # type: ignore[arg-type]
     mine = job.task.measure(model, job.evaluator(source), job.world.device, job.stepper.precision)
     return type(mine).join(job.world.gather(mine))
 
 
 def account(job: Job, folder: Path, part: str, source: Source, measured: Measured) -> Account:
     """Every process takes part; the first one uses it."""
+    if isinstance(measured, Segmented):
+        return segmentation(job, folder, part, source, measured)
     images, labels = _samples(job)
     shared = {"samples": images, "classes": job.data.classes}
     if isinstance(measured, Answers):

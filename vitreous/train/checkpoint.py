@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.kinds import AnyModel
 from vitreous.train.distributed import World, unwrap
 from vitreous.train.ema import Ema
 from vitreous.train.lora import merged_state
@@ -43,7 +42,7 @@ class Progress:
 class State:
     """Everything a run changes as it goes."""
 
-    model: ViT | ResNet
+    model: AnyModel
     module: nn.Module  # what the task trains, which holds the model
     optimizers: Optimizers
     ema: Ema | None
@@ -60,7 +59,7 @@ class State:
             tensors |= {f"ema.{name}": average for name, average in self.ema.averages.items()}
         return tensors
 
-    def export(self) -> tuple[ViT | ResNet, dict[str, Tensor]]:
+    def export(self) -> tuple[AnyModel, dict[str, Tensor]]:
         """The model for those who only use it: averaged, whole, on the CPU."""
         with self.ema.applied() if self.ema is not None else nullcontext():
             weights = merged_state(self.model)

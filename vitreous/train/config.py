@@ -128,9 +128,9 @@ class Masking:
     mpp_target: Literal["colour", "colours", "pixels"] = "colour"
     """Of mpp: a patch's mean colour in 3 bits a channel, the colours of its 4 x 4 parts, or all of its pixels."""
     decoder_width: int | None = None
-    """Of mae; two thirds of the encoder's where left out, 512 at most."""
+    """Of mae; half of the encoder's where left out, 512 at most."""
     decoder_depth: int | None = None
-    """Of mae; 8 blocks beside a ViT-B or larger and 4 beside smaller ones where left out."""
+    """Of mae; a third of the encoder's where left out, 8 blocks at most."""
 
     def __post_init__(self) -> None:
         if self.mask_rate is not None and not 0 < self.mask_rate < 1:
@@ -141,6 +141,30 @@ class Masking:
                 fail("decoder_width", self.decoder_width, "a multiple of 32, the width of a head")
         if self.decoder_depth is not None:
             check_whole("decoder_depth", self.decoder_depth, 1, 1024)
+
+
+@dataclass(frozen=True)
+class Segmenting:
+    """How pixels are told apart (--task segment)."""
+
+    decoder: Literal["linear", "mask"] = "linear"
+    """A linear layer on each patch, or a transformer over patches and a vector for each class (Segmenter)."""
+    cells: int | None = None
+    """Of a linear decoder: each patch is seen as so many parts down and across."""
+    mask_blocks: int = 2
+    """Of a mask decoder."""
+    dice: float = 0.0
+    """Weight of the Dice loss beside cross-entropy; it helps small classes."""
+    ignore: tuple[str, ...] = ()
+    """Classes whose pixels are neither learned nor counted."""
+
+    def __post_init__(self) -> None:
+        if self.cells is not None:
+            check_whole("cells", self.cells, 1, 64)
+        check_whole("mask_blocks", self.mask_blocks, 1, 64)
+        check_real("dice", self.dice, 0, 100)
+        if self.decoder == "mask" and self.cells is not None:
+            fail("cells", self.cells, "left out with --decoder mask: it is for the linear decoder")
 
 
 @dataclass(frozen=True)
@@ -157,8 +181,8 @@ class TrainConfig:
     """One number or height and width; a checkpoint's positions are resampled to it."""
     set: tuple[str, ...] = ()
     """Other parts for the model, as field=JSON: --set registers=4 'position={"kind": "Rotary2d"}'."""
-    task: Literal["classify", "mae", "mpp"] = "classify"
-    """Classes, or without labels: to fill in hidden patches as MAE does, or as the paper's masked patch prediction."""
+    task: Literal["classify", "segment", "mae", "mpp"] = "classify"
+    """A class for every picture, or for every pixel; or, without labels, hidden patches, as MAE or the paper fills."""
     out: Path | None = None
     """The run's folder; runs/NAME-N where left out."""
     resume: bool = False
@@ -193,7 +217,7 @@ class TrainConfig:
     """Recompute blocks in the backward pass, to save memory."""
 
     train_only: Literal["all", "head", "lora"] = "all"
-    """Everything, only the head (a linear probe), or low-rank additions to attention and MLP."""
+    """Everything, only the head or decoder (a linear probe), or low-rank additions to attention and MLP besides."""
     lora_rank: int = 8
     """Of --train-only lora: how many directions each addition has."""
     smoothing: float = 0.0
@@ -224,6 +248,7 @@ class TrainConfig:
     augment: Augment = field(default_factory=Augment)
     distillation: Distillation = field(default_factory=Distillation)
     masking: Masking = field(default_factory=Masking)
+    segmenting: Segmenting = field(default_factory=Segmenting)
 
     def __post_init__(self) -> None:
         if not self.data and not self.resume:

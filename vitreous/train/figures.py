@@ -8,6 +8,7 @@ NAMES = {
     "top5": ("top-5", True),
     "miou": ("mean IoU", True),
     "pixel_accuracy": ("pixel accuracy", True),
+    "boundary_f": ("boundary F", True),
     "knn": ("k-NN", True),
     "linear": ("linear probe", True),
     "fewshot": ("few-shot", True),

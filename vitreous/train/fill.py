@@ -56,13 +56,14 @@ class FillIn(Task):
         self._module = self._build()
 
     def _build(self) -> MaskedAutoencoder | MaskedPatchPrediction:
-        width, rate = self.encoder.config.width, self.masking.mask_rate
+        config, rate = self.encoder.config, self.masking.mask_rate
         with next(self.encoder.parameters()).device:
             if self.kind == "mpp":
                 return MaskedPatchPrediction(self.encoder, self.masking.mpp_target, 0.5 if rate is None else rate)
-            # As light beside a small encoder as MAE's is beside a ViT-B: two thirds of the width, a third of the work.
-            light = self.masking.decoder_width or min(max(width * 2 // 3 // 64, 1) * 64, 512)
-            depth = self.masking.decoder_depth or (8 if width >= 768 else 4)
+            # MAE's decoder does less than a tenth of the encoder's work on a token (its section 3). Half the width and
+            # a third of the depth make that a twelfth, and beside a ViT-L they are MAE's own: 512 wide, 8 deep.
+            light = self.masking.decoder_width or min(max(config.width // 2 // 32, 1) * 32, 512)
+            depth = self.masking.decoder_depth or min(max(config.depth // 3, 1), 8)
             return MaskedAutoencoder(self.encoder, 0.75 if rate is None else rate, light, depth, max(light // 32, 1))
 
     def module(self) -> nn.Module:
@@ -74,8 +75,8 @@ class FillIn(Task):
 
     def _parts(self, unit: Tensor, draws: Draws, labels: Tensor) -> tuple[Tensor, ...]:
         """The pictures, once more with pixels in [0, 1], the numbers that say what is hidden, and the weights."""
-        gh, gw = self.encoder.config.grid
-        numbers = draws.uniform("hidden", 3 * gh * gw).view(-1, 3, gh * gw).to(unit.device, non_blocking=True)
+        (gh, gw), sets = self.encoder.config.grid, 3 if self.kind == "mpp" else 1
+        numbers = draws.to(unit.device).uniform("hidden", sets * gh * gw).view(-1, sets, gh * gw)
         readable = (labels >= 0).float().to(unit.device, non_blocking=True)
         return normalise(unit, self.encoder.config.preprocessing), unit, numbers, readable
 

@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """A group's `parts` says how many matrices stand on each other in a weight, as query, key and value do."""
+    """A group's `parts` says how many matrices stand on each other in a weight, as those of a SwiGLU's gate do."""
 
     found_inf: Tensor  # 1 where the step is to be skipped, as torch's fused optimizers have it
 

@@ -11,7 +11,7 @@ from vitreous.train.config import Optim
 from vitreous.train.muon import Muon
 
 # Weights that hold several matrices, one on the other: Muon takes each by itself.
-PACKED = {".qkv.": 3, ".kv.": 2, ".gate_and_up.": 2}
+PACKED = {".gate_and_up.": 2}
 
 
 @dataclass
@@ -68,6 +68,8 @@ def layer_of(name: str, depth: int) -> int:
     >>> [layer_of(name, 12) for name in ("patches.projection.bias", "encoder.blocks.3.mlp.up.bias", "head.bias")]
     [0, 4, 13]
     """
+    if name.startswith("decoder."):  # a segmenter's, with blocks of its own
+        return depth + 1
     if found := re.search(r"(?:^|\.)blocks\.(\d+)\.", name):
         return int(found[1]) + 1
     below = ("stem.", "patches.", "prefix.", "position.")
@@ -76,7 +78,7 @@ def layer_of(name: str, depth: int) -> int:
 
 def decays(name: str, weight: Tensor) -> bool:
     """Matrices and filters are decayed; biases, norms, scales, tokens and positions are not."""
-    special = ("prefix.", "position.", ".query")
+    special = ("prefix.", "position.", ".query", "decoder.classes")
     return weight.ndim >= 2 and not any(part in f".{name}" for part in special)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from vitreous.evaluate.classify import Evaluation
+from vitreous.evaluate.segment import SegmentEvaluation
 from vitreous.train import plots, sections
 from vitreous.train.figures import label, value
 from vitreous.train.look import can_draw, readable
@@ -29,6 +30,7 @@ from vitreous.train.page import (
     plot,
     tag,
 )
+from vitreous.train.segment_section import segment_classes
 
 MOST_SAMPLES, MOST_MISTAKES, MOST_NAMES = 32, 24, 200
 
@@ -56,6 +58,7 @@ class RunReport:
     history: Sequence[Mapping[str, Any]] = ()  # the rows of metrics.jsonl
     config: Mapping[str, Any] | None = None
     evaluation: Evaluation | None = None
+    segments: SegmentEvaluation | None = None
     classes: Sequence[str] = ()
     samples: UInt8[Tensor, "k c h w"] | None = None  # training pictures as the model saw them
     sample_labels: Sequence[str] = ()
@@ -81,7 +84,7 @@ def write_report(folder: Path, report: RunReport) -> Path:
     contents = [
         ("What was trained, on what", _facts(report)),
         ("Curves", _curves(report, drawn)),
-        ("Class by class", sections.per_class(judged) if judged else []),
+        ("Class by class", sections.per_class(judged) if judged else segment_classes(report.segments)),
         ("What is taken for what", sections.confusion(judged, drawn.get("confusion")) if judged else []),
         ("Worst mistakes", _mistakes(report)),
         ("Does it know what it knows?", sections.calibration(judged, drawn.get("calibration")) if judged else []),

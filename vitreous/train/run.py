@@ -8,7 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
+from vitreous.data.masks import open_masked
 from vitreous.data.open import open_data
+from vitreous.data.source import DataSet
 from vitreous.model.checks import fail
 from vitreous.model.codec import from_dict, to_dict
 from vitreous.train import loop
@@ -28,13 +30,14 @@ def train(config: TrainConfig, command: str = "vitreous train") -> dict[str, Any
         config = stored(config)
     with world(config.device) as here:
         console = Console(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
-        data = open_data(config.data, root=config.data_root, val_fraction=config.val_fraction, seed=config.seed)
+        data = _open(config)
         chosen = choose(config, data, here.device.type, here.size)
         config = chosen.config
         folder = Path(here.gather(str(config.out))[0])
         resume = config.resume and (folder / "last").exists()
         _refuse_another_run(folder, config)
-        console.print(f"{data.name}: {len(data.classes)} classes; {data.note}")
+        classes = data.mask_classes if config.task == "segment" else data.classes
+        console.print(f"{data.name}: {len(classes)} classes; {data.note}")
         for note in chosen.notes:
             console.print(f"  chosen: {note}")
         if chosen.advice:
@@ -45,6 +48,13 @@ def train(config: TrainConfig, command: str = "vitreous train") -> dict[str, Any
         with Display(job.total_steps, job.steps_per_epoch, epochs, start, quiet=not here.first) as display:
             loop.run(job, folder, display, resume)
         return summarise(job, folder, console, chosen.notes, command, time.monotonic() - started)
+
+
+def _open(config: TrainConfig) -> DataSet:
+    where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
+    if config.task == "segment":
+        return open_masked(config.data, **where, ignore=config.segmenting.ignore)
+    return open_data(config.data, **where)
 
 
 def stored(config: TrainConfig) -> TrainConfig:

@@ -1,7 +1,6 @@
 """Everything a run needs, put together from its config: data, model, task, optimizer, loaders."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,25 +17,24 @@ from vitreous.data.loader import (
 )
 from vitreous.data.source import DataSet, Source
 from vitreous.data.split import listed
-from vitreous.model.build import build, replace_head
-from vitreous.model.checks import as_size, fail
-from vitreous.model.codec import parse_fields
+from vitreous.model.checks import fail
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import Preprocessing
-from vitreous.model.presets import configure
+from vitreous.model.kinds import AnyModel
 from vitreous.model.resnet import ResNet
+from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.train.checkpoint import State
 from vitreous.train.config import TrainConfig
 from vitreous.train.distributed import World, parallelise
 from vitreous.train.ema import Ema
 from vitreous.train.fill import FillIn
-from vitreous.train.lora import add_lora
 from vitreous.train.optim import build_optimizers
+from vitreous.train.segment import Segment
+from vitreous.train.start import build_model, choose_weights, encoder_of
 from vitreous.train.step import Stepper
 from vitreous.train.task import Classify, Task
 from vitreous.train.track import check_tensorboard
-from vitreous.weights.load import load
+from vitreous.weights.load import load_encoder
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,8 @@ class Job:
     def evaluator(self, source: Source) -> EvalLoader:
         """Batches of a part of the data, to evaluate on."""
         config = self.state.model.config
-        reader = Reader(source, config.image_size, config.channels, config.preprocessing)
+        masks = self.config.task == "segment"
+        reader = Reader(source, config.image_size, config.channels, config.preprocessing, masks=masks)
         resident = self.world.device if can_reside(source, config.image_size, config.channels) else None
         return EvalLoader(reader, _place(self.config, self.world), self.config.workers or 0, resident)
 
@@ -72,16 +71,17 @@ def set_up(config: TrainConfig, data: DataSet, world: World) -> Job:
     model = build_model(config, data).to(world.device)
     for weight in model.parameters():
         weight.data = weight.data.contiguous()  # resampled positions are not, and checkpoints ask for it
-    if config.optim.optimizer == "muon" and (config.train_only != "all" or not isinstance(model, ViT)):
+    encoder = encoder_of(model)
+    if config.optim.optimizer == "muon" and (config.train_only != "all" or not isinstance(encoder, ViT)):
         fail("optimizer", "muon", "adamw or sgd here: Muon moves the matrices of a ViT's blocks, all of them")
     choose_weights(model, config)
     task = build_task(model, config, data, world)
     module = task.module().train()
-    depth = model.config.depth if isinstance(model, ViT) else 0
+    depth = encoder.config.depth if isinstance(encoder, ViT) else 0
     if config.checkpoint_blocks:
-        if not isinstance(model, ViT):
+        if not isinstance(encoder, ViT):
             fail("checkpoint_blocks", True, "left out for a model without blocks")
-        model.encoder.recompute = True
+        encoder.encoder.recompute = True
     if config.compile:
         module.compile()
     wrapped = parallelise(module, world, config.parallel)
@@ -102,48 +102,9 @@ def set_up(config: TrainConfig, data: DataSet, world: World) -> Job:
     )
 
 
-def build_model(config: TrainConfig, data: DataSet) -> ViT | ResNet:
-    """A preset or a checkpoint, with a head for the classes at hand, or with none where there is nothing to name."""
-    size = as_size(config.image_size) if config.image_size else None
-    classes = data.classes if config.task == "classify" else ()
-    names: dict[str, Any] = {"labels": classes}
-    regularisation: dict[str, Any] = {
-        name: value
-        for name, value in (("stochastic_depth", config.stochastic_depth), ("patch_dropout", config.patch_dropout))
-        if value is not None
-    }
-    if config.dropout is not None:
-        regularisation["dropout"] = {"kind": "Dropout", "embedding": config.dropout, "hidden": config.dropout}
-    regularisation |= parse_fields(config.set)
-    if config.init is not None:
-        model = load(config.init, image_size=size, overrides=regularisation).float()
-        if model.config.labels != classes or model.config.num_classes != len(classes):
-            replace_head(model, len(classes), classes)
-        return model
-    if config.model is None:
-        fail("model", None, "the name of a preset, or --init a checkpoint")
-    if size is not None and max(size) <= 64:  # small pictures have no edges to spare
-        names["preprocessing"] = Preprocessing(crop_fraction=1.0)
-    return build(configure(config.model, len(classes), size, names | regularisation))
-
-
-def choose_weights(model: ViT | ResNet, config: TrainConfig) -> None:
-    """Which weights are learned."""
-    if config.train_only == "all":
-        return
-    if config.init is None:
-        fail("train_only", config.train_only, "used with --init: random weights are not worth keeping as they are")
-    model.requires_grad_(False)
-    if config.train_only == "lora":
-        if not isinstance(model, ViT) or config.parallel == "fsdp":
-            fail("train_only", "lora", "used with a ViT and without --parallel fsdp")
-        add_lora(model, config.lora_rank)
-    model.head.requires_grad_(True)
-    if isinstance(model, ViT) and model.distillation_head is not None:
-        model.distillation_head.requires_grad_(True)
-
-
-def build_task(model: ViT | ResNet, config: TrainConfig, data: DataSet, world: World) -> Task:
+def build_task(model: AnyModel, config: TrainConfig, data: DataSet, world: World) -> Task:
+    if isinstance(model, Segmenter):
+        return Segment(model, config.augment.on(Augmentation()), config.seed, config.segmenting.dice)
     if config.task != "classify":
         if not isinstance(model, ViT):
             fail("model", config.model, f"a ViT for --task {config.task}: a ResNet has no patches to hide")
@@ -152,7 +113,7 @@ def build_task(model: ViT | ResNet, config: TrainConfig, data: DataSet, world: W
         return FillIn(model, config.task, config.masking, config.augment.on(Augmentation()), config.seed)
     teacher: ViT | ResNet | None = None
     if config.distillation.teacher is not None:
-        teacher = load(config.distillation.teacher).to(world.device).eval().requires_grad_(False)
+        teacher = load_encoder(config.distillation.teacher).to(world.device).eval().requires_grad_(False)
         check_teacher(teacher, str(config.distillation.teacher), model, data)
     return Classify(
         model,
@@ -178,12 +139,13 @@ def check_teacher(teacher: ViT | ResNet, where: str, student: ViT | ResNet, data
         theirs.grid_for(ours.image_size)  # or says which sizes its patches tile
 
 
-def build_loader(config: TrainConfig, source: Source, model: ViT | ResNet, world: World, place: Place) -> TrainLoader:
+def build_loader(config: TrainConfig, source: Source, model: AnyModel, world: World, place: Place) -> TrainLoader:
     shape, augmentation = model.config, config.augment.on(Augmentation())
-    reader = Reader(source, shape.image_size, shape.channels, shape.preprocessing, augmentation, config.seed)
+    masks = config.task == "segment"
+    reader = Reader(source, shape.image_size, shape.channels, shape.preprocessing, augmentation, config.seed, masks)
     if augmentation.crop != "resized" and can_reside(source, shape.image_size, shape.channels):
         held = hold(reader, world.device)
-        return ResidentLoader(held.images, held.labels, config.seed, place, augmentation.repeats)
+        return ResidentLoader(held.images, held.labels, config.seed, place, augmentation.repeats, held.masks)
     return StreamLoader(reader, place, config.workers or 0, world.device)
 
 

@@ -76,6 +76,13 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet) -> list[str]
     split = {"seed": config.seed, "val_fraction": config.val_fraction, "data_root": config.data_root}
     usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     said = [f" --{name.replace('_', '-')} {value}" for name, value in split.items() if value != usual[name]]
+    if config.task == "segment":
+        ignored = f" --ignore {shlex.join(config.segmenting.ignore)}" if config.segmenting.ignore else ""
+        return [
+            f"vitreous predict {best} {picture} --out {shlex.quote(str(folder / 'predicted'))}",
+            f"vitreous eval {best} --data {shlex.quote(config.data)}{''.join(said)}{ignored}",
+            f"vitreous explain {best} {picture} --out {shlex.quote(str(folder / 'explained'))}",
+        ]
     if config.task != "classify":
         return [
             f"vitreous eval {best} --data {shlex.quote(config.data)}{''.join(said)} --probe knn",

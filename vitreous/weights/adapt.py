@@ -4,25 +4,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitreous.model.build import replace_head
-from vitreous.model.checks import as_size
+from vitreous.model.checks import as_size, fail
 from vitreous.model.codec import to_dict
-from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.kinds import AnyConfig, AnyModel
+from vitreous.model.segmenter import Segmenter
 
 
 def adapt(
-    model: ViT | ResNet,
-    stored: ViTConfig | ResNetConfig,
+    model: AnyModel,
+    stored: AnyConfig,
     provenance: dict[str, Any],
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
-) -> ViT | ResNet:
+) -> AnyModel:
     """The model at another size, with a fresh head for other classes, in evaluation mode.
 
     `stored` is the config that the checkpoint has: every field that is now another one goes into the provenance.
     """
     if num_classes is not None:
+        if isinstance(model, Segmenter):
+            fail("num_classes", num_classes, "left out for a segmenter: training gives it a decoder for other classes")
         dtype = next(model.parameters()).dtype
         replace_head(model, num_classes)
         for head in (model.head, getattr(model, "distillation_head", None)):
@@ -44,6 +45,6 @@ def adapt(
     return model.eval()
 
 
-def provenance_of(model: ViT | ResNet) -> dict[str, Any]:
+def provenance_of(model: AnyModel) -> dict[str, Any]:
     """Where a model's weights come from: what its checkpoint said, and what was changed when it was loaded."""
     return dict(vars(model).get("provenance", {}))

@@ -142,7 +142,6 @@ def _misread(config: ViTConfig, position: Learned1d) -> str:
 def _pool_rows(heads: int) -> list[Row]:
     attention = f"{POOL}/MultiHeadDotProductAttention_0"
     table = [row("pool.attention.query", f"{POOL}/probe")]
-    table += into_heads("pool.attention.q", attention, ("query",), heads)
-    table += into_heads("pool.attention.kv", attention, ("key", "value"), heads)
+    table += into_heads("pool.attention", attention, heads)
     table += out_of_heads("pool.attention.output", f"{attention}/out", heads)
     return table + norm("pool.norm", f"{POOL}/LayerNorm_0") + mlp("pool.mlp", f"{POOL}/MlpBlock_0")

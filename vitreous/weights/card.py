@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.kinds import AnyConfig
 from vitreous.model.options import Preprocessing
 from vitreous.model.presets import PRESETS
+from vitreous.model.segmenter import LinearDecoder, SegmenterConfig
 
 # What a preset's name does not speak of: sizes and outputs, regularisation, and what belongs to the data.
 BESIDE = {"image_size", "num_classes", "labels", "preprocessing", "dropout", "stochastic_depth", "patch_dropout", "pad"}
@@ -20,7 +22,7 @@ SHOWN_LABELS = 20
 
 
 def model_card(
-    config: ViTConfig | ResNetConfig,
+    config: AnyConfig,
     name: str,
     parameters: int,
     provenance: Mapping[str, Any],
@@ -48,12 +50,13 @@ def model_card(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def front_matter(config: ViTConfig | ResNetConfig, provenance: Mapping[str, Any], library: str = "vitreous") -> str:
+def front_matter(config: AnyConfig, provenance: Mapping[str, Any], library: str = "vitreous") -> str:
     """YAML, in which every value is a JSON string, which YAML reads as it is meant."""
-    kind = "vision-transformer" if isinstance(config, ViTConfig) else "resnet"
+    kind = "resnet" if isinstance(config, ResNetConfig) else "vision-transformer"
+    purpose = "image-classification" if config.num_classes else "image-feature-extraction"
     fields: dict[str, Any] = {
         "library_name": library,
-        "pipeline_tag": "image-classification" if config.num_classes else "image-feature-extraction",
+        "pipeline_tag": "image-segmentation" if isinstance(config, SegmenterConfig) else purpose,
         "license": provenance.get("license"),
         "tags": ["vitreous", kind],
     }
@@ -61,7 +64,7 @@ def front_matter(config: ViTConfig | ResNetConfig, provenance: Mapping[str, Any]
     return "\n".join(["---", *lines, "---"])
 
 
-def title(config: ViTConfig | ResNetConfig) -> str:
+def title(config: AnyConfig) -> str:
     """The preset that a config has the shape of, or else its shape in numbers.
 
     >>> title(ViTConfig(num_classes=37, image_size=(384, 384)))
@@ -69,6 +72,9 @@ def title(config: ViTConfig | ResNetConfig) -> str:
     >>> title(ViTConfig(depth=6))
     'ViT of width 768, depth 6, 12 heads, patches of 16 x 16'
     """
+    if isinstance(config, SegmenterConfig):
+        decoder = "a linear decoder" if isinstance(config.decoder, LinearDecoder) else "a mask transformer"
+        return f"{title(config.encoder)} with {decoder}"
     shape = _shape(config)
     for name, preset in PRESETS.items():
         if type(preset) is type(config) and _shape(preset) == shape:
@@ -91,23 +97,28 @@ def plain(value: object, length: int = 100) -> str:
     return re.sub(r"([\\`*_{}\[\]#|~!])", r"\\\1", html.escape(text, quote=False))
 
 
-def _shape(config: ViTConfig | ResNetConfig) -> dict[str, Any]:
+def _shape(config: AnyConfig) -> dict[str, Any]:
     return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in BESIDE}
 
 
-def _what_it_is(config: ViTConfig | ResNetConfig, parameters: int) -> str:
+def _what_it_is(config: AnyConfig, parameters: int) -> str:
     height, width = config.image_size
     colours = {1: "Grey", 3: "RGB"}.get(config.channels, f"{config.channels}-channel")
     made = f"{config.num_classes:,} classes" if config.num_classes else "features, without a head for classes"
-    tokens = f", seen as {config.tokens:,} tokens" if isinstance(config, ViTConfig) else ""
+    made += " of pixels" if isinstance(config, SegmenterConfig) else ""
+    encoder = config.encoder if isinstance(config, SegmenterConfig) else config
+    tokens = f", seen as {encoder.tokens:,} tokens" if isinstance(encoder, ViTConfig) else ""
     return (
         f"{plain(title(config))}: {parameters:,} parameters. "
         f"{colours} pictures of {height} x {width} pixels{tokens}; {made}."
     )
 
 
-def _how_to_use_it(config: ViTConfig | ResNetConfig, source: str) -> str:
-    if config.num_classes:
+def _how_to_use_it(config: AnyConfig, source: str) -> str:
+    if isinstance(config, SegmenterConfig):
+        python = 'vitreous.SegmentPredictor(model)(["picture.jpg"])'
+        shell = f"vitreous predict {source} picture.jpg --out masks/"
+    elif config.num_classes:
         python, shell = 'vitreous.Predictor(model)(["picture.jpg"])', f"vitreous predict {source} picture.jpg"
     else:
         python = 'vitreous.Predictor(model).embed(["picture.jpg"])'

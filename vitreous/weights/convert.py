@@ -46,7 +46,7 @@ def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], ima
         raise BadCheckpoint(f"{found.path} has {len(found.tensors)} tensors, too few for depth {config.depth}")
     model = build_blank(config)
     table = format.table(config)
-    tensors = read_rows(table, found.tensors, model.state_dict(), found.path, format.dropped, forget)
+    tensors = read_rows(table, found.tensors, model.state_dict(), found.path, format.dropped)
     model.load_state_dict(tensors, assign=True)
     forget()  # what was read only to be put together with others
     used = {name for row in table for name in row.theirs}
@@ -80,8 +80,9 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
             f"{format.title} would compute otherwise with these weights: {'; '.join(losses)}. "
             "Write it all the same with lossy=True (--lossy)"
         )
-    tensors = write_rows(format.table(config), model.state_dict()) | format.additions(config)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    ours = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    tensors = write_rows(format.table(config), ours) | format.additions(config)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     needed = sum(tensor.nbytes for tensor in tensors.values())
     _check_replaceable(target)
     with (atomic_file if target.suffix in SUFFIXES else atomic_folder)(target, needed=needed) as aside:

@@ -7,13 +7,10 @@ there are.
 
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, MlpHead, SwiGlu, TanhHead
 from vitreous.weights.format import Found, Inference
-from vitreous.weights.mapping import TRANSPOSED, How, Row, one, repeated, row
+from vitreous.weights.mapping import TRANSPOSED, Row, one, repeated, row, shaped
 from vitreous.weights.timm_layout import part_obstacles
 
 BLOCK = "Transformer/encoderblock_{i}"
@@ -44,25 +41,13 @@ def norm(ours: str, theirs: str) -> list[Row]:
     return [row(f"{ours}.weight", f"{theirs}/scale"), row(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def into_heads(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> list[Row]:
-    """Projections that have a layer each in flax, and lie one on the other in ours."""
-
-    def read(kernels: list[Tensor]) -> list[Tensor]:
-        return [torch.cat([kernel.flatten(1).T for kernel in kernels])]
-
-    def write(weights: list[Tensor]) -> list[Tensor]:
-        return [weight.T.reshape(weight.shape[1], heads, -1) for weight in weights[0].chunk(len(parts))]
-
-    def read_biases(biases: list[Tensor]) -> list[Tensor]:
-        return [torch.cat([bias.flatten() for bias in biases])]
-
-    def write_biases(biases: list[Tensor]) -> list[Tensor]:
-        return [bias.reshape(heads, -1) for bias in biases[0].chunk(len(parts))]
-
-    return [
-        row(f"{ours}.weight", tuple(f"{theirs}/{part}/kernel" for part in parts), How(read, write)),
-        row(f"{ours}.bias", tuple(f"{theirs}/{part}/bias" for part in parts), How(read_biases, write_biases)),
-    ]
+def into_heads(ours: str, theirs: str, heads: int) -> list[Row]:
+    """Queries, keys and values."""
+    how, table = one(lambda x: x.flatten(1).T.contiguous(), lambda x: x.T.reshape(x.shape[1], heads, -1)), []
+    for part in ("query", "key", "value"):
+        table.append(row(f"{ours}.{part[0]}.weight", f"{theirs}/{part}/kernel", how))
+        table.append(row(f"{ours}.{part[0]}.bias", f"{theirs}/{part}/bias", shaped((-1,), (heads, -1))))
+    return table
 
 
 def out_of_heads(ours: str, theirs: str, heads: int) -> list[Row]:
@@ -85,7 +70,7 @@ def encoder_rows(config: ViTConfig, numbers: Numbers) -> list[Row]:
     """The blocks, and the norm after them."""
     ours, attention = "encoder.blocks.{i}", f"{BLOCK}/MultiHeadDotProductAttention_{numbers.attention}"
     block = norm(f"{ours}.attention_norm", f"{BLOCK}/LayerNorm_0")
-    block += into_heads(f"{ours}.attention.qkv", attention, ("query", "key", "value"), config.num_heads)
+    block += into_heads(f"{ours}.attention", attention, config.num_heads)
     block += out_of_heads(f"{ours}.attention.output", f"{attention}/out", config.num_heads)
     block += norm(f"{ours}.mlp_norm", f"{BLOCK}/LayerNorm_{numbers.mlp_norm}")
     block += mlp(f"{ours}.mlp", f"{BLOCK}/MlpBlock_{numbers.mlp}")

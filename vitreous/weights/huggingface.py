@@ -21,7 +21,7 @@ from vitreous.weights.format import Format, Found, Inference
 from vitreous.weights.huggingface_config import family_of, infer_fields, transformers_config
 from vitreous.weights.huggingface_limits import crop_is_lost, obstacles
 from vitreous.weights.huggingface_processor import infer_preprocessing, transformers_processor
-from vitreous.weights.mapping import PACKED, How, Row, one, positions, renamed, repeated, row, rows, stacked
+from vitreous.weights.mapping import How, Row, one, positions, renamed, repeated, row, rows, stacked
 from vitreous.weights.tensors import write_tensors
 from vitreous.weights.timm_layout import with_registers
 
@@ -131,9 +131,9 @@ def _block(config: ViTConfig) -> list[Row]:
     ours, theirs, scaled = "encoder.blocks.{i}", "encoder.layer.{i}", config.layer_scale is not None
     norms = ("norm1", "norm2") if scaled else ("layernorm_before", "layernorm_after")
     table = rows(f"{ours}.attention_norm", f"{theirs}.{norms[0]}") + rows(f"{ours}.mlp_norm", f"{theirs}.{norms[1]}")
-    for part in ("weight", "bias") if config.qkv_bias else ("weight",):
-        parts = tuple(f"{theirs}.attention.attention.{name}.{part}" for name in ("query", "key", "value"))
-        table.append(row(f"{ours}.attention.qkv.{part}", parts, PACKED))
+    parts = ("weight", "bias") if config.qkv_bias else ("weight",)
+    for name in ("query", "key", "value"):
+        table += rows(f"{ours}.attention.{name[0]}", f"{theirs}.attention.attention.{name}", parts=parts)
     table += rows(f"{ours}.attention.output", f"{theirs}.attention.output.dense")
     if not scaled:
         table += rows(f"{ours}.mlp.up", f"{theirs}.intermediate.dense")

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.model.checks import as_size
+from vitreous.model.kinds import AnyModel
 from vitreous.model.resnet import ResNet
+from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.containers import open_found
@@ -25,7 +27,7 @@ def load(
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> ViT | ResNet:
+) -> AnyModel:
     """A model in evaluation mode, from a checkpoint of ours or of another system; which one is found out.
 
     source: a folder, a file, or `hf-hub:owner/name[@revision]`.
@@ -51,8 +53,19 @@ def load(
     return adapt(model, model.config, provenance_of(model), _unless_native(model, image_size), num_classes)
 
 
+def load_encoder(
+    source: str | Path, image_size: int | Sequence[int] | None = None, overrides: Mapping[str, Any] | None = None
+) -> ViT | ResNet:
+    """The model of a checkpoint, or of a segmenter the part that sees: for those who have no use for its masks."""
+    model = load(source, image_size=image_size, overrides=overrides)
+    if not isinstance(model, Segmenter):
+        return model
+    vars(model.encoder)["provenance"] = provenance_of(model)
+    return model.encoder
+
+
 def save(
-    model: ViT | ResNet,
+    model: AnyModel,
     path: str | Path,
     format: str = "vitreous",
     provenance: Mapping[str, Any] | None = None,
@@ -69,8 +82,9 @@ def save(
     repository = None if push_to is None else check_destination(push_to)
     if format == "vitreous":
         save_folder(model, path, provenance)
-    elif isinstance(model, ResNet):
-        raise CannotHold(f"{format} holds Vision Transformers, and this is a ResNet: use format='vitreous'")
+    elif not isinstance(model, ViT):
+        kind = type(model).__name__
+        raise CannotHold(f"{format} holds Vision Transformers, and this is a {kind}: use format='vitreous'")
     else:
         write_foreign(model, format_named(format), path, lossy)
     if repository is not None:

@@ -19,7 +19,7 @@ from vitreous.model.options import ClassToken, Gelu, GlobalAverage, Learned1d, P
 from vitreous.weights.containers import TORCH_SUFFIXES, write_file
 from vitreous.weights.format import Format, Found, Inference
 from vitreous.weights.limits import absent, numeric_losses, unfit_positions, unfit_scale, unfit_sizes
-from vitreous.weights.mapping import How, Row, one, positions, renamed, repeated, row, rows, shaped
+from vitreous.weights.mapping import How, Row, apart, one, positions, renamed, repeated, row, rows, shaped
 from vitreous.weights.tensors import BadCheckpoint
 
 LAYER = "transformer.layers.{i}"
@@ -147,11 +147,12 @@ def _block_rows(config: ViTConfig) -> list[Row]:
     ours, theirs = "encoder.blocks.{i}", LAYER
     attention, packed = f"{ours}.attention", f"{theirs}.0.to_qkv.weight"
     table = rows(f"{ours}.attention_norm", f"{theirs}.0.norm")
+    parts = tuple(f"{attention}.{part}.weight" for part in "qkv")
     if _has_no_output(config):
-        parts = (f"{attention}.qkv.weight", f"{attention}.output.weight", f"{attention}.output.bias")
-        table.append(row(parts, packed, How(_with_identity, lambda ours: ours[:1])))
+        parts += (f"{attention}.output.weight", f"{attention}.output.bias")
+        table.append(row(parts, packed, How(_with_identity, lambda ours: apart(3).write(ours[:3]))))
     else:
-        table += [row(f"{attention}.qkv.weight", packed), *rows(f"{attention}.output", f"{theirs}.0.to_out.0")]
+        table += [row(parts, packed, apart(3)), *rows(f"{attention}.output", f"{theirs}.0.to_out.0")]
     table += rows(f"{ours}.mlp_norm", f"{theirs}.1.net.0")
     return table + rows(f"{ours}.mlp.up", f"{theirs}.1.net.1") + rows(f"{ours}.mlp.down", f"{theirs}.1.net.4")
 
@@ -163,7 +164,7 @@ def _has_no_output(config: ViTConfig) -> bool:
 
 def _with_identity(theirs: list[Tensor]) -> list[Tensor]:
     packed, width = theirs[0], theirs[0].shape[1]
-    return [packed, torch.eye(width, dtype=packed.dtype), packed.new_zeros(width)]
+    return [*apart(3).read(theirs), torch.eye(width, dtype=packed.dtype), packed.new_zeros(width)]
 
 
 # ---- What tensors tell -----------------------------------------------------------------------------------------------

@@ -48,6 +48,17 @@ def rows(ours: str, theirs: str, how: How | None = None, parts: tuple[str, ...] 
     return [row(f"{ours}.{part}", f"{theirs}.{part}", how if part == "weight" else None) for part in parts]
 
 
+def packed_rows(
+    ours: Sequence[str], theirs: str, matrix: How | None = None, parts: tuple[str, ...] = ("weight", "bias")
+) -> list[Row]:
+    """The same for layers of ours that are one of theirs, such as query, key and value. `matrix` is for its weight."""
+    table = []
+    for part in parts:
+        how = apart(len(ours), matrix if part == "weight" else None)
+        table.append(row(tuple(f"{layer}.{part}" for layer in ours), f"{theirs}.{part}", how))
+    return table
+
+
 def repeated(table: Iterable[Row], count: int) -> list[Row]:
     """Rows for each of `count` layers: {i} in their names becomes the number of the layer."""
     table = list(table)
@@ -87,12 +98,10 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
     return result
 
 
-def packed(parts: int) -> How:
-    """Several of theirs, one on the other in ours."""
-    return How(lambda theirs: [stacked(theirs)], lambda ours: list(ours[0].chunk(parts)))
-
-
-PACKED = packed(3)  # query, key and value
+def apart(parts: int, matrix: How | None = None) -> How:
+    """One of theirs, in which several of ours stand on each other. Ours are its rows themselves: nothing is copied."""
+    read, write = matrix or SAME
+    return How(lambda theirs: list(read(theirs)[0].chunk(parts)), lambda ours: write([stacked(ours)]))
 
 
 def shaped(ours: tuple[int, ...], theirs: tuple[int, ...]) -> How:
@@ -123,12 +132,10 @@ def read_rows(
     ours: Tensors,
     path: Path,
     dropped: Iterable[str] = (),
-    forget: Callable[[], None] = lambda: None,
 ) -> Tensors:
     """Our tensors from theirs. Names and shapes are checked against `ours`, which has no memory, before anything moves.
 
     dropped: patterns of their names that are left out on purpose.
-    forget: called when tensors were put together to a new one, and are no longer needed themselves.
     """
     expected = {name: tuple(tensor.shape) for name, tensor in write_rows(table, ours).items()}
     wanted = {name: tensor for name, tensor in tensors.items() if name in expected or not is_dropped(name, dropped)}
@@ -136,8 +143,6 @@ def read_rows(
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.ours, entry.how.read([wanted[name] for name in entry.theirs]), strict=True)
-        if len(entry.theirs) > 1:
-            forget()
     return _of_one_type(result)
 
 

@@ -21,9 +21,9 @@ import vitreous
 from vitreous.model.blank import build_blank
 from vitreous.model.checks import suggestion
 from vitreous.model.codec import decode, to_dict
-from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.config import ResNetConfig
+from vitreous.model.kinds import AnyConfig, AnyModel
+from vitreous.model.segmenter import SegmenterConfig
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.card import model_card
 from vitreous.weights.files import atomic_folder, recover
@@ -40,7 +40,7 @@ class Description:
     """A checkpoint, seen from its `config.json` and the header of its tensors."""
 
     path: str
-    config: ViTConfig | ResNetConfig
+    config: AnyConfig
     provenance: dict[str, Any]
     parameters: int
     bytes: int
@@ -50,7 +50,7 @@ class Description:
 # ---- Saving ----------------------------------------------------------------------------------------------------------
 
 
-def save_folder(model: ViT | ResNet, path: str | os.PathLike[str], provenance: Mapping[str, Any] | None = None) -> None:
+def save_folder(model: AnyModel, path: str | os.PathLike[str], provenance: Mapping[str, Any] | None = None) -> None:
     """Write a checkpoint: whole, or not at all (see files.py). One that was there before is replaced.
 
     `provenance` is added to what the model was loaded with. Its `metrics` and `license` also appear on the model card.
@@ -66,7 +66,7 @@ def save_folder(model: ViT | ResNet, path: str | os.PathLike[str], provenance: M
 
 
 def write_files(
-    model: ViT | ResNet,
+    model: AnyModel,
     folder: Path,
     provenance: Mapping[str, Any] | None = None,
     name: str = "model",
@@ -122,7 +122,7 @@ def load_folder(
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> ViT | ResNet:
+) -> AnyModel:
     """The model of a checkpoint, in evaluation mode, on the CPU, in the type its tensors are stored in.
 
     image_size: resample the positions for another size (`model.resized`).
@@ -196,7 +196,7 @@ def _read_document(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _read_config(folder: Path) -> tuple[ViTConfig | ResNetConfig, dict[str, Any]]:
+def _read_config(folder: Path) -> tuple[AnyConfig, dict[str, Any]]:
     document, file = _read_document(folder), folder / CONFIG
     if (version := document.get("version")) != VERSION:
         raise BadCheckpoint(f"{file} has version {version!r}, but this Vitreous reads version {VERSION}")
@@ -207,12 +207,15 @@ def _read_config(folder: Path) -> tuple[ViTConfig | ResNetConfig, dict[str, Any]
     if not isinstance(provenance, dict):
         raise BadCheckpoint(f"{file}: provenance is {provenance!r}, but must be an object")
     try:
-        return decode(ViTConfig | ResNetConfig, document.get("model"), "model"), provenance
+        return decode(AnyConfig, document.get("model"), "model"), provenance
     except ValueError as error:
         raise BadCheckpoint(f"{file}: {error}") from error
 
 
-def _override(config: ViTConfig | ResNetConfig, overrides: Mapping[str, Any]) -> ViTConfig | ResNetConfig:
+def _override(config: AnyConfig, overrides: Mapping[str, Any]) -> AnyConfig:
+    if isinstance(config, SegmenterConfig):  # what can be changed without a change of shape is in its encoder
+        encoder: Any = _override(config.encoder, overrides)
+        return dataclasses.replace(config, encoder=encoder)
     hints = get_type_hints(type(config))
     for field in overrides:
         if field not in hints:
@@ -221,15 +224,21 @@ def _override(config: ViTConfig | ResNetConfig, overrides: Mapping[str, Any]) ->
     return dataclasses.replace(config, **changes)
 
 
-def _assemble(folder: Path, config: ViTConfig | ResNetConfig) -> ViT | ResNet:
+def _assemble(folder: Path, config: AnyConfig) -> AnyModel:
     file = folder / WEIGHTS
     header = read_header(file)
-    layers = config.depth if isinstance(config, ViTConfig) else sum(config.stages)
+    layers = _layers(config)
     if layers > len(header):  # said before a thousand layers are built in vain
         raise BadCheckpoint(
             f"{file} has {len(header)} tensors, too few for the {layers} layers that {CONFIG} describes"
         )
-    model = build_blank(config)
+    model: AnyModel = build_blank(config)
     check_tensors(file, header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
     model.load_state_dict(read_tensors(file), assign=True)
     return model
+
+
+def _layers(config: AnyConfig) -> int:
+    if isinstance(config, SegmenterConfig):
+        return config.encoder.depth + getattr(config.decoder, "depth", 0)
+    return sum(config.stages) if isinstance(config, ResNetConfig) else config.depth

@@ -14,7 +14,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, ClassToken, Gelu, Learned1d, Preprocessing
 from vitreous.weights.format import Format, Found, Inference
 from vitreous.weights.limits import numeric_losses, unfit_scale
-from vitreous.weights.mapping import TRANSPOSED, Row, positions, renamed, repeated, row, rows
+from vitreous.weights.mapping import TRANSPOSED, Row, packed_rows, positions, renamed, repeated, row, rows
 from vitreous.weights.paddle import paddle_obstacles, write_paddle
 from vitreous.weights.tensors import BadCheckpoint
 
@@ -93,7 +93,7 @@ def _layer(qkv_bias: bool) -> list[Row]:
     parts = ("weight", "bias") if qkv_bias else ("weight",)
     return [
         *rows(f"{ours}.attention_norm", f"{LAYER}.attn_norm"),
-        *rows(f"{ours}.attention.qkv", f"{LAYER}.attn.qkv", TRANSPOSED, parts),
+        *packed_rows([f"{ours}.attention.{part}" for part in "qkv"], f"{LAYER}.attn.qkv", TRANSPOSED, parts),
         *rows(f"{ours}.attention.output", f"{LAYER}.attn.out", TRANSPOSED),
         *rows(f"{ours}.mlp_norm", f"{LAYER}.mlp_norm"),
         *rows(f"{ours}.mlp.up", f"{LAYER}.mlp.fc1", TRANSPOSED),

@@ -9,8 +9,7 @@ from typing import Any
 
 import vitreous
 from vitreous.model.checks import fail
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.kinds import AnyModel
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.card import model_card
 from vitreous.weights.hub import PREFIX, choose, is_repository
@@ -33,9 +32,7 @@ def check_destination(push_to: str) -> str:
     return repository
 
 
-def push(
-    model: ViT | ResNet, path: Path, format: str, repository: str, provenance: Mapping[str, Any] | None = None
-) -> str:
+def push(model: AnyModel, path: Path, format: str, repository: str, provenance: Mapping[str, Any] | None = None) -> str:
     """Send what was written at `path`. Returns the address of the commit.
 
     The repository is made if there is none, as public or private as the account makes them. The model card takes the

@@ -24,7 +24,7 @@ from vitreous.model.options import (
 )
 from vitreous.weights.format import Found, Inference
 from vitreous.weights.limits import absent, unfit_attention
-from vitreous.weights.mapping import SAME, How, Row, positions, repeated, row, rows, stacked
+from vitreous.weights.mapping import SAME, How, Row, packed_rows, positions, repeated, row, rows, stacked
 from vitreous.weights.tensors import BadCheckpoint
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -111,7 +111,7 @@ def _block(config: ViTConfig, names: Names) -> list[Row]:
     ours, theirs, matrix = "encoder.blocks.{i}", "blocks.{i}", names.matrix
     table = rows(f"{ours}.attention_norm", f"{theirs}.norm1")
     parts = ("weight", "bias") if config.qkv_bias else ("weight",)
-    table += rows(f"{ours}.attention.qkv", f"{theirs}.attn.qkv", matrix, parts)
+    table += packed_rows([f"{ours}.attention.{part}" for part in "qkv"], f"{theirs}.attn.qkv", matrix, parts)
     if config.qk_norm:
         table += rows(f"{ours}.attention.q_norm", f"{theirs}.attn.q_norm")
         table += rows(f"{ours}.attention.k_norm", f"{theirs}.attn.k_norm")
@@ -131,8 +131,9 @@ def _block(config: ViTConfig, names: Names) -> list[Row]:
 
 def _attention_pool(matrix: How) -> list[Row]:
     table = [row("pool.attention.query", "attn_pool.latent"), *rows("pool.norm", "attn_pool.norm")]
-    for ours, theirs in (("q", "q"), ("kv", "kv"), ("output", "proj")):
-        table += rows(f"pool.attention.{ours}", f"attn_pool.{theirs}", matrix)
+    table += rows("pool.attention.q", "attn_pool.q", matrix)
+    table += packed_rows(["pool.attention.k", "pool.attention.v"], "attn_pool.kv", matrix)
+    table += rows("pool.attention.output", "attn_pool.proj", matrix)
     for ours, theirs in (("up", "fc1"), ("down", "fc2")):
         table += rows(f"pool.mlp.{ours}", f"attn_pool.mlp.{theirs}", matrix)
     return table

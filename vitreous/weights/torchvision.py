@@ -16,7 +16,7 @@ from vitreous.model.options import IMAGENET, ClassToken, Gelu, Learned1d, Linear
 from vitreous.weights.containers import TORCH_SUFFIXES, write_file
 from vitreous.weights.format import Format, Found, Inference
 from vitreous.weights.limits import absent, numeric_losses, unfit_attention, unfit_positions, unfit_sizes
-from vitreous.weights.mapping import Row, positions, renamed, repeated, row, rows
+from vitreous.weights.mapping import Row, apart, positions, renamed, repeated, row, rows
 
 BLOCK = "encoder.layers.encoder_layer_{i}"
 ABSENT = ("stem", "patch_norm", "distillation_token", "registers", "qk_norm", "layer_scale", "SwiGLU")
@@ -59,11 +59,12 @@ class Torchvision(Format):
 
     def table(self, config: ViTConfig) -> list[Row]:
         ours, theirs = "encoder.blocks.{i}", BLOCK
-        attention, packed = f"{ours}.attention.qkv", f"{theirs}.self_attention.in_proj"
+        attention, packed = f"{ours}.attention", f"{theirs}.self_attention.in_proj"
         block = [
             *rows(f"{ours}.attention_norm", f"{theirs}.ln_1"),
-            *(row(f"{attention}.{part}", f"{packed}_{part}") for part in ("weight", "bias")),
-            *rows(f"{ours}.attention.output", f"{theirs}.self_attention.out_proj"),
+            row(tuple(f"{attention}.{part}.weight" for part in "qkv"), f"{packed}_weight", apart(3)),
+            row(tuple(f"{attention}.{part}.bias" for part in "qkv"), f"{packed}_bias", apart(3)),
+            *rows(f"{attention}.output", f"{theirs}.self_attention.out_proj"),
             *rows(f"{ours}.mlp_norm", f"{theirs}.ln_2"),
             *rows(f"{ours}.mlp.up", f"{theirs}.mlp.0"),
             *rows(f"{ours}.mlp.down", f"{theirs}.mlp.3"),

@@ -1,0 +1,130 @@
+"""A cheap client for load tests: one process, bare sockets, no HTTP library, so that little of the machine is its own.
+
+It speaks as much HTTP/1.1 as our server does: requests with a length, answers with a length, connections that are kept.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Answer:
+    """status 0: the connection was closed before an answer came."""
+
+    status: int
+    began: float  # seconds, by time.monotonic
+    seconds: float
+    body: bytes = b""
+    late: float = 0.0  # seconds by which the client itself missed the moment at which it was to ask
+
+
+def request(host: str, port: int, path: str, picture: bytes) -> bytes:
+    """All bytes of a question about a picture."""
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}"
+    return head.encode() + b"\r\n\r\n" + picture
+
+
+class Connection(asyncio.Protocol):
+    """One question at a time."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.received = bytearray()
+        self.waiting: asyncio.Future[tuple[int, bytes]] | None = None
+        self.open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport, self.open = transport, True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result((0, b""))
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        end = self.received.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self.received[:end]).lower()
+        at = head.index(b"content-length:") + 15
+        length = int(head[at : head.find(b"\r\n", at) if b"\r\n" in head[at:] else len(head)])
+        if len(self.received) < end + 4 + length:
+            return
+        body = bytes(self.received[end + 4 : end + 4 + length])
+        del self.received[: end + 4 + length]
+        if b"connection: close" in head:
+            self.open = False
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result((int(head[9:12]), body))
+
+    async def ask(self, question: bytes) -> Answer:
+        assert self.transport is not None
+        began = time.monotonic()
+        self.waiting = asyncio.get_running_loop().create_future()
+        if self.open:
+            self.transport.write(question)
+        else:
+            self.waiting.set_result((0, b""))
+        status, body = await self.waiting
+        return Answer(status, began, time.monotonic() - began, body)
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+
+async def connect(host: str, port: int) -> Connection:
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
+    return connection
+
+
+async def closed_loop(
+    host: str, port: int, questions: Sequence[bytes], clients: int, seconds: float, keep: list[Answer] | None = None
+) -> list[Answer]:
+    """So many clients, each of which asks again as soon as it has its answer; until the time is over."""
+    found: list[Answer] = [] if keep is None else keep
+    end = time.monotonic() + seconds
+
+    async def client(number: int) -> None:
+        connection = await connect(host, port)
+        turn = number
+        while time.monotonic() < end and connection.open:
+            found.append(await connection.ask(questions[turn % len(questions)]))
+            turn += clients
+        connection.close()
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    return found
+
+
+async def open_loop(host: str, port: int, questions: Sequence[bytes], rate: float, seconds: float) -> list[Answer]:
+    """So many questions a second, whether the earlier ones have been answered or not."""
+    found: list[Answer] = []
+    free: list[Connection] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def one(number: int) -> None:
+        while free and not free[-1].open:
+            free.pop()
+        connection = free.pop() if free else await connect(host, port)
+        answer = await connection.ask(questions[number % len(questions)])
+        found.append(dataclasses.replace(answer, late=answer.began - began - number / rate))
+        free.append(connection)
+
+    began, number = time.monotonic(), 0
+    while (now := time.monotonic() - began) < seconds:
+        while number < now * rate:
+            task = asyncio.create_task(one(number))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            number += 1
+        await asyncio.sleep(0.002)
+    await asyncio.gather(*tasks)
+    for connection in free:
+        connection.close()
+    return found

@@ -1,0 +1,267 @@
+"""What serving costs: a ViT-Ti/16 behind `vitreous serve`, asked by many clients at once, all on this machine.
+
+Raw is the model alone in this process: batches that are decoded, normalised and in memory already, with the best of
+several batch sizes and ways to share the processors (one computation on all of them, or one on each). Everything else
+is end to end, over HTTP, with JPEG files, and the clients (one process, bare sockets) run on the same processors.
+
+- peak: clients that keep their connection and ask again as soon as they are answered. Raw and peak take turns, so that
+  noise of the machine falls on both; medians count. Processor time says the same on a machine that others use as well:
+  the model's own, as a share of what server and clients together need for a picture.
+- overload: ten times the peak's rate, sent whether the server keeps up or not. Accepted work should stay near the peak,
+  and the others should hear 429 at once. How late the clients themselves are says how busy the machine is otherwise.
+- soak (--soak-minutes): the peak's load for long, and whether the server's memory grows.
+- stop: SIGTERM in the middle of the peak's load. Every request that the server has read must be answered.
+
+    python -m benchmarks.serving --soak-minutes 10
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+import vitreous
+from benchmarks.http_load import Answer, closed_loop, open_loop, request
+from benchmarks.loading import Options as Pictures
+from benchmarks.loading import draw_pictures
+from benchmarks.table import publish
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    model: str = "ViT-Ti/16"
+    side: int = 256  # of the JPEG files, in pixels
+    clients: int = 48
+    seconds: float = 20.0  # of a round
+    rounds: int = 3  # of raw and peak in turn
+    overload: float = 10.0  # times the peak's rate
+    soak_minutes: float = 0.0
+    out: Path = Path("runs/bench/serving.json")
+
+
+@dataclass(frozen=True)
+class Result:
+    phase: str
+    figure: str
+    value: float
+    wanted: str
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server process."""
+
+    process: "subprocess.Popen[str]"
+    port: int
+
+    @property
+    def processor(self) -> float:
+        """Seconds that it has computed for."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def memory(self) -> float:
+        """Resident, in MB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) / 1e3
+
+
+@contextlib.contextmanager
+def served(checkpoint: Path) -> Iterator[Running]:
+    command = [sys.executable, "-m", "vitreous", "serve", str(checkpoint), "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r":(\d+) ", process.stdout.readline())
+            assert found is not None, "the server did not start"
+            yield Running(process, int(found[1]))
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+
+# ---- The model alone -------------------------------------------------------------------------------------------------
+
+
+def raw_rates(model: torch.nn.Module, seconds: float) -> dict[str, float]:
+    """Images per second by batch size and way of sharing the processors."""
+    cores = os.cpu_count() or 1
+    rates = {}
+    for batch in (4, 8, 16, 32):
+        for threads, each in {(1, cores), (cores, 1)}:
+            rates[f"{threads} x {each} threads, batch {batch}"] = raw_rate(model, batch, threads, each, seconds)
+    return rates
+
+
+@torch.inference_mode()
+def raw_rate(model: torch.nn.Module, batch: int, threads: int, each: int, seconds: float) -> float:
+    counts = [0] * threads
+    images = torch.randn(batch, 3, 224, 224)
+    end = time.monotonic() + seconds
+
+    def work(number: int) -> None:
+        torch.set_num_threads(each)
+        with torch.inference_mode():
+            while time.monotonic() < end:
+                model(images)
+                counts[number] += batch
+
+    model(images)
+    began = time.monotonic()
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / (time.monotonic() - began)
+
+
+# ---- Behind HTTP -----------------------------------------------------------------------------------------------------
+
+
+def steady_rate(answers: list[Answer], lead: float = 3.0) -> float:
+    """Pictures a second, from `lead` seconds after the first question to the last one, so that all were asking."""
+    began = min(answer.began for answer in answers) + lead
+    end = max(answer.began for answer in answers)
+    done = [answer.began + answer.seconds for answer in answers if answer.status == 200]
+    return sum(began <= moment <= end for moment in done) / (end - began)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)] if values else float("nan")
+
+
+async def stopped(running: Running, questions: list[bytes], clients: int) -> tuple[int, int]:
+    """Questions that were asked and those that were answered, when SIGTERM comes after three seconds of load."""
+    found: list[Answer] = []
+    load = asyncio.create_task(closed_loop(HOST, running.port, questions, clients, 60, found))
+    await asyncio.sleep(3)
+    running.process.send_signal(signal.SIGTERM)
+    await load
+    return len(found), sum(answer.status == 200 for answer in found)
+
+
+async def soaked(running: Running, questions: list[bytes], clients: int, minutes: float) -> tuple[float, float]:
+    """Memory after the first tenth of the time, and at the end."""
+    load = asyncio.create_task(closed_loop(HOST, running.port, questions, clients, 60 * minutes))
+    await asyncio.sleep(6 * minutes)
+    before = running.memory
+    await asyncio.sleep(54 * minutes - 2)
+    after = running.memory
+    await load
+    return before, after
+
+
+# ---- The phases ------------------------------------------------------------------------------------------------------
+
+
+def measure_peak(model: torch.nn.Module, running: Running, questions: list[bytes], options: Options) -> list[Result]:
+    ways = raw_rates(model, options.seconds / 8)
+    way = max(ways, key=lambda one: ways[one])
+    threads, each, batch = map(int, re.findall(r"\d+", way))
+    raws, peaks, alone, together, answers = [], [], [], [], []
+    for _ in range(options.rounds):
+        began = time.process_time()
+        raws.append(raw_rate(model, batch, threads, each, options.seconds / 2))
+        alone.append((time.process_time() - began) / (raws[-1] * options.seconds / 2))
+        began = time.process_time() + running.processor
+        answers = asyncio.run(closed_loop(HOST, running.port, questions, options.clients, options.seconds))
+        together.append((time.process_time() + running.processor - began) / len(answers))
+        peaks.append(steady_rate(answers))
+    raw, peak = statistics.median(raws), statistics.median(peaks)
+    cost, whole = statistics.median(alone), statistics.median(together)
+    return [
+        Result("raw", f"images/s ({way})", raw, ""),
+        Result("raw", "processor ms an image", 1e3 * cost, ""),
+        Result("peak", f"images/s, {options.clients} clients", peak, ""),
+        Result("peak", "share of raw", peak / raw, ">= 0.80"),
+        Result("peak", "processor ms an image, with clients", 1e3 * whole, ""),
+        Result("peak", "raw's share of that", cost / whole, ">= 0.80"),
+        Result("peak", "answers other than 200", sum(answer.status != 200 for answer in answers), "0"),
+        Result("peak", "median wait, s", statistics.median(answer.seconds for answer in answers), ""),
+    ]
+
+
+def measure_overload(running: Running, questions: list[bytes], peak: float, options: Options) -> list[Result]:
+    flood = asyncio.run(open_loop(HOST, running.port, questions, options.overload * peak, options.seconds))
+    again = asyncio.run(closed_loop(HOST, running.port, questions, options.clients, options.seconds))
+    refused = [answer.seconds for answer in flood if answer.status == 429]
+    accepted, after = steady_rate(flood), steady_rate(again)
+    return [
+        Result("overload", "questions/s", len(flood) / options.seconds, f"{options.overload:g} x peak"),
+        Result("overload", "accepted/s", accepted, ""),
+        Result("overload", "accepted, share of peak", accepted / statistics.median([peak, after]), ">= 0.80"),
+        Result("overload", "429", len(refused), ""),
+        Result("overload", "429, p50 ms", 1e3 * percentile(refused, 0.5), ""),
+        Result("overload", "429, p99 ms", 1e3 * percentile(refused, 0.99), "< 50"),
+        Result(
+            "overload", "clients late by themselves, p99 ms", 1e3 * percentile([one.late for one in flood], 0.99), ""
+        ),
+        Result("overload", "neither 200 nor 429", sum(one.status not in (200, 429) for one in flood), "0"),
+        Result("overload", "peak again, images/s", after, ""),
+    ]
+
+
+def measure_soak(running: Running, questions: list[bytes], options: Options) -> list[Result]:
+    minutes = options.soak_minutes
+    before, after = asyncio.run(soaked(running, questions, options.clients, minutes))
+    return [
+        Result("soak", f"MB after {minutes / 10:g} min", before, ""),
+        Result("soak", f"MB after {minutes:g} min", after, ""),
+        Result("soak", "growth", after / before - 1, "< 0.05"),
+    ]
+
+
+def measure_stop(running: Running, questions: list[bytes], options: Options) -> list[Result]:
+    asked, answered = asyncio.run(stopped(running, questions, options.clients))
+    return [
+        Result("stop", "asked", asked, ""),
+        Result("stop", "answered", answered, ""),
+        Result("stop", "lost", asked - answered, "0"),
+        Result("stop", "exit status", running.process.wait(timeout=60), "0"),
+    ]
+
+
+def main(options: Options) -> None:
+    torch.manual_seed(0)
+    model = vitreous.create(options.model).eval()
+    pictures = draw_pictures(Pictures(height=options.side, width=options.side))
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "model"
+        vitreous.save(model, checkpoint)
+        with served(checkpoint) as running:
+            questions = [request(HOST, running.port, "/v1/classify", picture) for picture in pictures]
+            asyncio.run(closed_loop(HOST, running.port, questions, options.clients, 5))
+            results = measure_peak(model, running, questions, options)
+            peak = next(one.value for one in results if one.figure.startswith("images/s,"))
+            results += measure_overload(running, questions, peak, options)
+            if options.soak_minutes:
+                results += measure_soak(running, questions, options)
+            results += measure_stop(running, questions, options)
+    setting = f"{options.model}, {len(os.sched_getaffinity(0))} CPU cores, {options.side}-pixel JPEG files over HTTP"
+    rows = [[one.phase, one.figure, f"{one.value:.4g}", one.wanted] for one in results]
+    publish(setting, ["phase", "figure", "measured", "wanted"], rows, results, options.out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

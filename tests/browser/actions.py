@@ -1,0 +1,108 @@
+"""What people do on the page, and what the server says of the same thing, for comparison."""
+
+import base64
+import io
+import json
+import struct
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+from PIL import Image
+
+TIMES = "\u00d7"  # as in 3 times 4; also on the button that closes a message
+PAGE = Path(__file__).parents[2] / "vitreous" / "serve" / "page"
+
+DROP = """([name, type, data]) => {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const carried = new DataTransfer();
+  carried.items.add(new File([bytes], name, { type }));
+  for (const kind of ["dragenter", "dragover", "drop"]) {
+    document.body.dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true }));
+  }
+}"""
+
+
+def picture(width: int = 160, height: int = 120, seed: int = 0) -> bytes:
+    """A small PNG of coloured squares."""
+    squares = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    kept = io.BytesIO()
+    Image.fromarray(squares).resize((width, height), Image.Resampling.NEAREST).save(kept, "PNG")
+    return kept.getvalue()
+
+
+def drop(page: Any, data: bytes, kind: str = "image/png", name: str = "picture") -> None:
+    """As a user drops a file on the window."""
+    page.evaluate(DROP, [name, kind, base64.b64encode(data).decode()])
+
+
+PASTE = """([type, data]) => {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const carried = new DataTransfer();
+  carried.items.add(new File([bytes], "pasted", { type }));
+  document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: carried, bubbles: true }));
+}"""
+
+
+def paste(page: Any, data: bytes, kind: str = "image/png") -> None:
+    """As a user pastes what an image viewer has copied."""
+    page.evaluate(PASTE, [kind, base64.b64encode(data).decode()])
+
+
+def answered(page: Any) -> None:
+    """Waits until the first map stands."""
+    page.locator(".pane:not(.empty) .legend:not(.off)").first.wait_for()
+
+
+def settled(page: Any) -> None:
+    """Waits until nothing is being fetched or computed."""
+    page.locator("#status:not(.active)").wait_for(state="attached")
+    page.wait_for_load_state("networkidle")
+
+
+def hover(page: Any, row: int, column: int, pane: int = 0, rows: int = 6, columns: int = 8) -> None:
+    """The middle of a patch, where the model sees the whole picture."""
+    box = page.locator(".picture").nth(pane).bounding_box()
+    page.mouse.move(
+        box["x"] + (column + 0.5) / columns * box["width"], box["y"] + (row + 0.5) / rows * box["height"], steps=3
+    )
+
+
+def pixels(page: Any, selector: str = ".picture") -> str:
+    """What a canvas shows."""
+    return str(page.locator(selector).first.evaluate("(canvas) => canvas.toDataURL()"))
+
+
+def ask(url: str, body: Any = None, kind: str = "application/json") -> bytes:
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    with urlopen(Request(url, data, {"Content-Type": kind} if data is not None else {}), timeout=60) as answer:
+        return bytes(answer.read())
+
+
+def sent(site: str, data: bytes, model: str = "birds", kind: str = "image/png") -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(ask(f"{site}/v1/images?model={model}", data, kind))
+    return answer
+
+
+def attention(site: str, id: str, layer: int, heads: int = 3, tokens: int = 49, model: str = "birds") -> np.ndarray:
+    """[heads, t, t], as the contract of the page has it."""
+    data = ask(f"{site}/v1/images/{id}/attention/{layer}?model={model}")
+    scales = np.array(struct.unpack(f"<{heads * tokens}f", data[: heads * tokens * 4])).reshape(heads, tokens, 1)
+    shares = np.frombuffer(data, np.uint8, offset=heads * tokens * 4).reshape(heads, tokens, tokens)
+    return scales * shares / 255
+
+
+def legend(page: Any) -> float:
+    """The number at the bright end of the colours."""
+    return float(page.locator(".legend").first.locator("span").last.inner_text().removeprefix("≥ "))
+
+
+def bars(page: Any, pane: int = 0) -> dict[str, str]:
+    """Classes and the numbers beside them."""
+    rows = page.locator(".pane").nth(pane).locator(".bar")
+    return {row.locator(".label").inner_text(): row.locator(".number").inner_text() for row in rows.all()}
+
+
+def percents(predictions: list[dict[str, Any]]) -> dict[str, str]:
+    return {one["label"]: f"{one['probability'] * 100:.1f}%" for one in predictions}

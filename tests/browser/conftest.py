@@ -1,0 +1,174 @@
+"""A real Chromium before a real server. Without Chromium these tests are skipped, and say so; where the variable
+VITREOUS_BROWSER is "required", as in continuous integration, they fail instead."""
+
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+import vitreous
+from vitreous.model.build import build
+from vitreous.model.config import ResNetConfig
+from vitreous.model.options import GlobalAverage
+from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+]
+START_SECONDS = 120  # of a server, on a machine that is busy
+PATIENCE = 30_000  # milliseconds that something on the page may take
+KEY = "open-sesame"
+
+
+@dataclass
+class Site:
+    """A server that runs, and where."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+
+@dataclass
+class Watch:
+    """What a page did that nobody looks at."""
+
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    expected: tuple[str, ...] = ()  # in lines that the test is about: Chromium writes down every refusal as an error
+
+    def check(self) -> None:
+        unexpected = [line for line in self.errors if not any(one in line for one in self.expected)]
+        assert not unexpected
+        hosts = {urlsplit(url).hostname for url in self.requests if urlsplit(url).scheme not in ("data", "blob")}
+        assert hosts <= {"127.0.0.1"}
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for name in names if (found := shutil.which(name))), None)
+    if path is None:
+        words = "no Chromium on this machine: apt-get install chromium"
+        if os.environ.get("VITREOUS_BROWSER") == "required":
+            pytest.fail(words)
+        pytest.skip(words)
+    with sync_playwright() as drivers:
+        browser = drivers.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small models, of a grid of 6 x 8: classes; registers, no classes; no class token; masks; and a ResNet."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    torch.manual_seed(0)
+    sizes = {"depth": 3, "width": 48, "num_heads": 3, "mlp_width": 96}
+    labels = ("heron", "otter", "newt", "plover", "stoat", "wren")
+    birds = vitreous.create("ViT-Ti/16", num_classes=6, image_size=(96, 128), overrides={**sizes, "labels": labels})
+    bare = vitreous.create("ViT-Ti/16", num_classes=0, image_size=(96, 128), overrides={**sizes, "registers": 2})
+    pooled = vitreous.create(
+        "ViT-Ti/16",
+        num_classes=3,
+        image_size=(96, 128),
+        overrides={**sizes, "class_token": False, "pool": GlobalAverage()},
+    )
+    plain = ResNetConfig(image_size=(64, 64), stages=(1, 1), width=32, num_classes=3)
+    config = SegmenterConfig(bare.config, num_classes=3, labels=("background", "bird", "water"))
+    masks = build_segmenter(config)
+    for model in (birds, bare, pooled, masks):
+        for parameter in model.parameters():  # so that what the model answers depends on what it sees
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
+    made = {"birds": birds, "bare": bare, "pooled": pooled, "masks": masks, "plain": build(plain)}
+    for name, model in made.items():
+        vitreous.save(model, folder / name)
+    return {name: folder / name for name in made}
+
+
+def started(*arguments: str | Path, key: str | None = None) -> Site:
+    """`vitreous serve` as a user starts it, at a port that is free."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"VITREOUS_API_KEY": key} if key else {})}
+    command = [sys.executable, "-m", "vitreous", "serve", *map(str, arguments), "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    lines: queue.Queue[str] = queue.Queue()
+    out = process.stdout
+    assert out is not None
+    threading.Thread(target=lambda: lines.put(out.readline()), daemon=True).start()
+    try:
+        greeting = lines.get(timeout=START_SECONDS)
+        return Site(next(word for word in greeting.split() if word.startswith("http://")), process)
+    except (queue.Empty, StopIteration):
+        process.kill()
+        process.wait()
+        out.close()
+        pytest.fail(f"the server does not start: {' '.join(command)}")
+
+
+def stopped(site: Site) -> None:
+    site.process.terminate()
+    assert site.process.wait(timeout=60) == 0
+    assert site.process.stdout is not None
+    site.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def site(checkpoints: dict[str, Path]) -> Iterator[str]:
+    """All models."""
+    running = started(*checkpoints.values())
+    yield running.url
+    stopped(running)
+
+
+@pytest.fixture(scope="session")
+def strict_site(checkpoints: dict[str, Path]) -> Iterator[str]:
+    """One model behind a key, where only one question may wait and pictures must be small."""
+    running = started(checkpoints["birds"], "--queue", "1", "--max-body-mb", "0.05", key=KEY)
+    yield running.url
+    stopped(running)
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture
+def open_page(chromium: Browser, watch: Watch) -> Iterator[Callable[..., Page]]:
+    """Opens pages whose errors and requests are watched; when the test is over, there must have been no surprises."""
+    contexts: list[BrowserContext] = []
+
+    def opened(url: str, wait: bool = True, **options: Any) -> Page:
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, "locale": "en-US", **options})
+        context.set_default_timeout(PATIENCE)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda line: watch.errors.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: watch.errors.append(str(error)))
+        page.on("request", lambda request: watch.requests.append(request.url))
+        page.goto(url)
+        if wait:
+            page.locator("body[data-ready=yes]").wait_for()
+        return page
+
+    expect.set_options(timeout=PATIENCE)
+    yield opened
+    for context in contexts:
+        context.close()
+    watch.check()

@@ -1,0 +1,194 @@
+"""The page in another language, with keys alone, on a phone, for readers of screens; and the tour."""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
+from playwright.sync_api import expect
+
+from browser import draw_examples
+from browser.actions import PAGE, TIMES, answered, ask, drop, picture, pixels, sent, settled
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def grave(page: Any) -> list[str]:
+    """What axe-core finds serious or critical, in light and in dark."""
+    found = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for one in Axe().run(page).response["violations"]:
+            if one["impact"] in ("serious", "critical"):
+                found += [f"{scheme}: {one['id']}: {node['failureSummary']}: {node['html']}" for node in one["nodes"]]
+    return found
+
+
+def test_no_serious_violation(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#model=birds,bare", reduced_motion="reduce")
+    settled(page)
+    assert grave(page) == []
+    drop(page, picture())
+    answered(page)
+    page.get_by_role("button", name="Erase patches").first.click()
+    page.get_by_role("tab", name="Logit lens").first.click()
+    settled(page)
+    assert grave(page) == []
+    page.get_by_role("button", name="Tour").click()
+    expect(page.locator("#tour h2")).to_be_visible()
+    drop(page, b"?", "text/plain")
+    expect(page.get_by_role("alert")).to_be_visible()
+    assert grave(page) == []
+
+
+def test_the_theme_can_be_changed_and_stays(open_page: Any, site: str) -> None:
+    page = open_page(site, color_scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Light or dark").click()
+    dark = page.evaluate(ground)
+    assert dark != light
+    page.reload()
+    page.locator("body[data-ready=yes]").wait_for()
+    assert page.evaluate(ground) == dark
+
+
+def test_keys_alone_are_enough(open_page: Any, site: str) -> None:
+    page = open_page(site)
+    _tab_to(page, ".card")
+    page.keyboard.press("Enter")
+    answered(page)
+    _tab_to(page, ".picture")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".asking")).to_contain_text("patch in row 4, column 4")
+    _tab_to(page, ".chip")
+    page.keyboard.press("Enter")
+    expect(page.locator(".asking")).to_contain_text("class token")
+    _tab_to(page, "[data-map=attention]")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".asking")).to_contain_text("similarity")
+    page.keyboard.press("ArrowUp")
+    _tab_to(page, ".answer .toggle")
+    page.keyboard.press("Enter")
+    page.locator(".picture").focus()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Space")
+    expect(page.locator(".answer")).to_contain_text("painted over with the mean colour: 1")
+    _tab_to(page, "[role=gridcell]")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".asking")).to_contain_text("layer 2 · head 1")
+    _tab_to(page, ".dot")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".asking")).to_contain_text("layer 3")
+    _tab_to(page, "[role=tab]")
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Filters")).to_have_attribute("aria-selected", "true")
+    expect(page.locator(".filters canvas").first).to_be_visible()
+
+
+def _tab_to(page: Any, selector: str) -> None:
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+            return
+    pytest.fail(f"{selector} cannot be reached with Tab")
+
+
+def test_everything_is_said_in_chinese_too(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#model=birds,bare")
+    drop(page, picture())
+    answered(page)
+    settled(page)
+    names = {
+        "Vitreous",
+        "PCA",
+        "English",
+        "PNG",
+        "JPEG",
+        "WebP",
+        "MB",
+        "ViT",
+        "M",
+        "k",
+        "Esc",
+        "Space",
+        "Tab",
+        "softmax",
+    }
+    labels = {"heron", "otter", "newt", "plover", "stoat", "wren", "birds", "bare", "pooled", "masks", "plain"}
+    page.get_by_role("button", name="中文").click()
+    expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
+    settled(page)
+    words = set(re.findall(r"[A-Za-z]{2,}", page.locator("body").inner_text()))
+    assert words <= names | labels
+    spoken = page.locator("body").evaluate(
+        "(body) => [...body.querySelectorAll('[aria-label], [title], img[alt]')].flatMap("
+        "(node) => ['aria-label', 'title', 'alt'].map((name) => node.getAttribute(name) ?? ''))"
+    )
+    said = " ".join(one for one in spoken if not one.startswith("/"))  # checkpoints are called by their paths
+    assert set(re.findall(r"[A-Za-z]{2,}", said)) <= names | labels
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
+
+
+def test_both_tables_have_the_same_words_to_fill(open_page: Any, site: str) -> None:
+    page = open_page(site)
+    tables = page.evaluate(
+        "async () => [(await import('/page/en.js')).en, (await import('/page/zh.js')).zh].map((table) => "
+        "Object.fromEntries(Object.entries(table).map(([key, said]) => [key, (said.match(/{\\w+}/g) ?? []).sort()])))"
+    )
+    assert tables[0] == tables[1]
+
+
+def test_the_tour_walks_through_the_real_tensors(open_page: Any, site: str) -> None:
+    page = open_page(site)
+    drop(page, picture())
+    answered(page)
+    page.locator("[data-map=similarity]").click()
+    settled(page)
+    before, shown = page.locator(".asking").inner_text(), pixels(page)
+    page.get_by_role("button", name="Tour").click()
+    steps = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/tour?model=birds"))["steps"]
+    assert len(steps) == 8
+    for number, step in enumerate(steps):
+        expect(page.locator("#tour")).to_contain_text(f"Step {number + 1} of 8 · equation {step['equation']}")
+        expect(page.locator("#tour .shape b")).to_have_text(f" {TIMES} ".join(map(str, step["shape"])))
+        expect(page.locator(".spot")).to_be_visible()
+        page.get_by_role("button", name="Next" if number < 7 else "Finish").click()
+    expect(page.locator("#tour")).to_be_hidden()
+    expect(page.locator(".asking")).to_have_text(before)
+    settled(page)
+    assert pixels(page) == shown
+
+
+def test_a_phone_has_everything_below_each_other(open_page: Any, site: str) -> None:
+    page = open_page(site, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.locator(".card").first.tap()
+    answered(page)
+    settled(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    places = [page.locator(part).bounding_box() for part in (".picture", ".answer", ".matrix", ".distance", ".more")]
+    tops = [place["y"] for place in places]
+    assert tops == sorted(tops)
+    assert all(place["x"] + place["width"] <= 390 for place in places)
+    box = places[0]
+    page.touchscreen.tap(box["x"] + box["width"] * 0.55, box["y"] + box["height"] * 0.55)
+    expect(page.locator(".asking")).to_contain_text("patch in row")
+
+
+@pytest.mark.parametrize("name", draw_examples.EXAMPLES)
+def test_examples_are_what_the_script_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to what WebP and a coarser drawing lose; and no larger than a page should be asked to carry."""
+    monkeypatch.setattr(draw_examples, "FINER", 1)
+    path = PAGE / f"example-{name}.webp"
+    assert path.stat().st_size < 40_000
+    drawn, kept = draw_examples.EXAMPLES[name](), Image.open(path).convert("RGB")
+    assert drawn.size == kept.size
+    quarter = (drawn.width // 4, drawn.height // 4)
+    difference = np.asarray(drawn.resize(quarter), dtype=float) - np.asarray(kept.resize(quarter), dtype=float)
+    assert np.abs(difference).mean() < 4

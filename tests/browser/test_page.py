@@ -1,0 +1,264 @@
+"""What the page shows is what the server says, and all of it can be reached."""
+
+import io
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from browser.actions import (
+    TIMES,
+    answered,
+    ask,
+    attention,
+    bars,
+    drop,
+    hover,
+    legend,
+    paste,
+    percents,
+    picture,
+    pixels,
+    sent,
+    settled,
+)
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def looking(open_page: Any, site: str, data: bytes, address: str = "") -> Any:
+    """A page on which a picture has been dropped."""
+    page = open_page(f"{site}/{address}")
+    drop(page, data)
+    answered(page)
+    return page
+
+
+def test_a_dropped_picture_is_answered_as_the_api_answers(open_page: Any, site: str) -> None:
+    page = open_page(site)
+    expect(page.locator(".dropzone")).to_be_visible()
+    expect(page.locator(".card")).to_have_count(3)
+    drop(page, picture())
+    expect(page.locator(".bar")).to_have_count(5)
+    api = json.loads(ask(f"{site}/v1/classify?top=5&model=birds", picture(), "image/png"))
+    assert bars(page) == percents(api["predictions"])
+    facts = page.locator(".facts").inner_text()
+    assert f"128 {TIMES} 96" in facts
+    assert f"3 layers {TIMES} 3 heads" in facts
+
+
+def test_a_pasted_photograph_stands_upright(open_page: Any, site: str) -> None:
+    """It lies on its side, and its header says so."""
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter turn
+    kept = io.BytesIO()
+    Image.open(io.BytesIO(picture())).convert("RGB").save(kept, "JPEG", exif=turned)
+    page = open_page(site)
+    paste(page, kept.getvalue(), "image/jpeg")
+    answered(page)
+    box = page.locator(".picture").bounding_box()
+    assert box["width"] / box["height"] == pytest.approx(120 / 160, rel=0.01)
+    api = json.loads(ask(f"{site}/v1/classify?top=5&model=birds", kept.getvalue(), "image/jpeg"))
+    assert bars(page) == percents(api["predictions"])
+
+
+def test_hovering_another_patch_shows_its_attention(open_page: Any, site: str) -> None:
+    page = looking(open_page, site, picture())
+    weights = attention(site, sent(site, picture())["id"], layer=2).mean(axis=0)
+    assert legend(page) == pytest.approx(weights[0, 1:].max(), rel=0.01)  # the class token asks
+    before = pixels(page)
+    for row, column in ((1, 2), (4, 6)):
+        hover(page, row, column)
+        expect(page.locator(".asking")).to_contain_text(f"patch in row {row + 1}, column {column + 1}")
+        assert legend(page) == pytest.approx(weights[1 + row * 8 + column, 1:].max(), rel=0.01)
+        assert pixels(page) != before
+        before = pixels(page)
+    page.mouse.move(5, 5)
+    expect(page.locator(".asking")).to_contain_text("class token")
+    hover(page, 3, 3)
+    page.mouse.down()
+    page.mouse.up()
+    hover(page, 0, 0)  # a pinned patch stays
+    expect(page.locator(".asking")).to_contain_text("patch in row 4, column 4")
+
+
+def test_layer_and_head_are_chosen_in_the_matrix_and_in_the_plot(open_page: Any, site: str) -> None:
+    page = looking(open_page, site, picture())
+    weights = [attention(site, sent(site, picture())["id"], layer) for layer in range(3)]
+    page.get_by_role("gridcell", name="Layer 1, head 2").click()
+    expect(page.locator(".asking")).to_have_text("attention · class token · layer 1 · head 2")
+    assert legend(page) == pytest.approx(weights[0][1, 0, 1:].max(), rel=0.01)
+    share = page.locator(".chip", has_text="class token").locator(".share").inner_text()
+    assert share == f"{weights[0][1, 0, 0] * 100:.1f}%"
+    page.get_by_role("button", name=re.compile("Layer 2, head 3: ")).click()
+    expect(page.locator(".asking")).to_have_text("attention · class token · layer 2 · head 3")
+    assert legend(page) == pytest.approx(weights[1][2, 0, 1:].max(), rel=0.01)
+    expect(page.get_by_role("gridcell", name="Layer 2, head 3")).to_have_attribute("aria-selected", "true")
+
+
+@pytest.mark.parametrize("map", ["rollout", "relevance", "occlusion"])
+def test_maps_have_the_servers_range(open_page: Any, site: str, map: str) -> None:
+    page = looking(open_page, site, picture())
+    page.locator(f"[data-map={map}]").click()
+    expect(page.locator(".asking")).to_contain_text(map)
+    page.locator(".legend:not(.off)").wait_for()
+    values = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/map/{map}?model=birds"))["values"]
+    most = np.abs(values).max() if map == "occlusion" else max(values)
+    assert legend(page) == pytest.approx(most, rel=0.01)
+
+
+def test_erased_patches_move_the_bars(open_page: Any, site: str) -> None:
+    page = looking(open_page, site, picture())
+    whole = bars(page)
+    page.get_by_role("button", name="Erase patches").click()
+    hover(page, 2, 1)
+    page.mouse.down()
+    for column in (2, 3, 4):
+        hover(page, 2, column)
+    page.mouse.up()
+    expect(page.locator(".answer")).to_contain_text("painted over with the mean colour: 4")
+    shown = sent(site, picture())
+    classes = [one["index"] for one in shown["predictions"]]
+    body = {"patches": [17, 18, 19, 20], "classes": classes}
+    now = json.loads(ask(f"{site}/v1/images/{shown['id']}/masked?model=birds", body))["probabilities"]
+    told = {one["label"]: f"{now[str(one['index'])] * 100:.1f}%" for one in shown["predictions"]}
+    assert told != whole
+    expect(page.locator(".bar .number").first).to_have_text(told[shown["predictions"][0]["label"]])
+    assert bars(page) == told
+    expect(page.locator(".compared .ghost").first).to_be_visible()
+    page.get_by_role("button", name="Bring all back").click()
+    expect(page.locator(".bar .number").first).to_have_text(whole[shown["predictions"][0]["label"]])
+
+
+def test_the_address_brings_the_view_back(open_page: Any, site: str) -> None:
+    page = open_page(site)
+    page.locator(".card[data-example=oranges]").click()
+    answered(page)
+    page.get_by_role("gridcell", name="Layer 2, head 1").click()
+    page.locator(".picture").focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    page.get_by_role("switch").click()
+    page.get_by_label("Opacity").fill("55")
+    page.get_by_role("tab", name="Filters").click()
+    settled(page)
+    page.wait_for_timeout(300)  # the address is written when nothing has changed for a moment
+    told, shown = page.locator(".asking").inner_text(), pixels(page)
+    again = open_page(page.url)
+    answered(again)
+    settled(again)
+    expect(again.locator(".asking")).to_have_text(told)
+    expect(again.get_by_role("tab", name="Filters")).to_have_attribute("aria-selected", "true")
+    expect(again.get_by_role("switch")).to_have_text("blocky")
+    assert pixels(again) == shown
+
+
+def test_a_link_to_a_dropped_picture_asks_for_it(open_page: Any, site: str) -> None:
+    page = looking(open_page, site, picture(seed=5))
+    page.locator("[data-map=similarity]").click()
+    page.get_by_role("gridcell", name="Layer 1, head 1").click()
+    settled(page)
+    page.wait_for_timeout(300)
+    again = open_page(page.url)
+    expect(again.locator(".dropzone")).to_contain_text("never left the machine")
+    drop(again, picture(seed=5))
+    answered(again)
+    settled(again)
+    assert again.locator(".asking").inner_text() == page.locator(".asking").inner_text()
+    assert pixels(again) == pixels(page)
+
+
+def test_a_forgotten_picture_is_sent_again(open_page: Any, site: str, watch: Any) -> None:
+    watch.expected = ("status of 404",)  # Chromium writes down what the page then mends
+    page = looking(open_page, site, picture(seed=7))
+    settled(page)
+    for seed in range(100, 140):
+        sent(site, picture(32, 24, seed))
+    page.locator("[data-map=occlusion]").click()
+    page.locator(".legend:not(.off)").wait_for()
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_curves_say_what_the_server_found(open_page: Any, site: str) -> None:
+    page = looking(open_page, site, picture(), "#map=relevance")
+    page.get_by_role("button", name="Test it").click()
+    expect(page.locator(".curves figure")).to_have_count(2)
+    found = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/faithfulness/relevance?model=birds"))
+    expect(page.locator(".curves")).to_contain_text(f"area {found['deletion']['auc']:.3f}")
+    expect(page.locator(".curves")).to_contain_text(f"random {found['random']['insertion']:.3f}")
+
+
+def test_the_lens_ends_with_the_answer(open_page: Any, site: str) -> None:
+    page = looking(open_page, site, picture(), "#tab=lens")
+    expect(page.locator(".lens tbody tr")).to_have_count(3)
+    last = page.locator(".lens tbody tr").last.locator("td").first.inner_text()
+    first = next(iter(bars(page).items()))
+    assert last.split() == [*first]
+
+
+def test_two_models_share_one_cursor(open_page: Any, site: str) -> None:
+    page = looking(open_page, site, picture())
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".pane:not(.empty)")).to_have_count(2)
+    page.locator(".pane").nth(1).locator(".legend:not(.off)").wait_for()
+    hover(page, 2, 5)
+    for pane in (0, 1):
+        expect(page.locator(".asking").nth(pane)).to_contain_text("patch in row 3, column 6")
+    second = page.locator(".pane").nth(1)
+    expect(second.locator(".answer")).to_contain_text("knows no classes")
+    chips = [re.compile("class token"), re.compile("reg. 1"), re.compile("reg. 2"), "mean of patches"]
+    expect(second.locator(".chip")).to_have_text(chips)
+    expect(second.locator("[data-map=relevance]")).to_be_disabled()
+    assert "model=birds,bare" in page.url
+
+
+def test_without_a_class_token_all_patches_ask(open_page: Any, site: str) -> None:
+    page = looking(open_page, site, picture(), "#model=pooled")
+    expect(page.locator(".asking")).to_have_text("attention · mean of patches · layer 3 · mean of heads")
+    weights = attention(site, sent(site, picture(), "pooled")["id"], layer=2, tokens=48, model="pooled")
+    assert legend(page) == pytest.approx(weights.mean(axis=(0, 1)).max(), rel=0.01)
+
+
+def test_a_segmenter_shows_its_mask_and_a_legend(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#model=masks")
+    drop(page, picture())
+    page.locator(".segment").first.wait_for()
+    rows = page.locator(".segment").all()
+    told = {row.locator(".label").inner_text(): row.locator(".number").inner_text() for row in rows}
+    segments = sent(site, picture(), "masks")["segments"]
+    assert told == {one["label"]: f"{one['share'] * 100:.1f}%" for one in segments}
+    expect(page.locator(".asking")).to_have_text("mask")
+    settled(page)
+    masked = pixels(page)
+    page.locator("[data-map=original]").click()
+    expect(page.locator(".asking")).to_have_text("original")
+    assert pixels(page) != masked
+
+
+def test_a_resnet_has_its_answer_and_no_maps(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#model=plain&map=attention")
+    drop(page, picture())
+    expect(page.locator(".bar")).to_have_count(3)
+    expect(page.locator(".asking")).to_have_text("original")
+    expect(page.locator(".inside")).to_contain_text("no attention to look at")
+    expect(page.locator("[data-map]:enabled")).to_have_count(1)
+    hover(page, 2, 2)
+    page.locator(".picture").click()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".asking")).to_have_text("original")
+
+
+def test_hover_is_quick(open_page: Any, site: str, record_property: Any) -> None:
+    """From the pointer's move to everything drawn. The bound is generous: this machine may be busy."""
+    page = looking(open_page, site, picture())
+    settled(page)
+    for step in range(20):
+        hover(page, step % 6, (step * 3) % 8)
+    times = page.evaluate("performance.getEntriesByName('hover').map((entry) => entry.duration)")
+    assert len(times) >= 10
+    record_property("hover_median_ms", float(np.median(times)))
+    assert np.median(times) < 500

@@ -1,0 +1,151 @@
+"""Servers for tests: a process of its own, as users start it, or one in a thread, whose models are in memory.
+
+And a client that can misbehave, which libraries cannot.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """Of an error, which must be in our form and in no other."""
+        assert self.headers["content-type"] == "application/json", self
+        assert set(self.json) == {"error"}, self
+        assert set(self.json["error"]) == {"code", "message"}, self
+        assert self.json["error"]["message"], self
+        return str(self.json["error"]["code"])
+
+
+@dataclass(frozen=True)
+class Live:
+    """A server that is ready."""
+
+    port: int
+    process: "subprocess.Popen[str] | None" = None
+
+    @property
+    def memory(self) -> float:
+        """Resident, in MB, at its highest."""
+        assert self.process is not None
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) / 1e3
+
+    def ask(self, method: str, path: str, body: bytes = b"", kind: str | None = "image/png", **headers: str) -> Reply:
+        """One request on a connection of its own. Header names have _ for -."""
+        lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        lines += [f"Content-Type: {kind}"] * (kind is not None and method == "POST")
+        lines += [f"Content-Length: {len(body)}"] * (method == "POST")
+        return self.send(
+            "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {HOST}", *lines]).encode() + b"\r\n\r\n" + body
+        )
+
+    def send(self, *parts: bytes, pause: float = 0.0) -> Reply:
+        """Bytes as they are, perhaps with pauses between them. A server may answer before it has heard everything."""
+        with socket.create_connection((HOST, self.port), timeout=30) as connection:
+            for part in parts:
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(part)
+                time.sleep(pause)
+            return read_reply(connection)
+
+    def wait_until_ready(self) -> None:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                if self.ask("GET", "/readyz").status == 200:
+                    return
+            time.sleep(0.1)
+        raise TimeoutError("the server is not ready after a minute")
+
+
+def read_reply(connection: socket.socket) -> Reply:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = connection.recv(65536)
+        if not more:
+            raise ConnectionError(f"the server closed the connection after {data!r}")
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(65536)
+    return Reply(int(first.split()[1]), headers, body)
+
+
+@contextlib.contextmanager
+def process(checkpoints: Sequence[Path], *flags: str, **environment: str) -> Iterator[Live]:
+    """`vitreous serve`, ended in good order; it must end with 0 and have said nothing on its error stream."""
+    command = [sys.executable, "-m", "vitreous", "serve", *map(str, checkpoints), "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(
+        [*command, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    ) as running:
+        try:
+            assert running.stdout is not None
+            said = running.stdout.readline()
+            found = re.search(r":(\d+) ", said)
+            if found is None:
+                assert running.stderr is not None
+                raise RuntimeError(running.stderr.read())
+            live = Live(int(found[1]), running)
+            live.wait_until_ready()
+            yield live
+        finally:
+            if running.poll() is None:
+                running.send_signal(signal.SIGTERM)
+            _, errors = running.communicate(timeout=60)
+        assert running.returncode == 0, errors
+        assert errors == ""
+
+
+@contextlib.contextmanager
+def in_thread(served: Sequence[Any], settings: Any = None) -> Iterator[Live]:
+    from vitreous.serve.app import create_app
+    from vitreous.serve.run import Server, listen, uvicorn_config
+    from vitreous.serve.settings import Settings
+
+    settings, before = settings or Settings(), set(threading.enumerate())
+    listener = listen(HOST, 0)
+    app = create_app(served, settings)
+    server = Server(uvicorn_config(app, settings), app, "", None)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        live = Live(listener.getsockname()[1])
+        live.wait_until_ready()
+        yield live
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+        left = [one.name for one in threading.enumerate() if one not in before and one.name.startswith("vitreous")]
+        assert not left

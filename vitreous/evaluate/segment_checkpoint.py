@@ -1,0 +1,76 @@
+"""`vitreous eval` of a segmenter: mean IoU, each class, and its outlines, at the pictures' real size."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vitreous.data.masks import open_masked
+from vitreous.evaluate.segment_run import Segmented, segment_source
+from vitreous.evaluate.setting import Setting, pick_part
+from vitreous.infer.segments import SegmentPredictor
+from vitreous.model.segmenter import Segmenter
+from vitreous.weights.files import atomic_file
+
+SHOWN = 20
+
+
+def evaluate_segmenter(
+    model: Segmenter, data: str, setting: Setting, ignore: Sequence[str] = ()
+) -> tuple[dict[str, Any], Segmented]:
+    """The figures of `metrics.json`, and everything that they are computed from."""
+    found = open_masked(
+        data, root=setting.root, val_fraction=setting.val_fraction, seed=setting.seed, ignore=tuple(ignore)
+    )
+    name, source = pick_part(found, setting.part)
+    check_classes(model.config.labels, model.config.num_classes, found.mask_classes, found.name)
+    predictor = SegmentPredictor(model, setting.device, setting.precision, setting.flip)  # type: ignore[arg-type]
+    started = time.perf_counter()
+    segmented = segment_source(predictor, source, found.mask_classes)
+    seconds = time.perf_counter() - started
+    figures = {**segmented.metrics(), "part": name, "seconds": seconds}
+    return {**figures, "images_per_second": len(source) / seconds}, segmented
+
+
+def check_classes(known: Sequence[str], count: int, classes: Sequence[str], where: str) -> None:
+    """Whether a segmenter and masks speak of the same classes."""
+    if len(classes) == count and tuple(known) in ((), tuple(classes)):
+        return
+    ours, theirs = ", ".join(known) or f"{count} unnamed", ", ".join(classes)
+    beside = [name for name in classes if name not in known]
+    hint = f"; leave out with --ignore {' '.join(beside)}" if set(known) < set(classes) else ""
+    raise ValueError(f"the checkpoint knows the classes {ours}, but the masks of {where} have {theirs}{hint}")
+
+
+def print_segmentation(figures: dict[str, Any], segmented: Segmented, as_json: bool, out: Path | None) -> None:
+    """For people or for programs; `out` gets the JSON as well."""
+    rows = [vars(row) for row in segmented.evaluation.per_class()]
+    record = {
+        **figures,
+        "per_class": rows,
+        "confusion": segmented.evaluation.confusion().tolist(),
+        "unreadable_files": segmented.problems,
+    }
+    if out is not None:
+        with atomic_file(out) as aside:
+            aside.write_text(json.dumps(record, indent=2))
+    if as_json:
+        print(json.dumps(record))
+        return
+    console = Console(markup=False, emoji=False, highlight=False)  # the names of classes are no markup
+    table = Table("", "", box=None, show_header=False)
+    for name in ("part", "count", "miou", "pixel_accuracy", "boundary_f", "unreadable", "images_per_second"):
+        value = figures[name]
+        table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
+    console.print(table)
+    classes = Table("class", "pixels", "IoU", "accuracy", "boundary F", box=None)
+    for row in sorted(rows, key=lambda row: (row["iou"] is None, row["iou"]))[:SHOWN]:
+        shares = ("-" if row[key] is None else f"{row[key]:.3f}" for key in ("iou", "accuracy", "boundary_f"))
+        classes.add_row(row["name"], f"{row['pixels']:,}", *shares)
+    console.print(classes)
+    for problem in segmented.problems[:SHOWN]:
+        console.print(f"unreadable: {problem}", soft_wrap=True)

@@ -1,0 +1,87 @@
+"""`vitreous predict` with a segmenter: a mask and an overlay for every picture, and what share each class has."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from rich.console import Console
+
+from vitreous.infer.masks import overlay, write_mask
+from vitreous.infer.outputs import Written, clean, summary
+from vitreous.infer.segments import Segmentation, SegmentPredictor
+from vitreous.model.checks import fail
+from vitreous.weights.files import atomic_file
+
+SHOWN = 0.005  # a smaller share of a picture is not worth a word
+
+
+def segment_files(predictor: SegmentPredictor, paths: Sequence[Path], as_json: bool, out: Path | None) -> None:
+    """`out` is a folder: masks/NAME.png holds the ids and shows them in colours, overlays/NAME.png the picture too."""
+    if out is not None and (out.suffix or out.is_file()):
+        fail("out", str(out), "a folder for masks, because the checkpoint is a segmenter")
+    names = _names(paths)
+    console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+    pictures = errors = 0
+    for path, answer in zip(paths, predictor.stream(paths), strict=True):
+        pictures, errors = pictures + 1, errors + (answer.error is not None)
+        if out is not None and answer.error is None:
+            _write(predictor, answer, out, names[path])
+        if as_json:
+            print(json.dumps(_record(predictor, answer), ensure_ascii=False), flush=True)
+        else:
+            console.print(_line(predictor, answer))
+    print(summary(Written(pictures, errors), out, predictor.throughput, predictor.device), file=sys.stderr)
+
+
+def _names(paths: Sequence[Path]) -> dict[Path, str]:
+    """What a picture's mask is called: its path below the folder that all have in common, without its ending.
+
+    Two pictures that differ in nothing else keep their endings.
+    """
+    absolute = {path: Path(os.path.abspath(path)) for path in paths}
+    root = Path(os.path.commonpath([path.parent for path in absolute.values()]))
+    short = {path: str(there.relative_to(root).with_suffix("")) for path, there in absolute.items()}
+    taken = list(short.values())
+    return {
+        path: name if taken.count(name) == 1 else str(absolute[path].relative_to(root)) for path, name in short.items()
+    }
+
+
+def _write(predictor: SegmentPredictor, answer: Segmentation, out: Path, name: str) -> None:
+    assert answer.mask is not None
+    assert answer.pixels is not None
+    mask, laid = (out / kind / f"{name}.png" for kind in ("masks", "overlays"))
+    for file in (mask, laid):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_mask(answer.mask, mask, predictor.background)
+    pixels = answer.pixels.repeat(3, axis=2) if answer.pixels.shape[2] == 1 else answer.pixels
+    with atomic_file(laid) as aside:
+        Image.fromarray(overlay(pixels, answer.mask, background=predictor.background)).save(aside, "PNG")
+
+
+def _shares(predictor: SegmentPredictor, answer: Segmentation) -> list[tuple[str, float]]:
+    pairs = zip(predictor.labels, answer.shares(predictor.config.num_classes), strict=True)
+    return sorted(pairs, key=lambda pair: -pair[1])
+
+
+def _record(predictor: SegmentPredictor, answer: Segmentation) -> dict[str, Any]:
+    if answer.mask is None:
+        return {"path": clean(answer.name), "error": clean(answer.error or "")}
+    shares = [{"label": clean(label), "share": share} for label, share in _shares(predictor, answer) if share]
+    return {
+        "path": clean(answer.name),
+        "height": answer.mask.shape[0],
+        "width": answer.mask.shape[1],
+        "classes": shares,
+    }
+
+
+def _line(predictor: SegmentPredictor, answer: Segmentation) -> str:
+    if answer.mask is None:
+        return f"{answer.name}: {answer.error}"
+    shown = [f"{label} {share:.1%}" for label, share in _shares(predictor, answer) if share >= SHOWN]
+    return f"{answer.name}: {', '.join(shown)}"

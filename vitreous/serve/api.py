@@ -1,0 +1,89 @@
+"""The API for programs: classify, embed, segment, and what is being served."""
+
+import asyncio
+import functools
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse
+from torch import Tensor
+
+from vitreous.infer.segments import SegmentPredictor
+from vitreous.serve.about import about
+from vitreous.serve.batching import Batcher, Compute
+from vitreous.serve.errors import ApiError, unreadable
+from vitreous.serve.limits import read_picture
+from vitreous.serve.models import Served, Task, pick
+from vitreous.serve.schemas import PICTURE_BODY, WRONG, Classified, Embedded, Models, Segmented, answers
+from vitreous.serve.segments import masks
+from vitreous.serve.settings import Settings
+
+Model = Annotated[str | None, Query(description="The id of a model, of those at /v1/model; left out: the first.")]
+Top = Annotated[int, Query(ge=1, le=1000, description="So many classes, the likeliest first.")]
+
+
+def router(served: Sequence[Served], settings: Settings, batcher: Batcher) -> APIRouter:
+    """Routes for pictures that share batches."""
+    routes = APIRouter(prefix="/v1", tags=["pictures"])
+
+    async def ask(request: Request, one: Served, task: Task) -> Any:
+        picture = await read_picture(request, settings)
+        try:
+            async with asyncio.timeout(max(request.scope["deadline"] - time.monotonic(), 0)):
+                return await batcher.ask((one.id, task), picture, compute_for(one, task))
+        except TimeoutError:
+            raise ApiError(503, "timeout", f"there was no answer after {settings.timeout:g} s") from None
+
+    @routes.post("/classify", responses=answers(Classified, *WRONG), openapi_extra=PICTURE_BODY)
+    async def classify(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
+        """What a picture shows: its likeliest classes."""
+        one = pick(served, model)
+        if one.task != "classify":
+            raise ApiError(409, "no_head", f"the model {one.id!r} does not classify pictures: ask it at /v1/{one.task}")
+        scores = await ask(request, one, "classify")
+        return JSONResponse({"predictions": likeliest(one, scores.softmax(dim=-1), top), "model": one.id})
+
+    @routes.post("/embed", responses=answers(Embedded, *WRONG), openapi_extra=PICTURE_BODY)
+    async def embed(request: Request, model: Model = None) -> JSONResponse:
+        """A picture as a vector: the features before the head, to search, cluster or learn from."""
+        one = pick(served, model)
+        if one.task == "segment":
+            raise ApiError(409, "no_embedding", f"the model {one.id!r} segments pictures: ask it at /v1/segment")
+        vector = await ask(request, one, "embed")
+        return JSONResponse({"embedding": vector.tolist(), "width": len(vector), "model": one.id})
+
+    @routes.post("/segment", responses=answers(Segmented, *WRONG), openapi_extra=PICTURE_BODY)
+    async def segment(request: Request, model: Model = None) -> JSONResponse:
+        """A class for every pixel, as a PNG whose palette's indices are the classes."""
+        one = pick(served, model)
+        if one.task != "segment":
+            raise ApiError(409, "no_masks", f"the model {one.id!r} does not segment pictures: ask it at /v1/{one.task}")
+        return JSONResponse({**await ask(request, one, "segment"), "model": one.id})
+
+    description = {"model": served[0].id, "models": [about(one) for one in served]}
+
+    @routes.get("/model", responses=answers(Models, 401))
+    async def models() -> JSONResponse:
+        """What is being served."""
+        return JSONResponse(description)
+
+    return routes
+
+
+def compute_for(served: Served, task: Task) -> Compute:
+    """Pictures in, and for each of them what its route makes the answer from, or an error."""
+    predictor = served.predictor
+    if isinstance(predictor, SegmentPredictor):
+        return functools.partial(masks, predictor, served.labels)
+    assert predictor is not None
+    run = predictor.scores if task == "classify" else predictor.stream_embeddings
+    return lambda pictures: [unreadable(one.error) if one.vector is None else one.vector for one in run(pictures)]
+
+
+def likeliest(served: Served, shares: Tensor, count: int) -> list[dict[str, Any]]:
+    """The classes with the largest shares, as every answer names them."""
+    best = shares.topk(min(count, len(shares)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [{"label": served.labels[index], "index": index, "probability": share} for index, share in pairs]

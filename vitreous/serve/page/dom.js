@@ -1,0 +1,52 @@
+// Making elements. Styles are set by property, never by attribute: the policy of this page forbids the latter.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export const el = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
+export const svg = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
+export const byId = (id) => document.getElementById(id);
+
+/** A canvas's 2D context, its pixels those of the screen. Returns the context and how many pixels one of CSS's is. */
+export function sharp(canvas, width, height) {
+  const ratio = Math.min(window.devicePixelRatio || 1, 3);
+  const [w, h] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+  }
+  canvas.style.width = `${w / ratio}px`;
+  canvas.style.height = `${h / ratio}px`;
+  return { context: canvas.getContext("2d"), ratio };
+}
+
+/** Something that is run at most once a frame, however often it is asked for. */
+export function oncePerFrame(work) {
+  let asked = false;
+  return () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      work();
+    });
+  };
+}
+
+/** Something that is run when nothing has asked for it for a while. */
+export function whenQuiet(milliseconds, work) {
+  let timer = 0;
+  return (...given) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => work(...given), milliseconds);
+  };
+}

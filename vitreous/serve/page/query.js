@@ -1,0 +1,50 @@
+// Which token asks. A view speaks of places on the picture and of tokens by number; a model knows rows of a matrix.
+
+import { patchAt, placeOf } from "./geometry.js";
+import { t } from "./i18n.js";
+
+/** What asks where nothing was chosen: the class token, and all patches where there is none. */
+export const defaultQuery = (model) => (model.tokens?.prefix?.[0]?.startsWith("class") ? { token: 0 } : { mean: true });
+
+/** The row of this model's matrices: a number, or "mean". */
+export function rowOf(query, model, shown) {
+  const prefix = model.tokens.prefix.length;
+  const asked = query ?? defaultQuery(model);
+  if (asked.place) return prefix + patchAt(shown, asked.place);
+  if (asked.token !== undefined && asked.token < prefix) return asked.token;
+  return "mean"; // also for a token that this model lacks
+}
+
+/** The patch that asks, or null. */
+export function patchOf(query, shown) {
+  return query?.place && shown.grid[0] ? patchAt(shown, query.place) : null;
+}
+
+/** `short`: for where there is little room. */
+export function tokenName(name, short = "") {
+  const [kind, number] = name.split(" ");
+  if (kind === "class") return t("token-class");
+  if (kind === "register") return t(short ? "token-register-short" : "token-register", { number });
+  if (kind.startsWith("distil")) return t("token-distillation");
+  return name;
+}
+
+export function nameOf(query, model, shown) {
+  const row = rowOf(query, model, shown);
+  const prefix = model.tokens.prefix;
+  if (row === "mean") return t("token-mean");
+  if (row < prefix.length) return tokenName(prefix[row]);
+  const gw = shown.grid[1];
+  const index = row - prefix.length;
+  return t("patch", { row: Math.floor(index / gw) + 1, column: (index % gw) + 1 });
+}
+
+/** The place one patch further. */
+export function moved(query, shown, down, across) {
+  const [gh, gw] = shown.grid;
+  const from = patchOf(query, shown) ?? Math.floor(gh / 2) * gw + Math.floor(gw / 2);
+  if (!query?.place) return { place: placeOf(shown, from) };
+  const row = Math.min(Math.max(Math.floor(from / gw) + down, 0), gh - 1);
+  const column = Math.min(Math.max((from % gw) + across, 0), gw - 1);
+  return { place: placeOf(shown, row * gw + column) };
+}
