@@ -38,7 +38,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.forward
 	@$(BIN)/python -m benchmarks.loading
 	@$(BIN)/python -m benchmarks.load_time
-	@$(BIN)/python -m benchmarks.masked_step --device cpu --batch-size 8 --rounds 7
+	@$(BIN)/python -m benchmarks.masked_step --device cpu --batch-size 16 --rounds 5
 	@$(BIN)/python -m benchmarks.serving
 
 clean:

@@ -4,7 +4,7 @@ Both are steps of `vitreous train`, of the same preset on the same batch, from a
 `--task classify`, whose encoder works on every patch, and those of `--task mae`, whose encoder works on a quarter of
 them and whose light decoder paints the others. They take turns in every round; what counts is the ratio.
 
-    python -m benchmarks.masked_step --device cpu --batch-size 8 --rounds 7
+    python -m benchmarks.masked_step --device cpu --batch-size 16 --rounds 5
     python -m benchmarks.masked_step --device cuda --batch-size 256 --compile
 """
 

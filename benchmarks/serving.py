@@ -32,6 +32,7 @@ from pathlib import Path
 
 import torch
 import tyro
+import uvloop
 
 import vitreous
 from benchmarks.http_load import Answer, closed_loop, open_loop, request
@@ -185,7 +186,7 @@ def measure_peak(model: torch.nn.Module, running: Running, questions: list[bytes
         raws.append(raw_rate(model, batch, threads, each, options.seconds / 2))
         alone.append((time.process_time() - began) / (raws[-1] * options.seconds / 2))
         began = time.process_time() + running.processor
-        answers = asyncio.run(closed_loop(HOST, running.port, questions, options.clients, options.seconds))
+        answers = uvloop.run(closed_loop(HOST, running.port, questions, options.clients, options.seconds))
         together.append((time.process_time() + running.processor - began) / len(answers))
         peaks.append(steady_rate(answers))
     raw, peak = statistics.median(raws), statistics.median(peaks)
@@ -203,8 +204,8 @@ def measure_peak(model: torch.nn.Module, running: Running, questions: list[bytes
 
 
 def measure_overload(running: Running, questions: list[bytes], peak: float, options: Options) -> list[Result]:
-    flood = asyncio.run(open_loop(HOST, running.port, questions, options.overload * peak, options.seconds))
-    again = asyncio.run(closed_loop(HOST, running.port, questions, options.clients, options.seconds))
+    flood = uvloop.run(open_loop(HOST, running.port, questions, options.overload * peak, options.seconds))
+    again = uvloop.run(closed_loop(HOST, running.port, questions, options.clients, options.seconds))
     refused = [answer.seconds for answer in flood if answer.status == 429]
     accepted, after = steady_rate(flood), steady_rate(again)
     return [
@@ -224,7 +225,7 @@ def measure_overload(running: Running, questions: list[bytes], peak: float, opti
 
 def measure_soak(running: Running, questions: list[bytes], options: Options) -> list[Result]:
     minutes = options.soak_minutes
-    before, after = asyncio.run(soaked(running, questions, options.clients, minutes))
+    before, after = uvloop.run(soaked(running, questions, options.clients, minutes))
     return [
         Result("soak", f"MB after {minutes / 10:g} min", before, ""),
         Result("soak", f"MB after {minutes:g} min", after, ""),
@@ -233,7 +234,7 @@ def measure_soak(running: Running, questions: list[bytes], options: Options) -> 
 
 
 def measure_stop(running: Running, questions: list[bytes], options: Options) -> list[Result]:
-    asked, answered = asyncio.run(stopped(running, questions, options.clients))
+    asked, answered = uvloop.run(stopped(running, questions, options.clients))
     return [
         Result("stop", "asked", asked, ""),
         Result("stop", "answered", answered, ""),
@@ -251,7 +252,7 @@ def main(options: Options) -> None:
         vitreous.save(model, checkpoint)
         with served(checkpoint) as running:
             questions = [request(HOST, running.port, "/v1/classify", picture) for picture in pictures]
-            asyncio.run(closed_loop(HOST, running.port, questions, options.clients, 5))
+            uvloop.run(closed_loop(HOST, running.port, questions, options.clients, 5))
             results = measure_peak(model, running, questions, options)
             peak = next(one.value for one in results if one.figure.startswith("images/s,"))
             results += measure_overload(running, questions, peak, options)

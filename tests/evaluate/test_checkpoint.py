@@ -76,7 +76,9 @@ def test_other_classes_are_no_measure(
 ) -> None:
     line = f"the checkpoint knows the classes {known}, but set has [b]ird, cat, dog:smile:"
     with pytest.raises(ValueError, match=re.escape(line)):
-        evaluate_classifier(load(checkpoint(tmp_path, labels, classes)), str(pictures), Setting(device="cpu", workers=0))
+        evaluate_classifier(
+            load(checkpoint(tmp_path, labels, classes)), str(pictures), Setting(device="cpu", workers=0)
+        )
 
 
 def test_bad_arguments_are_said_before_the_work(pictures: Path, tmp_path: Path) -> None:

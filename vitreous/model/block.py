@@ -68,7 +68,7 @@ class StochasticDepth(nn.Module):
 
 
 class Block(nn.Module):
-    """z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z'."""
+    """Equations 2 and 3: z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z'."""
 
     def __init__(
         self,
@@ -89,13 +89,16 @@ class Block(nn.Module):
         self.stochastic_depth = StochasticDepth(stochastic_depth)
 
     def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
-        return self._add(tokens, self.attention(self.attention_norm(tokens), terms))
+        tokens = tokens + self._branch(self.attention_scale, self.attention(self.attention_norm(tokens), terms))
+        return tokens + self._branch(self.mlp_scale, self.mlp(self.mlp_norm(tokens)))
 
     def with_weights(
         self, tokens: Float[Tensor, "b t d"], weights: Float[Tensor, "b heads t t"], terms: AttentionTerms
     ) -> Float[Tensor, "b t d"]:
         """`forward`, with the attention weights handed in."""
-        return self._add(tokens, self.attention.gather(self.attention_norm(tokens), weights, terms))
+        gathered = self.attention.gather(self.attention_norm(tokens), weights, terms)
+        tokens = tokens + self._branch(self.attention_scale, gathered)
+        return tokens + self._branch(self.mlp_scale, self.mlp(self.mlp_norm(tokens)))
 
     def attention_weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
@@ -103,7 +106,5 @@ class Block(nn.Module):
         """The weights that `forward` uses on the same tokens."""
         return self.attention.weights(self.attention_norm(tokens), terms, queries)
 
-    def _add(self, tokens: Tensor, gathered: Tensor) -> Tensor:
-        tokens = tokens + self.stochastic_depth(self.attention_scale(gathered))  # equation 2
-        thought = self.mlp_scale(self.mlp(self.mlp_norm(tokens)))
-        return tokens + self.stochastic_depth(thought)  # equation 3
+    def _branch(self, scale: nn.Module, values: Tensor) -> Tensor:
+        return self.stochastic_depth(scale(values))

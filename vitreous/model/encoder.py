@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitreous.model.attention import AttentionTerms
 from vitreous.model.block import Block
 from vitreous.model.position import NoPosition
 from vitreous.model.tokens import Layout
@@ -25,8 +26,9 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout, position: NoPosition) -> Float[Tensor, "b t d"]:
         """z_L from z_0."""
-        for _, state in self.walk(tokens, layout, position):
-            tokens = state
+        terms = position.attend(layout, tokens.device)
+        for layer in range(len(self.blocks)):
+            tokens = self._step(layer, tokens, terms, layout, position)
         return tokens
 
     def walk(
@@ -34,13 +36,18 @@ class Encoder(nn.Module):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """z_l and z_{l+1} for every layer l, one at a time, so that nobody holds more than they need."""
         terms = position.attend(layout, tokens.device)
-        for layer, block in enumerate(self.blocks):
-            if self.recompute and self.training:
-                after = checkpoint(block, tokens, terms, use_reentrant=False)
-            else:
-                after = block(tokens, terms)
-            before, tokens = tokens, position.between(layer, after, layout)
-            yield before, tokens
+        for layer in range(len(self.blocks)):
+            after = self._step(layer, tokens, terms, layout, position)
+            yield tokens, after
+            tokens = after
+
+    def _step(self, layer: int, tokens: Tensor, terms: AttentionTerms, layout: Layout, position: NoPosition) -> Tensor:
+        block = self.blocks[layer]
+        if self.recompute and self.training:
+            after = checkpoint(block, tokens, terms, use_reentrant=False)
+        else:
+            after = block(tokens, terms)
+        return position.between(layer, after, layout)
 
     def attention_weights(
         self,

@@ -49,9 +49,7 @@ class ViT(nn.Module):
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
         """The image as its tokens after the final norm (which `GlobalAverage(norm="after")` applies to their mean)."""
-        patches, grid = self.patchify(images)
-        tokens, layout = self.embed(patches, grid)
-        return self.encode(tokens, layout)
+        return self.encode(*self.embed(*self.patchify(images)))
 
     def patchify(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
         """x_p^1 E ... x_p^N E: the image, or its feature map in a hybrid, cut into patches and projected."""

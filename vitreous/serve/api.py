@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import numpy as np
+import torch
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from torch import Tensor
@@ -21,7 +23,8 @@ from vitreous.serve.segments import masks
 from vitreous.serve.settings import Settings
 
 Model = Annotated[str | None, Query(description="The id of a model, of those at /v1/model; left out: the first.")]
-Top = Annotated[int, Query(ge=1, le=1000, description="So many classes, the likeliest first.")]
+MOST = 1000  # classes of an answer
+Top = Annotated[int, Query(ge=1, le=MOST, description="So many classes, the likeliest first.")]
 
 
 def router(served: Sequence[Served], settings: Settings, batcher: Batcher) -> APIRouter:
@@ -42,8 +45,10 @@ def router(served: Sequence[Served], settings: Settings, batcher: Batcher) -> AP
         one = pick(served, model)
         if one.task != "classify":
             raise ApiError(409, "no_head", f"the model {one.id!r} does not classify pictures: ask it at /v1/{one.task}")
-        scores = await ask(request, one, "classify")
-        return JSONResponse({"predictions": likeliest(one, scores.softmax(dim=-1), top), "model": one.id})
+        indices, shares = await ask(request, one, "classify")
+        pairs = zip(indices[:top].tolist(), shares[:top].tolist(), strict=True)
+        predictions = [{"label": one.labels[i], "index": i, "probability": share} for i, share in pairs]
+        return JSONResponse({"predictions": predictions, "model": one.id})
 
     @routes.post("/embed", responses=answers(Embedded, *WRONG), openapi_extra=PICTURE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:
@@ -79,11 +84,13 @@ def compute_for(served: Served, task: Task) -> Compute:
         return functools.partial(masks, predictor, served.labels)
     assert predictor is not None
     run = predictor.scores if task == "classify" else predictor.stream_embeddings
-    return lambda pictures: [unreadable(one.error) if one.vector is None else one.vector for one in run(pictures)]
+    make = likeliest if task == "classify" else torch.Tensor.numpy
+    return lambda pictures: [
+        unreadable(one.error) if one.vector is None else make(one.vector) for one in run(pictures)
+    ]  # fmt: skip
 
 
-def likeliest(served: Served, shares: Tensor, count: int) -> list[dict[str, Any]]:
-    """The classes with the largest shares, as every answer names them."""
-    best = shares.topk(min(count, len(shares)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [{"label": served.labels[index], "index": index, "probability": share} for index, share in pairs]
+def likeliest(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers and probabilities of as many classes as anyone may ask for, in their order."""
+    best = scores.softmax(dim=-1).topk(min(MOST, len(scores)))
+    return best.indices.numpy(), best.values.numpy()

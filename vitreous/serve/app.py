@@ -3,9 +3,10 @@
 import asyncio
 import io
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
@@ -16,7 +17,7 @@ import vitreous
 from vitreous.serve import api, errors, explanations, inspect
 from vitreous.serve.batching import WORKERS, Batcher
 from vitreous.serve.errors import ApiError
-from vitreous.serve.guard import Guard
+from vitreous.serve.guard import Asgi, Guard
 from vitreous.serve.inspect_desk import Desk
 from vitreous.serve.metrics import Metrics
 from vitreous.serve.models import Served
@@ -25,6 +26,17 @@ from vitreous.serve.schemas import errors as may_go_wrong
 from vitreous.serve.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
+
+
+class App(FastAPI):
+    """With a guard around everything else."""
+
+    def __init__(self, guard: Callable[[Asgi], Asgi], **options: Any):
+        super().__init__(**options)
+        self.guard = guard
+
+    def build_middleware_stack(self) -> Any:
+        return self.guard(super().build_middleware_stack())
 
 
 def create_app(served: Sequence[Served], settings: Settings) -> FastAPI:
@@ -52,7 +64,8 @@ def create_app(served: Sequence[Served], settings: Settings) -> FastAPI:
                 return
         app.state.ready = True
 
-    app = FastAPI(
+    app = App(
+        lambda inside: Guard(inside, settings, metrics, lambda: batcher.full),
         title="Vitreous",
         description="A Vision Transformer you can see through: pictures in, answers and reasons out.",
         version=vitreous.__version__,
@@ -63,7 +76,6 @@ def create_app(served: Sequence[Served], settings: Settings) -> FastAPI:
     )
     app.state.ready = False
     errors.install(app)
-    app.add_middleware(Guard, settings=settings, metrics=metrics, full=lambda: batcher.full)
     app.include_router(api.router(served, settings, batcher))
     desk = Desk(served, room=settings.queue)
     app.include_router(explanations.router(settings, desk))

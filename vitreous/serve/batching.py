@@ -8,6 +8,7 @@ when it is full, or when its first question has waited long enough. Questions th
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,18 @@ class Batcher:
         finally:
             question.dropped = True  # answered or not: nobody waits for it any more
 
+    def _deliver(self, answered: deque[tuple[_Question, Any]]) -> None:
+        """One by one, so that between two of them the loop looks who else has come."""
+        question, answer = answered.popleft()
+        if not question.answer.done():  # otherwise its request was given up meanwhile
+            if isinstance(answer, Exception):
+                question.answer.set_exception(answer)
+            else:
+                question.answer.set_result(answer)
+        if answered:
+            assert self._loop is not None
+            self._loop.call_soon(self._deliver, answered)
+
     async def stop(self) -> None:
         """Answer what has been asked, and end the threads."""
         with self._change:
@@ -107,7 +120,7 @@ class Batcher:
                 )
             self.metrics.computed(time.monotonic() - began)
             assert self._loop is not None
-            self._loop.call_soon_threadsafe(_deliver, batch, answers)
+            self._loop.call_soon_threadsafe(self._deliver, deque(zip(batch, answers, strict=True)))
 
     def _take(self) -> list[_Question]:
         """The next batch; an empty one when there will be none any more."""
@@ -134,13 +147,3 @@ class Batcher:
 
     def _of(self, kind: Hashable) -> list[_Question]:
         return [question for question in self._line if question.kind == kind][: self.max_batch]
-
-
-def _deliver(batch: list[_Question], answers: list[Any]) -> None:
-    for question, answer in zip(batch, answers, strict=True):
-        if question.answer.done():  # its request was given up meanwhile
-            continue
-        if isinstance(answer, Exception):
-            question.answer.set_exception(answer)
-        else:
-            question.answer.set_result(answer)

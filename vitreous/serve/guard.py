@@ -1,4 +1,4 @@
-"""The door: every request passes here first, before anything is read of it.
+"""The door: every request passes here first, before anything is read of it and before the framework sees it.
 
 It asks for the key, sends away at once whoever comes while the line is full, counts the bytes that come in and the
 time that they take, and gives every answer the headers that keep a browser from doing more than the page needs.
@@ -73,7 +73,8 @@ class Guard:
             else:
                 if refusal.status_code == 413:
                     await body.drain()
-                await refuse(refusal, answer)
+                status = refusal.status_code
+                await refuse(refusal, send, close=not body.may_be_passed_over)
         except Exception:
             status = status or 500
             raise
@@ -153,11 +154,12 @@ class Body:
             pass
 
 
-async def refuse(error: ApiError, send: Send) -> None:
+async def refuse(error: ApiError, send: Send, close: bool) -> None:
     """Without the framework, which costs more than the refusal is worth."""
     body = json.dumps(error_body(error.code, error.message)).encode()
     headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(b"connection", b"close")] * close
     await send({"type": "http.response.start", "status": error.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -15,6 +15,7 @@ from vitreous.serve.errors import ApiError
 from vitreous.serve.forms import form_field
 from vitreous.serve.settings import Settings
 
+SMALL = 65536  # bytes: the header of a larger file may be long to read, on purpose, and nobody should wait for that
 TYPES = ("image/jpeg", "image/png", "image/webp")
 
 
@@ -27,7 +28,10 @@ async def read_picture(request: Request, settings: Settings) -> bytes:
     elif kind not in (*TYPES, "image/*", "application/octet-stream", ""):
         said = f"the body is {kind!r}, but must be {', '.join(TYPES)}, or multipart/form-data with a field 'image'"
         raise ApiError(415, "unsupported_type", said)
-    await asyncio.to_thread(check_picture, data, settings)
+    if len(data) <= SMALL:
+        check_picture(data, settings)
+    else:
+        await asyncio.to_thread(check_picture, data, settings)
     return data
 
 

@@ -27,9 +27,9 @@ from vitreous.weights.load import describe
 # leave a quarter of the mistakes that learned positions and a class token make (0.992 against 0.964).
 FEW_PICTURES = ('position={"kind": "Conditional"}', 'pool={"kind": "GlobalAverage"}', "class_token=false")
 
-# For pixels of small pictures. Of the shapes, a quarter of the width and 64 patches reach in three minutes on two cores
-# what ViT-Lite as it is does not in ten.
-FEW_PIXELS = ("patch_size=8", "width=128", "num_heads=4", "mlp_width=256", *FEW_PICTURES)
+# For pixels of small pictures: half of ViT-Lite's width, four layers and 64 patches reach a mean IoU of 0.93 on the
+# shapes in two and a half minutes on two cores.
+FEW_PIXELS = ("patch_size=8", "width=128", "depth=4", "num_heads=4", "mlp_width=256", *FEW_PICTURES)
 
 # Fewest steps, to learn something from any data, and most. A small model takes a CPU about a second for three of them.
 STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
