@@ -1,22 +1,20 @@
 """`vitreous eval` of a classifier, with the same reading and the same figures as in training."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from vitreous.data.loader import EvalLoader, Place, Reader
 from vitreous.data.split import plural
 from vitreous.evaluate.run import Answers, answer
 from vitreous.evaluate.setting import USUAL, Setting
+from vitreous.evaluate.tell import summary_table, tell
 from vitreous.infer.place import choose_device, choose_dtype
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
-from vitreous.weights.files import atomic_file
 
 SHOWN = 12
 
@@ -59,18 +57,10 @@ def print_evaluation(figures: dict[str, Any], answers: Answers, as_json: bool, o
         "confusion": answers.evaluation.confusion().tolist(),
         "unreadable_files": answers.problems,
     }
-    if out is not None:
-        with atomic_file(out) as aside:
-            aside.write_text(json.dumps(record, indent=2))
-    if as_json:
-        print(json.dumps(record))
+    if (console := tell(record, as_json, out)) is None:
         return
-    console = Console(markup=False, emoji=False, highlight=False)  # the names of classes are no markup
-    table = Table("", "", box=None, show_header=False)
-    for name in ("part", "count", "top1", "top5", "loss", "ece", "unreadable", "images_per_second"):
-        value = figures[name]
-        table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
-    console.print(table)
+    shown = ("part", "count", "top1", "top5", "loss", "ece", "unreadable", "images_per_second")
+    console.print(summary_table(figures, shown))
     worst = sorted((row for row in rows if row["f1"] is not None), key=lambda row: row["f1"])[:SHOWN]
     classes = Table(
         "class", "pictures", "precision", "recall", "F1", box=None, title="worst classes", title_justify="left"

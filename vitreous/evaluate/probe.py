@@ -4,7 +4,6 @@ Probes learn from the train part of the data and are measured on the part that `
 checkpoint is not used, so its classes need not be those of the data.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from vitreous.data.split import plural
@@ -23,9 +21,9 @@ from vitreous.evaluate.fewshot import FewShotResult, fewshot
 from vitreous.evaluate.knn import KnnResult, knn
 from vitreous.evaluate.linear import LinearResult, linear_probe
 from vitreous.evaluate.setting import USUAL, Setting
+from vitreous.evaluate.tell import summary_table, tell
 from vitreous.infer.place import choose_device, choose_dtype
 from vitreous.model.checks import check_choice, check_whole, fail
-from vitreous.weights.files import atomic_file
 from vitreous.weights.load import load_encoder
 
 Probe = Literal["knn", "linear", "fewshot"]
@@ -121,24 +119,16 @@ def headline(results: Sequence[Result]) -> dict[str, float | str]:
 
 def print_probe(figures: dict[str, Any], as_json: bool, out: Path | None) -> None:
     """For people or for programs; `out` gets the JSON as well."""
-    if out is not None:
-        with atomic_file(out) as aside:
-            aside.write_text(json.dumps(figures, indent=2))
-    if as_json:
-        print(json.dumps(figures))
+    if (console := tell(figures, as_json, out)) is None:
         return
-    console = Console()
-    table = Table("", "", box=None, show_header=False)
-    for name in (figures["probe"], "part", "count", "train_count", "unreadable", "features", "width", "seconds"):
-        value = figures[name]
-        table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
-    console.print(table)
+    shown = (figures["probe"], "part", "count", "train_count", "unreadable", "features", "width", "seconds")
+    console.print(summary_table(figures, shown))
     results = Table("", "top-1", "top-5", "", box=None)
     for row in figures["results"]:
         results.add_row(_what(row), f"{row['top1']:.4f}", f"{row['top5']:.4f}", _how(row))
     console.print(results)
     for problem in figures["problems"][:SHOWN]:
-        console.print(f"unreadable: {problem}", highlight=False)
+        console.print(f"unreadable: {problem}", soft_wrap=True)
 
 
 def _what(row: dict[str, Any]) -> str:

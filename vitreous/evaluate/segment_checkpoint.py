@@ -1,20 +1,18 @@
 """`vitreous eval` of a segmenter: mean IoU, each class, and its outlines, at the pictures' real size."""
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from vitreous.data.masks import open_masked
 from vitreous.evaluate.segment_run import Segmented, segment_source
 from vitreous.evaluate.setting import Setting, pick_part
+from vitreous.evaluate.tell import summary_table, tell
 from vitreous.infer.segments import SegmentPredictor
 from vitreous.model.segmenter import Segmenter
-from vitreous.weights.files import atomic_file
 
 SHOWN = 20
 
@@ -55,18 +53,10 @@ def print_segmentation(figures: dict[str, Any], segmented: Segmented, as_json: b
         "confusion": segmented.evaluation.confusion().tolist(),
         "unreadable_files": segmented.problems,
     }
-    if out is not None:
-        with atomic_file(out) as aside:
-            aside.write_text(json.dumps(record, indent=2))
-    if as_json:
-        print(json.dumps(record))
+    if (console := tell(record, as_json, out)) is None:
         return
-    console = Console(markup=False, emoji=False, highlight=False)  # the names of classes are no markup
-    table = Table("", "", box=None, show_header=False)
-    for name in ("part", "count", "miou", "pixel_accuracy", "boundary_f", "unreadable", "images_per_second"):
-        value = figures[name]
-        table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
-    console.print(table)
+    shown = ("part", "count", "miou", "pixel_accuracy", "boundary_f", "unreadable", "images_per_second")
+    console.print(summary_table(figures, shown))
     classes = Table("class", "pixels", "IoU", "accuracy", "boundary F", box=None)
     for row in sorted(rows, key=lambda row: (row["iou"] is None, row["iou"]))[:SHOWN]:
         shares = ("-" if row[key] is None else f"{row[key]:.3f}" for key in ("iou", "accuracy", "boundary_f"))

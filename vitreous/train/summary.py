@@ -92,7 +92,7 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet) -> list[str]
     return [
         f"vitreous predict {best} {picture}",
         f"vitreous eval {best} --data {shlex.quote(config.data)}{''.join(said)}",
-        f"vitreous info {best}",
+        f"vitreous serve {best} --open",
     ]
 
 
