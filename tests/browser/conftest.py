@@ -60,8 +60,9 @@ class Watch:
         assert hosts <= {"127.0.0.1"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """Closed with the last test of a file: Playwright runs an event loop, and tests of the server want their own."""
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next((found for name in names if (found := shutil.which(name))), None)
     if path is None:

@@ -9,7 +9,9 @@ import torch
 from vitreous.data.loader import EvalLoader, Place, Reader
 from vitreous.data.shapes import ShapesSource
 from vitreous.data.source import Picture
+from vitreous.evaluate.segment_checkpoint import evaluate_segmenter
 from vitreous.evaluate.segment_run import Segmented, segment_batches, segment_source
+from vitreous.evaluate.setting import Setting
 from vitreous.infer.segments import SegmentPredictor
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
@@ -76,3 +78,34 @@ def test_what_cannot_be_read_is_named_and_counts_nowhere(model: Segmenter) -> No
     good = [0, 4, 5]
     pixels = sum(source.mask(index).size for index in good)
     assert int(found.evaluation.confusion().sum()) == pixels
+
+
+def test_more_processes_than_pictures(model: Segmenter) -> None:
+    source, predictor = ShapesSource(2, 32, 0, "val"), SegmentPredictor(model, device="cpu")
+    parts = [segment_source(predictor, source, model.config.labels, rank, 4) for rank in range(4)]
+    alone = segment_source(predictor, source, model.config.labels)
+    assert Segmented.join(parts).metrics() == pytest.approx(alone.metrics())
+
+
+def test_answers_that_are_no_numbers_are_not_left_out_of_the_figures(model: Segmenter) -> None:
+    torch.nn.init.constant_(next(model.decoder.parameters()), float("nan"))
+    with pytest.raises(ValueError, match=r"shapes/val\[0\]: the model's answer is not a number"):
+        segment_source(SegmentPredictor(model, device="cpu"), ShapesSource(2, 32, 0, "val"), model.config.labels)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_module_is_given_back(training: bool, model: Segmenter) -> None:
+    config = model.config
+    reader = Reader(ShapesSource(2, 32, 0, "val"), (32, 32), 3, config.preprocessing, masks=True)
+    batches = EvalLoader(reader, Place(2), 0)
+    segment_batches(model.train(training), batches, torch.device("cpu"), config.preprocessing, config.labels)
+    assert model.training == training
+
+
+def test_eval_flips_if_asked(model: Segmenter) -> None:
+    data = "shapes:size=32,count=12,val=6"
+    plain, flipped = (evaluate_segmenter(model, data, Setting(device="cpu", flip=flip))[1] for flip in (False, True))
+    source = ShapesSource(6, 32, 0, "val")
+    expected = segment_source(SegmentPredictor(model, device="cpu", flip=True), source, model.config.labels)
+    assert torch.equal(flipped.evaluation.confusion(), expected.evaluation.confusion())
+    assert not torch.equal(flipped.evaluation.confusion(), plain.evaluation.confusion())

@@ -72,7 +72,7 @@ def test_an_answer_does_not_depend_on_the_other_pictures(model: Segmenter, tmp_p
     answers = SegmentPredictor(model, device="cpu", batch_size=2)(pictures)
     assert [answer.error is None for answer in answers] == [True, True, True, False, True, False, True]
     assert "cannot be decoded" in answers[3].error or "not a picture" in answers[3].error  # type: ignore[operator]
-    assert "longer than" in answers[5].error  # type: ignore[operator]
+    assert "one side is more than" in answers[5].error  # type: ignore[operator]
     alone = SegmentPredictor(model, device="cpu")
     for picture, answer in zip(pictures, answers, strict=True):
         if answer.mask is not None:
@@ -85,6 +85,12 @@ def test_windows_of_a_batch_are_those_of_each_picture(model: Segmenter) -> None:
     torch.testing.assert_close(slide(model, images), torch.cat([slide(model, image[None]) for image in images]))
 
 
+def test_an_answer_that_is_no_number_is_an_error(model: Segmenter) -> None:
+    torch.nn.init.constant_(next(model.decoder.parameters()), float("nan"))
+    [answer] = SegmentPredictor(model, device="cpu")(noise(24, 32))
+    assert answer.error == "the model's answer is not a number"
+
+
 def test_with_flip_a_mirrored_picture_has_the_mirrored_mask(model: Segmenter) -> None:
     picture, predictor = noise(24, 32), SegmentPredictor(model, device="cpu", flip=True)
     [answer], [mirrored] = predictor(picture), predictor(picture[:, ::-1].copy())
@@ -94,10 +100,12 @@ def test_with_flip_a_mirrored_picture_has_the_mirrored_mask(model: Segmenter) ->
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("doubled", [True, False])
 def test_masks_and_overlays_are_written_beside_each_other(
-    model: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    doubled: bool, model: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = [tmp_path / "in" / name for name in ("a/one.png", "b/one.png", "b/two.png", "b/two.jpg", "b/bad.png")]
+    names = ["a/one.png", "b/one.png", "b/two.png", "b/two.jpg", "b/bad.png"] if doubled else ["a/one.png", "b/bad.png"]
+    paths = [tmp_path / "in" / name for name in names]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise(50, 40)).save(path)
@@ -107,16 +115,17 @@ def test_masks_and_overlays_are_written_beside_each_other(
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows[-1]["error"] == "the file is empty"
     assert sum(row["share"] for row in rows[0]["classes"]) == pytest.approx(1)
-    names = {"a/one.png", "b/one.png", "b/two.png.png", "b/two.jpg.png"}
+    written_as = {f"{name}.png" for name in names[:-1]} if doubled else {"a/one.png"}
     for kind in ("masks", "overlays"):
         folder = tmp_path / "out" / kind
-        assert {str(path.relative_to(folder)) for path in folder.rglob("*.png")} == names
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*.png")} == written_as
+    first = "a/one.png.png" if doubled else "a/one.png"
     [answer] = predictor(paths[0])
-    with Image.open(tmp_path / "out/masks/a/one.png") as written:
+    with Image.open(tmp_path / "out/masks" / first) as written:
         assert written.mode == "P"
         assert np.array_equal(np.array(written), answer.mask)  # type: ignore[arg-type]
         assert np.array_equal(np.array(written.convert("RGB")), palette(0)[answer.mask])
-    with Image.open(tmp_path / "out/overlays/a/one.png") as image:
+    with Image.open(tmp_path / "out/overlays" / first) as image:
         laid = np.array(image)
     bare = answer.mask == 0
     assert np.array_equal(laid[bare], answer.pixels[bare])  # type: ignore[index]

@@ -170,13 +170,27 @@ def test_a_frozen_encoder_stays_as_it_was(decoder: Segmenting, tmp_path: Path) -
     assert not any(torch.equal(a, b) for a, b in zip(after.decoder.parameters(), fresh.decoder.parameters(), strict=True) if a.ndim > 1)  # fmt: skip  # noqa: E501
 
 
-def test_a_segmenter_goes_on_where_it_was(tmp_path: Path) -> None:
-    train(segmenting(tmp_path / "first"))
+@pytest.mark.parametrize("decoder", [Segmenting(), Segmenting(cells=2), Segmenting(decoder="mask")], ids=str)
+def test_a_segmenter_goes_on_where_it_was(decoder: Segmenting, tmp_path: Path) -> None:
+    train(segmenting(tmp_path / "first", segmenting=decoder))
     again = segmenting(tmp_path / "second", model=None, set=(), image_size=(), init=tmp_path / "first/best", steps=1)
-    train(dataclasses.replace(again, optim=Optim(lr=1e-12)))
+    train(dataclasses.replace(again, optim=Optim(lr=1e-12), segmenting=Segmenting()))
     first, second = (load(tmp_path / name / "best") for name in ("first", "second"))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_another_decoder_takes_the_place_of_a_segmenters_own_if_asked(tmp_path: Path) -> None:
+    train(segmenting(tmp_path / "first"))
+    again = segmenting(tmp_path / "second", model=None, set=(), image_size=(), init=tmp_path / "first/best", steps=1)
+    train(dataclasses.replace(again, segmenting=Segmenting(decoder="mask")))
+    assert load(tmp_path / "second/best").config.decoder == MaskDecoder(2)  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_that_dropped_patches_can_be_started_from(tmp_path: Path) -> None:
+    start = checkpoint(tmp_path / "start", patch_dropout=0.25)
+    train(segmenting(tmp_path / "run", model=None, set=(), image_size=(), init=start, steps=1))
+    assert load(tmp_path / "run/best").config.encoder.patch_dropout == 0  # type: ignore[union-attr]
 
 
 def test_classes_can_be_left_out(tmp_path: Path) -> None:
@@ -239,6 +253,13 @@ def test_bad_masks_are_named_before_anything_starts(spoil: Any, line: str, tmp_p
 def test_what_cannot_be_is_said(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=line):
         train(segmenting(tmp_path / "run", **changes))
+
+
+def test_there_are_at_most_as_many_classes_as_masks_hold(small: ViTConfig) -> None:
+    encoder = dataclasses.replace(small, num_classes=0)
+    assert SegmenterConfig(encoder, num_classes=255).num_classes == 255
+    with pytest.raises(BadValue, match="num_classes is 256"):
+        SegmenterConfig(encoder, num_classes=256)
 
 
 def test_cells_are_the_linear_decoders() -> None:

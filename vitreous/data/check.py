@@ -21,6 +21,7 @@ from vitreous.data.open import find_data
 from vitreous.data.sheet import write_sheet
 from vitreous.data.source import Source
 from vitreous.data.split import Found, arrange, label_problems, occurring
+from vitreous.model.checks import fail
 
 
 def check(spec: str, root: Path | None = None) -> Report:
@@ -33,6 +34,8 @@ def run_check(spec: str, root: Path | None, out: Path | None, as_json: bool) -> 
     path = Path(spec).expanduser()
     path = root / path if root is not None and (root / path).exists() else path
     if has_masks(path):
+        if out is not None:
+            fail("out", str(out), "left out for pictures with masks: the contact sheet is one of classes")
         return _run_mask_check(path, as_json)
     found, parts, note = _divide(find_data(spec, root))
     report = examine(found, parts, note)

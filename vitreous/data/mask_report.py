@@ -66,7 +66,8 @@ class MaskReport:
             yield table
             yield from self.pictures.remarks()
             yield from self.pictures.findings()
-        for problem in self.problems:
+        labels = self.pictures.label_problems if self.pictures is not None else []
+        for problem in [*labels, *self.problems]:
             yield f"[red]masks[/red]: {escape(problem)}"
         if self.count:
             yield f"[bold red]{plural(self.count, 'problem')}[/bold red]"

@@ -26,7 +26,14 @@ def evaluate_segmenter(
     )
     name, source = pick_part(found, setting.part)
     check_classes(model.config.labels, model.config.num_classes, found.mask_classes, found.name)
-    predictor = SegmentPredictor(model, setting.device, setting.precision, setting.flip)  # type: ignore[arg-type]
+    predictor = SegmentPredictor(
+        model,
+        setting.device,
+        setting.precision,  # type: ignore[arg-type]
+        setting.flip,
+        batch_size=setting.batch_size,
+        workers=max(setting.workers, 1),
+    )
     started = time.perf_counter()
     segmented = segment_source(predictor, source, found.mask_classes)
     seconds = time.perf_counter() - started

@@ -15,7 +15,7 @@ from vitreous.data.loader import Batch
 from vitreous.data.source import Source
 from vitreous.evaluate.classify import UNREADABLE
 from vitreous.evaluate.segment import SegmentEvaluation
-from vitreous.infer.segments import SegmentPredictor
+from vitreous.infer.segments import NOT_A_NUMBER, SegmentPredictor
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 
@@ -68,10 +68,16 @@ def segment_source(
     """
     mine = range(rank, len(source), ranks)
     answers = predictor.stream(_picture(source, index) for index in mine)
-    parts, nothing = [], torch.zeros(1, 1, 1, dtype=torch.uint8)
+    nothing = torch.zeros(1, 1, 1, dtype=torch.uint8)
+    parts = []
+    if not mine:  # more processes than pictures: what this one says is the first picture's, whom another has measured
+        unread = torch.tensor([UNREADABLE])
+        return Segmented(SegmentEvaluation.of(nothing, nothing, unread, torch.tensor([0]), classes), [])
     for index, answer in zip(mine, answers, strict=True):
         place = torch.tensor([index])
         problem = answer.error
+        if problem == NOT_A_NUMBER:  # no fault of the picture: leaving it out would flatter the model
+            raise ValueError(f"{source.name(index)}: {problem}")
         if answer.mask is not None:
             try:
                 truth = source.mask(index)

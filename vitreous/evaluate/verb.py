@@ -66,6 +66,8 @@ def evaluate(
     from vitreous.weights.load import load
 
     setting = Setting(part, image_size, data_root, val_fraction, seed, batch_size, device, precision, workers, flip)
+    if probe is not None and ignore:
+        fail("ignore", " ".join(ignore), "left out with --probe: it leaves out classes of pixels")
     if probe is not None:
         probed = probe_checkpoint(
             checkpoint, data, probe, setting, features=features, cache=cache, neighbours=neighbours, shots=shots

@@ -29,13 +29,15 @@ def predict_files(
     out: Path | None,
 ) -> None:
     """Labels and probabilities of every picture."""
+    if out is not None and out.suffix:
+        writer_for(out)  # a name that cannot be written to is said before the work, not after it
     paths = expand(images)
     model = load(checkpoint, image_size=image_size or None)
     if isinstance(model, Segmenter):
-        segment_files(SegmentPredictor(model, device, precision, flip), paths, as_json, out)
+        segment_files(SegmentPredictor(model, device, precision, flip, batch_size=batch_size), paths, as_json, out)
         return
     if out is not None:
-        writer_for(out)  # a name that cannot be written to is said before the work, not after it
+        writer_for(out)  # a folder is for masks
     predictor = Predictor(model, device, batch_size, precision, top, flip)
     answers = predictor.stream(paths)
     if out is not None:

@@ -16,12 +16,13 @@ from vitreous.infer.segments import Segmentation, SegmentPredictor
 from vitreous.model.checks import fail
 from vitreous.weights.files import atomic_file
 
+ENDINGS = (".json", ".jsonl", ".csv", ".parquet", ".png")  # which mean a file
 SHOWN = 0.005  # a smaller share of a picture is not worth a word
 
 
 def segment_files(predictor: SegmentPredictor, paths: Sequence[Path], as_json: bool, out: Path | None) -> None:
     """`out` is a folder: masks/NAME.png holds the ids and shows them in colours, overlays/NAME.png the picture too."""
-    if out is not None and (out.suffix or out.is_file()):
+    if out is not None and (out.suffix.lower() in ENDINGS or out.is_file()):
         fail("out", str(out), "a folder for masks, because the checkpoint is a segmenter")
     names = _names(paths)
     console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -40,15 +41,14 @@ def segment_files(predictor: SegmentPredictor, paths: Sequence[Path], as_json: b
 def _names(paths: Sequence[Path]) -> dict[Path, str]:
     """What a picture's mask is called: its path below the folder that all have in common, without its ending.
 
-    Two pictures that differ in nothing else keep their endings.
+    Where two pictures differ in nothing else, all keep their endings.
     """
     absolute = {path: Path(os.path.abspath(path)) for path in paths}
     root = Path(os.path.commonpath([path.parent for path in absolute.values()]))
     short = {path: str(there.relative_to(root).with_suffix("")) for path, there in absolute.items()}
-    taken = list(short.values())
-    return {
-        path: name if taken.count(name) == 1 else str(absolute[path].relative_to(root)) for path, name in short.items()
-    }
+    if len(set(short.values())) == len(short):
+        return short
+    return {path: str(there.relative_to(root)) for path, there in absolute.items()}
 
 
 def _write(predictor: SegmentPredictor, answer: Segmentation, out: Path, name: str) -> None:

@@ -6,6 +6,7 @@ through windows of that size; the scores are resized to the picture's own size b
 c: channels; h, w: height and width; k: classes.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -29,8 +30,10 @@ from vitreous.model.checks import Size, check_choice
 from vitreous.model.inputs import normalise
 from vitreous.model.segmenter import Segmenter, slide
 
-LONGEST = 64  # windows in a row: a longer and narrower picture would take all memory for nothing
-AHEAD = 32  # pictures that threads may be ahead by
+NOT_A_NUMBER = "the model's answer is not a number"
+LONGEST = 16  # times its width: a longer picture would take much memory for little, as it is seen window by window
+AHEAD = 32  # pictures that threads may be ahead by,
+AHEAD_PIXELS = 1 << 25  # and pixels of them, beside the first
 
 
 @dataclass(frozen=True)
@@ -113,14 +116,14 @@ class SegmentPredictor:
     def _segment(self, names: list[str], pixels: UInt8[Tensor, "b c h w"]) -> Iterator[Segmentation]:
         size = (pixels.shape[2], pixels.shape[3])
         if max(size) > LONGEST * min(size):
-            problem = f"{size[0]} x {size[1]} pixels: longer than {LONGEST} times its width"
+            problem = f"{size[0]} x {size[1]} pixels: one side is more than {LONGEST} times the other"
             yield from (Segmentation(name, error=problem) for name in names)
             return
         for name, one, scores in zip(names, pixels, self.scores(pixels), strict=True):
             if scores.isfinite().all():
                 yield Segmentation(name, one.permute(1, 2, 0).numpy(), best_at(scores, size).cpu().numpy())
             else:
-                yield Segmentation(name, error="the model's answer is not a number")
+                yield Segmentation(name, error=NOT_A_NUMBER)
 
     @torch.inference_mode()
     def scores(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
@@ -140,7 +143,7 @@ class SegmentPredictor:
         try:
             for index, picture in enumerate(pictures):
                 pending.append((name_of(picture, index), pool.submit(self._decode, picture)))
-                if len(pending) > AHEAD:
+                while len(pending) > AHEAD or (len(pending) > 1 and _pixels_of(pending) > AHEAD_PIXELS):
                     name, future = pending.popleft()
                     yield name, future.result()
             while pending:
@@ -162,12 +165,19 @@ def _alike(pictures: Iterable[tuple[str, Tensor | str]], most: int) -> Iterator[
     """Pictures of one size that follow each other, up to so many; those that could not be read by themselves."""
     group: list[tuple[str, Tensor | str]] = []
     for picture in pictures:
-        if group and (len(group) == most or _shape(group[0]) != _shape(picture)):
+        full = len(group) == most or len(group) * math.prod(_shape(picture)) > AHEAD_PIXELS
+        if group and (full or _shape(group[0]) != _shape(picture)):
             yield group
             group = []
         group.append(picture)
     if group:
         yield group
+
+
+def _pixels_of(pending: Iterable[tuple[str, "Future[Tensor | str]"]]) -> int:
+    """Of those that are decoded already."""
+    done = (future.result() for _, future in pending if future.done())
+    return sum(one.numel() for one in done if isinstance(one, Tensor))
 
 
 def _shape(picture: tuple[str, Tensor | str]) -> tuple[int, ...]:

@@ -18,9 +18,10 @@ from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.block import Block, GeluMlp
 from vitreous.model.build import build_vit
 from vitreous.model.checks import Size, as_size, check_kind, check_whole, fail
-from vitreous.model.config import MAX_CLASSES, ViTConfig, check_classes
+from vitreous.model.config import ViTConfig, check_classes
 from vitreous.model.init import small_, xavier_
 from vitreous.model.options import Preprocessing
+from vitreous.model.segment_loss import IGNORED
 from vitreous.model.vit import ViT
 
 
@@ -63,7 +64,7 @@ class SegmenterConfig:
             fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder takes the place of the head")
         if self.encoder.patch_dropout:
             fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: a patch that is left out has no mask")
-        check_whole("num_classes", self.num_classes, 2, MAX_CLASSES)
+        check_whole("num_classes", self.num_classes, 2, IGNORED)  # masks hold 8 bits, and one number means none
         check_classes(self.num_classes, self.labels)
 
     @property

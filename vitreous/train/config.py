@@ -147,12 +147,12 @@ class Masking:
 class Segmenting:
     """How pixels are told apart (--task segment)."""
 
-    decoder: Literal["linear", "mask"] = "linear"
+    decoder: Literal["linear", "mask"] | None = None
     """A linear layer on each patch, or a transformer over patches and a vector for each class (Segmenter)."""
     cells: int | None = None
     """Of a linear decoder: each patch is seen as so many parts down and across."""
-    mask_blocks: int = 2
-    """Of a mask decoder."""
+    mask_blocks: int | None = None
+    """Of a mask decoder; 2 where left out."""
     dice: float = 0.0
     """Weight of the Dice loss beside cross-entropy; it helps small classes."""
     ignore: tuple[str, ...] = ()
@@ -161,10 +161,13 @@ class Segmenting:
     def __post_init__(self) -> None:
         if self.cells is not None:
             check_whole("cells", self.cells, 1, 64)
-        check_whole("mask_blocks", self.mask_blocks, 1, 64)
+        if self.mask_blocks is not None:
+            check_whole("mask_blocks", self.mask_blocks, 1, 64)
         check_real("dice", self.dice, 0, 100)
         if self.decoder == "mask" and self.cells is not None:
             fail("cells", self.cells, "left out with --decoder mask: it is for the linear decoder")
+        if self.decoder == "linear" and self.mask_blocks is not None:
+            fail("mask_blocks", self.mask_blocks, "left out with --decoder linear: it is for the mask decoder")
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,13 @@ def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) 
             ideal = processes * fitting_batch(_model_config(config), free_memory(device))
             reason = "what fits into half of the free memory"
         pick("batch_size", _batch_size(count, ideal, processes * config.accumulate), reason)
-    if config.task == "segment" and config.segmenting.decoder == "linear" and config.segmenting.cells is None:
-        cells = 8 if config.init is None else 1
-        config = dataclasses.replace(config, segmenting=dataclasses.replace(config.segmenting, cells=cells))
-        why = "outlines finer than a patch" if cells > 1 else "what a checkpoint knows of a patch, as it is"
-        notes.append(f"--cells {cells}: {why}")
+    how = config.segmenting
+    if config.task == "segment" and how.decoder in (None, "linear") and how.cells is how.mask_blocks is None:
+        if config.init is None:
+            config = dataclasses.replace(config, segmenting=dataclasses.replace(how, cells=8))
+            notes.append("--cells 8: outlines finer than a patch")
+        elif how.decoder is None and isinstance(before := describe(config.init).config, SegmenterConfig):
+            notes.append(f"the decoder: {before.decoder}, as the checkpoint has it")
     base, reason = _augmentation(count, small, config.init is not None)
     if config.task == "segment":
         crop: Literal["padded", "resized"] = "padded" if side <= 96 else "resized"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitreous.data.source import Source
+from vitreous.data.split import plural
 from vitreous.evaluate.segment_run import Segmented
 from vitreous.infer.masks import background_of, overlay
 from vitreous.infer.segments import SegmentPredictor
@@ -31,7 +32,7 @@ def segmentation(job: Job, folder: Path, part: str, source: Source, measured: Se
     """Every process takes part; the first one uses it."""
     figures, classes, samples = measured.metrics(), job.data.mask_classes, _samples(job)
     sentence = (
-        f"mean IoU {figures['miou']:.4f} on {figures['count']:,} pictures, pixel accuracy "
+        f"mean IoU {figures['miou']:.4f} on {plural(figures['count'], 'picture')}, pixel accuracy "
         f"{figures['pixel_accuracy']:.4f}, boundary F {figures['boundary_f']:.4f}"
     )
     chose = ", which chose the best epoch too" if part == "val" else ""

@@ -7,7 +7,7 @@ from vitreous.data.source import DataSet
 from vitreous.model.build import build, replace_head
 from vitreous.model.checks import Size, as_size, fail
 from vitreous.model.codec import parse_fields
-from vitreous.model.kinds import AnyModel
+from vitreous.model.kinds import AnyConfig, AnyModel
 from vitreous.model.options import Preprocessing
 from vitreous.model.presets import configure
 from vitreous.model.resnet import ResNet
@@ -42,28 +42,34 @@ def _preset(config: TrainConfig, classes: tuple[str, ...]) -> ViT | ResNet:
 
 
 def _segmenter(config: TrainConfig, classes: tuple[str, ...]) -> Segmenter:
-    """A segmenter with the same classes goes on as it is; any other model gets a new decoder."""
-    decoder = _decoder(config.segmenting)
+    """A segmenter with the same classes goes on as it is, unless another decoder is asked for; others get a new one."""
     if config.init is None:
         model: AnyModel = _preset(config, ())
     else:
         model = load(config.init, image_size=_size(config), overrides=_regularisation(config)).float()
+    decoder = decoder_for(config.segmenting, model.config)
     if isinstance(model, Segmenter) and (model.config.labels, model.config.decoder) == (classes, decoder):
         return model
     encoder = encoder_of(model)
     if not isinstance(encoder, ViT):
         fail("model", config.model or str(config.init), "a ViT for --task segment: a ResNet has no patches to decode")
     replace_head(encoder, 0)
-    # A pixel at the edge counts as much as any other, so nothing is cut off there.
+    # A pixel at the edge counts as much as any other, so nothing is cut off there; nor is any patch left out.
     preprocessing = dataclasses.replace(encoder.config.preprocessing, fit="crop", crop_fraction=1.0)
-    encoder.config = dataclasses.replace(encoder.config, preprocessing=preprocessing)
+    left_out = config.patch_dropout or 0.0
+    encoder.config = dataclasses.replace(encoder.config, preprocessing=preprocessing, patch_dropout=left_out)
     segmenter = build_segmenter(SegmenterConfig(encoder.config, decoder, len(classes), classes), encoder)
     vars(segmenter)["provenance"] = provenance_of(model)
     return segmenter
 
 
-def _decoder(how: Segmenting) -> Decoder:
-    return LinearDecoder(how.cells or 1) if how.decoder == "linear" else MaskDecoder(how.mask_blocks)
+def decoder_for(how: Segmenting, start: AnyConfig | None) -> Decoder:
+    """What was asked for; else a segmenter's own. From scratch, each patch is told apart in 8 x 8 parts."""
+    if isinstance(start, SegmenterConfig) and (how.decoder, how.cells, how.mask_blocks) == (None, None, None):
+        return start.decoder
+    if how.decoder == "mask" or (how.decoder is None and how.mask_blocks is not None):
+        return MaskDecoder(how.mask_blocks or 2)
+    return LinearDecoder(how.cells or 1)
 
 
 def _size(config: TrainConfig) -> Size | None:
