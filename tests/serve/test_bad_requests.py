@@ -83,6 +83,8 @@ BAD: dict[str, tuple[str, str, bytes, str | None, int, str]] = {
     "form without image": ("POST", "/v1/classify", form(b"picture", PNG), FORM, 400, "no_image"),
     "form that ends early": ("POST", "/v1/classify", form(b"image", PNG, b""), FORM, 400, "no_image"),
     "form with text": ("POST", "/v1/classify", form(b"image", b"a cat"), FORM, 415, "unsupported_type"),
+    "form of many parts": ("POST", "/v1/classify", b"--x\r\nA: b\r\n\r\n\r\n" * 9999, FORM, 400, "bad_form"),
+    "form of many headers": ("POST", "/v1/classify", b"--x\r\n" + b"A: b\r\n" * 9999, FORM, 400, "bad_form"),
     "no form at all": ("POST", "/v1/classify", PNG, FORM, 400, "bad_form"),
     "bad JSON": ("POST", "/v1/images/0/masked", b'{"patches": [1,', "application/json", 400, "bad_json"),
     "JSON of another kind": ("POST", "/v1/images/0/masked", b"[]", "application/json", 422, "bad_parameter"),
@@ -165,10 +167,10 @@ def test_slow_uploads_are_cut_off(live: Live, path: str) -> None:
         b"\0\1\2\3",
         b"GET\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost x\r\n\r\n",
-        b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-        b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
-        b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/classify HTTP/1.1\r\nHost: [::1]\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/classify HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /v1/classify HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"POST /v1/embed HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
 def test_what_is_not_http(live: Live, data: bytes) -> None:

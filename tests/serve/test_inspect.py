@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from torch import Tensor
 
+import vitreous
 from live_server import Live, Reply, in_thread
 from pictures import encoded, smooth
 from planted import DECOY, KINDS, PLACE, SHOWN, of_kind, planted
@@ -25,9 +26,11 @@ from vitreous.explain.position import position_similarity
 from vitreous.explain.relevance import relevance
 from vitreous.explain.rollout import rollout
 from vitreous.explain.seen import seen_part
+from vitreous.explain.study import class_index
 from vitreous.explain.tokens import pca_colours
 from vitreous.infer.predictor import Predictor
 from vitreous.model.build import build, build_vit
+from vitreous.model.checks import BadValue
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Conditional, NoPosition, Preprocessing, RelativeBias, Rotary2d, SinCos2d
@@ -448,6 +451,8 @@ def test_more_tokens_than_can_be_sent(live: Live) -> None:
         ("ID/map/rollout?layer=7", 422, "bad_parameter"),
         ("ID/map/relevance?target=5", 422, "bad_parameter"),
         ("ID/map/relevance?target=be", 422, "bad_parameter"),
+        ("ID/map/relevance?target=" + "9" * 5000, 422, "bad_parameter"),
+        ("ID/map/relevance?target=" + "9" * 200, 422, "bad_parameter"),
         ("ID/faithfulness/pca", 422, "bad_parameter"),
         ("ID/faithfulness/relevance?target=%F0%9F%90%9D", 422, "bad_parameter"),
         ("ID/lens?model=nobody", 404, "unknown_model"),
@@ -457,6 +462,13 @@ def test_more_tokens_than_can_be_sent(live: Live) -> None:
 def test_questions_that_cannot_be_answered(live: Live, path: str, status: int, code: str) -> None:
     reply = live.ask("GET", "/v1/images/" + path.replace("ID", send(live, "class-token")))
     assert (reply.status, reply.code) == (status, code)
+
+
+def test_a_class_of_very_many_digits_is_no_class() -> None:
+    """Python's own int() would refuse them, in an error that is not ours."""
+    model = vitreous.create("ViT-Lite-6/4", num_classes=3)
+    with pytest.raises(BadValue, match="must be a number from 0 to 2"):
+        class_index(model, "9" * 5000)
 
 
 def test_a_near_miss_is_told_what_was_meant(live: Live) -> None:

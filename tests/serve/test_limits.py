@@ -83,6 +83,19 @@ def test_any_form_has_an_answer(body: bytes) -> None:
             form_field(start + body, "multipart/form-data; boundary=x", "image")
 
 
+@pytest.mark.parametrize(("others", "allowed"), [(31, True), (32, False)])
+def test_as_many_parts_as_allowed(others: int, allowed: bool) -> None:
+    """Each takes time, and in a large body there is room for millions."""
+    part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\nabc\r\n'
+    body = part % b"other" * others + part % b"image" + b"--x--\r\n"
+    if allowed:
+        assert form_field(body, "multipart/form-data; boundary=x", "image") == b"abc"
+        return
+    with pytest.raises(ApiError, match="more than 32 parts") as caught:
+        form_field(body, "multipart/form-data; boundary=x", "image")
+    assert (caught.value.status_code, caught.value.code) == (400, "bad_form")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -58,12 +58,12 @@ def test_the_second_request_of_a_connection_has_its_own_time(live: Live) -> None
     with connect(live) as connection:
         for _ in range(4):
             time.sleep(0.3)  # together more than one may take
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert read_reply(connection).status == 200
 
 
 def test_the_rest_of_a_request_that_has_its_answer_may_not_drip_for_ever(live: Live) -> None:
-    head = f"POST /v1/classify?model=other HTTP/1.1\r\nHost: x\r\nContent-Length: {len(PNG)}\r\n\r\n"
+    head = f"POST /v1/classify?model=other HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(PNG)}\r\n\r\n"
     with connect(live) as connection:
         connection.sendall(head.encode() + PNG[:10])
         assert read_reply(connection).code == "unknown_model"
@@ -72,7 +72,7 @@ def test_the_rest_of_a_request_that_has_its_answer_may_not_drip_for_ever(live: L
 
 
 def test_the_rest_of_a_request_that_has_its_answer_may_come(live: Live) -> None:
-    head = f"POST /v1/classify?model=%s HTTP/1.1\r\nHost: x\r\nContent-Length: {len(PNG)}\r\n\r\n"
+    head = f"POST /v1/classify?model=%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(PNG)}\r\n\r\n"
     with connect(live) as connection:
         connection.sendall((head % "other").encode() + PNG[:10])
         assert read_reply(connection).code == "unknown_model"

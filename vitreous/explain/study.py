@@ -137,7 +137,7 @@ def class_index(model: ViT, name: str | None) -> int | None:
         raise BadValue(f"class is {name!r}, but the model has no head, so it knows no classes")
     if name in labels:
         return labels.index(name)
-    if name.isdecimal() and int(name) < count:
+    if len(name) <= 9 and name.isdecimal() and int(name) < count:  # int() refuses very long ones in words of its own
         return int(name)
     known = f"a label of the model{suggestion(name, labels)} or " if labels else ""
     raise BadValue(f"class is {name!r}, but must be {known}a number from 0 to {count - 1}")

@@ -16,6 +16,7 @@ from vitreous.infer.segments import SegmentPredictor
 from vitreous.serve.about import about
 from vitreous.serve.batching import Batcher, Compute
 from vitreous.serve.errors import ApiError, unreadable
+from vitreous.serve.leaving import unless_gone
 from vitreous.serve.limits import read_picture
 from vitreous.serve.models import Served, Task, pick
 from vitreous.serve.schemas import PICTURE_BODY, WRONG, Classified, Embedded, Models, Segmented, answers
@@ -35,7 +36,7 @@ def router(served: Sequence[Served], settings: Settings, batcher: Batcher) -> AP
         picture = await read_picture(request, settings)
         try:
             async with asyncio.timeout(max(request.scope["deadline"] - time.monotonic(), 0)):
-                return await batcher.ask((one.id, task), picture, compute_for(one, task))
+                return await unless_gone(request, batcher.ask((one.id, task), picture, compute_for(one, task)))
         except TimeoutError:
             raise ApiError(503, "timeout", f"there was no answer after {settings.timeout:g} s") from None
 

@@ -77,7 +77,7 @@ def create_app(served: Sequence[Served], settings: Settings) -> FastAPI:
     app.state.ready = False
     errors.install(app)
     app.include_router(api.router(served, settings, batcher))
-    desk = Desk(served, room=settings.queue)
+    desk = Desk(served, room=settings.queue, patience=explanations.TIMES * settings.timeout)
     app.include_router(explanations.router(settings, desk))
     app.include_router(inspect.router(served, settings, desk), responses=may_go_wrong(*WRONG))
     add_states(app, metrics)

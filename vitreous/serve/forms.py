@@ -5,6 +5,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from vitreous.serve.errors import ApiError
 
+MOST = 32  # parts of a form, and headers of one: each costs time that its few bytes do not show
+
 
 def form_field(body: bytes, content_type: str, name: str) -> bytes:
     """The content of the first field called `name` of a multipart/form-data body.
@@ -33,16 +35,23 @@ class _Reader:
 
     def __init__(self, wanted: bytes):
         self.wanted, self.parts = wanted, list[bytes]()
+        self.count, self.headers = 0, 0
         self.header, self.value, self.taking, self.found, self.whole = b"", b"", False, False, False
 
     def callbacks(self) -> dict[str, object]:
         return {
+            "on_part_begin": self.on_part_begin,
             "on_header_field": self.on_field,
             "on_header_value": self.on_value,
             "on_header_end": self.on_header_end,
             "on_part_data": self.on_data,
             "on_part_end": self.on_part_end,
         }
+
+    def on_part_begin(self) -> None:
+        self.count, self.headers = self.count + 1, 0
+        if self.count > MOST:
+            raise ApiError(400, "bad_form", f"the form has more than {MOST} parts")
 
     def on_field(self, data: bytes, start: int, end: int) -> None:
         self.header += data[start:end]
@@ -51,6 +60,9 @@ class _Reader:
         self.value += data[start:end]
 
     def on_header_end(self) -> None:
+        self.headers += 1
+        if self.headers > MOST:
+            raise ApiError(400, "bad_form", f"a part of the form has more than {MOST} headers")
         if self.header.lower() == b"content-disposition" and not self.found:
             self.taking = self.found = parse_options_header(self.value)[1].get(b"name") == self.wanted
         self.header = self.value = b""

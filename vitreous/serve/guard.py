@@ -1,7 +1,8 @@
 """The door: every request passes here first, before anything is read of it and before the framework sees it.
 
-It asks for the key, sends away at once whoever comes while the line is full, counts the bytes that come in and the
-time that they take, and gives every answer the headers that keep a browser from doing more than the page needs.
+It looks at the name that it is called by, asks for the key, sends away at once whoever comes while the line is full,
+counts the bytes that come in and the time that they take, and gives every answer the headers that keep a browser from
+doing more than the page needs.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any
 
 from vitreous.serve.errors import ApiError, busy, error_body
 from vitreous.serve.metrics import Metrics
-from vitreous.serve.settings import Settings
+from vitreous.serve.settings import JSON_BODY, Settings, is_loopback
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -73,8 +74,7 @@ class Guard:
             else:
                 if refusal.status_code == 413:
                     await body.drain()
-                status = refusal.status_code
-                await refuse(refusal, send, close=not body.may_be_passed_over)
+                await refuse(refusal, answer)
         except Exception:
             status = status or 500
             raise
@@ -86,12 +86,15 @@ class Guard:
     def _refusal(self, scope: Scope, body: "Body") -> ApiError | None:
         """What the headers alone are enough for."""
         path = scope["path"]
+        if _is_misled(scope, self.settings):
+            said = "this server is for its own machine: call it localhost, 127.0.0.1 or [::1]"
+            return ApiError(421, "wrong_host", said)
         guarded = self.settings.api_key is not None and path not in OPEN and not path.startswith("/page/")
         if guarded and not _has_key(scope, self.settings.api_key or ""):
             said = "this server wants its key, as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
             return ApiError(401, "unauthorized", said, {"WWW-Authenticate": "Bearer"})
-        if body.declared is not None and body.declared > self.settings.max_body:
-            return too_large(self.settings)
+        if body.declared is not None and body.declared > body.limit:
+            return too_large(body.limit)
         if path in BATCHED and scope["method"] == "POST" and self.full():
             return busy()
         return None
@@ -103,6 +106,9 @@ class Body:
     def __init__(self, guard: Guard, scope: Scope, receive: Receive):
         self.guard, self.scope, self._receive = guard, scope, receive
         self.size, self.whole, self.late = 0, False, False
+        self.limit = guard.settings.max_body
+        if scope["path"].endswith("/masked"):  # JSON; all else that has a body is a picture
+            self.limit = min(self.limit, JSON_BODY)
         length = header(scope, b"content-length")
         self.declared = int(length) if length is not None and length.isdigit() else None
 
@@ -114,7 +120,7 @@ class Body:
             return True
         if self.declared is None:
             return header(self.scope, b"transfer-encoding") is None  # there is no body at all
-        return self.declared <= self.guard.settings.max_body and not self.late
+        return self.declared <= self.limit and not self.late
 
     async def receive(self) -> Message:
         if self.whole:  # what comes now is only that the client has left
@@ -132,9 +138,9 @@ class Body:
         self.size += count
         self.guard.held += count
         self.whole = not message.get("more_body", False)
-        if self.size > self.guard.settings.max_body:
+        if self.size > self.limit:
             await self.drain()
-            raise too_large(self.guard.settings)
+            raise too_large(self.limit)
         if self.guard.held > self.guard.settings.max_held:
             raise busy("too much is being uploaded")
         return message
@@ -154,22 +160,36 @@ class Body:
             pass
 
 
-async def refuse(error: ApiError, send: Send, close: bool) -> None:
+async def refuse(error: ApiError, send: Send) -> None:
     """Without the framework, which costs more than the refusal is worth."""
     body = json.dumps(error_body(error.code, error.message)).encode()
     headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(b"connection", b"close")] * close
     await send({"type": "http.response.start", "status": error.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def too_large(settings: Settings) -> ApiError:
-    return ApiError(413, "body_too_large", f"a body may have at most {settings.max_body:,} bytes")
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, "body_too_large", f"a body for this path may have at most {limit:,} bytes")
 
 
 def header(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def _is_misled(scope: Scope, settings: Settings) -> bool:
+    """A stranger's page may let its own name point to 127.0.0.1, and then a browser takes this server for a part of it.
+    But it says the name. Where the app listens elsewhere, whatever its settings say, names are not ours to judge; and
+    where there is a key, a stranger's page does not have it."""
+    named, server = header(scope, b"host"), scope.get("server")
+    if named is None or not settings.local or settings.api_key is not None:
+        return False
+    if server is None or not is_loopback(server[0]):
+        return False
+    name, _, port = named.lower().rpartition(":")
+    if not port.isdecimal():  # there is none: the colon, if any, is within [::1]
+        name = named.lower()
+    return name not in ("localhost", "127.0.0.1", "[::1]", settings.host)
 
 
 def _has_key(scope: Scope, key: str) -> bool:

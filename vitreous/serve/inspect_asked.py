@@ -17,7 +17,9 @@ Model = Annotated[str | None, Query(description="Which model; left out, the firs
 Id = Annotated[str, Path(description="Of a picture that was sent: 32 hexadecimal digits.", max_length=64)]
 Layer = Annotated[int, Path(ge=0, lt=2**16)]
 AnyLayer = Annotated[int | None, Query(ge=0, lt=2**16, description="Left out, the last.")]
-Target = Annotated[str | None, Query(description="A class, by label or number; left out, the likeliest.")]
+Target = Annotated[
+    str | None, Query(max_length=200, description="A class, by label or number; left out, the likeliest.")
+]
 
 
 class Erased(BaseModel):

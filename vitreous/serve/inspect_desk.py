@@ -10,15 +10,15 @@ from fastapi import Request, Response
 
 from vitreous.data.decode import UnreadableImage
 from vitreous.model.checks import BadValue
-from vitreous.serve.errors import ApiError, busy
+from vitreous.serve.errors import CLIENT_LEFT, ApiError, busy
 from vitreous.serve.inspect_answers import Answer, NotANumber
 from vitreous.serve.inspect_shelf import Shelf
 from vitreous.serve.inspect_subject import Held, Looked, Subject, held, looked, subject
 from vitreous.serve.inspect_worker import Busy, Pace, Step, Stopped, Worker
+from vitreous.serve.leaving import gone
 from vitreous.serve.models import Served, pick
 
 MEGABYTE = 2**20
-CLIENT_LEFT = 499  # nobody hears it; logs and metrics know it by this number
 
 
 class Desk:
@@ -94,7 +94,7 @@ class Desk:
     async def _work(self, request: Request, key: Hashable, work: Callable[[Step], Answer], pace: Pace) -> Answer:
         try:
             async with asyncio.timeout(self.patience):
-                return await self.worker.run(key, work, pace, lambda: _gone(request))
+                return await self.worker.run(key, work, pace, lambda: gone(request))
         except Busy:
             raise busy("too many questions about pictures are waiting") from None
         except Stopped:
@@ -109,12 +109,6 @@ class Desk:
             raise ApiError(503, "timeout", f"there was no answer after {self.patience:g} s") from None
         except (MemoryError, torch.OutOfMemoryError):
             raise ApiError(413, "too_large", "there is not enough memory for this") from None
-
-
-async def _gone(request: Request) -> None:
-    """Comes to an end when the client has left. The body has been read, so nothing else can come from it."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _sent(answer: Answer) -> Response:

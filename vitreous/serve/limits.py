@@ -17,6 +17,8 @@ from vitreous.serve.settings import Settings
 
 SMALL = 65536  # bytes: the header of a larger file may be long to read, on purpose, and nobody should wait for that
 TYPES = ("image/jpeg", "image/png", "image/webp")
+# What programs say that do not say what they send; the last is what curl says. The first bytes decide anyway.
+UNTOLD = ("image/*", "application/octet-stream", "", "application/x-www-form-urlencoded")
 
 
 async def read_picture(request: Request, settings: Settings) -> bytes:
@@ -24,8 +26,12 @@ async def read_picture(request: Request, settings: Settings) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     data = await request.body()
     if kind == "multipart/form-data":
-        data = form_field(data, request.headers["content-type"], "image")
-    elif kind not in (*TYPES, "image/*", "application/octet-stream", ""):
+        said = request.headers["content-type"]
+        if len(data) <= SMALL:
+            data = form_field(data, said, "image")
+        else:
+            data = await asyncio.to_thread(form_field, data, said, "image")
+    elif kind not in (*TYPES, *UNTOLD):
         said = f"the body is {kind!r}, but must be {', '.join(TYPES)}, or multipart/form-data with a field 'image'"
         raise ApiError(415, "unsupported_type", said)
     if len(data) <= SMALL:

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from vitreous.serve.app import create_app
 from vitreous.serve.models import Precision, open_served
 from vitreous.serve.protocol import Protocol
-from vitreous.serve.settings import Settings
+from vitreous.serve.settings import Settings, is_loopback
 
 KEEP_ALIVE = 60  # seconds that an idle connection stays open
 
@@ -95,7 +95,3 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
     return listener
-
-
-def is_loopback(host: str) -> bool:
-    return host == "::1" or host.startswith("127.")

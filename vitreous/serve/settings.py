@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from vitreous.model.checks import check_real, check_whole, fail
 
 MEGABYTE = 10**6
+JSON_BODY = MEGABYTE  # bytes of a question in JSON: lists of numbers, which cost far more than a picture's bytes
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,12 @@ class Settings:
     def max_held(self) -> int:
         """Bytes of all bodies that are in memory at a time."""
         return 8 * self.max_body
+
+    @property
+    def local(self) -> bool:
+        """Is it for this machine alone?"""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("::1", "localhost") or host.startswith("127.")

@@ -17,15 +17,26 @@ export class ServerError extends Error {
 export const cannot = (code) => new ServerError(0, code, code);
 
 let key = "";
+let kept = ""; // the key that is known to be right
 let askForKey = async () => null;
 
 /** `ask` opens the dialog that asks for the server's key; it answers with the key, or null. */
 export function useKeyDialog(ask) {
   askForKey = ask;
   try {
-    key = sessionStorage.getItem("key") ?? "";
+    key = kept = sessionStorage.getItem("key") ?? "";
   } catch {
     key = "";
+  }
+}
+
+function keepKey() {
+  if (key === kept) return;
+  kept = key;
+  try {
+    sessionStorage.setItem("key", key);
+  } catch {
+    // It is asked for again after a reload.
   }
 }
 
@@ -61,7 +72,10 @@ async function request(path, options = {}) {
       if (error.name === "AbortError") throw error;
       throw new ServerError(0, "unreachable", t("unreachable"));
     }
-    if (response.ok) return response;
+    if (response.ok) {
+      keepKey();
+      return response;
+    }
     const { code = "error", message = response.statusText } = await errorOf(response);
     if ((response.status === 429 || code === "not_ready") && attempt <= PATIENCE) {
       await wait(Math.min(Math.max(Number(response.headers.get("Retry-After")) || 1, 1), 60), options.signal);

@@ -14,17 +14,11 @@ function ask() {
   const dialog = byId("key");
   const field = byId("key-field");
   return new Promise((resolve) => {
-    const send = () => dialog.close(field.value);
+    field.pattern = "[\\x20-\\x7E]*"; // no key has other characters, and no header may
+    const send = () => field.reportValidity() && dialog.close(field.value);
     byId("key-send").onclick = send;
     field.onkeydown = (event) => event.key === "Enter" && send();
-    dialog.onclose = () => {
-      try {
-        sessionStorage.setItem("key", dialog.returnValue);
-      } catch {
-        // It is asked for again after a reload.
-      }
-      resolve(dialog.returnValue || null);
-    };
+    dialog.onclose = () => resolve(dialog.returnValue || null);
     dialog.returnValue = "";
     dialog.showModal();
   });

@@ -1,0 +1,145 @@
+"""Who is let in, by what the headers say, and what those hear who are not; and clients that leave again."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+import vitreous
+from live_server import HOST, Live, in_thread
+from pictures import encoded, smooth
+from vitreous.serve.app import create_app
+from vitreous.serve.models import Served, serving
+from vitreous.serve.settings import Settings
+
+PNG = encoded(smooth(20, 20))
+
+
+@pytest.fixture(scope="module")
+def served() -> list[Served]:
+    torch.manual_seed(0)
+    return [serving(vitreous.create("ViT-Lite-6/4", num_classes=3), device="cpu")]
+
+
+@pytest.fixture(scope="module")
+def live(served: list[Served]) -> Iterator[Live]:
+    with in_thread(served, Settings(max_batch=1, max_wait_ms=0)) as live:
+        yield live
+
+
+def called(live: Live, host: str) -> tuple[int, str]:
+    reply = live.send(f"GET /v1/model HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    return reply.status, "" if reply.status == 200 else reply.code
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8000"])
+def test_own_names(live: Live, host: str) -> None:
+    assert called(live, host) == (200, "")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "localhost:x", ""]
+)
+def test_names_of_strangers(live: Live, host: str) -> None:
+    """A page whose name was made to point here would otherwise be taken for ours by a browser."""
+    assert called(live, host) == (421, "wrong_host")
+
+
+def test_any_name_where_it_listens_elsewhere(served: list[Served]) -> None:
+    with in_thread(served, Settings(host="0.0.0.0")) as live:
+        assert called(live, "pictures.example") == (200, "")
+    with TestClient(create_app(served, Settings()), base_url="http://pictures.example") as client:
+        assert client.get("/v1/model").status_code == 200
+
+
+def test_any_name_for_those_who_have_the_key(served: list[Served]) -> None:
+    with in_thread(served, Settings(api_key="sesame")) as live:
+        head = b"GET /v1/model HTTP/1.1\r\nHost: pictures.example\r\n"
+        assert live.send(head + b"X-API-Key: sesame\r\n\r\n").status == 200
+        assert live.send(head + b"\r\n").status == 401
+
+
+def test_refusals_have_the_headers_of_all_answers(served: list[Served]) -> None:
+    with in_thread(served, Settings(api_key="sesame")) as live:
+        right, refused = live.ask("GET", "/v1/model", X_API_Key="sesame"), live.ask("GET", "/v1/model")
+    assert (right.status, refused.status) == (200, 401)
+    assert refused.headers["x-content-type-options"] == "nosniff"
+    assert set(right.headers) <= set(refused.headers)
+
+
+def test_a_picture_as_curl_sends_it(live: Live) -> None:
+    """`curl --data-binary` calls any file a filled-in form."""
+    kind = "application/x-www-form-urlencoded"
+    assert live.ask("POST", "/v1/classify", PNG, kind).json == live.ask("POST", "/v1/classify", PNG).json
+    assert live.ask("POST", "/v1/classify", b"image=cat", kind).code == "unsupported_type"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_json_may_have_a_megabyte(live: Live, declared: bool) -> None:
+    body = b'{"patches": [' + b" " * 10**6 + b"]}"
+    head = f"POST /v1/images/0/masked HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n".encode()
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body)
+    reply = live.send(head + (length if declared else chunks) + body + (b"" if declared else b"\r\n0\r\n\r\n"))
+    assert (reply.status, reply.code) == (413, "body_too_large")
+    assert live.ask("POST", "/v1/images/0/masked", b'{"patches": []}', "application/json").code == "unknown_image"
+
+
+def figure(live: Live, name: str) -> float:
+    lines = live.ask("GET", "/metrics").body.decode().splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(name + " ")), 0.0)
+
+
+def wait_until(live: Live, name: str, value: float) -> None:
+    for _ in range(2000):
+        if figure(live, name) == value:
+            return
+        time.sleep(0.01)
+    raise TimeoutError(f"{name} is {figure(live, name)}, not {value}")
+
+
+def test_what_those_asked_who_left_is_not_computed(live: Live, served: list[Served]) -> None:
+    """The model is held up: two workers have a picture each, six wait, of which four leave."""
+    go_on, predictor = threading.Event(), served[0].predictor
+    assert predictor is not None
+    before = figure(live, "vitreous_batch_pictures_sum")
+    hold = predictor.model.register_forward_pre_hook(lambda *_: go_on.wait(30) and None)
+    head = f"POST /v1/classify HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(PNG)}\r\n\r\n".encode()
+    connections = []
+    try:
+        for number in range(8):
+            connections.append(socket.create_connection((HOST, live.port), timeout=30))
+            connections[-1].sendall(head + PNG)
+            wait_until(live, "vitreous_open_requests", number + 2)  # and this question
+            if number == 1:
+                wait_until(live, "vitreous_batch_pictures_sum", before + 2)
+        wait_until(live, "vitreous_waiting", 6)
+        for one in connections[2:6]:
+            one.close()
+        wait_until(live, 'vitreous_requests_total{path="/v1/classify",status="499"}', 4)
+        go_on.set()
+        for one in (*connections[:2], *connections[6:]):
+            assert one.recv(12) == b"HTTP/1.1 200"
+        assert figure(live, "vitreous_batch_pictures_sum") == before + 4
+    finally:
+        go_on.set()
+        hold.remove()
+        for one in connections:
+            one.close()
+
+
+def test_an_answer_about_the_inside_has_ten_times_as_long(served: list[Served]) -> None:
+    go_on = threading.Event()
+    with in_thread(served, Settings(timeout=0.1)) as live:
+        hold = served[0].model.patches.register_forward_pre_hook(lambda *_: go_on.wait(30) and None)
+        try:
+            reply = live.ask("POST", "/v1/images", PNG)
+        finally:
+            go_on.set()
+            hold.remove()
+    assert (reply.status, reply.code) == (503, "timeout")
+    assert "after 1 s" in reply.json["error"]["message"]
