@@ -116,7 +116,7 @@ def test_the_size_fits_the_patches_of_the_model_that_was_asked_for(fifty: Path) 
 def test_workers_leave_a_cpu_its_cores(
     device: str, processes: int, workers: int, fifty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "cores_here", lambda: 12)
+    monkeypatch.setattr(defaults, "cores", lambda: 12)
     data = open_data(str(fifty))
     config = TrainConfig(data=str(fifty), batch_size=40, steps=1)
     assert choose(config, data, device, processes).config.workers == workers

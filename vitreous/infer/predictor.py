@@ -31,6 +31,7 @@ from vitreous.model.checks import check_choice, check_whole
 from vitreous.model.inputs import normalise
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
+from vitreous.threads import cores
 
 # A path, an encoded file, pixels [h, w] or [h, w, c] of uint8, or an image of Pillow's.
 Input = str | os.PathLike[str] | bytes | np.ndarray | Image.Image
@@ -81,7 +82,7 @@ class Predictor:
         self.batch_size, self.flip, self.compiled = batch_size, flip, compile
         self.top = min(top, config.num_classes)
         self.labels = config.labels or tuple(f"class {i}" for i in range(config.num_classes))
-        self.workers = workers or min(_cores(), 16)
+        self.workers = workers or min(cores(), 16)
         self.throughput = Throughput(0, 0.0)
         self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
         self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
@@ -106,13 +107,17 @@ class Predictor:
         """Likewise, the features of each picture."""
         return self._run(pictures, self._embeddings, Embedding)
 
+    def stream_logits(self, pictures: Input | Iterable[Input]) -> Iterator[Embedding]:
+        """Likewise, the scores of every class of each picture."""
+        self._check_head()
+        return self._run(pictures, self._logits, Embedding)
+
     def logits(self, pictures: Input | Iterable[Input]) -> Float[Tensor, "n classes"]:
         """The scores of every class, float32, on the CPU. All pictures must be readable.
 
         With `flip`, they are the logarithms of the averaged probabilities.
         """
-        self._check_head()
-        return _stacked(self._run(pictures, self._logits, Embedding), self.config.num_classes)
+        return _stacked(self.stream_logits(pictures), self.config.num_classes)
 
     def embed(self, pictures: Input | Iterable[Input]) -> Float[Tensor, "n d"]:
         """The pooled features before the head, float32, on the CPU. All pictures must be readable.
@@ -254,11 +259,6 @@ def _pixels(image: Image.Image) -> np.ndarray:
     except Exception as error:  # Pillow raises exceptions of all kinds
         raise UnreadableImage(f"cannot be decoded: {' '.join(str(error).split()) or type(error).__name__}") from error
     return upright(pixels, orientation if orientation in range(1, 9) else 1)
-
-
-def _cores() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _finite(rows: Float[Tensor, "b n"]) -> list[Tensor | None]:

@@ -7,6 +7,7 @@ from vitreous.infer.outputs import clean
 from vitreous.model.config import ViTConfig
 from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
+from vitreous.serve.inspect_tour import prefix_names
 from vitreous.serve.models import Served
 from vitreous.weights.adapt import provenance_of
 
@@ -44,8 +45,6 @@ def _inside(config: ViTConfig | None) -> dict[str, Any]:
     if config is None:
         keys = ("patch_size", "grid", "width", "depth", "heads", "tokens", "position")
         return dict.fromkeys(keys)
-    prefix = ["class"] * config.class_token + ["distillation"] * config.distillation_token
-    prefix += [f"register {number + 1}" for number in range(config.registers)]
     patches = config.grid[0] * config.grid[1]
     return {
         "patch_size": list(config.unit),
@@ -53,7 +52,7 @@ def _inside(config: ViTConfig | None) -> dict[str, Any]:
         "width": config.width,
         "depth": config.depth,
         "heads": config.num_heads,
-        "tokens": {"prefix": prefix, "patches": patches, "total": config.tokens},
+        "tokens": {"prefix": prefix_names(config), "patches": patches, "total": config.tokens},
         "position": POSITIONS[type(config.position).__name__],
     }
 

@@ -84,7 +84,7 @@ def compute_for(served: Served, task: Task) -> Compute:
     if isinstance(predictor, SegmentPredictor):
         return functools.partial(masks, predictor, served.labels)
     assert predictor is not None
-    run = predictor.scores if task == "classify" else predictor.stream_embeddings
+    run = predictor.stream_logits if task == "classify" else predictor.stream_embeddings
     make = likeliest if task == "classify" else torch.Tensor.numpy
     return lambda pictures: [
         unreadable(one.error) if one.vector is None else make(one.vector) for one in run(pictures)

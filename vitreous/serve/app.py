@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from vitreous.serve.models import Served
 from vitreous.serve.schemas import WRONG, State, answers
 from vitreous.serve.schemas import errors as may_go_wrong
 from vitreous.serve.settings import Settings
+from vitreous.threads import cores
 
 PAGE = Path(__file__).parent / "page"
 
@@ -120,8 +120,3 @@ def blank_picture() -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (64, 64), (127, 127, 127)).save(file, "PNG")
     return file.getvalue()
-
-
-def cores() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,13 +2,12 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from vitreous.infer.answers import Embedding
 from vitreous.infer.outputs import clean
 from vitreous.infer.place import choose_device
 from vitreous.infer.predictor import Predictor
@@ -23,13 +22,6 @@ Task = Literal["classify", "embed", "segment"]
 Precision = Literal["fp32", "bf16", "auto"]
 
 
-class Scorer(Predictor):
-    """A predictor whose answers are the scores of all classes, so that each request may ask for as many as it likes."""
-
-    def scores(self, pictures: Sequence[bytes]) -> Iterator[Embedding]:
-        return self._run(pictures, self._logits, Embedding)
-
-
 @dataclass(frozen=True)
 class Served:
     """A model under the name that requests call it by."""
@@ -37,7 +29,7 @@ class Served:
     id: str
     name: str  # for people
     model: AnyModel
-    predictor: Scorer | SegmentPredictor | None = None
+    predictor: Predictor | SegmentPredictor | None = None
 
     @property
     def task(self) -> Task:
@@ -117,9 +109,9 @@ def serving(
 ) -> Served:
     """A model that is in memory, made ready to be asked."""
     if isinstance(model, Segmenter):
-        predictor: Scorer | SegmentPredictor = SegmentPredictor(model, device, precision, workers=1)
+        predictor: Predictor | SegmentPredictor = SegmentPredictor(model, device, precision, workers=1)
     else:
         # On a CPU a batch's thread has nothing better to do than to decode; beside a GPU all processors help.
         workers = 1 if choose_device(device).type == "cpu" else None
-        predictor = Scorer(model, device, max_batch, precision, workers=workers)
+        predictor = Predictor(model, device, max_batch, precision, workers=workers)
     return Served(id, name, predictor.model.eval(), predictor)

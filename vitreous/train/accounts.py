@@ -19,8 +19,8 @@ from vitreous.train import plots
 from vitreous.train.fill import FillIn
 from vitreous.train.look import can_draw
 from vitreous.train.loop import evaluate
-from vitreous.train.report import Mistake
-from vitreous.train.segment_account import SAMPLES, Account, segmentation
+from vitreous.train.report import SAMPLES, Account, Mistake
+from vitreous.train.segment_account import segmentation
 from vitreous.train.setup import Job
 from vitreous.train.task import Measured
 from vitreous.weights.native import load_folder

@@ -20,6 +20,7 @@ from vitreous.model.codec import parse_fields
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.presets import configure
 from vitreous.model.segmenter import SegmenterConfig
+from vitreous.threads import cores
 from vitreous.train.config import Augment, TrainConfig
 from vitreous.weights.load import describe
 
@@ -36,6 +37,7 @@ STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
 # At least so many steps between evaluations (an epoch of 50 pictures is over in two), unless there were fewer than so
 # many evaluations then.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
+SMALL = 48  # pixels
 FEW = 2_000  # fewer pictures than this are little to learn from without a checkpoint to start from
 
 # Data whose pictures mean something else when mirrored.
@@ -61,7 +63,7 @@ def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) 
         config = dataclasses.replace(config, **{field: value})
 
     count, side = len(data.train), typical_side(data.train)
-    small = side <= 48
+    small = side <= SMALL
     if config.model is None and config.init is None:
         if config.task == "segment" and side <= 96:
             pick("model", "ViT-Lite-6/4", f"pictures of about {side} pixels")
@@ -83,20 +85,10 @@ def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) 
             ideal = processes * fitting_batch(_model_config(config), free_memory(device))
             reason = "what fits into half of the free memory"
         pick("batch_size", _batch_size(count, ideal, processes * config.accumulate), reason)
-    how = config.segmenting
-    if config.task == "segment" and how.decoder in (None, "linear") and how.cells is how.mask_blocks is None:
-        if config.init is None:
-            config = dataclasses.replace(config, segmenting=dataclasses.replace(how, cells=8))
-            notes.append("--cells 8: outlines finer than a patch")
-        elif how.decoder is None and isinstance(before := describe(config.init).config, SegmenterConfig):
-            notes.append(f"the decoder: {before.decoder}, as the checkpoint has it")
-    base, reason = _augmentation(count, small, config.init is not None)
     if config.task == "segment":
-        crop: Literal["padded", "resized"] = "padded" if side <= 96 else "resized"
-        base = Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3)
-        reason = "crop, flip and colours, with which masks can go along"
-    elif config.task != "classify":
-        base, reason = Augmentation(crop=base.crop, crop_scale=(0.2, 1.0)), "crop and flip: hiding is hard enough"
+        config, said = _with_decoder(config)
+        notes += said
+    base, reason = _augmentation(config, count, side)
     if config.augment == Augment():
         notes.append(f"augmentation: {reason}")
     if config.augment.flip is None and data.name in UNMIRRORED:
@@ -185,15 +177,10 @@ def _workers(config: TrainConfig, source: Source, device: str, processes: int) -
     """A CPU that trains has all its cores busy with that: a quarter of them decodes as fast as the rest can learn."""
     if config.augment.crop != "resized" and is_array(source):
         return 0, "the pictures are in memory"
-    cores = cores_here() // int(os.environ.get("LOCAL_WORLD_SIZE", max(processes, 1)))
+    available = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", max(processes, 1)))
     if device == "cpu":
-        return max(cores // 4, 1), "the CPU has to train as well"
-    return min(max(cores, 1), 16), "one for each core"
-
-
-def cores_here() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(available // 4, 1), "the CPU has to train as well"
+    return min(max(available, 1), 16), "one for each core"
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -209,8 +196,28 @@ def _batch_size(count: int, ideal: int, parts: int) -> int:
     return max(size // unit * unit, unit)
 
 
-def _augmentation(count: int, small: bool, finetuning: bool) -> tuple[Augmentation, str]:
-    crop: Literal["padded", "resized"] = "padded" if small else "resized"
+def _with_decoder(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """A linear decoder from scratch sees parts of patches; one that a checkpoint has stays, and is named."""
+    how = config.segmenting
+    if how.decoder == "mask" or how.cells is not None or how.mask_blocks is not None:
+        return config, []
+    if config.init is None:
+        chosen = dataclasses.replace(config, segmenting=dataclasses.replace(how, cells=8))
+        return chosen, ["--cells 8: outlines finer than a patch"]
+    before = describe(config.init).config
+    known = how.decoder is None and isinstance(before, SegmenterConfig)
+    return config, [f"the decoder: {before.decoder}, as the checkpoint has it"] if known else []  # type: ignore[union-attr]
+
+
+def _augmentation(config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
+    largest = 96 if config.task == "segment" else SMALL  # that a padded crop is for: it changes no outline
+    crop: Literal["padded", "resized"] = "padded" if side <= largest else "resized"
+    if config.task == "segment":
+        with_masks = Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3)
+        return with_masks, "crop, flip and colours, with which masks can go along"
+    if config.task != "classify":
+        return Augmentation(crop=crop, crop_scale=(0.2, 1.0)), "crop and flip: hiding is hard enough"
+    finetuning = config.init is not None
     if finetuning or count < 5_000:
         light = Augmentation(crop=crop, crop_scale=(0.35, 1.0), policy="trivial")
         return light, "TrivialAugment, for fine-tuning" if finetuning else f"TrivialAugment, for {count} pictures"

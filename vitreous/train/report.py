@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -32,6 +32,7 @@ from vitreous.train.page import (
 )
 from vitreous.train.segment_section import segment_classes
 
+SAMPLES = 16  # that a run hands in
 MOST_SAMPLES, MOST_MISTAKES, MOST_NAMES = 32, 24, 200
 
 
@@ -67,6 +68,13 @@ class RunReport:
     defaults_chosen: Sequence[str] = ()  # "batch size 64: ..."
     next_commands: Sequence[str] = ()
     extra_figures: Sequence[tuple[str, Path]] = ()  # caption and file, of what only one task has
+
+
+class Account(NamedTuple):
+    """A sentence for the terminal, and parts of the report that only this task has (see RunReport)."""
+
+    sentence: str
+    parts: dict[str, Any]
 
 
 def write_report(folder: Path, report: RunReport) -> Path:

@@ -1,7 +1,7 @@
 """What a run tells at its end about a segmenter."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +15,11 @@ from vitreous.infer.segments import SegmentPredictor
 from vitreous.model.inputs import denormalise
 from vitreous.train import plots
 from vitreous.train.look import can_draw
+from vitreous.train.report import SAMPLES, Account
 from vitreous.train.setup import Job
 from vitreous.weights.native import load_folder
 
-SAMPLES, SHOWN = 16, 4
-
-
-class Account(NamedTuple):
-    """A sentence for the terminal, and parts of the report that only this task has (see RunReport)."""
-
-    sentence: str
-    parts: dict[str, Any]
+SHOWN = 4
 
 
 def segmentation(job: Job, folder: Path, part: str, source: Source, measured: Segmented) -> Account:
