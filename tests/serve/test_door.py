@@ -1,9 +1,11 @@
 """Who is let in, by what the headers say, and what those hear who are not; and clients that leave again."""
 
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ import vitreous
 from live_server import HOST, Live, in_thread
 from pictures import encoded, smooth
 from vitreous.serve.app import create_app
+from vitreous.serve.guard import Guard
+from vitreous.serve.metrics import Metrics
 from vitreous.serve.models import Served, serving
 from vitreous.serve.settings import Settings
 
@@ -143,3 +147,23 @@ def test_an_answer_about_the_inside_has_ten_times_as_long(served: list[Served]) 
             hold.remove()
     assert (reply.status, reply.code) == (503, "timeout")
     assert "after 1 s" in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/classify", 429), ("/v1/segment", 429), ("/healthz", 200)])
+def test_a_full_line_is_told_before_anything_is_read(path: str, status: int) -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        raise AssertionError("the body was asked for")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = Guard(app, Settings(), Metrics(), full=lambda: True)
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-length", b"5")]}
+    asyncio.run(guard(scope, receive, send))
+    assert sent[0]["status"] == status
+    assert (b"retry-after" in dict(sent[0]["headers"])) == (status == 429)
