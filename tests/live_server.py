@@ -124,7 +124,7 @@ def process(checkpoints: Sequence[Path], *flags: str, **environment: str) -> Ite
                 running.send_signal(signal.SIGTERM)
             _, errors = running.communicate(timeout=60)
         assert running.returncode == 0, errors
-        assert errors == ""
+        assert errors == "", errors
 
 
 @contextlib.contextmanager

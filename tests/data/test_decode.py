@@ -4,9 +4,11 @@ import contextlib
 import io
 import math
 import struct
+import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -92,6 +94,26 @@ def test_damage_anywhere_gives_a_picture_or_the_one_error(data: st.DataObject) -
 
 def test_a_large_picture_below_the_limit_is_no_warning() -> None:
     assert decode(encoded(Image.new("1", (10_000, 9_500))), channels=1).shape == (1, 9_500, 10_000)
+
+
+def test_decoding_leaves_the_warnings_of_other_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters belong to the whole process; a server's threads decode while its framework has filters of its own set."""
+    decoding, go_on, convert = threading.Event(), threading.Event(), Image.Image.convert
+
+    def slow(image: Image.Image, *arguments: Any) -> Image.Image:
+        decoding.set()
+        assert go_on.wait(30)
+        return convert(image, *arguments)
+
+    monkeypatch.setattr(Image.Image, "convert", slow)
+    thread = threading.Thread(target=decode, args=(encoded(smooth(8, 8)),))
+    thread.start()
+    assert decoding.wait(30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        go_on.set()
+        thread.join()
+        warnings.warn("is not heard", UserWarning, stacklevel=1)
 
 
 def test_channels_are_one_or_three() -> None:

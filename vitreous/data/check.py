@@ -16,7 +16,6 @@ from vitreous.data.findings import Entry, Report
 from vitreous.data.look import Look, look_at
 from vitreous.data.mask_report import MaskReport, cover_of, has_masks
 from vitreous.data.masks import open_mask_folder
-from vitreous.data.modes import quiet
 from vitreous.data.open import find_data
 from vitreous.data.sheet import write_sheet
 from vitreous.data.source import Source
@@ -96,7 +95,7 @@ def examine(found: Found, parts: dict[str, Source], note: str) -> Report:
             return Look(f"{place}".encode(), None, (), error.strerror or str(error))
 
     console = Console(stderr=True)
-    with quiet(), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         some = (places[start : start + 4096] for start in range(0, len(places), 4096))  # a pool takes all it is given
         stream = (seen for chunk in some for seen in pool.map(look, chunk))
         looks = list(track(stream, "looking", len(places), console=console, disable=not console.is_terminal))

@@ -1,28 +1,31 @@
 """Everything that Pillow opens, as 8-bit grey or RGB pixels: palettes, alpha, inks, 16 bits, floats, 1 bit."""
 
 import io
+import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image, ImageChops
 
 _ORIENTATION = 0x0112  # the EXIF tag
+_PILLOW = r"PIL\."  # its modules
+_FROM_PILLOW = ("ignore", None, Warning, re.compile(_PILLOW), 0)  # the filter, as Python keeps it
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Pillow warns of odd metadata and of large pictures; what matters of that is an error of ours."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        yield
+def _quieten() -> None:
+    """Pillow warns of odd metadata and of large pictures; what matters of that is an error of ours.
+
+    For good: `catch_warnings` sets and restores the filters of the whole process, so threads that decode pictures would
+    undo what other threads have set meanwhile.
+    """
+    if _FROM_PILLOW not in warnings.filters:
+        warnings.filterwarnings("ignore", module=_PILLOW)
 
 
 def open_image(data: bytes) -> Image.Image:
     """Read the header. An animation stands at its first frame."""
-    with quiet():
-        return Image.open(io.BytesIO(data))
+    _quieten()
+    return Image.open(io.BytesIO(data))
 
 
 def orientation_of(image: Image.Image, data: bytes) -> int:
@@ -31,8 +34,7 @@ def orientation_of(image: Image.Image, data: bytes) -> int:
         return 1
     if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the picture to look behind it
         return 1
-    with quiet():
-        value = image.getexif().get(_ORIENTATION, 1)
+    value = image.getexif().get(_ORIENTATION, 1)
     return value if value in range(1, 9) else 1
 
 
@@ -47,17 +49,16 @@ def reduce(image: Image.Image, grey: bool, factor: int) -> int:
 
 def pixels_of(image: Image.Image) -> np.ndarray:
     """Decode: uint8 [h, w, 1] if the picture is grey, [h, w, 3] if not."""
-    with quiet():
-        if image.mode == "F" or image.mode.startswith("I"):
-            return _eight_bits(np.asarray(image), image.format == "PNG")[..., None]
-        if image.has_transparency_data:
-            return over_white(np.asarray(image.convert("RGBA")))
-        if image.mode in ("1", "L"):
-            return np.array(image.convert("L"))[..., None]
-        # Adobe stores inks inverted, and says so. Pillow believes that every CMYK JPEG is Adobe's.
-        if image.mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
-            image = ImageChops.invert(image)
-        return np.array(image.convert("RGB"))
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _eight_bits(np.asarray(image), image.format == "PNG")[..., None]
+    if image.has_transparency_data:
+        return over_white(np.asarray(image.convert("RGBA")))
+    if image.mode in ("1", "L"):
+        return np.array(image.convert("L"))[..., None]
+    # Adobe stores inks inverted, and says so. Pillow believes that every CMYK JPEG is Adobe's.
+    if image.mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
+        image = ImageChops.invert(image)
+    return np.array(image.convert("RGB"))
 
 
 def _eight_bits(values: np.ndarray, sixteen: bool) -> np.ndarray:
