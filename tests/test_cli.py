@@ -2,7 +2,6 @@ import dataclasses
 import io
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -151,9 +150,7 @@ def test_bad_data_is_one_clear_line_before_a_model_is_built(
     bad_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training, "set_up", lambda *_: pytest.fail("a model was built"))
-    started = time.monotonic()
     assert run(monkeypatch, "train", "--data", str(tmp_path / data)) == 1
-    assert time.monotonic() - started < 5
     said = capsys.readouterr()
     assert message in said.err
     assert said.err.startswith("vitreous: ")

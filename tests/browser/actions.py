@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import struct
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -88,9 +87,10 @@ def sent(site: str, data: bytes, model: str = "birds", kind: str = "image/png") 
 def attention(site: str, id: str, layer: int, heads: int = 3, tokens: int = 49, model: str = "birds") -> np.ndarray:
     """[heads, t, t], as the contract of the page has it."""
     data = ask(f"{site}/v1/images/{id}/attention/{layer}?model={model}")
-    scales = np.array(struct.unpack(f"<{heads * tokens}f", data[: heads * tokens * 4])).reshape(heads, tokens, 1)
-    shares = np.frombuffer(data, np.uint8, offset=heads * tokens * 4).reshape(heads, tokens, tokens)
-    return scales * shares / 255
+    scales = np.frombuffer(data, "<f4", heads * tokens * 2).reshape(heads, tokens, 2)
+    shares = np.frombuffer(data, np.uint8, offset=heads * tokens * 8).reshape(heads, tokens, tokens)
+    prefix = tokens - 48
+    return np.repeat(scales, [prefix, 48], axis=-1) * shares / 255
 
 
 def legend(page: Any) -> float:

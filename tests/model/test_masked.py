@@ -117,6 +117,14 @@ def test_mae_is_compared_in_normalised_pixels_of_hidden_patches(small: ViTConfig
     torch.testing.assert_close(filled.losses, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_mae_counts_what_patch_dropout_took_as_hidden(small: ViTConfig) -> None:
+    dropping = build_vit(dataclasses.replace(small, num_classes=0, patch_dropout=0.5))
+    model = MaskedAutoencoder(dropping, rate=0.5, width=32, depth=1, num_heads=2)
+    filled = model.train()(torch.randn(2, 3, 24, 32), torch.rand(2, 12))
+    assert (filled.hidden.sum(1) == 12 - 3).all()
+    filled.losses.sum().backward()
+
+
 def test_mae_learns_to_paint(small: ViTConfig) -> None:
     torch.manual_seed(0)
     model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2)

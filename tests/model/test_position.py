@@ -70,6 +70,33 @@ def test_keeping_all_patches_changes_nothing(kind: options.Position, small: ViTC
 
 
 @every_kind
+@pytest.mark.parametrize("class_token", [True, False])
+def test_some_patches_from_the_start_are_some_patches_of_all(
+    kind: options.Position, class_token: bool, small: ViTConfig
+) -> None:
+    """Projected alone and told where they stand, or taken out of all tokens: also the gradients are the same."""
+    pool = options.ClassToken() if class_token else options.GlobalAverage()
+    config = dataclasses.replace(small, position=kind, class_token=class_token, registers=2, pool=pool)
+    model = build_vit(config).double()
+    with torch.no_grad():
+        for parameter in model.position.parameters():
+            parameter.normal_()
+    images, kept = torch.randn(2, 3, 24, 32).double(), torch.tensor([[7, 0, 11], [3, 4, 5]])
+    patches, grid = model.patchify(images, kept)
+    some = model.encode(*model.embed(patches, grid, kept))
+    of_all = model.encode(*keep_patches(*model.embed(*model.patchify(images)), kept))
+    assert some.kept is not None
+    assert torch.equal(some.kept, kept)
+    weights, gradients = list(model.parameters()), []
+    for features in (some, of_all):
+        answer = torch.cat([features.prefix, features.patches], dim=1)
+        gradients.append(torch.autograd.grad(answer.square().sum(), weights, allow_unused=True, retain_graph=True))
+    torch.testing.assert_close(some.prefix, of_all.prefix, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(some.patches, of_all.patches, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+@every_kind
 def test_only_no_position_is_a_bag_of_patches(kind: options.Position, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind)).eval()
     with torch.no_grad():

@@ -276,7 +276,7 @@ def test_an_answer_that_does_not_come_in_time(served: list[Served]) -> None:
     hold = predictor.model.register_forward_pre_hook(lambda *_: go_on.wait(30) and None)
     try:
         go_on.set()
-        with in_thread(served[:1], Settings(timeout=0.5)) as live:
+        with in_thread(served[:1], Settings(timeout=2)) as live:
             go_on.clear()
             answer = live.ask("POST", "/v1/classify", picture())
             assert (answer.status, answer.code) == (503, "timeout")

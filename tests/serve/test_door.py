@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ import vitreous
 from live_server import HOST, Live, in_thread
 from pictures import encoded, smooth
 from vitreous.serve.app import create_app
-from vitreous.serve.guard import Guard
+from vitreous.serve.errors import ApiError
+from vitreous.serve.guard import Guard, refuse
 from vitreous.serve.metrics import Metrics
 from vitreous.serve.models import Served, serving
 from vitreous.serve.settings import Settings
@@ -149,21 +150,66 @@ def test_an_answer_about_the_inside_has_ten_times_as_long(served: list[Served]) 
     assert "after 1 s" in reply.json["error"]["message"]
 
 
-@pytest.mark.parametrize(("path", "status"), [("/v1/classify", 429), ("/v1/segment", 429), ("/healthz", 200)])
-def test_a_full_line_is_told_before_anything_is_read(path: str, status: int) -> None:
-    sent: list[Any] = []
+# ---- The door alone --------------------------------------------------------------------------------------------------
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+def asked(
+    guard: Guard, path: str, parts: Sequence[bytes] | None, *headers: tuple[bytes, bytes]
+) -> tuple[int, dict[bytes, bytes]]:
+    """Status and headers of the answer to a body that comes in parts, or (None) that must not be asked for."""
+    sent: list[Any] = []
+    coming = iter(parts or ())
 
     async def receive() -> Any:
-        raise AssertionError("the body was asked for")
+        assert parts is not None, "the body was asked for"
+        part = next(coming, None)
+        return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    guard = Guard(app, Settings(), Metrics(), full=lambda: True)
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-length", b"5")]}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
     asyncio.run(guard(scope, receive, send))
-    assert sent[0]["status"] == status
-    assert (b"retry-after" in dict(sent[0]["headers"])) == (status == 429)
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+async def reads_all(scope: Any, receive: Any, send: Any) -> None:
+    """An app that reads the body and is content; where it may not, that is the answer."""
+    try:
+        while (await receive())["more_body"]:
+            pass
+    except ApiError as error:
+        await refuse(error, send)
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def reads_nothing(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/classify", 429), ("/v1/segment", 429), ("/healthz", 200)])
+def test_a_full_line_is_told_before_anything_is_read(path: str, status: int) -> None:
+    guard = Guard(reads_nothing, Settings(), Metrics(), full=lambda: True)
+    said, headers = asked(guard, path, None, (b"content-length", b"5"))
+    assert said == status
+    assert (b"retry-after" in headers) == (status == 429)
+
+
+def test_a_length_that_is_too_large_is_refused_before_it_comes() -> None:
+    """A client that asks for leave to send hears no at once; one that does not is read on, so that it listens."""
+    guard = Guard(reads_all, Settings(max_body_mb=0.1), Metrics(), full=lambda: False)
+    declared = (b"content-length", b"200000")
+    assert asked(guard, "/v1/classify", None, declared, (b"expect", b"100-continue"))[0] == 413
+    assert asked(guard, "/v1/classify", [bytes(200_000)], declared)[0] == 413
+
+
+def test_bodies_of_all_requests_together_are_bounded() -> None:
+    settings = Settings(max_body_mb=1)
+    guard = Guard(reads_all, settings, Metrics(), full=lambda: False)
+    guard.held = settings.max_held - 500_000  # of others, who are still sending
+    assert asked(guard, "/v1/classify", [bytes(250_000)] * 2)[0] == 200
+    said, headers = asked(guard, "/v1/classify", [bytes(250_000)] * 2 + [b"x"])
+    assert said == 429
+    assert headers[b"retry-after"]
+    assert guard.held == settings.max_held - 500_000  # nothing of it is counted any more

@@ -25,16 +25,14 @@ def test_no_accepted_request_is_lost(checkpoint: Path, order: signal.Signals) ->
         questions = [request(HOST, live.port, "/v1/classify", JPEG)]
 
         async def load() -> None:
-            clients = asyncio.create_task(closed_loop(HOST, live.port, questions, 24, 30, found))
+            clients = asyncio.create_task(closed_loop(HOST, live.port, questions, 24, 3600, found))
             await asyncio.sleep(1.5)
             assert live.process is not None
             live.process.send_signal(order)
-            await clients
+            await asyncio.wait_for(clients, 120)  # not before they are hung up on, but then
 
-        began = time.monotonic()
         asyncio.run(load())
         assert live.process.wait(30) == 0
-        assert time.monotonic() - began < 25
         children = Path(f"/proc/{live.process.pid}")
         assert not children.exists()
     assert len(found) > 24

@@ -32,7 +32,7 @@ def evaluate_segmenter(
         setting.precision,  # type: ignore[arg-type]
         setting.flip,
         batch_size=setting.batch_size,
-        workers=max(setting.workers, 1),
+        workers=setting.workers,
     )
     started = time.perf_counter()
     segmented = segment_source(predictor, source, found.mask_classes)

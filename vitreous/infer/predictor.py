@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from vitreous.data.decode import UnreadableImage, fit
 from vitreous.data.modes import pixels_of, upright
 from vitreous.data.source import Picture
 from vitreous.infer.answers import Embedding, Label, Prediction, Throughput
+from vitreous.infer.decoders import decoders
 from vitreous.infer.place import choose_device, choose_dtype, placed
 from vitreous.model.checks import check_choice, check_whole
 from vitreous.model.inputs import normalise
@@ -47,7 +48,7 @@ class Predictor:
     precision: "fp32"; "bf16"; "auto" is bf16 on a GPU that computes in it, else fp32.
     flip: average the probabilities of the picture and its mirror image.
     compile: torch.compile the model; batches are then padded to one size, so that it is compiled once.
-    workers: threads that decode; None is one for each processor, at most 16.
+    workers: threads that decode; 0 is whoever asks, None is one for each processor, at most 16.
 
     The caller's model is never moved or converted: where its device or type differs, the predictor has a copy of its
     own. Otherwise the two share everything, and every run puts the model into evaluation mode.
@@ -73,6 +74,7 @@ class Predictor:
         config = model.config
         check_whole("batch_size", batch_size, 1, 2**20)
         check_whole("top", top, 1, 2**31)
+        check_whole("workers", 0 if workers is None else workers, 0, 2**10)
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
         if config.channels not in (1, 3):
             raise ValueError(f"the model takes {config.channels} channels, but pictures have 1 (grey) or 3 (RGB)")
@@ -82,7 +84,7 @@ class Predictor:
         self.batch_size, self.flip, self.compiled = batch_size, flip, compile
         self.top = min(top, config.num_classes)
         self.labels = config.labels or tuple(f"class {i}" for i in range(config.num_classes))
-        self.workers = workers or min(cores(), 16)
+        self.workers = min(cores(), 16) if workers is None else workers
         self.throughput = Throughput(0, 0.0)
         self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
         self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
@@ -198,7 +200,7 @@ class Predictor:
             batch = [pending.popleft() for _ in range(min(self.batch_size, len(pending)))]
             return [(name, future.result()) for name, future in batch]
 
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="vitreous-decode")
+        pool = decoders(self.workers)
         try:
             for index, picture in enumerate(pictures):
                 if isinstance(picture, np.ndarray):

@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from vitreous.data.crop import covering
 from vitreous.data.decode import decode, resize
 from vitreous.infer.answers import Throughput
+from vitreous.infer.decoders import decoders
 from vitreous.infer.masks import background_of, palette
 from vitreous.infer.place import choose_device, choose_dtype, placed
 from vitreous.infer.predictor import Input, encoded, many, name_of
@@ -59,6 +60,7 @@ class SegmentPredictor:
     flip: average the scores with those of the mirror image.
     overlap: how much of a window the next one sees again.
     batch_size: pictures of one size that are seen together, where they follow each other.
+    workers: threads that decode; 0 is whoever asks.
 
     >>> from vitreous.model.presets import configure
     >>> from vitreous.model.segmenter import SegmenterConfig, build_segmenter
@@ -139,7 +141,7 @@ class SegmentPredictor:
 
     def _decoded(self, pictures: Iterator[Input]) -> Iterator[tuple[str, Tensor | str]]:
         pending: deque[tuple[str, Future[Tensor | str]]] = deque()
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="vitreous-decode")
+        pool = decoders(self.workers)
         try:
             for index, picture in enumerate(pictures):
                 pending.append((name_of(picture, index), pool.submit(self._decode, picture)))

@@ -19,7 +19,7 @@ from vitreous.model.checks import check_choice, fail
 from vitreous.model.init import small_, xavier_
 from vitreous.model.patch import cut
 from vitreous.model.position import SinCos2dPosition
-from vitreous.model.tokens import Layout, keep_patches
+from vitreous.model.tokens import Features, Layout
 from vitreous.model.vit import ViT
 
 Target = Literal["colour", "colours", "pixels"]
@@ -148,26 +148,23 @@ class MaskedAutoencoder(nn.Module):
 
     def forward(self, images: Float[Tensor, "b c h w"], draws: Float[Tensor, "b n"]) -> Filled:
         """`draws` are random numbers: the patches with the smallest are seen."""
-        patches, grid = self.encoder.patchify(images)
-        tokens, layout = self.encoder.embed(patches, grid)
         kept = draws.argsort(dim=1)[:, : max(round(draws.shape[1] * (1 - self.rate)), 1)].sort(dim=1).values
-        features = self.encoder.encode(*keep_patches(tokens, layout, kept))
-        painted = self.decode(torch.cat([features.prefix, features.patches], dim=1), layout, kept)
+        patches, grid = self.encoder.patchify(images, kept)
+        features = self.encoder.encode(*self.encoder.embed(patches, grid, kept))
+        assert features.kept is not None
+        painted = self.decode(features, features.kept)
         truth = cut(images, self.encoder.config.patch_size).float()
         mean, deviation = truth.mean(-1, keepdim=True), (truth.var(-1, keepdim=True) + 1e-6).sqrt()
-        hidden = torch.ones(draws.shape, dtype=torch.bool, device=images.device).scatter_(1, kept, False)
+        hidden = torch.ones(draws.shape, dtype=torch.bool, device=images.device).scatter_(1, features.kept, False)
         errors = ((painted.float() - (truth - mean) / deviation) ** 2).mean(-1)
         losses = (errors * hidden).sum(1) / hidden.sum(1)
         return Filled(losses, hidden, painted.float() * deviation + mean)
 
-    def decode(
-        self, tokens: Float[Tensor, "b s d"], layout: Layout, kept: Int[Tensor, "b k"]
-    ) -> Float[Tensor, "b n p"]:
-        """All patches painted, from the tokens of the few that were seen."""
-        tokens = self.embed(tokens)
-        b, _, width = tokens.shape
-        prefix, seen = tokens[:, : layout.prefix], tokens[:, layout.prefix :]
-        everywhere = self.mask.to(tokens.dtype).expand(b, layout.grid[0] * layout.grid[1], -1)
+    def decode(self, features: Features, kept: Int[Tensor, "b k"]) -> Float[Tensor, "b n p"]:
+        """All patches painted, from the features of the few that were seen."""
+        prefix, seen = self.embed(features.prefix), self.embed(features.patches)
+        (b, _, width), layout = seen.shape, Layout(prefix.shape[1], features.grid)
+        everywhere = self.mask.to(seen.dtype).expand(b, layout.grid[0] * layout.grid[1], -1)
         everywhere = everywhere.scatter(1, kept[..., None].expand(-1, -1, width), seen)
         tokens = self.position.embed(torch.cat([prefix, everywhere], dim=1), layout)
         for block in self.blocks:

@@ -9,7 +9,7 @@ b: batch; c: channels; h, w: image height and width; n: patches; d: width.
 from typing import Literal
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous.model.checks import Size, check_tiling
@@ -42,12 +42,16 @@ class PatchEmbedding(nn.Module):
         self.pixel_norm = nn.Identity() if norm_eps is None else nn.LayerNorm(pixels, norm_eps)
         self.norm = nn.Identity() if norm_eps is None else nn.LayerNorm(width, norm_eps)
 
-    def forward(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
+    def forward(
+        self, images: Float[Tensor, "b c h w"], kept: Int[Tensor, "b k"] | None = None
+    ) -> tuple[Float[Tensor, "b n d"], Size]:
+        """All patches of every image, row by row; or those at its `kept` places, and the others cost nothing."""
         images = self._fit(images)
         grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
-        if self.method == "conv":
+        if self.method == "conv" and kept is None:
             return self.projection(images).flatten(2).transpose(1, 2), grid
-        return self.project(cut(images, self.patch_size)), grid
+        patches = cut(images, self.patch_size)
+        return self.project(patches if kept is None else pick(patches, kept)), grid
 
     def project(self, patches: Float[Tensor, "b n cpp"]) -> Float[Tensor, "b n d"]:
         projected = F.linear(self.pixel_norm(patches), self.projection.weight.flatten(1), self.projection.bias)
@@ -60,6 +64,11 @@ class PatchEmbedding(nn.Module):
             return images
         bottom, right = (-side % step for side, step in zip(size, self.patch_size, strict=True))
         return F.pad(images, (0, right, 0, bottom)) if bottom or right else images
+
+
+def pick(patches: Float[Tensor, "b n d"], kept: Int[Tensor, "b k"]) -> Float[Tensor, "b k d"]:
+    """Of every image, the patches at its own places."""
+    return patches.gather(1, kept[..., None].expand(-1, -1, patches.shape[-1]))
 
 
 def cut(images: Float[Tensor, "b c h w"], patch_size: Size) -> Float[Tensor, "b n cpp"]:

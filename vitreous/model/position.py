@@ -27,7 +27,7 @@ class NoPosition(nn.Module):
     """The hooks, none of them used: on its own, a bag of patches."""
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Called once, on the embedded tokens of all patches."""
+        """Called once, on the embedded tokens."""
         return tokens
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
@@ -64,6 +64,9 @@ class AddedPosition(NoPosition, ABC):
         own = table[:0] if self.prefix is None else self.prefix
         none = table.new_zeros(layout.prefix - own.shape[0], table.shape[1])
         position = torch.cat([own, none, table])
+        if layout.kept is not None:
+            whole = torch.arange(layout.prefix, device=tokens.device).expand(tokens.shape[0], -1)
+            position = position[torch.cat([whole, layout.kept + layout.prefix], dim=1)]
         # Learned positions decide with the tokens in which type the sum is; fixed ones follow the tokens.
         return tokens + (position if any(True for _ in self.parameters()) else position.to(tokens.dtype))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitreous.model.checks import Size
 from vitreous.model.init import small_
+from vitreous.model.patch import pick
 
 
 class Layout(NamedTuple):
@@ -61,9 +62,8 @@ def keep_patches(
     (torch.Size([1, 3, 8]), tensor([[0, 3]]))
     """
     prefix, patches = tokens[:, : layout.prefix], tokens[:, layout.prefix :]
-    patches = patches.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))
     places = kept if layout.kept is None else layout.kept.gather(1, kept)  # `kept` counts what is there, not the grid
-    return torch.cat([prefix, patches], dim=1), layout._replace(kept=places)
+    return torch.cat([prefix, pick(patches, kept)], dim=1), layout._replace(kept=places)
 
 
 def drop_patches(tokens: Float[Tensor, "b t d"], layout: Layout, rate: float) -> tuple[Float[Tensor, "b s d"], Layout]:

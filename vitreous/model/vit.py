@@ -6,7 +6,7 @@ b: batch; c: channels; h, w: image height and width; n: patches; p: prefix token
 import copy
 from collections.abc import Iterator, Sequence
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous.model.checks import Size, as_size
@@ -51,15 +51,25 @@ class ViT(nn.Module):
         """The image as its tokens after the final norm (which `GlobalAverage(norm="after")` applies to their mean)."""
         return self.encode(*self.embed(*self.patchify(images)))
 
-    def patchify(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
-        """x_p^1 E ... x_p^N E: the image, or its feature map in a hybrid, cut into patches and projected."""
+    def patchify(
+        self, images: Float[Tensor, "b c h w"], kept: Int[Tensor, "b n"] | None = None
+    ) -> tuple[Float[Tensor, "b n d"], Size]:
+        """x_p^1 E ... x_p^N E: the image, or its feature map in a hybrid, cut into patches and projected.
+
+        With `kept`, only the patches at these places; `embed` has to hear of them as well.
+        """
         check_images(images, self.config.channels)
         self.config.grid_for((images.shape[2], images.shape[3]))  # refuses a size that does not fit
-        return self.patches(self.stem(images))
+        return self.patches(self.stem(images), kept)
 
-    def embed(self, patches: Float[Tensor, "b n d"], grid: Size) -> tuple[Float[Tensor, "b t d"], Layout]:
-        """Equation 1: z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos."""
-        layout = Layout(self.prefix.length, grid)
+    def embed(
+        self, patches: Float[Tensor, "b n d"], grid: Size, kept: Int[Tensor, "b n"] | None = None
+    ) -> tuple[Float[Tensor, "b t d"], Layout]:
+        """Equation 1: z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos.
+
+        Where only some patches of the grid are there, `kept` says where each of them stands.
+        """
+        layout = Layout(self.prefix.length, grid, kept)
         tokens = self.embedding_dropout(self.position.embed(self.prefix(patches), layout))
         if self.training and self.config.patch_dropout:
             return drop_patches(tokens, layout, self.config.patch_dropout)

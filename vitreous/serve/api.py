@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitreous.infer.segments import SegmentPredictor
 from vitreous.serve.about import about
+from vitreous.serve.asked import Model
 from vitreous.serve.batching import Batcher, Compute
 from vitreous.serve.errors import ApiError, unreadable
 from vitreous.serve.leaving import unless_gone
@@ -23,7 +24,6 @@ from vitreous.serve.schemas import PICTURE_BODY, WRONG, Classified, Embedded, Mo
 from vitreous.serve.segments import masks
 from vitreous.serve.settings import Settings
 
-Model = Annotated[str | None, Query(description="The id of a model, of those at /v1/model; left out: the first.")]
 MOST = 1000  # classes of an answer
 Top = Annotated[int, Query(ge=1, le=MOST, description="So many classes, the likeliest first.")]
 

@@ -4,19 +4,19 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from vitreous.explain.study import class_index
 from vitreous.model.checks import BadValue
 from vitreous.serve import inspect_numbers as numbers
-from vitreous.serve.api import Model
+from vitreous.serve.asked import Model, Target
 from vitreous.serve.errors import ApiError, busy
-from vitreous.serve.inspect import shown
 from vitreous.serve.inspect_answers import as_json
 from vitreous.serve.inspect_desk import Desk
+from vitreous.serve.inspect_pictures import shown
 from vitreous.serve.inspect_subject import Looked
 from vitreous.serve.inspect_worker import Pace
 from vitreous.serve.limits import read_picture
@@ -24,9 +24,6 @@ from vitreous.serve.schemas import PICTURE_BODY, WRONG, Explained, answers
 from vitreous.serve.settings import Settings
 
 TIMES = 10  # as long as other requests an explanation may take
-Target = Annotated[
-    str | None, Query(max_length=200, description="A class, by label or number; left out, the likeliest.")
-]
 PACES = {
     "attention": Pace.QUICK,
     "rollout": Pace.MEDIUM,

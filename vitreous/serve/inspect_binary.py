@@ -15,17 +15,24 @@ from vitreous.serve.inspect_answers import BYTES, Answer
 
 
 def attention_bytes(layer: Layer) -> Answer:
-    """The largest weight of every row, float32 [heads, t]; then each weight as a share of that, uint8 [heads, t, t]."""
-    heads, t = layer.model.config.num_heads, layer.before.shape[1]
-    data = bytearray(heads * t * (4 + t))
-    scales = np.frombuffer(data, "<f4", heads * t).reshape(heads, t)
-    parts = np.frombuffer(data, np.uint8, offset=4 * heads * t).reshape(heads, t, t)
+    """The largest weight that each row gives to a prefix token, and to a patch, float32 [heads, t, 2]; then each weight
+    as a share of the one or the other, uint8 [heads, t, t].
+
+    Of two, because a class token or a register may take nearly everything: patches would be left with a step or two.
+    """
+    heads, t, prefix = layer.model.config.num_heads, layer.before.shape[1], layer.layout.prefix
+    data = bytearray(heads * t * (8 + t))
+    scales = np.frombuffer(data, "<f4", heads * t * 2).reshape(heads, t, 2)
+    parts = np.frombuffer(data, np.uint8, offset=8 * heads * t).reshape(heads, t, t)
     for rows, weights in layer.chunks():
-        weights = weights[0].float()
-        largest = weights.amax(dim=-1)
-        shares = weights / largest.clamp_min(1e-30)[..., None]
-        scales[:, rows] = largest.cpu().numpy()
-        parts[:, rows] = (shares * 255).round().to(torch.uint8).cpu().numpy()
+        for scale, keys in enumerate((slice(0, prefix), slice(prefix, t))):
+            some = weights[0, :, :, keys].float()
+            if not some.shape[-1]:
+                continue
+            largest = some.amax(dim=-1)
+            shares = some / largest.clamp_min(1e-30)[..., None]
+            scales[:, rows, scale] = largest.cpu().numpy()
+            parts[:, rows, keys] = (shares * 255).round().to(torch.uint8).cpu().numpy()
     return Answer(bytes(data), BYTES, (heads, t, t))
 
 

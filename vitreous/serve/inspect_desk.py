@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from vitreous.data.decode import UnreadableImage
 from vitreous.model.checks import BadValue
 from vitreous.serve.errors import CLIENT_LEFT, ApiError, busy
-from vitreous.serve.inspect_answers import Answer, NotANumber
+from vitreous.serve.inspect_answers import Answer, NotANumber, as_json
 from vitreous.serve.inspect_shelf import Shelf
 from vitreous.serve.inspect_subject import Held, Looked, Subject, held, looked, subject
 from vitreous.serve.inspect_worker import Busy, Pace, Step, Stopped, Worker
@@ -76,6 +76,18 @@ class Desk:
         key: Hashable = (model.id, id)
         work = lambda step: make(subject(model, picture, key, self.kept, step))  # noqa: E731
         return await self._answer(request, ("answer", key, name), work, pace)
+
+    async def tell(
+        self,
+        request: Request,
+        model: Looked,
+        id: str,
+        name: Hashable,
+        make: Callable[[Subject], dict[str, Any]],
+        pace: Pace,
+    ) -> Response:
+        """The same, as JSON."""
+        return await self.ask(request, model, id, name, lambda subject: as_json(make(subject)), pace)
 
     async def ask_model(self, request: Request, model: Looked, name: Hashable, make: Callable[[], Answer]) -> Response:
         """Something about a model alone."""

@@ -2,10 +2,14 @@
 
 from typing import Any
 
+from fastapi import Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from vitreous.serve.schemas import PREDICTIONS, Box, Class, Segment, Shape, Sides, State, Target, answers
 
+JSON: dict[str, Any] = {"response_class": JSONResponse}
+PLAIN: dict[str, Any] = {"response_class": Response}
 TARGET = {"index": 281, "label": "tabby cat"}
 
 

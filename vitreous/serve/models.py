@@ -109,9 +109,9 @@ def serving(
 ) -> Served:
     """A model that is in memory, made ready to be asked."""
     if isinstance(model, Segmenter):
-        predictor: Predictor | SegmentPredictor = SegmentPredictor(model, device, precision, workers=1)
+        predictor: Predictor | SegmentPredictor = SegmentPredictor(model, device, precision, workers=0)
     else:
         # On a CPU a batch's thread has nothing better to do than to decode; beside a GPU all processors help.
-        workers = 1 if choose_device(device).type == "cpu" else None
+        workers = 0 if choose_device(device).type == "cpu" else None
         predictor = Predictor(model, device, max_batch, precision, workers=workers)
     return Served(id, name, predictor.model.eval(), predictor)

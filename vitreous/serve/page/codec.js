@@ -1,16 +1,17 @@
 // From bytes to numbers: attention and cosines come as one byte each, and are looked up row by row.
 
-const STEPS = 6;
-
-/** One layer's attention: float32 scales [heads, t], then uint8 [heads, t, t]; a value is byte / 255 * scale. */
+/**
+ * One layer's attention: float32 scales [heads, t, 2], then uint8 [heads, t, t]. A value is byte / 255 * scale; of a
+ * row's two scales the first is for tokens without a place, which may take nearly all, the second for patches.
+ */
 export class Attention {
   constructor(buffer, shape, prefix) {
     const [heads, t] = shape;
     this.heads = heads;
     this.tokens = t;
     this.prefix = prefix;
-    this.scales = new Float32Array(buffer, 0, heads * t);
-    this.bytes = new Uint8Array(buffer, heads * t * 4);
+    this.scales = new Float32Array(buffer, 0, heads * t * 2);
+    this.bytes = new Uint8Array(buffer, heads * t * 8);
     this.means = new Map(); // by head: a mean over patches reads the whole matrix, so it is kept
   }
 
@@ -26,22 +27,12 @@ export class Attention {
     return values;
   }
 
-  /**
-   * What a map must reach to be shown in full brightness: a few steps of the bytes. Where nearly all attention goes to a
-   * token without a place, what is left for patches is too little for a byte, and would look like noise.
-   */
-  least(head, query) {
-    const t = this.tokens;
-    const heads = head === "mean" ? [...Array(this.heads).keys()] : [head];
-    const of = (each) => this.scales[each * t + (query === "mean" ? this.prefix : query)];
-    return (STEPS / 255) * (heads.reduce((sum, each) => sum + of(each), 0) / heads.length);
-  }
-
   #add(values, head, query, weight) {
     const t = this.tokens;
-    const start = (head * t + query) * t;
-    const scale = (this.scales[head * t + query] / 255) * weight;
-    for (let key = 0; key < t; key++) values[key] += this.bytes[start + key] * scale;
+    const row = head * t + query;
+    const [toPrefix, toPatches] = [0, 1].map((which) => (this.scales[row * 2 + which] / 255) * weight);
+    for (let key = 0; key < this.prefix; key++) values[key] += this.bytes[row * t + key] * toPrefix;
+    for (let key = this.prefix; key < t; key++) values[key] += this.bytes[row * t + key] * toPatches;
     return values;
   }
 

@@ -28,11 +28,8 @@ export function gradient(kind) {
   return `linear-gradient(to right, ${stops.map((hex) => `#${hex}`).join(", ")})`;
 }
 
-/**
- * From where to where a map is coloured. `kind`: "heat" from 0, "cosine" from its least value, "signed" around 0.
- * `least`: what is smaller stays dark, because it is known no better than that.
- */
-export function rangeOf(values, kind, least = 0) {
+/** From where to where a map is coloured. `kind`: "heat" from 0, "cosine" from its least value, "signed" around 0. */
+export function rangeOf(values, kind) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
     if (value < low) low = value;
@@ -48,7 +45,7 @@ export function rangeOf(values, kind, least = 0) {
     const top = nearlyAll(values, low, high);
     if (top > low && top < high) [high, clipped] = [top, true];
   }
-  return { low, high: Math.max(high, least, low + 1e-9), clipped: clipped && high > least };
+  return { low, high: Math.max(high, low + 1e-9), clipped };
 }
 
 /** What all but the topmost half per cent of values stay below; counted in 256 bins, which is quicker than sorting. */

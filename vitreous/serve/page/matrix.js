@@ -102,7 +102,7 @@ export class Matrix {
       const pixels = new ImageData(gw * columns, gh);
       this.heads.forEach((each, column) => {
         const values = attention.row(each, query).subarray(prefix);
-        paint(pixels.data, values, rangeOf(values, "heat", attention.least(each, query)), {
+        paint(pixels.data, values, rangeOf(values, "heat"), {
           kind: "heat",
           width: gw,
           start: column * gw,

@@ -163,8 +163,7 @@ export class Pane {
       const row = rowOf(this.query, this.model, this.shown);
       const values = (map === "attention" ? matrix.row(this.head, row) : matrix.row(row)).subarray(prefix);
       const kind = map === "attention" ? "heat" : "cosine";
-      const least = map === "attention" ? matrix.least(this.head, row) : 0;
-      return { values, kind, range: rangeOf(values, kind, least) };
+      return { values, kind, range: rangeOf(values, kind) };
     }
     const answer = known(`map/${map}`, this.choices(map));
     if (!answer) return null;

@@ -1,4 +1,4 @@
-"""What the page may ask for, and whether it is there: found out before any work is begun."""
+"""What may be asked for, and whether it is there: found out before any work is begun."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,7 +13,7 @@ from vitreous.serve.inspect_subject import Looked
 
 LARGEST = 64 * 2**20  # bytes of one answer
 
-Model = Annotated[str | None, Query(description="Which model; left out, the first.", max_length=200)]
+Model = Annotated[str | None, Query(description="A model of those at /v1/model; left out, the first.", max_length=200)]
 Id = Annotated[str, Path(description="Of a picture that was sent: 32 hexadecimal digits.", max_length=64)]
 Layer = Annotated[int, Path(ge=0, lt=2**16)]
 AnyLayer = Annotated[int | None, Query(ge=0, lt=2**16, description="Left out, the last.")]

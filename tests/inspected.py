@@ -1,0 +1,98 @@
+"""Small models of every kind as the page's server has them, and how to ask it about a picture."""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from live_server import Live, Reply
+from pictures import encoded, smooth
+from planted import KINDS, of_kind, planted
+from vitreous.data.decode import fit
+from vitreous.model.build import build, build_vit
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.inputs import normalise
+from vitreous.model.options import Conditional, NoPosition, Preprocessing, RelativeBias, Rotary2d, SinCos2d
+from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+
+LABELS = ("ant", "bee", "cat", "dog", "emu")
+SMALL = ViTConfig(
+    image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=64, num_classes=5, labels=LABELS,
+    preprocessing=Preprocessing(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)),
+)  # fmt: skip
+PLAIN = Preprocessing(crop_fraction=1.0)
+POSITIONS = {"relative": RelativeBias(), "rotary": Rotary2d(), "sincos": SinCos2d(), "conditional": Conditional()}
+
+
+def name(kind: str) -> str:
+    return kind.replace(" ", "-").replace(",", "")
+
+
+NAMES = [name(kind) for kind in KINDS]
+
+
+def all_kinds() -> dict[str, Any]:
+    """A small model of every kind that can be served, by its name."""
+    torch.manual_seed(0)
+    found: dict[str, Any] = {name(kind): of_kind(SMALL, kind) for kind in KINDS}
+    for block in found["class-token"].encoder.blocks:
+        for part in (block.attention.q, block.attention.k, block.attention.v):
+            part.weight.data *= 8  # attention that is far from even
+    exact = dataclasses.replace(SMALL, preprocessing=PLAIN)
+    found |= {f"planted-{name(kind)}": planted(exact, kind) for kind in KINDS}
+    found |= {key: build_vit(dataclasses.replace(SMALL, position=position)) for key, position in POSITIONS.items()}
+    found["bag"] = build_vit(dataclasses.replace(SMALL, position=NoPosition()))
+    bare = dataclasses.replace(SMALL, num_classes=0, labels=(), registers=2)
+    found["bare"] = build_vit(bare)
+    found["grey"] = build_vit(dataclasses.replace(SMALL, channels=1, preprocessing=PLAIN))
+    found["padded"] = build_vit(dataclasses.replace(SMALL, image_size=(20, 30), pad=True, preprocessing=PLAIN))
+    found["masks"] = build_segmenter(SegmenterConfig(bare, num_classes=3, labels=("Background", "pet", "edge")))
+    found["bit"] = build(ResNetConfig(image_size=(32, 32), stages=(1, 1), width=32, num_classes=4))
+    found["large"] = build_vit(dataclasses.replace(SMALL, image_size=(512, 512), depth=1, width=16))
+    return found
+
+
+def picture(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
+    return encoded(smooth(height, width, seed))
+
+
+def as_given(model: Any, data: bytes) -> Tensor:
+    """The picture as the model takes it."""
+    config = model.config
+    pixels = fit(data, config.image_size, config.preprocessing, config.channels)
+    return normalise(pixels[None].float() / 255, config.preprocessing)
+
+
+def send(live: Live, model: str, data: bytes | None = None) -> str:
+    reply = live.ask("POST", f"/v1/images?model={model}", data or picture())
+    assert reply.status == 200, reply
+    return str(reply.json["id"])
+
+
+def get(live: Live, model: str, what: str, data: bytes | None = None) -> Reply:
+    id = send(live, model, data)
+    return live.ask("GET", f"/v1/images/{id}/{what}{'&' if '?' in what else '?'}model={model}")
+
+
+def array(reply: Reply, kind: str = "u1", skip: int = 0) -> np.ndarray:
+    assert reply.status == 200, reply
+    assert reply.headers["content-type"] == "application/octet-stream"
+    shape = [int(side) for side in reply.headers["x-shape"].split(",")]
+    return np.frombuffer(reply.body, kind, offset=skip).reshape(shape)
+
+
+def weights_of(reply: Reply, prefix: int) -> np.ndarray:
+    """Attention as the page reads it: bytes, each times one of its row's two scales."""
+    heads, t, _ = (int(side) for side in reply.headers["x-shape"].split(","))
+    scales = np.frombuffer(reply.body, "<f4", heads * t * 2).reshape(heads, t, 2)
+    by_key = np.repeat(scales, [prefix, t - prefix], axis=-1)
+    return array(reply, skip=8 * heads * t) / 255 * by_key
+
+
+def erase(live: Live, model: str, patches: list[int], classes: list[int], data: bytes | None = None) -> Reply:
+    body = json.dumps({"patches": patches, "classes": classes}).encode()
+    path = f"/v1/images/{send(live, model, data)}/masked?model={model}"
+    return live.ask("POST", path, body, "application/json")

@@ -1,0 +1,61 @@
+"""What a run starts from: presets and checkpoints made ready for the task, and the weights that it learns."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitreous.data.open import open_data
+from vitreous.data.source import DataSet
+from vitreous.model.options import AttentionPool, Preprocessing
+from vitreous.model.segmenter import Segmenter
+from vitreous.train.config import Segmenting, TrainConfig
+from vitreous.train.start import build_model, choose_weights
+from vitreous.train.summary import next_commands
+
+SMALL = ("width=32", "mlp_width=32", "depth=1", "num_heads=2")
+
+
+def config(**changes: Any) -> TrainConfig:
+    return TrainConfig(**{"data": "unused", "model": "ViT-Lite-6/4", "set": SMALL, **changes})
+
+
+@pytest.fixture(scope="module")
+def shapes() -> DataSet:
+    return open_data("shapes:size=16,count=8,val=4")
+
+
+@pytest.mark.parametrize(("size", "fraction"), [((32,), 1.0), ((64, 48), 1.0), ((96,), Preprocessing().crop_fraction)])
+def test_small_pictures_have_no_edges_to_spare(size: tuple[int, ...], fraction: float, shapes: DataSet) -> None:
+    assert build_model(config(image_size=size), shapes).config.preprocessing.crop_fraction == fraction
+    assert fraction == 1.0 or fraction < 1
+
+
+def test_of_a_picture_that_is_segmented_nothing_is_cut_off(shapes: DataSet) -> None:
+    model = build_model(config(task="segment", image_size=(96,)), shapes)
+    assert isinstance(model, Segmenter)
+    assert (model.config.preprocessing.fit, model.config.preprocessing.crop_fraction) == ("crop", 1.0)
+    assert model.config.labels == shapes.mask_classes
+
+
+def test_a_segmenter_does_not_learn_how_to_pool(shapes: DataSet) -> None:
+    """Its decoder reads patches: weights that nothing reaches would only decay."""
+    how = config(task="segment", image_size=(16,), set=(*SMALL, 'pool={"kind": "AttentionPool"}', "class_token=false"))
+    model = build_model(how, shapes)
+    choose_weights(model, how)
+    assert isinstance(model, Segmenter)
+    assert isinstance(model.encoder.config.pool, AttentionPool)
+    assert not any(weight.requires_grad for weight in model.encoder.pool.parameters())
+    assert all(weight.requires_grad for weight in model.encoder.encoder.parameters())
+    assert all(weight.requires_grad for weight in model.decoder.parameters())
+
+
+def test_what_was_ignored_in_training_is_ignored_in_the_command_that_evaluates(shapes: DataSet) -> None:
+    how = config(task="segment", data="my shapes", seed=3, segmenting=Segmenting(ignore=("big square", "disc")))
+    [evaluate] = [shlex.split(line) for line in next_commands(Path("run"), how, shapes) if " eval " in line]
+    assert evaluate[evaluate.index("--ignore") + 1 :] == ["big square", "disc"]
+    assert evaluate[evaluate.index("--data") + 1] == "my shapes"
+    assert evaluate[evaluate.index("--seed") + 1] == "3"
+    plain = next_commands(Path("run"), config(task="segment"), shapes)
+    assert not any("--ignore" in line for line in plain)
