@@ -1,6 +1,8 @@
 import dataclasses
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -180,3 +182,19 @@ def test_a_run_through_the_command(
     assert {name: measured[name] for name in ("top1", "loss", "count")} == pytest.approx(
         {name: metrics[name] for name in ("top1", "loss", "count")}, rel=1e-5
     )
+
+
+@pytest.mark.parametrize("words", [["info"], ["train", "--help"]], ids=" ".join)
+def test_nothing_is_said_where_nobody_reads_on(words: list[str]) -> None:
+    """As in `vitreous info | head -3`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as out:
+        done = subprocess.run([sys.executable, "-m", "vitreous", *words], stdout=out, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_flags_that_may_be_left_out_do_not_speak_of_none(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    for verb in VERBS:
+        run(monkeypatch, verb, "--help")
+        assert "{None}" not in capsys.readouterr().out

@@ -22,6 +22,7 @@ from vitreous.train.config import TrainConfig
 app = tyro.extras.SubcommandApp()
 VERBS = ("train", "eval", "predict", "embed", "explain", "convert", "serve", "info", "data", "demo")
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
+PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # whoever wants none leaves the flag out
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
         print(f"vitreous: there is no verb {word!r}{suggestion(word, VERBS)}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
     try:
-        app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=FLAGS)
+        app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN)
     except (ValueError, OSError) as error:
         refuse(error)
 

@@ -12,8 +12,9 @@ from vitreous.model.codec import parse_fields
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost
 from vitreous.train import defaults
-from vitreous.train.config import Augment, Optim, TrainConfig
+from vitreous.train.config import Augment, Optim, Segmenting, TrainConfig
 from vitreous.train.defaults import choose, fitting_batch, free_folder
+from vitreous.train.start import build_model
 
 
 @pytest.fixture
@@ -129,6 +130,20 @@ def test_pictures_in_memory_need_no_workers() -> None:
     assert choose(TrainConfig(data="digits"), digits, "cuda").config.workers == 0
     cropped = TrainConfig(data="digits", augment=Augment(crop="resized"))  # by the workers, from the arrays
     assert choose(cropped, digits, "cuda").config.workers != 0
+
+
+@pytest.mark.parametrize("how", [Segmenting(cells=8), Segmenting(decoder="mask"), Segmenting()], ids=str)
+def test_auto_counts_what_the_decoder_needs_as_well(how: Segmenting, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = open_data("shapes:size=64,count=4096,val=4")
+    config = TrainConfig(task="segment", data="shapes", model="ViT-Lite-6/4", image_size=(64,), segmenting=how)
+    each = []
+    for task in ("classify", "segment"):
+        monkeypatch.setattr(defaults, "fitting_batch", lambda model, memory: each.append(cost(model)) or 16)
+        choose(dataclasses.replace(config, task=task, batch_size="auto"), data, "cpu")  # type: ignore[arg-type]
+    assert each[1].activation_bytes >= each[0].activation_bytes
+    assert each[1].activation_bytes > each[0].activation_bytes or how.decoder != "mask"
+    model = build_model(choose(dataclasses.replace(config, batch_size=16), data, "cpu").config, data)
+    assert each[1].parameters == sum(weight.numel() for weight in model.parameters())
 
 
 def test_auto_takes_what_fits(fifty: Path) -> None:

@@ -149,6 +149,18 @@ def test_an_encoder_alone_is_known_by_its_positions(tmp_path: Path) -> None:
     assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
 
 
+def test_positions_that_were_learned_are_not_maes(tmp_path: Path) -> None:
+    """MAE's class token has no position; a table that gives it one went through somebody's training."""
+    model = noisy(theirs())
+    state = encoder(as_mae(model)) | {"pos_embed": sines_and_cosines(4, 128)}
+    state["pos_embed"][0, 0] += 0.01
+    torch.save({"model": state}, tmp_path / "other.pth")
+    assert vitreous.load(tmp_path / "other.pth").provenance["format"] == "timm"
+    state["pos_embed"][0, 0] = 0
+    torch.save({"model": state}, tmp_path / "mae.pth")
+    assert vitreous.load(tmp_path / "mae.pth").provenance["format"] == "mae"
+
+
 @pytest.mark.parametrize("pool", ["avg", "token"])
 def test_what_we_write_can_be_fine_tuned_by_mae(pool: str, tmp_path: Path) -> None:
     """Its script wants nothing missing but the head, and the mean's norm where it takes the mean."""

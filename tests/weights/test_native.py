@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import vitreous
 from vitreous.model import options
 from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, ViTConfig
@@ -288,6 +289,12 @@ def test_a_folder_that_is_none_says_so_and_points_to_one(tmp_path: Path, saved: 
     with pytest.raises(BadCheckpoint, match=r"is not a checkpoint: it has no config.json$"):
         load_folder(tmp_path)
     saved.rename(tmp_path / "best")
+    with pytest.raises(BadCheckpoint, match=r"there is no checkpoint .*bset \(did you mean 'best'\?\)$"):
+        load_folder(tmp_path / "bset")
+    with pytest.raises(
+        BadCheckpoint, match=r"there is no checkpoint .*bets/last: '.*bets' does not exist \(did you .*'best'"
+    ):
+        vitreous.load(tmp_path / "bets" / "last")
     with pytest.raises(BadCheckpoint, match=r"has no config.json \(did you mean '.*best'\?\)"):
         load_folder(tmp_path)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vitreous.data.stored import EXTENSIONS, is_picture
-from vitreous.model.checks import suggestion
+from vitreous.model.checks import path_suggestion
 
 
 def expand(arguments: Sequence[str]) -> list[Path]:
@@ -46,7 +46,7 @@ def _meant(argument: str, literal: bool) -> Iterable[Path]:
     if path.exists():
         return [path]
     if literal or not glob.has_magic(argument):
-        raise ValueError(f"there is no file or folder {argument!r}{_closest(path)}")
+        raise ValueError(f"there is no file or folder {argument!r}{path_suggestion(path)}")
     matches = [Path(match) for match in sorted(glob.glob(os.path.expanduser(argument), recursive=True))]
     if not matches:
         raise ValueError(f"nothing matches {argument!r}")
@@ -65,18 +65,6 @@ def _below(folder: Path) -> list[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
         found += [Path(here, name) for name in names if is_picture(name)]
     return sorted(found)
-
-
-def _closest(path: Path) -> str:
-    """What was probably meant: looked for at the first part of the path that does not exist."""
-    missing = path
-    while not missing.parent.exists():
-        missing = missing.parent
-    try:
-        hint = suggestion(missing.name, os.listdir(missing.parent))
-    except OSError:  # not a folder, or not ours to read
-        hint = ""
-    return hint if missing == path else f": {str(missing)!r} does not exist{hint}"
 
 
 def _endings() -> str:

@@ -132,11 +132,11 @@ def build_mlp(config: ViTConfig) -> GeluMlp | SwiGluMlp:
             return SwiGluMlp(config.width, config.mlp_width, config.dropout.hidden)
 
 
-def build_position(config: ViTConfig) -> position.NoPosition:
+def build_position(config: ViTConfig) -> position.Position:
     entries = config.class_token + config.distillation_token
     match config.position:
         case options.NoPosition():
-            return position.NoPosition()
+            return position.Position()
         case options.Learned1d(own, interpolation):
             return position.Learned1dPosition(config.width, config.grid, entries if own else 0, interpolation)
         case options.Learned2d(own, interpolation):

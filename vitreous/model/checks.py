@@ -5,8 +5,10 @@ They run on plain numbers, before any tensor exists, so that a slip in a config 
 
 import difflib
 import operator
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 Size = tuple[int, int]  # (height, width), always in this order
@@ -103,6 +105,18 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
     lowered = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=1)
     return f" (did you mean {lowered[close[0]]!r}?)" if close else ""
+
+
+def path_suggestion(path: Path) -> str:
+    """What was probably meant: looked for at the first part of the path that does not exist."""
+    missing = path
+    while not missing.parent.exists():
+        missing = missing.parent
+    try:
+        hint = suggestion(missing.name, os.listdir(missing.parent))
+    except OSError:  # not a folder, or not ours to read
+        hint = ""
+    return hint if missing == path else f": {str(missing)!r} does not exist{hint}"
 
 
 def check_tiling(size: Size, unit: Size, stride: int = 1) -> None:

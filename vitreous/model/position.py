@@ -23,11 +23,11 @@ from vitreous.model.resample import resample, resample_line
 from vitreous.model.tokens import Layout
 
 
-class NoPosition(nn.Module):
+class Position(nn.Module):
     """The hooks, none of them used: on its own, a bag of patches."""
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Called once, on the embedded tokens."""
+        """Called once, on the embedded tokens: those of all patches, or of the ones that `layout` says."""
         return tokens
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
@@ -45,7 +45,7 @@ class NoPosition(nn.Module):
 # ---- Added to the embedded tokens ------------------------------------------------------------------------------------
 
 
-class AddedPosition(NoPosition, ABC):
+class AddedPosition(Position, ABC):
     """A vector for every place, added to the token that stands there: E_pos of equation 1.
 
     The first `entries` prefix tokens have a learned vector of their own.
@@ -124,7 +124,7 @@ class SinCos2dPosition(AddedPosition):
 # ---- Said to every attention -----------------------------------------------------------------------------------------
 
 
-class Rotary2dPosition(NoPosition):
+class Rotary2dPosition(Position):
     """Angles for queries and keys: half of the channel pairs of every head turn with y, half with x.
 
     The picture's edges are at -1 and 1 whatever its size, so that another size is the same picture, finer (DINOv3).
@@ -147,7 +147,7 @@ class Rotary2dPosition(NoPosition):
         return AttentionTerms(rotation=(angles.cos(), angles.sin()))
 
 
-class RelativeBiasPosition(NoPosition):
+class RelativeBiasPosition(Position):
     """A learned number per head for every difference (dy, dx), and three for pairs in which the prefix takes part."""
 
     def __init__(self, num_heads: int, grid: Size, interpolation: Interpolation):
@@ -177,7 +177,7 @@ class RelativeBiasPosition(NoPosition):
 # ---- Done between two blocks -----------------------------------------------------------------------------------------
 
 
-class ConditionalPosition(NoPosition):
+class ConditionalPosition(Position):
     """CPVT's position encoding generator: after the first blocks, each patch hears from its neighbours."""
 
     def __init__(self, width: int, kernel_size: int, blocks: int = 1):

@@ -14,7 +14,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.encoder import Encoder
 from vitreous.model.inputs import check_images
 from vitreous.model.patch import PatchEmbedding
-from vitreous.model.position import NoPosition
+from vitreous.model.position import Position
 from vitreous.model.tokens import Features, Layout, PrefixTokens, drop_patches
 
 
@@ -30,7 +30,7 @@ class ViT(nn.Module):
         stem: nn.Module,
         patches: PatchEmbedding,
         prefix: PrefixTokens,
-        position: NoPosition,
+        position: Position,
         encoder: Encoder,
         norm: nn.Module,
         pool: nn.Module,

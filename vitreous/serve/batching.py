@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from vitreous.serve.errors import ApiError, busy, logger
+from vitreous.serve.memory import Tidy
 from vitreous.serve.metrics import Metrics
 
 WORKERS = 2
@@ -44,6 +45,7 @@ class Batcher:
         self._change = threading.Condition()
         self._gathering = threading.Lock()  # one worker at a time waits for a batch to fill
         self._closed = False
+        self._tidy = Tidy()
         self._workers: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -121,6 +123,7 @@ class Batcher:
             self.metrics.computed(time.monotonic() - began)
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._deliver, deque(zip(batch, answers, strict=True)))
+            self._tidy()
 
     def _take(self) -> list[_Question]:
         """The next batch; an empty one when there will be none any more."""

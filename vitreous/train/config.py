@@ -41,8 +41,8 @@ class Optim:
     """Where cosine and linear end, as a share of the peak."""
     layer_decay: float = 1.0
     """Factor on the learning rate from each layer to the one below it; 0.75 is usual for fine-tuning."""
-    clip: float | None = 1.0
-    """Largest norm of the gradient."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 for no limit."""
     ema: float | None = None
     """Decay of the running average of the weights that is evaluated and saved, such as 0.9998."""
 
@@ -59,7 +59,7 @@ class Optim:
             fail("cooldown", self.cooldown, f"at most 1 - warmup ({1 - self.warmup:g})")
         check_real("final_lr", self.final_lr, 0, 1)
         check_real("layer_decay", self.layer_decay, 1e-3, 1)
-        if self.clip is not None:
+        if self.clip != 0:
             check_positive("clip", self.clip)
         if self.ema is not None:
             check_fraction("ema", self.ema)

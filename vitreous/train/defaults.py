@@ -17,11 +17,13 @@ from vitreous.data.source import DataSet, Source
 from vitreous.data.split import plural
 from vitreous.model.checks import BadValue, as_size
 from vitreous.model.codec import parse_fields
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.config import ViTConfig
+from vitreous.model.kinds import AnyConfig
 from vitreous.model.presets import configure
 from vitreous.model.segmenter import SegmenterConfig
 from vitreous.threads import cores
 from vitreous.train.config import Augment, TrainConfig
+from vitreous.train.start import decoder_for
 from vitreous.weights.load import describe
 
 # Parts that learn from few pictures: a convolution that tells position, and the mean of the patches. On the digits they
@@ -54,72 +56,122 @@ class Chosen:
 
 
 def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) -> Chosen:
-    """Fill in what was left open."""
-    notes: list[str] = []
+    """Fill in what was left open, in an order in which each choice can rest on those before it."""
+    choices = _Choices(config, data, device, processes)
+    choices.model()
+    choices.image_size()
+    choices.decoder()
+    choices.batch_size()
+    choices.augmentation()
+    choices.length()
+    choices.rate()
+    choices.workers()
+    choices.out()
+    return Chosen(choices.config, choices.notes, choices.advice())
 
-    def pick(field: str, value: Any, reason: str) -> None:
-        nonlocal config
-        notes.append(f"--{field.replace('_', '-')} {_plain(value)}: {reason}")
-        config = dataclasses.replace(config, **{field: value})
 
-    count, side = len(data.train), typical_side(data.train)
-    small = side <= SMALL
-    if config.model is None and config.init is None:
-        if config.task == "segment" and side <= 96:
-            pick("model", "ViT-Lite-6/4", f"pictures of about {side} pixels")
-            if not config.set:
-                pick("set", FEW_PIXELS, "a narrow model with patches of 8 pixels learns outlines quickest")
-        elif small:
-            pick("model", "ViT-Lite-7/4", f"pictures of about {side} pixels")
+class _Choices:
+    """The config as far as it has been filled in, and what was said on the way."""
+
+    def __init__(self, config: TrainConfig, data: DataSet, device: str, processes: int):
+        self.config, self.data, self.device, self.processes = config, data, device, processes
+        self.notes: list[str] = []
+        self.count, self.side = len(data.train), typical_side(data.train)
+        self.small = self.side <= SMALL
+
+    def pick(self, field: str, value: Any, reason: str) -> None:
+        self.notes.append(f"--{field.replace('_', '-')} {_plain(value)}: {reason}")
+        self.config = dataclasses.replace(self.config, **{field: value})
+
+    def model(self) -> None:
+        if self.config.model is not None or self.config.init is not None:
+            return
+        size = f"pictures of about {self.side} pixels"
+        if self.config.task == "segment" and self.side <= 96:
+            self.pick("model", "ViT-Lite-6/4", size)
+            if not self.config.set:
+                self.pick("set", FEW_PIXELS, "a narrow model with patches of 8 pixels learns outlines quickest")
+        elif self.small:
+            self.pick("model", "ViT-Lite-7/4", size)
         else:
-            pick("model", "ViT-Ti/16" if count < 50_000 else "ViT-S/16", f"{count} pictures of about {side} pixels")
-        if not config.set and count < 100_000:
-            pick("set", FEW_PICTURES, "parts that learn from few pictures")
-    if not config.image_size and config.init is None:
-        large = 224 if side >= 160 and device != "cpu" else 128 if side >= 96 else 64
-        pixels = min(max(-(-side // 4) * 4, 16), 32) if small else large
-        pick("image_size", (_tiled(config, pixels),), f"pictures of about {side} pixels on {device}")
-    if not isinstance(config.batch_size, int):
-        ideal, reason = (512 if device == "cuda" else 64), f"{count} pictures on {device}"
-        if config.batch_size == "auto":
-            ideal = processes * fitting_batch(_model_config(config), free_memory(device))
+            self.pick("model", "ViT-Ti/16" if self.count < 50_000 else "ViT-S/16", f"{self.count} {size}")
+        if not self.config.set and self.count < 100_000:
+            self.pick("set", FEW_PICTURES, "parts that learn from few pictures")
+
+    def image_size(self) -> None:
+        if self.config.image_size or self.config.init is not None:
+            return
+        large = 224 if self.side >= 160 and self.device != "cpu" else 128 if self.side >= 96 else 64
+        pixels = min(max(-(-self.side // 4) * 4, 16), 32) if self.small else large
+        reason = f"pictures of about {self.side} pixels on {self.device}"
+        self.pick("image_size", (_tiled(self.config, pixels),), reason)
+
+    def decoder(self) -> None:
+        """Of a segmenter: a linear one from scratch sees parts of patches; one that a checkpoint has stays."""
+        how = self.config.segmenting
+        if self.config.task != "segment" or how.decoder == "mask" or how.cells or how.mask_blocks:
+            return
+        if self.config.init is None:
+            self.config = dataclasses.replace(self.config, segmenting=dataclasses.replace(how, cells=8))
+            self.notes.append("--cells 8: outlines finer than a patch")
+            return
+        before = describe(self.config.init).config
+        if how.decoder is None and isinstance(before, SegmenterConfig):
+            self.notes.append(f"the decoder: {before.decoder}, as the checkpoint has it")
+
+    def batch_size(self) -> None:
+        if isinstance(self.config.batch_size, int):
+            return
+        ideal, reason = (512 if self.device == "cuda" else 64), f"{self.count} pictures on {self.device}"
+        if self.config.batch_size == "auto":
+            model = _model_config(self.config, self.data)
+            ideal = self.processes * fitting_batch(model, free_memory(self.device))
             reason = "what fits into half of the free memory"
-        pick("batch_size", _batch_size(count, ideal, processes * config.accumulate), reason)
-    if config.task == "segment":
-        config, said = _with_decoder(config)
-        notes += said
-    base, reason = _augmentation(config, count, side)
-    if config.augment == Augment():
-        notes.append(f"augmentation: {reason}")
-    if config.augment.flip is None and data.name in UNMIRRORED:
-        base = dataclasses.replace(base, flip=0.0)
-        notes.append(f"--flip 0: {UNMIRRORED[data.name]}")
-    config = dataclasses.replace(config, augment=Augment(**dataclasses.asdict(config.augment.on(base))))
-    assert isinstance(config.batch_size, int)
-    per_epoch = max(count // config.batch_size, 1)
-    if config.epochs is None and config.steps is None:
-        least, most = CPU_STEPS if device == "cpu" else STEPS
-        usual = 20 if config.init is not None else 300 if count > 100_000 and not small else 100
-        pick(
-            "epochs",
-            max(min(usual, most // per_epoch), math.ceil(least / per_epoch), 1),
-            f"{plural(per_epoch, 'step')} each, on {device}",
-        )
-    epochs = config.epochs or (config.steps or 1) / per_epoch
-    every = min(math.ceil(EVALUATED_STEPS / per_epoch), int(epochs / EVALUATIONS))
-    if config.evaluate_every is None and every > 1:
-        pick("evaluate_every", every, f"epochs of {plural(per_epoch, 'step')}")
-    if config.optim.lr is None:
-        rate, reason = _learning_rate(config)
-        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=rate))
-        notes.append(f"--lr {rate:g}: {reason}")
-    if config.workers is None:
-        pick("workers", *_workers(config, data.train, device, processes))
-    if config.out is None:
-        pick("out", free_folder(Path("runs"), Path(data.name).stem or "run"), "the first free name")
-    few = config.init is None and count < FEW and not small
-    advice = f"{count} pictures are few to learn all from: start from a checkpoint with --init if you have one"
-    return Chosen(config, notes, advice if few else "")
+        self.pick("batch_size", _batch_size(self.count, ideal, self.processes * self.config.accumulate), reason)
+
+    def augmentation(self) -> None:
+        base, reason = _augmentation(self.config, self.count, self.side)
+        if self.config.augment == Augment():
+            self.notes.append(f"augmentation: {reason}")
+        if self.config.augment.flip is None and self.data.name in UNMIRRORED:
+            base = dataclasses.replace(base, flip=0.0)
+            self.notes.append(f"--flip 0: {UNMIRRORED[self.data.name]}")
+        whole = Augment(**dataclasses.asdict(self.config.augment.on(base)))
+        self.config = dataclasses.replace(self.config, augment=whole)
+
+    def length(self) -> None:
+        """How long, and how often it is evaluated on the way."""
+        assert isinstance(self.config.batch_size, int)
+        per_epoch = max(self.count // self.config.batch_size, 1)
+        if self.config.epochs is None and self.config.steps is None:
+            least, most = CPU_STEPS if self.device == "cpu" else STEPS
+            usual = 20 if self.config.init is not None else 300 if self.count > 100_000 and not self.small else 100
+            epochs = max(min(usual, most // per_epoch), math.ceil(least / per_epoch), 1)
+            self.pick("epochs", epochs, f"{plural(per_epoch, 'step')} each, on {self.device}")
+        lasting = self.config.epochs or (self.config.steps or 1) / per_epoch
+        every = min(math.ceil(EVALUATED_STEPS / per_epoch), int(lasting / EVALUATIONS))
+        if self.config.evaluate_every is None and every > 1:
+            self.pick("evaluate_every", every, f"epochs of {plural(per_epoch, 'step')}")
+
+    def rate(self) -> None:
+        if self.config.optim.lr is None:
+            rate, reason = _learning_rate(self.config)
+            self.config = dataclasses.replace(self.config, optim=dataclasses.replace(self.config.optim, lr=rate))
+            self.notes.append(f"--lr {rate:g}: {reason}")
+
+    def workers(self) -> None:
+        if self.config.workers is None:
+            self.pick("workers", *_workers(self.config, self.data.train, self.device, self.processes))
+
+    def out(self) -> None:
+        if self.config.out is None:
+            name = Path(self.data.name).stem or "run"
+            self.pick("out", free_folder(Path("runs"), name), "the first free name")
+
+    def advice(self) -> str:
+        if self.config.init is not None or self.count >= FEW or self.small:
+            return ""
+        return f"{self.count} pictures are few to learn all from: start from a checkpoint with --init if you have one"
 
 
 def typical_side(source: Source, looks: int = 25) -> int:
@@ -135,7 +187,7 @@ def typical_side(source: Source, looks: int = 25) -> int:
     return int(np.median(sides))
 
 
-def fitting_batch(model: ViTConfig | ResNetConfig, memory: int) -> int:
+def fitting_batch(model: AnyConfig, memory: int) -> int:
     """The largest power of two whose activations take at most half of the memory, up to 4096.
 
     >>> fitting_batch(ViTConfig(), memory=16 << 30)
@@ -153,13 +205,19 @@ def free_memory(device: str) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _model_config(config: TrainConfig) -> ViTConfig | ResNetConfig:
+def _model_config(config: TrainConfig, data: DataSet) -> AnyConfig:
+    """Of the model that the run will build, as far as its memory goes."""
     size = as_size(config.image_size) if config.image_size else None
-    if config.init is not None:
+    if config.init is None:
+        model: AnyConfig = configure(config.model or "", image_size=size, overrides=parse_fields(config.set))
+    else:
         model = describe(config.init).config
-        model = model.encoder if isinstance(model, SegmenterConfig) else model
-        return model if size is None else model.resized(size)
-    return configure(config.model or "", image_size=size, overrides=parse_fields(config.set))
+        model = model if size is None else model.resized(size)
+    encoder = model.encoder if isinstance(model, SegmenterConfig) else model
+    if config.task != "segment" or not isinstance(encoder, ViTConfig):
+        return encoder
+    plain = dataclasses.replace(encoder, num_classes=0, labels=(), patch_dropout=0.0)
+    return SegmenterConfig(plain, decoder_for(config.segmenting, model), len(data.mask_classes))
 
 
 def _tiled(config: TrainConfig, pixels: int) -> int:
@@ -194,19 +252,6 @@ def _batch_size(count: int, ideal: int, parts: int) -> int:
     size = min(ideal, max(count // 8, 16), count)
     unit = 2 * parts  # mixing needs pairs
     return max(size // unit * unit, unit)
-
-
-def _with_decoder(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-    """A linear decoder from scratch sees parts of patches; one that a checkpoint has stays, and is named."""
-    how = config.segmenting
-    if how.decoder == "mask" or how.cells is not None or how.mask_blocks is not None:
-        return config, []
-    if config.init is None:
-        chosen = dataclasses.replace(config, segmenting=dataclasses.replace(how, cells=8))
-        return chosen, ["--cells 8: outlines finer than a patch"]
-    before = describe(config.init).config
-    known = how.decoder is None and isinstance(before, SegmenterConfig)
-    return config, [f"the decoder: {before.decoder}, as the checkpoint has it"] if known else []  # type: ignore[union-attr]
 
 
 def _augmentation(config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:

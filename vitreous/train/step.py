@@ -32,7 +32,7 @@ class Stepper:
         world: World,
         precision: torch.dtype,
         accumulate: int = 1,
-        clip: float | None = None,
+        clip: float = 0.0,
     ):
         self.task, self.module, self.optimizers, self.world = task, module, optimizers, world
         self.precision, self.accumulate, self.clip = precision, accumulate, clip

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitreous.model.checks import path_suggestion
 from vitreous.weights.format import Found
 from vitreous.weights.npz import read_npz, write_npz
 from vitreous.weights.pdparams import write_pdparams
@@ -48,7 +49,7 @@ def open_found(path: Path) -> Found:
     """
     file = weights_in(path) if path.is_dir() else path
     if not file.is_file():
-        raise BadCheckpoint(f"there is no checkpoint {path}")
+        raise BadCheckpoint(f"there is no checkpoint {path}{path_suggestion(path)}")
     config, config_file = {}, file.parent / "config.json"
     if (path.is_dir() or file.name in USUAL) and config_file.is_file():
         path, config = file.parent, read_json(config_file)

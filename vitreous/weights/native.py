@@ -19,7 +19,7 @@ from torch import Tensor
 
 import vitreous
 from vitreous.model.blank import build_blank
-from vitreous.model.checks import suggestion
+from vitreous.model.checks import path_suggestion, suggestion
 from vitreous.model.codec import decode, to_dict
 from vitreous.model.config import ResNetConfig
 from vitreous.model.kinds import AnyConfig, AnyModel
@@ -174,7 +174,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
         folder = folder.parent
     recover(folder)
     if not folder.exists():
-        raise BadCheckpoint(f"there is no checkpoint {folder}")
+        raise BadCheckpoint(f"there is no checkpoint {folder}{path_suggestion(folder)}")
     if not (folder / CONFIG).is_file():
         inner = [name for name in ("best", "last") if (folder / name / CONFIG).is_file()]
         hint = f" (did you mean {str(folder / inner[0])!r}?)" if inner else ""
