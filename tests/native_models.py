@@ -1,0 +1,70 @@
+"""Small models of every kind that a folder of ours can hold, and when two of them are the same."""
+
+import dataclasses
+
+import torch
+
+from vitreous.model import options
+from vitreous.model.build import build
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.presets import PRESETS
+from vitreous.model.resnet import ResNet
+from vitreous.model.vit import ViT
+
+
+def thin(config: ViTConfig | ResNetConfig) -> ViTConfig | ResNetConfig:
+    """The same parts, small: a few patches, two narrow layers, three named classes."""
+    if isinstance(config, ResNetConfig):
+        return dataclasses.replace(
+            config, image_size=(32, 48), width=32, stages=(1, 1), num_classes=3, labels=("a", "b", "c")
+        )
+    stem = config.stem and dataclasses.replace(config.stem, stages=config.stem.stages and (1,) * 2, width=32)
+    unit = [side * (stem.stride if stem else 1) for side in config.patch_size]
+    return dataclasses.replace(
+        config,
+        image_size=(2 * unit[0], 3 * unit[1]),
+        stem=stem,
+        width=32,
+        depth=2,
+        num_heads=4,
+        mlp_width=48,
+        num_classes=config.num_classes and 3,
+        labels=("a", "b", "c") if config.num_classes else (),
+    )
+
+
+KINDS = {repr(thin(config)): name for name, config in reversed(PRESETS.items())}  # one name for each kind of its own
+MODELS = {name: thin(PRESETS[name]) for name in KINDS.values()}
+MODELS |= {
+    type(part).__name__: dataclasses.replace(MODELS["ViT-Ti/8"], **{field: part})
+    for field, part in [
+        ("position", options.Learned2d()),
+        ("position", options.SinCos2d()),
+        ("position", options.RelativeBias()),
+        ("position", options.Rotary2d()),
+        ("position", options.Conditional()),
+        ("position", options.NoPosition()),
+        ("pool", options.GlobalAverage("after")),
+        ("pool", options.AttentionPool()),
+        ("head", options.TanhHead(8)),
+        ("head", options.MlpHead(8)),
+    ]
+}
+
+
+def randomised(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
+    """No parameter is left at a value that another might have by chance."""
+    model = build(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.1)
+    return model
+
+
+def assert_same(one: ViT | ResNet, other: ViT | ResNet) -> None:
+    assert one.config == other.config
+    ones, others = one.state_dict(), other.state_dict()
+    assert ones.keys() == others.keys()
+    for name, tensor in ones.items():
+        assert tensor.dtype == others[name].dtype
+        assert torch.equal(tensor, others[name]), name

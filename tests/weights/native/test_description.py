@@ -1,0 +1,68 @@
+"""What a folder says of its model: provenance, labels, sizes, and a card."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.weights.native import describe, load_folder, provenance_of, save_folder
+
+
+def test_provenance_is_kept_and_added_to(saved: Path) -> None:
+    model = load_folder(saved)
+    assert provenance_of(model)["data"] == "digits"
+    save_folder(model, saved, {"seed": 3})
+    provenance = describe(saved).provenance
+    assert (provenance["data"], provenance["seed"]) == ("digits", 3)
+    assert provenance_of(build(model.config)) == {}
+
+
+def test_no_figure_costs_a_checkpoint(tmp_path: Path, small: ViTConfig) -> None:
+    odd = {
+        "nan": float("nan"),
+        "inf": [np.float32("inf"), torch.tensor(2.0)],
+        "count": np.int64(3),
+        "path": Path("a/b"),
+        "pair": (1, 2),
+        5: {"flag": True, "none": None},
+    }
+    save_folder(build(small), tmp_path / "x", odd)  # type: ignore[arg-type]
+    provenance = describe(tmp_path / "x").provenance
+    del provenance["vitreous"]
+    assert provenance == {
+        "nan": None,
+        "inf": [None, 2.0],
+        "count": 3,
+        "path": "a/b",
+        "pair": [1, 2],
+        "5": {"flag": True, "none": None},
+    }
+
+
+def test_labels_in_any_language_and_in_none(tmp_path: Path, small: ViTConfig) -> None:
+    labels = ("猫", 'a "b" \\', "caf\udce9", "\n", "")  # the third as Python reads a folder whose name is not UTF-8
+    save_folder(build(dataclasses.replace(small, labels=labels)), tmp_path / "x")
+    assert load_folder(tmp_path / "x").config.labels == labels
+    save_folder(build(dataclasses.replace(small, labels=("猫",) * 5)), tmp_path / "x")
+    assert "猫" in (tmp_path / "x" / "config.json").read_text(encoding="utf-8")
+
+
+def test_description(saved: Path) -> None:
+    model = load_folder(saved)
+    seen = describe(saved)
+    assert seen.config == model.config
+    assert seen.parameters == sum(p.numel() for p in model.parameters())
+    assert seen.bytes == (saved / "model.safetensors").stat().st_size
+    assert seen.dtypes == ("F32",)
+    save_folder(model.bfloat16(), saved)
+    assert describe(saved).dtypes == ("BF16",)
+
+
+def test_the_card_is_about_this_model(saved: Path) -> None:
+    card = (saved / "README.md").read_text()
+    assert "\n# x\n" in card
+    assert f"{describe(saved).parameters:,} parameters" in card
+    assert "| top1 | 0.5 |" in card

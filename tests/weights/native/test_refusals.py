@@ -1,0 +1,135 @@
+"""What is not a checkpoint of ours, or no longer: it is named, and never overwritten."""
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import vitreous
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.weights.native import is_checkpoint, load_folder, load_state, save_folder
+from vitreous.weights.tensors import BadCheckpoint
+
+
+def edit(folder: Path, change: Any) -> None:
+    document = json.loads((folder / "config.json").read_text())
+    change(document)
+    (folder / "config.json").write_text(json.dumps(document))
+
+
+def test_a_folder_of_something_else_is_not_deleted(tmp_path: Path, small: ViTConfig, saved: Path) -> None:
+    model = build(small)
+    (tmp_path / "pictures").mkdir()
+    save_folder(model, tmp_path / "pictures")  # empty
+    (tmp_path / "pictures" / "cat.jpg").write_bytes(b"meow")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"architectures": ["ViTForImageClassification"]}')
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"pictures holds cat.jpg, which saving would delete"):
+        save_folder(model, tmp_path / "pictures")
+    with pytest.raises(ValueError, match=r"other holds a config.json that is not ours"):
+        save_folder(model, tmp_path / "other")
+    with pytest.raises(OSError, match="file is not a folder"):
+        save_folder(model, tmp_path / "file")
+    assert (tmp_path / "pictures" / "cat.jpg").exists()
+    assert not is_checkpoint(tmp_path / "other")
+    assert is_checkpoint(saved)
+
+
+def test_a_folder_that_is_none_says_so_and_points_to_one(tmp_path: Path, saved: Path) -> None:
+    with pytest.raises(BadCheckpoint, match=r"there is no checkpoint .*nowhere"):
+        load_folder(tmp_path / "nowhere")
+    with pytest.raises(BadCheckpoint, match=r"is not a checkpoint: it has no config.json$"):
+        load_folder(tmp_path)
+    saved.rename(tmp_path / "best")
+    with pytest.raises(BadCheckpoint, match=r"there is no checkpoint .*bset \(did you mean 'best'\?\)$"):
+        load_folder(tmp_path / "bset")
+    with pytest.raises(
+        BadCheckpoint, match=r"there is no checkpoint .*bets/last: '.*bets' does not exist \(did you .*'best'"
+    ):
+        vitreous.load(tmp_path / "bets" / "last")
+    with pytest.raises(BadCheckpoint, match=r"has no config.json \(did you mean '.*best'\?\)"):
+        load_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["model"].update(widht=3), r"model.widht is not a field of ViTConfig \(did you mean 'width'\?\)"),
+        (lambda d: d["model"].update(width=10**9), r"width is 1000000000, but must be a whole number from 1 to"),
+        (lambda d: d["model"].update(width=2**16, mlp_width=2**20, depth=1024), r"about .* parameters, but must have"),
+        (lambda d: d["model"].update(depth=1024), r"41 tensors, too few for the 1024 layers"),
+        (lambda d: d["model"].update(depth=3), r"16 missing: encoder.blocks.2"),
+        (lambda d: d["model"].update(width="32"), r"model.width is '32', but must be of type int"),
+        (lambda d: d["model"].update(kind="Vit"), r"model.kind is 'Vit', but must be one of ViTConfig, ResNetConfig"),
+        (lambda d: d["model"].update(labels=["a"]), r"labels has 1 names, but must have num_classes \(5\)"),
+        (lambda d: d["model"].update(norm_eps=float("nan")), r"norm_eps is nan, but must be a number"),
+        (lambda d: d.pop("model"), r"model is None, but must be an object whose kind is one of"),
+        (lambda d: d.update(model=[]), r"model is \[\], but must be an object whose kind is one of"),
+        (lambda d: d.update(format="timm"), r"says format 'timm', but must say 'vitreous'"),
+        (lambda d: d.update(version=2), r"has version 2, but this Vitreous reads version 1"),
+        (lambda d: d.update(provenence={}), r"'provenence' is not a field .* \(did you mean 'provenance'\?\)"),
+        (lambda d: d.update(provenance=1), r"provenance is 1, but must be an object"),
+    ],
+)
+def test_a_wrong_config_is_explained(saved: Path, change: Any, message: str) -> None:
+    edit(saved, change)
+    with pytest.raises(BadCheckpoint, match=message) as error:
+        load_folder(saved)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "vitreous", ', "[" * 100_000, "1" * 5000, "\x00"])
+def test_a_config_that_is_no_config(saved: Path, text: str) -> None:
+    (saved / "config.json").write_text(text)
+    with pytest.raises(BadCheckpoint, match=r"config.json (is not JSON|says format None)"):
+        load_folder(saved)
+    (saved / "config.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(BadCheckpoint, match=r"config.json is not JSON"):
+        load_folder(saved)
+
+
+def test_a_huge_config_is_not_read(saved: Path) -> None:
+    os.truncate(saved / "config.json", 1 << 40)
+    with pytest.raises(BadCheckpoint, match="must have at most"):
+        load_folder(saved)
+
+
+def test_other_tensors_are_listed(saved: Path) -> None:
+    state = load_state(saved)
+    state["head.weight"] = torch.zeros(6, 32)
+    state["head.bais"] = state.pop("head.bias")
+    state["norm.bias"] = state["norm.bias"].long()
+    save_file(state, saved / "model.safetensors")
+    with pytest.raises(
+        BadCheckpoint, match=r"1 missing: head.bias; 1 unexpected: head.bais .*; 1 of another shape: head"
+    ) as e:
+        load_folder(saved)
+    assert "norm.bias is I64" in str(e.value)
+
+
+def test_damaged_bytes_fail_by_name_or_not_at_all(saved: Path) -> None:
+    """Whatever happens to the header: an error of ours, or a model of the right shapes."""
+    whole = (saved / "model.safetensors").read_bytes()
+    header = int.from_bytes(whole[:8], "little") + 8
+    generator = random.Random(0)
+    problems = []
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(generator.randint(1, 3)):
+            damaged[generator.randrange(header)] = generator.randrange(256)
+        (saved / "model.safetensors").write_bytes(
+            damaged[: generator.choice([len(damaged), header, len(damaged) // 2])]
+        )
+        try:
+            load_folder(saved)
+        except BadCheckpoint as error:
+            problems.append(str(error))
+    assert len(problems) > 100
+    assert all("\n" not in problem for problem in problems)
