@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import vitreous
 from vitreous.cli import VERBS, app, main
+from vitreous.model.checks import BadValue
+from vitreous.train.config import TrainConfig
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -198,3 +201,37 @@ def test_flags_that_may_be_left_out_do_not_speak_of_none(monkeypatch, capsys) ->
     for verb in VERBS:
         run(monkeypatch, verb, "--help")
         assert "{None}" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "data is '', but must be a folder"),
+        (("--data", "digits", "--lr", "-1"), "lr is -1.0, but must be"),
+        (("--data", "digits", "--flip", "50"), "augmentation.flip is 50.0, but must be"),
+        (("--resume",), "resume is True, but must be given together with --out"),
+        (
+            ("--data", "digits", "--decoder", "mask"),
+            "decoder is 'mask', but must be left out, or used with --task segm",
+        ),
+        (("--data", "digits", "--mask-rate", "0.5"), "mask_rate is 0.5, but must be left out, or used with --task mae"),
+        (("--data", "digits", "--task", "mae", "--mpp-target", "pixels"), "left out, or used with --task mpp"),
+        (("--data", "digits", "--task", "mpp", "--decoder-width", "64"), "left out, or used with --task mae"),
+        (("--data", "digits", "--distill", "soft"), "distill is 'soft', but must be left out, or used with --teacher"),
+        (("--data", "digits", "--lora-rank", "3"), "lora_rank is 3, but must be left out, or used with --train-only"),
+    ],
+    ids=" ".join,
+)
+def test_a_run_that_cannot_be_is_refused_in_one_line(flags, said, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    assert run(monkeypatch, "train", *flags) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vitreous: ")
+    assert said in error
+    assert error.count("\n") == 1
+    with pytest.raises(BadValue):  # in Python as well: nothing was left switched off
+        TrainConfig()
+
+
+def test_the_version(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"vitreous {vitreous.__version__}\n"

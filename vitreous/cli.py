@@ -11,12 +11,14 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+import vitreous
 from vitreous.evaluate.verb import evaluate
 from vitreous.explain.verb import explain
 from vitreous.model.checks import suggestion
 from vitreous.refuse import refuse
 from vitreous.serve.verb import serve
 from vitreous.threads import spin_briefly
+from vitreous.train.checked import Checked, checked_later
 from vitreous.train.config import TrainConfig
 
 app = tyro.extras.SubcommandApp()
@@ -29,11 +31,15 @@ def main() -> None:
     """Entry point of the `vitreous` command."""
     spin_briefly()
     word = sys.argv[1] if len(sys.argv) > 1 else ""
+    if word == "--version":
+        print(f"vitreous {vitreous.__version__}")
+        return
     if word and not word.startswith("-") and word not in VERBS:
         print(f"vitreous: there is no verb {word!r}{suggestion(word, VERBS)}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
     try:
-        app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN)
+        with checked_later():
+            app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN)
     except (ValueError, OSError) as error:
         refuse(error)
 
@@ -51,12 +57,15 @@ def train_recipe(config: TrainConfig) -> None:
     """What a recipe's `python -m recipes.NAME` runs: its config, with whatever flags change."""
     spin_briefly()
     try:
-        _train(tyro.cli(TrainConfig, default=config, config=FLAGS), shlex.join(["python", *sys.argv]))
+        with checked_later():
+            _train(tyro.cli(TrainConfig, default=config, config=FLAGS), shlex.join(["python", *sys.argv]))
     except (ValueError, OSError) as error:
         refuse(error)
 
 
 def _train(config: TrainConfig, command: str) -> None:
+    Checked.later = False
+    config.check()
     from vitreous.train.monitor import Interrupted
     from vitreous.train.run import train as run
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from vitreous.data.terminal import console
 from vitreous.model.checks import as_size
 from vitreous.model.codec import to_dict
 from vitreous.model.config import ViTConfig
@@ -28,7 +28,7 @@ def print_presets(as_json: bool) -> None:
         else:
             shape = ["-", config.width, sum(config.stages), "-"]
         table.add_row(name, *map(str, [config.image_size[0], *shape]))
-    Console().print(table)
+    console().print(table)
 
 
 def print_model(name: str, num_classes: int | None, image_size: Sequence[int] | None, as_json: bool) -> None:
@@ -50,7 +50,7 @@ def print_model(name: str, num_classes: int | None, image_size: Sequence[int] | 
     table = Table(box=None, show_header=False, title=name, title_justify="left")
     for label, value in [*_lines(config, figures), *((key, str(value)) for key, value in provenance.items())]:
         table.add_row(label, value)
-    Console().print(table)
+    console().print(table)
 
 
 def measure(config: AnyConfig) -> dict[str, int]:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from vitreous.data.check import check, run_check
 from vitreous.data.findings import Entry
+from vitreous.model.checks import BadValue
 
 RANDOM = np.random.default_rng(0)
 
@@ -63,7 +64,7 @@ def test_everything_wrong_at_once(pets: Path) -> None:
     text = str(report)
     for word in (
         "train/cat/0.png",
-        "leak: train train/cat/1.png (cat) = val val/cat/copy.png",
+        "leak: train/cat/1.png (cat, in train) = val/cat/copy.png (cat, in val)",
         "6 problems",
         "grey: 1",
     ):
@@ -123,11 +124,34 @@ def test_the_command(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["contact_sheet"] == str(sheet)
     with Image.open(io.BytesIO(sheet.read_bytes())) as image:
         assert image.format == "PNG"
-    assert run_check(str(pets), None, pets.parent / "folder", as_json=False) == 1
+    assert run_check(str(pets), None, pets.parent / "new" / "[red].png", as_json=False) == 1
     out = capsys.readouterr().out
-    assert "unreadable: train train/dog/0.png (dog)" in out
-    assert "folder/contact.png" in out
-    assert (pets.parent / "folder/contact.png").is_file()
+    assert "unreadable: train/dog/0.png (dog, in train)" in out
+    assert "new/[red].png" in out
+    assert (pets.parent / "new" / "[red].png").is_file()
+
+
+def test_a_sheet_that_is_no_png_is_refused_before_a_picture_is_read(pets: Path) -> None:
+    with pytest.raises(BadValue, match=r"sheet.txt', but must be the name of a file that ends in .png"):
+        run_check(str(pets), None, pets.parent / "sheet.txt", as_json=False)
+    assert not (pets.parent / "sheet.txt").exists()
+
+
+def test_a_part_that_is_the_only_one_is_not_named(tmp_path: Path) -> None:
+    draw(tmp_path / "a/1.png")
+    draw(tmp_path / "b/1.png")
+    draw(tmp_path / "b/2.png", "L")
+    assert "grey: 1, such as b/2.png (b)" in str(check(str(tmp_path)))
+
+
+def test_names_of_classes_are_whole_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = " ".join(["a very long name"] * 12)
+    for name in (long, "b"):
+        for i in range(3):
+            draw(tmp_path / name / f"{i}.png")
+    run_check(str(tmp_path), None, None, as_json=False)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if long in line]
+    assert rows[0][-2:] == ["2", "1"]  # with its numbers beside it
 
 
 def test_many_classes_and_imbalance_are_told_shortly(tmp_path: Path) -> None:

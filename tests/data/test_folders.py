@@ -1,5 +1,6 @@
 """No picture is decoded to open a folder, so most of these are not even pictures."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,43 @@ def test_a_folder_tells_all_its_problems(tmp_path: Path) -> None:
     found = open_folder(tmp_path)
     assert len(found.problems) == 1
     assert len(label_problems(found)) == 2
+
+
+# ---- Without labels --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        [f"{i}.png" for i in range(10)],
+        [f"only/{i}.png" for i in range(10)],
+        [f"a/{i}.png" for i in range(9)] + ["b/alone.png"],
+        [f"a/{i}.png" for i in range(4)] + [f"b/{i}.png" for i in range(5)] + ["loose.png"],
+        [f"images/{i}.png" for i in range(10)] + [f"masks/{i}.png" for i in range(10)],
+    ],
+    ids=["flat", "one class", "a class of one", "some loose", "masks beside them"],
+)
+def test_whoever_needs_no_labels_gets_all_pictures(tmp_path: Path, paths: list[str]) -> None:
+    root = fill(tmp_path / "set", *paths)
+    data = open_data(str(root), labelled=False)
+    names = [source.name(i) for source in (data.train, data.val) for i in range(len(source))]
+    assert sorted(names) == sorted(path for path in paths if not path.startswith("masks"))
+    assert len(data.val) == 2
+    with (
+        pytest.raises(ValueError, match=r"no class folders|only class|one picture only|use --task segment")
+        if ("loose.png" not in paths)
+        else contextlib.nullcontext()
+    ):
+        open_data(str(root))
+
+
+def test_parts_without_labels(tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", "train/1.png", "train/deep/2.png", "val/3.png", "test/4.png")
+    data = open_data(str(root), labelled=False)
+    assert [contents(part) is not None and len(part) for part in (data.train, data.val, data.test)] == [2, 1, 1]
+
+
+def test_folders_called_images_and_masks_may_be_classes(tmp_path: Path) -> None:
+    """Of things called so: no picture has a mask of its own name."""
+    root = fill(tmp_path / "set", *(f"image/a{i}.png" for i in range(5)), *(f"mask/b{i}.png" for i in range(5)))
+    assert open_data(str(root)).classes == ("image", "mask")

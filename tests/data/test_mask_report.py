@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitreous.data.check import check_masks, run_check
-from vitreous.data.mask_report import has_masks
+from vitreous.data.masks import has_masks
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_same_picture_in_two_parts_is_a_leak(folder: Path, capsys: pytest.Ca
     (folder / "images/val/6.png").write_bytes((folder / "images/train/0.png").read_bytes())
     assert run_check(str(folder), None, None, as_json=False) == 1
     out = capsys.readouterr().out
-    assert "leak: train images/train/0.png" in out
+    assert "leak: images/train/0.png (picture, in train) = images/val/6.png" in out
     assert "[cat]" in out
     assert "1 problem" in out
 

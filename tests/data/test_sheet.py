@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitreous.data.fonts import font_for
 from vitreous.data.sheet import CAPTION, GAP, THUMB, contact_sheet, write_sheet
 from vitreous.data.source import ArraySource
+from vitreous.model.checks import BadValue
 
 # Every class has its own colour.
 COLOURS = np.array([[250, 0, 0], [0, 250, 0], [0, 0, 250]], np.uint8)
@@ -42,7 +44,7 @@ def test_any_number_of_classes_fits(tmp_path: Path, classes: int) -> None:
     names = tuple(f"class {i} 猫" for i in range(classes))
     images = np.zeros((classes, 4, 4, 1), np.uint8)
     parts = {"train": ArraySource(images, np.arange(classes), names, "x")}
-    with Image.open(write_sheet(parts, tmp_path / "new")) as sheet:
+    with Image.open(write_sheet(parts, tmp_path / "new" / "sheet.png")) as sheet:
         dark = (np.asarray(sheet).max(axis=-1) == 0).sum()
     assert dark >= classes * THUMB**2
 
@@ -51,3 +53,28 @@ def test_what_cannot_be_read_is_left_out() -> None:
     broken = source([0, 1, 2])
     broken.picture = lambda index: b"nothing"  # type: ignore[method-assign]
     assert contact_sheet({"train": broken}).width > 0
+
+
+@pytest.mark.parametrize("name", ["sheet.txt", "sheet", "sheet.jpg"])
+def test_a_sheet_is_a_png_and_nothing_else_is_made(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadValue, match=f"{name}', but must be the name of a file that ends in .png"):
+        write_sheet({"train": source([0, 1, 2])}, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_in_other_scripts_are_written_where_a_font_has_them() -> None:
+    """Two names of one length differ on the sheet, as they would not if both were told as a number."""
+
+    def caption(name: str) -> np.ndarray:
+        one = ArraySource(np.zeros((1, 4, 4, 1), np.uint8), np.array([0]), (name,), "x")
+        return np.asarray(contact_sheet({"train": one}))[: GAP + CAPTION]
+
+    assert (caption("кошка") != caption("class 0")).any()  # matplotlib brings a font that has these
+    if font_for("猫狗") is None:
+        pytest.skip("no font here has Chinese")
+    assert (caption("猫") != caption("狗")).any()
+    assert (caption("猫") != caption("class 0")).any()
+
+
+def test_what_no_font_has_is_told_as_a_number() -> None:
+    assert font_for("\U0010fffd") is None  # for private use, so that no font has it

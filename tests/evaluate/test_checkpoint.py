@@ -103,3 +103,37 @@ def test_what_is_printed(
     assert all(name in out for name in NAMES)  # and not as markup
     assert f"{record['top1']:.4f}" in out
     assert "unreadable: test/cat/2.png: the file is empty" in out
+
+
+def test_a_checkpoint_without_a_head_is_measured_by_its_features(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no head, so it knows no classes: .* --probe knn, linear or fewshot"):
+        evaluate_classifier(build(configure("ViT-Lite-6/4", 0, 8, FIELDS)), str(pictures))
+
+
+def test_names_of_classes_are_whole_in_a_pipe(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    long = " ".join(["cat"] * 40)
+    for part in ("train", "val", "test"):
+        (pictures / part / "cat").rename(pictures / part / long)
+    names = ("[b]ird", long, "dog:smile:")
+    model = load(checkpoint(tmp_path, names, 3))
+    figures, answers = evaluate_classifier(model, str(pictures), Setting(device="cpu", workers=0))
+    print_evaluation(figures, answers, False, None)
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f" {long} ")]
+    assert len(row.removeprefix(f" {long} ").split()) == 4  # pictures, precision, recall, F1
+
+
+def test_another_split_than_the_runs_own_is_doubted(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its pictures may be among those that the model learned from, whatever it then gets right."""
+    model, usual = load(checkpoint(tmp_path)), {"device": "cpu", "workers": 0, "batch_size": 4}
+    own = {"seed": 3, "val_fraction": 0.4}
+    vars(model)["provenance"] = {"data": "train", **own}
+    alone = str(pictures / "train")  # which has no part to hold out but what is held out of it
+    for data, split, doubted in ((alone, {}, True), (alone, own, False), (str(pictures), {}, False)):
+        figures, answers = evaluate_classifier(model, data, Setting(**usual, **split))  # type: ignore[arg-type]
+        print_evaluation(figures, answers, as_json=False, out=None)
+        assert ("--seed 3 --val-fraction 0.4" in capsys.readouterr().err) == doubted

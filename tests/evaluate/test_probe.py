@@ -3,11 +3,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from vitreous.cli import main
+from vitreous.data.open import open_data
 from vitreous.evaluate import linear
 from vitreous.evaluate.probe import PROBES, probe_checkpoint
 from vitreous.evaluate.setting import Setting
@@ -111,6 +113,30 @@ def test_a_resnet_is_probed_too_and_broken_pictures_are_named(
     assert "neighbours is 20, but must be at most" in capsys.readouterr().err
     assert run(monkeypatch, *probing, "knn", "--features", "class+mean") == 2
     assert "features is 'class+mean', but must be 'pooled' for a ResNet" in capsys.readouterr().err
+
+
+def test_usual_shots_that_a_class_has_not_are_left_out_but_not_those_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    digits = open_data("digits").train
+    for count, measured, said in (
+        (12, [5, 10], "left out: 25 shots: class '0' has 12 pictures to learn from"),
+        (3, [3], "left out: 5, 10, 25 shots: class '0' has 3 pictures to learn from"),
+    ):
+        kept = [
+            i for label in range(10) for i in np.flatnonzero(digits.labels == label).tolist()[: 30 if label else count]
+        ]
+        x, y = np.stack([digits.picture(i) for i in kept]), digits.labels[kept]
+        data = tmp_path / f"{count}.npz"
+        np.savez(data, x_train=x, y_train=y, x_val=x[::3], y_val=y[::3])
+        probing = [checkpoint, "--data", data, "--probe", "fewshot"]
+        assert run(monkeypatch, *probing) == 0
+        assert said in capsys.readouterr().out
+        assert run(monkeypatch, *probing, "--json") == 0
+        figures = json.loads(capsys.readouterr().out)
+        assert [row["shots"] for row in figures["results"]] == measured
+        assert run(monkeypatch, *probing, "--shots", "5", "25") == 1
+        assert f"shots is 25, but must be at most {count}: class '0'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

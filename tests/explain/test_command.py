@@ -142,6 +142,8 @@ def test_wrong_files(monkeypatch, capsys, checkpoint: Path, tmp_path: Path) -> N
     assert "text.png: not a picture" in capsys.readouterr().err
     assert run(monkeypatch, checkpoint, tmp_path / "cat.png", "--out", tmp_path / "out") == 1
     assert "there is no picture" in capsys.readouterr().err
+    assert run(monkeypatch, checkpoint, tmp_path, "--out", tmp_path / "out") == 1
+    assert "is a folder, but explain takes one picture" in capsys.readouterr().err
     assert run(monkeypatch, checkpoint, "none", "--methods", "pca", "--out", tmp_path / "out") == 2
     assert "methods has 'pca', but no picture was given" in capsys.readouterr().err
 

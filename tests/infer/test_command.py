@@ -2,6 +2,10 @@
 
 import csv
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from vitreous.infer import Predictor
 from vitreous.infer.command import embed_files, predict_files
 from vitreous.model.build import build
 from vitreous.model.presets import configure
+from vitreous.model.segmenter import SegmenterConfig, build_segmenter
 from vitreous.weights.load import load, save
 
 FIELDS = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "labels": ("ant", "bee", "cat")}
@@ -115,3 +120,75 @@ def test_what_cannot_be_written_is_said_before_a_model_is_loaded(tmp_path: Path,
 def test_pictures_that_are_not_there_are_said_before_a_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nothing\.jpg"):
         predict(tmp_path / "nowhere", str(tmp_path / "nothing.jpg"))
+
+
+def vitreous(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """As in a shell, with both outputs in a pipe."""
+    words = [sys.executable, "-m", "vitreous", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
+
+
+def test_in_a_pipe_every_path_is_whole(model: Path, pictures: Path) -> None:
+    deep = pictures / "/".join(["a folder whose name is long"] * 4)
+    deep.mkdir(parents=True)
+    files = [shutil.copy(pictures / f"{i}.png", deep / f"{i}.png") for i in range(2)]
+    run = vitreous("predict", model, deep, "--device", "cpu")
+    assert run.returncode == 0
+    _, *lines = run.stdout.splitlines()
+    for file, line in zip(files, lines, strict=True):
+        assert line.startswith(f" {file} ")
+        assert "%" in line
+    _, *facts = vitreous("info", model).stdout.splitlines()
+    assert all(line.strip().split("  ")[0] for line in facts)  # no line goes on in the next
+    assert max(map(len, facts)) > 80
+    assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not filled up to the longest
+
+
+@pytest.mark.parametrize(
+    "words", [["predict"], ["predict", "--json"], ["predict", "--out", "x.csv"], ["embed", "--out", "x.csv"]]
+)
+def test_where_no_picture_can_be_read_the_run_has_failed(
+    words: list[str], model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    verb, *options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
+    run = vitreous(verb, model, pictures / "2.png", *options, "--device", "cpu")
+    assert run.returncode == 1
+    assert run.stderr.startswith("vitreous: no picture could be read: 1 of 1 failed")
+    assert len(run.stderr.splitlines()) == 1
+    told = (tmp_path / "x.csv").read_text() if options[-1:] == [str(tmp_path / "x.csv")] else run.stdout
+    assert "not a picture" in told
+    some = vitreous(verb, model, pictures, *options, "--device", "cpu")
+    assert some.returncode == 0
+    assert "5 pictures" in some.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "gpu"], "device is 'gpu', but must be auto, cpu, cuda, mps"),
+        (["--out", "answers.xlsx"], "out is 'answers.xlsx', but must be a name that ends in .json"),
+    ],
+)
+def test_arguments_that_cannot_be(words: list[str], message: str, model: Path, pictures: Path) -> None:
+    run = vitreous("predict", model, pictures / "0.png", *words)
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert message in run.stderr
+
+
+def test_no_pictures_at_all(model: Path) -> None:
+    run = vitreous("predict", model)
+    assert run.returncode == 2
+    assert "images is '', but must be files, folders, globs" in run.stderr
+
+
+def test_a_segmenter_says_how_to_get_masks(tmp_path: Path, pictures: Path) -> None:
+    encoder = configure("ViT-Lite-6/4", 0, 8, {name: FIELDS[name] for name in FIELDS if name != "labels"})
+    save(build_segmenter(SegmenterConfig(encoder, num_classes=2)), tmp_path / "segmenter")
+    run = vitreous("predict", tmp_path / "segmenter", pictures / "0.png", "--device", "cpu")
+    assert (run.returncode, run.stdout.count("\n")) == (0, 1)
+    assert "masks and overlays are written with --out FOLDER" in run.stderr
+    kept = vitreous("predict", tmp_path / "segmenter", pictures / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
+    assert "--out" not in kept.stderr
+    assert (tmp_path / "cut" / "masks" / "0.png").is_file()
+    broken = vitreous("predict", tmp_path / "segmenter", pictures / "2.png", "--device", "cpu")
+    assert (broken.returncode, broken.stderr.count("\n")) == (1, 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitreous.infer.inputs import expand
+from vitreous.model.checks import BadValue
 
 FILES = [
     "b/2.PNG",
@@ -104,5 +105,5 @@ def test_what_is_not_there_is_named(argument: str, message: str) -> None:
 
 
 def test_nothing_at_all() -> None:
-    with pytest.raises(ValueError, match="no pictures found: nothing was given"):
+    with pytest.raises(BadValue, match="images is '', but must be files, folders, globs"):
         found()

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from vitreous.infer.answers import Embedding, Label, Prediction
 from vitreous.infer.outputs import Shape, Written, json_line, print_table, write, writer_for
+from vitreous.model.checks import BadValue
 
 CAT = Prediction("a/cat.jpg", (Label("cat", 3, 0.75), Label("dog, small", 1, 0.25)))
 DOG = Prediction("dog\udce9.png", (Label("犬 [bold]", 0, 0.5), Label("line\nbreak", 2, 0.125)))
@@ -132,7 +133,8 @@ def test_the_name_is_checked_before_anything_is_done(tmp_path: Path, monkeypatch
         raise AssertionError("asked for")
         yield
 
-    with pytest.raises(ValueError, match=r"x.cvs' must end in .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"):
+    wanted = r"x.cvs', but must be a name that ends in .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"
+    with pytest.raises(BadValue, match=wanted):
         write(never(), tmp_path / "x.cvs", TWO)
     (tmp_path / "x.csv").mkdir()
     with pytest.raises(OSError, match="is not a file"):

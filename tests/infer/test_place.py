@@ -4,6 +4,7 @@ from torch import nn
 
 from vitreous.infer.place import choose_device, choose_dtype, placed
 from vitreous.model.build import build
+from vitreous.model.checks import BadValue
 from vitreous.model.config import ViTConfig
 
 CPU = torch.device("cpu")
@@ -21,10 +22,10 @@ def test_a_model_on_an_accelerator_stays_there() -> None:
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match="device is 'cuda:99', which this machine does not have") as error:
+    with pytest.raises(BadValue, match="device is 'cuda:99', which this machine does not have") as error:
         choose_device("cuda:99")
     assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="device is 'gpu'"):
+    with pytest.raises(BadValue, match="device is 'gpu', but must be auto, cpu, cuda, mps"):
         choose_device("gpu")
 
 

@@ -152,6 +152,14 @@ def test_what_a_model_cannot_do(live: Live, path: str, status: int, code: str) -
     assert (answer.status, answer.code) == (status, code)
 
 
+def test_an_empty_target_is_the_likeliest_and_a_wrong_one_is_called_by_its_name(live: Live) -> None:
+    left_out, empty = (live.ask("POST", f"/v1/explain{query}", picture()).json for query in ("", "?target="))
+    assert empty == left_out
+    assert empty["target"]["index"] == empty["predictions"][0]["index"]
+    wrong = live.ask("POST", "/v1/explain?target=horse", picture()).json["error"]["message"]
+    assert wrong.startswith("target is 'horse', but must be a label")
+
+
 @pytest.mark.parametrize("method", ["relevance", "rollout", "attention", "occlusion"])
 def test_explanations(live: Live, served: list[Served], method: str) -> None:
     answer = live.ask("POST", f"/v1/explain?method={method}&target=cat", picture()).json

@@ -11,10 +11,12 @@ from vitreous.model.checks import BadValue
 from vitreous.model.codec import parse_fields
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost
+from vitreous.model.presets import create
 from vitreous.train import defaults
 from vitreous.train.config import Augment, Optim, Segmenting, TrainConfig
 from vitreous.train.defaults import choose, fitting_batch, free_folder
 from vitreous.train.start import build_model
+from vitreous.weights.load import save
 
 
 @pytest.fixture
@@ -139,7 +141,8 @@ def test_auto_counts_what_the_decoder_needs_as_well(how: Segmenting, monkeypatch
     each = []
     for task in ("classify", "segment"):
         monkeypatch.setattr(defaults, "fitting_batch", lambda model, memory: each.append(cost(model)) or 16)
-        choose(dataclasses.replace(config, task=task, batch_size="auto"), data, "cpu")  # type: ignore[arg-type]
+        said = how if task == "segment" else Segmenting()
+        choose(dataclasses.replace(config, task=task, segmenting=said, batch_size="auto"), data, "cpu")  # type: ignore[arg-type]
     assert each[1].activation_bytes >= each[0].activation_bytes
     assert each[1].activation_bytes > each[0].activation_bytes or how.decoder != "mask"
     model = build_model(choose(dataclasses.replace(config, batch_size=16), data, "cpu").config, data)
@@ -168,3 +171,16 @@ def test_folders_are_never_reused(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x-2").mkdir()
     assert free_folder(tmp_path, "x") == tmp_path / "x-3"
+
+
+def test_a_cpu_is_not_given_a_checkpoints_large_pictures(fifty: Path, tmp_path: Path) -> None:
+    tiny = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2, "patch_size": 14}
+    for size, on_cpu in ((518, (224,)), (98, ())):
+        save(create("ViT-Ti/16", num_classes=0, image_size=size, overrides=tiny), tmp_path / str(size))
+        config = TrainConfig(data=str(fifty), init=tmp_path / str(size))
+        for device, expected in (("cpu", on_cpu), ("cuda", ())):
+            chosen = choose(config, open_data(str(fifty)), device)
+            assert chosen.config.image_size == expected
+            [note] = [note for note in chosen.notes if note.startswith("--image-size")]
+            assert "the checkpoint's own" in note
+            assert str(size) in note

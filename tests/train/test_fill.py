@@ -26,7 +26,8 @@ from vitreous.weights.tensors import read_tensors
 def filling(out: Path, task: str, **changes: Any) -> TrainConfig:
     """Pictures of 8 x 8 pixels in patches of 2."""
     small = ("patch_size=[2,2]", "width=32", "mlp_width=32", "depth=2", "num_heads=2", "channels=1")
-    masking = changes.pop("masking", Masking(decoder_width=32, decoder_depth=1))
+    light = Masking(decoder_width=32, decoder_depth=1) if task == "mae" else Masking()
+    masking = changes.pop("masking", light)
     augment = Augment(crop="none", flip=0.0)
     return tiny(out, task=task, set=small, masking=masking, augment=augment, optim=Optim(lr=3e-3), **changes)
 

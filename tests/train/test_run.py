@@ -257,6 +257,30 @@ def test_only_the_folder_is_needed_to_resume(start: Path) -> None:
 
 
 @pytest.mark.usefixtures("unreported")
+def test_seconds_count_from_the_first_start(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = rows(start)[-1]["seconds"]
+    assert train(TrainConfig(out=start, resume=True, device="cpu"))["seconds"] > before > 0
+    assert "this run was finished" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_run_that_fails_on_unreadable_pictures_can_be_given_again(tmp_path: Path) -> None:
+    config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.0)
+    with pytest.raises(ValueError, match="--max-unreadable 0 allows"):
+        train(config)
+    assert not (tmp_path / "run").exists()
+    train(dataclasses.replace(config, max_unreadable=0.1))
+
+
+def test_a_wrong_model_is_told_before_the_data_is_looked_at(tmp_path: Path) -> None:
+    for changes in ({"model": "ViT-X/16"}, {"set": ("foo=3",)}, {"image_size": (7,)}):
+        with pytest.raises(BadValue):
+            train(steady(tmp_path / "run", data="nowhere", **changes))
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        train(steady(tmp_path / "run", data="nowhere", model=None, set=(), init=tmp_path / "x"))
+
+
+@pytest.mark.usefixtures("unreported")
 def test_the_next_commands_can_be_typed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = pictures(tmp_path / "a set")
     train(steady(tmp_path / "run", data=str(data / "train"), batch_size=8, seed=3, steps=1, max_unreadable=0.1))

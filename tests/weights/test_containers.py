@@ -11,6 +11,7 @@ from torch import Tensor
 
 import vitreous
 from vitreous.model.build import build_vit
+from vitreous.model.checks import BadValue
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
 from vitreous.weights.adapt import provenance_of
@@ -108,3 +109,12 @@ def test_an_index_names_files_of_weights_beside_it(shard: str, content: Any, mes
         torch.save(content, tmp_path / shard)
     with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path)
+
+
+def test_what_was_given_and_cannot_be_is_the_givers_mistake(tensors: Tensors, tmp_path: Path) -> None:
+    for given, message in (({"num_heads": 5}, "num_heads"), ({"num_head": 2}, "did you mean 'num_heads'")):
+        with pytest.raises(BadValue, match=message):
+            vitreous.load(tmp_path / "plain.safetensors", overrides=given)
+    vitreous.save(build_vit(CONFIG), tmp_path / "ours")
+    with pytest.raises(BadValue, match="num_heads"):
+        vitreous.load(tmp_path / "ours", overrides={"num_heads": 5})

@@ -14,12 +14,13 @@ from rich.progress import track
 
 from vitreous.data.findings import Entry, Report
 from vitreous.data.look import Look, look_at
-from vitreous.data.mask_report import MaskReport, cover_of, has_masks
-from vitreous.data.masks import open_mask_folder
+from vitreous.data.mask_report import MaskReport, cover_of
+from vitreous.data.masks import has_masks, open_mask_folder
 from vitreous.data.open import find_data
-from vitreous.data.sheet import write_sheet
+from vitreous.data.sheet import check_name, write_sheet
 from vitreous.data.source import Source
 from vitreous.data.split import Found, arrange, label_problems, occurring
+from vitreous.data.terminal import console as standard_output
 from vitreous.model.checks import fail
 
 
@@ -36,16 +37,18 @@ def run_check(spec: str, root: Path | None, out: Path | None, as_json: bool) -> 
         if out is not None:
             fail("out", str(out), "left out for pictures with masks: the contact sheet is one of classes")
         return _run_mask_check(path, as_json)
+    if out is not None:
+        check_name(out)
     found, parts, note = _divide(find_data(spec, root))
     report = examine(found, parts, note)
     sheet = write_sheet(parts, out) if out is not None else None
     if as_json:
         print(json.dumps(report.to_dict() | {"contact_sheet": str(sheet) if sheet else None}, indent=2))
         return report.problems
-    console = Console(soft_wrap=True, highlight=False)
+    console = standard_output(markup=True, soft_wrap=True)
     console.print(report)
     if sheet is not None:
-        console.print(f"contact sheet: {sheet}")
+        console.print(f"contact sheet: {sheet}", markup=False)
     return report.problems
 
 
@@ -67,7 +70,7 @@ def _run_mask_check(path: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
     else:
-        Console(soft_wrap=True, highlight=False).print(report)
+        standard_output(markup=True, soft_wrap=True).print(report)
     return report.count
 
 

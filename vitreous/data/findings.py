@@ -25,7 +25,7 @@ class Entry:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.part} {self.name} ({self.label})"
+        return f"{self.name} ({self.label}, in {self.part})"
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,16 @@ class Report:
     def findings(self) -> Iterator[str]:
         """What is wrong with single pictures."""
         for entry, reason in self.unreadable[:SHOWN]:
-            yield _bad("unreadable", f"{entry}: {reason}")
+            yield _bad("unreadable", f"{self._told(entry)}: {reason}")
         yield from _rest(self.unreadable)
         for title, groups in (("leak", self.leaks), ("two labels", self.conflicts)):
             for group in groups[:SHOWN]:
-                yield _bad(title, " = ".join(map(str, group)))
+                yield _bad(title, " = ".join(map(self._told, group)))
             yield from _rest(groups)
+
+    def _told(self, entry: Entry) -> str:
+        """Where all pictures are in one part, its name would say nothing."""
+        return str(entry) if len(self.counts) > 1 else f"{entry.name} ({entry.label})"
 
     def _table(self) -> Table:
         """Pictures by class and part; of many classes, the largest and the smallest."""
@@ -136,10 +140,10 @@ class Report:
             smallest, median, largest = (f"{height} x {width}" for height, width in self.sizes)
             yield f"sizes (height x width): smallest {smallest}, median {median}, largest {largest}"
         for kind, entries in self.odd.items():
-            yield escape(f"{kind}: {len(entries):,}, such as {entries[0]}")
+            yield escape(f"{kind}: {len(entries):,}, such as {self._told(entries[0])}")
         if self.duplicates:
             extra = sum(len(group) - 1 for group in self.duplicates)
-            first = " = ".join(map(str, self.duplicates[0]))
+            first = " = ".join(map(self._told, self.duplicates[0]))
             yield escape(f"duplicates within a part: {plural(extra, 'picture')}, such as {first}")
 
 

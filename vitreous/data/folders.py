@@ -12,33 +12,38 @@ from vitreous.data.split import WHOLE, Found, by_part, listed, part_name, plural
 from vitreous.data.stored import FileSource, is_picture
 
 Item = tuple[str, str, str]  # part, class, path below the root
+LOOSE = "picture"  # the class of a picture that needs none
 
 
-def open_folder(root: Path) -> Found:
-    """What is in the folder. Only names are read."""
+def open_folder(root: Path, labelled: bool = True) -> Found:
+    """What is in the folder. Only names are read. Pictures that need no label may lie outside of class folders."""
     folders, pictures, others = list_folder(root)
     parts = {folder: part for folder in folders if (part := part_name(folder))}
     if "train" in parts.values() and (len(parts) > 1 or len(folders) == 1):
-        return _open_parts(root, parts)
+        return _open_parts(root, parts, labelled)
     if parts and len(parts) == len(folders):
         raise ValueError(f"{root} has {listed(folders)}, but no folder train")
-    if not folders:
+    if not folders and (labelled or not pictures):
         raise ValueError(_no_classes(root, pictures, others))
     items, problems = _classes(root, "", WHOLE, folders)
-    found = _found(root, items, problems)
+    if not labelled:
+        items, pictures = items + [(WHOLE, LOOSE, name) for name in pictures], []
+    found = _found(root, items, problems if labelled else [])
     if pictures:
         found.notes.append(f"{plural(len(pictures), 'picture')} outside the class folders left out")
     return found
 
 
-def _open_parts(root: Path, parts: dict[str, str]) -> Found:
+def _open_parts(root: Path, parts: dict[str, str], labelled: bool) -> Found:
     doubled = [folder for folder, part in parts.items() if list(parts.values()).count(part) > 1]
     if doubled:
         raise ValueError(f"{root} has {listed(doubled)}, which mean the same part: keep one")
     items, problems, notes = [], [], []
     for folder, part in parts.items():
         classes, pictures, _ = list_folder(root / folder)
-        if classes:
+        if not labelled:
+            items += [(part, LOOSE, path) for path in pictures_below(root, folder)]
+        elif classes:
             more, wrong = _classes(root, folder, part, classes)
             items += more
             problems += wrong

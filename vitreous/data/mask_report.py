@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitreous.data.findings import Report
-from vitreous.data.masks import MASKS, PICTURES
 from vitreous.data.source import Source
-from vitreous.data.split import part_name, plural
+from vitreous.data.split import plural
 from vitreous.model.segment_loss import IGNORED
 
 
@@ -73,18 +71,6 @@ class MaskReport:
             yield f"[bold red]{plural(self.count, 'problem')}[/bold red]"
         else:
             yield "[bold green]no problems[/bold green]"
-
-
-def has_masks(root: Path) -> bool:
-    """Whether a folder has one of pictures beside one of masks, in it or in its parts."""
-
-    def names(folder: Path) -> set[str]:
-        return {entry.name.lower() for entry in folder.iterdir() if entry.is_dir()}
-
-    if not root.is_dir():
-        return False
-    inside = [root, *(entry for entry in root.iterdir() if entry.is_dir() and part_name(entry.name))]
-    return any(names(folder) & set(PICTURES) and names(folder) & set(MASKS) for folder in inside)
 
 
 def cover_of(source: Source) -> Cover:

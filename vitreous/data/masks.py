@@ -97,6 +97,35 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = ()) -> Found:
 # ---- Folders ---------------------------------------------------------------------------------------------------------
 
 
+def has_masks(root: Path) -> bool:
+    """Whether a folder has one of pictures beside one of masks, in it or in its parts."""
+
+    def names(folder: Path) -> set[str]:
+        return {entry.name.lower() for entry in folder.iterdir() if entry.is_dir()}
+
+    if not root.is_dir():
+        return False
+    inside = [root, *(entry for entry in root.iterdir() if entry.is_dir() and part_name(entry.name))]
+    return any(names(folder) & set(PICTURES) and names(folder) & set(MASKS) for folder in inside)
+
+
+def pairs_in(root: Path) -> int:
+    """How many pictures have a mask of the same name, where `has_masks`."""
+    return sum(
+        len({_name(path, side.pictures) for path in pictures_below(root, side.pictures)}
+            & {_name(path, side.masks) for path in pictures_below(root, side.masks)})
+        for side in _sides(root)[0] if (root / side.masks).is_dir()
+    )  # fmt: skip
+
+
+def open_unmasked(root: Path) -> Found:
+    """The pictures alone, for those who have no use for their masks."""
+    sides, notes = _sides(root)
+    items = [(side.part, path) for side in sides for path in pictures_below(root, side.pictures)]
+    source = FileSource(root, [path for _, path in items], np.zeros(len(items), np.int64), UNLABELLED)
+    return Found(root.resolve().name, by_part(source, (part for part, _ in items)), notes, labelled=False)
+
+
 class Side(NamedTuple):
     """The folders of pictures and of masks that belong to one part, below the root."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from vitreous.data.arrays import open_arrays
 from vitreous.data.builtin import NAMES, open_builtin
 from vitreous.data.folders import open_folder
+from vitreous.data.masks import has_masks, open_unmasked, pairs_in
 from vitreous.data.shards import open_shards
 from vitreous.data.source import DataSet
 from vitreous.data.split import Found, arrange
@@ -15,8 +16,12 @@ from vitreous.data.tables import SUFFIXES, open_table
 from vitreous.model.checks import check_real, suggestion
 
 
-def open_data(spec: str, *, root: Path | None = None, val_fraction: float = 0.2, seed: int = 0) -> DataSet:
+def open_data(
+    spec: str, *, root: Path | None = None, val_fraction: float = 0.2, seed: int = 0, labelled: bool = True
+) -> DataSet:
     """The data set that `spec` means, in parts. What is wrong with it is said here, before any model exists.
+
+    `labelled` is False for those who need pictures only: then classes are not looked at, nor do there have to be any.
 
     A built-in name comes before a folder of that name: write `./digits` for the folder. `root` is where a local copy of
     a published set lies, where the paths of a table begin, and where any other path is looked for first.
@@ -26,10 +31,12 @@ def open_data(spec: str, *, root: Path | None = None, val_fraction: float = 0.2,
     (1438, 359, ('0', '1', '2'))
     """
     check_real("val_fraction", val_fraction, 0, 1)
-    return arrange(find_data(spec, root, seed), val_fraction, seed)
+    found = find_data(spec, root, seed, labelled)
+    found.labelled = found.labelled and labelled
+    return arrange(found, val_fraction, seed)
 
 
-def find_data(spec: str, root: Path | None = None, seed: int = 0) -> Found:
+def find_data(spec: str, root: Path | None = None, seed: int = 0, labelled: bool = True) -> Found:
     """What there is behind `spec`, with its problems, not yet divided."""
     name, _, options = spec.partition(":")
     if name in NAMES:
@@ -42,7 +49,7 @@ def find_data(spec: str, root: Path | None = None, seed: int = 0) -> Found:
     if root is not None and (root / path).exists():
         path = root / path
     if path.is_dir():
-        return _open_directory(path)
+        return _open_directory(path, labelled)
     if ".tar" in spec and (spec.startswith(("http://", "https://")) or not path.is_file() or path.suffix == ".tar"):
         return open_shards(spec, root)
     if not path.exists():
@@ -59,8 +66,12 @@ def find_data(spec: str, root: Path | None = None, seed: int = 0) -> Found:
     )
 
 
-def _open_directory(path: Path) -> Found:
+def _open_directory(path: Path, labelled: bool) -> Found:
     """A folder of class folders, of shards, or of Parquet files."""
+    if has_masks(path) and pairs_in(path):
+        if labelled:
+            raise ValueError(f"{path} has pictures beside masks, and no class for each picture: use --task segment")
+        return open_unmasked(path)
     endings = _endings(path, depth=2)
     if ".tar" in endings:
         return open_shards(str(path))
@@ -71,7 +82,7 @@ def _open_directory(path: Path) -> Found:
         files = [file.relative_to(path).as_posix() for file in path.rglob("*.parquet")]
         parts = choose(str(path), files, None)
         return open_parquet(path.name, {part: [path / file for file in inside] for part, inside in parts.items()})
-    return open_folder(path)
+    return open_folder(path, labelled)
 
 
 def _endings(path: Path, depth: int) -> set[str]:

@@ -5,20 +5,28 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from vitreous.data.decode import UnreadableImage, decode
+from vitreous.data.fonts import font_for
 from vitreous.data.source import Source
+from vitreous.model.checks import fail
 
 THUMB, GAP, CAPTION = 96, 6, 18
 
 
+def check_name(path: Path) -> None:
+    """Whether a sheet can be called so."""
+    if path.suffix.lower() != ".png" or path.is_dir():
+        fail("out", str(path), "the name of a file that ends in .png")
+
+
 def write_sheet(parts: Mapping[str, Source], path: Path) -> Path:
-    """Write the sheet as a PNG; `path` may also be the folder to put contact.png into."""
-    target = path if path.suffix.lower() == ".png" else path / "contact.png"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    contact_sheet(parts).save(target)
-    return target
+    """Write the sheet as a PNG, in a new folder if need be."""
+    check_name(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    contact_sheet(parts).save(path)
+    return path
 
 
 def contact_sheet(parts: Mapping[str, Source]) -> Image.Image:
@@ -29,12 +37,14 @@ def contact_sheet(parts: Mapping[str, Source]) -> Image.Image:
     down = math.ceil(len(classes) / across)
     width, height = each * (THUMB + GAP) + GAP, THUMB + CAPTION + GAP
     sheet = Image.new("RGB", (across * width + GAP, down * height + GAP), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    pen = ImageDraw.Draw(sheet)
     for number, name in enumerate(classes):
         x, y = number // down * width + GAP, number % down * height + GAP
         total = sum(int((source.labels == number).sum()) for source in parts.values())
-        drawable = all(ord(letter) < 256 for letter in name)  # Pillow's own font knows no more letters
-        pen.text((x, y + 2), f"{name if drawable else f'class {number}'}  ({total:,})", fill="black", font=font)
+        caption = f"{name}  ({total:,})"
+        if (font := font_for(caption)) is None:
+            caption, font = f"class {number}  ({total:,})", font_for("")
+        pen.text((x, y + 2), caption, fill="black", font=font)
         for place, thumb in enumerate(_some(parts, number, each)):
             left, top = x + place * (THUMB + GAP), y + CAPTION
             sheet.paste(thumb, (left + (THUMB - thumb.width) // 2, top + (THUMB - thumb.height) // 2))

@@ -48,6 +48,7 @@ class DataSet:
     val: Source
     test: Source | None
     note: str  # how the parts came about, to be said to the user
+    split: bool = False  # whether val was held out of the pictures here, by seed and fraction
 
     @property
     def classes(self) -> tuple[str, ...]:

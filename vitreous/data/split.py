@@ -37,7 +37,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     same_classes: bool = False  # whether a class of train that val lacks is a mistake too
-    labelled: bool = True  # whether pictures have classes to tell apart; with masks, only their pixels need to
+    labelled: bool = True  # whether pictures have classes to tell apart
 
 
 def arrange(found: Found, val_fraction: float, seed: int) -> DataSet:
@@ -52,12 +52,14 @@ def arrange(found: Found, val_fraction: float, seed: int) -> DataSet:
         notes.insert(0, "the test part is used as val, so its figures choose the best epoch too")
     elif "val" not in parts:
         whole = parts.pop(WHOLE) if WHOLE in parts else parts["train"]
-        train, val = stratified(whole.labels, whole.classes, val_fraction, seed, found.name)
+        labels, classes = (whole.labels, whole.classes) if found.labelled else (np.zeros(len(whole), np.int64), ("",))
+        train, val = stratified(labels, classes, val_fraction, seed, found.name)
         parts["train"], parts["val"] = pick(whole, train), pick(whole, val)
         whose = "every class" if found.labelled else "the pictures"
         notes.insert(0, f"val is {val_fraction:.0%} of {whose}, chosen by seed {seed}")
     counts = ", ".join(f"{part} {len(parts[part]):,}" for part in ("train", "val", "test") if part in parts)
-    return DataSet(found.name, parts["train"], parts["val"], parts.get("test"), "; ".join([counts, *notes]))
+    note, split = "; ".join([counts, *notes]), "val" not in found.parts and "test" not in found.parts
+    return DataSet(found.name, parts["train"], parts["val"], parts.get("test"), note, split)
 
 
 def stratified(

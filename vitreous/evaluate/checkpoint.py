@@ -21,6 +21,11 @@ SHOWN = 12
 
 def evaluate_classifier(model: ViT | ResNet, data: str, setting: Setting = USUAL) -> tuple[dict[str, Any], Answers]:
     """The figures of `metrics.json`, and all answers."""
+    if not model.config.num_classes:
+        raise ValueError(
+            "the checkpoint has no head, so it knows no classes: measure its features with --probe knn, linear or "
+            "fewshot"
+        )
     found, name, source = setting.open(data)
     if model.config.num_classes != len(found.classes) or model.config.labels not in ((), found.classes):
         ours, theirs = model.config.labels or f"{model.config.num_classes} unnamed", found.classes
@@ -44,7 +49,7 @@ def evaluate_classifier(model: ViT | ResNet, data: str, setting: Setting = USUAL
         ]
     )
     seconds = time.perf_counter() - started
-    figures = {**answers.evaluation.metrics(), "part": name, "seconds": seconds}
+    figures = {**answers.evaluation.metrics(), "part": name, "seconds": seconds, "doubt": setting.doubt(model, found)}
     return {**figures, "images_per_second": len(source) / seconds}, answers
 
 

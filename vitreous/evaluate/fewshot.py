@@ -21,6 +21,7 @@ from vitreous.evaluate.ridge import Ridge
 from vitreous.model.checks import check_positive, check_whole, fail
 
 PENALTY = 2.0**10
+SHOTS = (5, 10, 25)  # which are measured where none are asked for
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def fewshot(
     train: FeatureSet,
     test: FeatureSet,
     classes: Sequence[str],
-    shots: Sequence[int] = (5, 10, 25),
+    shots: Sequence[int] = SHOTS,
     *,
     seeds: Sequence[int] = range(5),
     penalty: float = PENALTY,
@@ -79,6 +80,25 @@ def draw(labels: Int[Tensor, "n"], shots: int, seed: int) -> Int[Tensor, "m"]:
     return torch.from_numpy(order[rank < shots])
 
 
+def smallest_class(train: FeatureSet, classes: Sequence[str]) -> tuple[int, str]:
+    """How many pictures there are to learn from of the class that has the fewest, but some; and its name."""
+    counts = torch.bincount(train.labels, minlength=len(classes)).tolist()
+    return min((count, name) for count, name in zip(counts, classes, strict=True) if count)
+
+
+def fitting_shots(train: FeatureSet, classes: Sequence[str]) -> tuple[tuple[int, ...], str]:
+    """The usual numbers of shots that every class has pictures for, and what to say of the others.
+
+    Where the smallest class has too few for any of them, all of its pictures are taken.
+    """
+    least, name = smallest_class(train, classes)
+    fitting = tuple(count for count in SHOTS if count <= least)
+    if fitting == SHOTS:
+        return SHOTS, ""
+    left_out = ", ".join(str(count) for count in SHOTS if count > least)
+    return fitting or (least,), f"{left_out} shots: class {name!r} has {plural(least, 'picture')} to learn from"
+
+
 def _check(
     train: FeatureSet, classes: Sequence[str], shots: Sequence[int], seeds: Sequence[int], penalty: float
 ) -> None:
@@ -89,8 +109,7 @@ def _check(
         fail("shots", shots, "at least one whole number")
     for count in shots:
         check_whole("shots", count, 1, 2**20)
-    counts = torch.bincount(train.labels, minlength=len(classes)).tolist()
-    least, name = min((count, name) for count, name in zip(counts, classes, strict=True) if count)
+    least, name = smallest_class(train, classes)
     if max(shots) > least:
         raise ValueError(
             f"shots is {max(shots)}, but must be at most {least}: "

@@ -17,7 +17,7 @@ from vitreous.data.split import plural
 from vitreous.evaluate.checkpoint import SHOWN
 from vitreous.evaluate.feature_cache import cached_features
 from vitreous.evaluate.features import KINDS, FeatureSet, Kind
-from vitreous.evaluate.fewshot import FewShotResult, fewshot
+from vitreous.evaluate.fewshot import FewShotResult, fewshot, fitting_shots
 from vitreous.evaluate.knn import KnnResult, knn
 from vitreous.evaluate.linear import LinearResult, linear_probe
 from vitreous.evaluate.setting import USUAL, Setting
@@ -41,17 +41,18 @@ def probe_checkpoint(
     features: Kind = "pooled",
     cache: Path | None = None,
     neighbours: Sequence[int] = (20,),
-    shots: Sequence[int] = (5, 10, 25),
+    shots: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The figures. `knn`, `linear` or `fewshot` is the result, that of the first of `neighbours` or `shots`.
 
-    `results` has all of them, and `problems` names the pictures that could not be read.
+    `results` has all of them, and `problems` names the pictures that could not be read. Without `shots` they are the
+    usual ones that every class has pictures for; `left_out` says which it has not.
     """
     check_choice("probe", probe, PROBES)
     check_choice("features", features, KINDS)
+    if not neighbours:
+        fail("neighbours", neighbours, "at least one whole number")
     for field, numbers in (("neighbours", neighbours), ("shots", shots)):
-        if not numbers:
-            fail(field, numbers, "at least one whole number")
         for number in numbers:
             check_whole(field, number, 1, 2**20)
     if setting.part == "train":
@@ -68,6 +69,9 @@ def probe_checkpoint(
         for pictures in (found.train, source)
     )  # fmt: skip
     seconds, cached = time.perf_counter() - began, train[1] or test[1]
+    left_out = ""
+    if probe == "fewshot" and not shots:
+        shots, left_out = fitting_shots(train[0], found.classes)
     results = run_probe(probe, train[0], test[0], found.classes, setting.seed, neighbours, shots, where)
     problems = (*train[0].problems, *test[0].problems)
     return {
@@ -82,6 +86,7 @@ def probe_checkpoint(
         "images_per_second": None if cached else (len(found.train) + len(source)) / seconds,  # of the encoder
         "seconds": time.perf_counter() - began,
         "results": [asdict(result) for result in results],
+        "left_out": left_out,
         "problems": problems,
     }
 
@@ -127,6 +132,8 @@ def print_probe(figures: dict[str, Any], as_json: bool, out: Path | None) -> Non
     for row in figures["results"]:
         results.add_row(_what(row), f"{row['top1']:.4f}", f"{row['top5']:.4f}", _how(row))
     console.print(results)
+    if figures["left_out"]:
+        console.print(f"left out: {figures['left_out']}", soft_wrap=True)
     for problem in figures["problems"][:SHOWN]:
         console.print(f"unreadable: {problem}", soft_wrap=True)
 

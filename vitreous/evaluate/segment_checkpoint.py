@@ -37,7 +37,7 @@ def evaluate_segmenter(
     started = time.perf_counter()
     segmented = segment_source(predictor, source, found.mask_classes)
     seconds = time.perf_counter() - started
-    figures = {**segmented.metrics(), "part": name, "seconds": seconds}
+    figures = {**segmented.metrics(), "part": name, "seconds": seconds, "doubt": setting.doubt(model, found)}
     return {**figures, "images_per_second": len(source) / seconds}, segmented
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from vitreous.data.open import open_data
 from vitreous.data.source import DataSet, Source
+from vitreous.model.kinds import AnyModel
+from vitreous.weights.adapt import provenance_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,17 @@ class Setting:
         """The data, the name of the part that is measured, and that part."""
         found = open_data(data, root=self.root, val_fraction=self.val_fraction, seed=self.seed)
         return found, *pick_part(found, self.part)
+
+    def doubt(self, model: AnyModel, data: DataSet) -> str:
+        """What to say where pictures that a model is measured on may be among those that it learned from."""
+        trained = provenance_of(model)
+        then, now = ((one.get("seed"), one.get("val_fraction")) for one in (trained, vars(self)))
+        if not data.split or trained.get("data") != data.name or None in then or then == now:
+            return ""
+        return (
+            f"the checkpoint learned from another split of {data.name} and may know some of these pictures; its own is "
+            f"--seed {then[0]} --val-fraction {then[1]}"
+        )
 
 
 USUAL = Setting()

@@ -1,6 +1,7 @@
 """Figures told: as JSON to a program and to a file, or else by whatever a person is shown."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,21 +9,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from vitreous.data.terminal import console
 from vitreous.weights.files import atomic_file
 
 
 def tell(record: Mapping[str, Any], as_json: bool, out: Path | None) -> Console | None:
     """Write the record to `out` and, if asked, print it; otherwise the console to go on with, for people.
 
-    On it, names of classes are no markup.
+    On it, names of classes are no markup. What speaks against the figures (`doubt`) is said in any case.
     """
+    if record.get("doubt"):
+        print(f"vitreous: {record['doubt']}", file=sys.stderr)
     if out is not None:
         with atomic_file(out) as aside:
             aside.write_text(json.dumps(record, indent=2))
     if as_json:
         print(json.dumps(record))
         return None
-    return Console(markup=False, emoji=False, highlight=False)
+    return console()
 
 
 def summary_table(record: Mapping[str, Any], names: tuple[str, ...]) -> Table:

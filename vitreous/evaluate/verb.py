@@ -26,7 +26,7 @@ def evaluate(
     features: Literal["pooled", "class+mean"] = "pooled",
     cache: Path | None = None,
     neighbours: tuple[int, ...] = (20,),
-    shots: tuple[int, ...] = (5, 10, 25),
+    shots: tuple[int, ...] = (),
     ignore: tuple[str, ...] = (),
     json: bool = False,
     out: Path | None = None,
@@ -53,7 +53,8 @@ def evaluate(
         features: For a probe: what the head gets, or the class token beside the mean of the patches.
         cache: For a probe: a folder to keep features in, for the next probe; left out, they are only in memory.
         neighbours: For --probe knn: how many vote; several numbers are measured in one pass, the first is the result.
-        shots: For --probe fewshot: pictures of each class; the first number is the result.
+        shots: For --probe fewshot: pictures of each class; the first number is the result. Left out: those of 5, 10 and
+            25 that every class has.
         ignore: For a segmenter: classes whose pixels shall not count.
         json: Print JSON instead of tables.
         out: Write the JSON to a file as well.

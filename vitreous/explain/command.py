@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import vitreous
+from vitreous.data.terminal import console as standard_output
 from vitreous.explain import figures
 from vitreous.explain.maps import MAPS, DrawnMap, draw_map, peak, put_to_the_test
 from vitreous.explain.report import Findings, write_page
@@ -37,6 +38,8 @@ def explain_files(
 ) -> Findings:
     began = time.perf_counter()
     picture = None if image == NONE else Path(image).expanduser()
+    if picture is not None and picture.is_dir():
+        raise ValueError(f"{image!r} is a folder, but explain takes one picture")
     if picture is not None and not picture.is_file():
         raise ValueError(f"there is no picture {image!r}; `{NONE}` asks for the figures that need none")
     model = open_model(checkpoint, image_size, device)
@@ -129,7 +132,7 @@ def _facts(study: Study, checkpoint: Path, image: str, seconds: float) -> dict[s
 
 
 def _say(study: Study, found: Findings, paths: Sequence[Path]) -> None:
-    console = Console(markup=False, emoji=False, highlight=False)  # the names of classes are no markup
+    console = standard_output()
     if study.predictions:
         table = Table("class", "probability", box=None)
         for label in study.predictions:

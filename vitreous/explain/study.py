@@ -128,19 +128,19 @@ def predict(study: Study, image: Tensor) -> tuple[Label, ...]:
     return tuple(Label(study.label(index), index, share) for index, share in pairs)
 
 
-def class_index(model: ViT, name: str | None) -> int | None:
-    """A class by its label or, where no label is called so, by its number."""
+def class_index(model: ViT, name: str | None, field: str = "class") -> int | None:
+    """A class by its label or, where no label is called so, by its number. Errors call it what the asker does."""
     if name is None:
         return None
     labels, count = model.config.labels, model.config.num_classes
     if not count:
-        raise BadValue(f"class is {name!r}, but the model has no head, so it knows no classes")
+        raise BadValue(f"{field} is {name!r}, but the model has no head, so it knows no classes")
     if name in labels:
         return labels.index(name)
     if len(name) <= 9 and name.isdecimal() and int(name) < count:  # int() refuses very long ones in words of its own
         return int(name)
     known = f"a label of the model{suggestion(name, labels)} or " if labels else ""
-    raise BadValue(f"class is {name!r}, but must be {known}a number from 0 to {count - 1}")
+    raise BadValue(f"{field} is {name!r}, but must be {known}a number from 0 to {count - 1}")
 
 
 def which_methods(model: ViT, with_picture: bool, asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:

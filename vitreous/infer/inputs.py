@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vitreous.data.stored import EXTENSIONS, is_picture
-from vitreous.model.checks import path_suggestion
+from vitreous.model.checks import fail, path_suggestion
 
 
 def expand(arguments: Sequence[str]) -> list[Path]:
@@ -27,8 +27,10 @@ def expand(arguments: Sequence[str]) -> list[Path]:
         for word in _listed() if argument == "-" else [argument]:
             for path in _meant(word, literal=argument == "-"):
                 found.setdefault(os.path.abspath(path), path)
+    if not arguments:
+        fail("images", "", "files, folders, globs, or - to read paths from the standard input")
     if not found:
-        said = ", ".join(map(repr, arguments)) or "nothing"
+        said = ", ".join(map(repr, arguments))
         raise ValueError(f"no pictures found: {said} was given, and pictures end in {_endings()}")
     return list(found.values())
 

@@ -18,8 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.data.split import plural
+from vitreous.data.terminal import console as standard_output
 from vitreous.infer.answers import Embedding, Prediction, Throughput
-from vitreous.model.checks import suggestion
+from vitreous.model.checks import fail, suggestion
 from vitreous.weights.files import atomic_file
 
 Answer = Prediction | Embedding
@@ -34,7 +35,10 @@ class Written(NamedTuple):
 
 
 def summary(written: Written, out: Path | None, speed: Throughput, device: object) -> str:
-    """The last line of a run: how many, where to, how fast."""
+    """The last line of a run: how many, where to, how fast. A run without a single answer is an error."""
+    if written.pictures and written.errors == written.pictures:
+        why = f", and {out} says why" if out is not None and out.is_file() else ""
+        raise ValueError(f"no picture could be read: {written.errors} of {written.pictures} failed{why}")
     where = f" to {out}" if out is not None else ""
     broken = f", {written.errors} of them unreadable" if written.errors else ""
     return f"{plural(written.pictures, 'picture')}{where}{broken}, {speed.images_per_second:.1f} images/s on {device}"
@@ -73,7 +77,7 @@ def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Answer], Path
     ending = Path(path).suffix.lower()
     if ending not in writers:
         allowed = f"{', '.join(writers)}{suggestion(ending, writers)}"
-        raise ValueError(f"{os.fspath(path)!r} must end in {allowed}: the ending is the format")
+        fail("out", os.fspath(path), f"a name that ends in {allowed}: the ending is the format")
     if ending == ".parquet":
         _pyarrow()
     return writers[ending]
@@ -181,7 +185,7 @@ def _numbers(answer: Embedding) -> list[float]:
 
 def print_table(predictions: Iterable[Prediction], console: Console | None = None) -> Written:
     """A line for each picture: its name, the best label and how probable it is, and the next best."""
-    console = console or Console()
+    console = console or standard_output()
     remaining, pictures, errors = iter(predictions), 0, 0
     while group := list(itertools.islice(remaining, ROWS)):
         table = Table("picture", "label", "probability", "or else", box=None, show_header=pictures == 0)

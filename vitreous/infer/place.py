@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from vitreous.model.checks import BadValue, fail
+
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -22,10 +24,14 @@ def choose_device(device: str | torch.device | None, current: torch.device | Non
     if device is None or device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
+        device = torch.device(device)
+    except RuntimeError:
+        fail("device", device, "auto, cpu, cuda, mps, or with a number, such as cuda:1")
+    try:
         return torch.empty(0, device=device).device  # with its number, as tensors on it name it
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"device is {str(device)!r}, which this machine does not have: {reason}") from error
+        raise BadValue(f"device is {str(device)!r}, which this machine does not have: {reason}") from error
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from rich.console import Console
 
+from vitreous.data.terminal import console as standard_output
 from vitreous.infer.masks import overlay, write_mask
 from vitreous.infer.outputs import Written, clean, summary
 from vitreous.infer.segments import Segmentation, SegmentPredictor
@@ -25,7 +25,7 @@ def segment_files(predictor: SegmentPredictor, paths: Sequence[Path], as_json: b
     if out is not None and (out.suffix.lower() in ENDINGS or out.is_file()):
         fail("out", str(out), "a folder for masks, because the checkpoint is a segmenter")
     names = _names(paths)
-    console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console = standard_output(soft_wrap=True)
     pictures = errors = 0
     for path, answer in zip(paths, predictor.stream(paths), strict=True):
         pictures, errors = pictures + 1, errors + (answer.error is not None)
@@ -36,6 +36,8 @@ def segment_files(predictor: SegmentPredictor, paths: Sequence[Path], as_json: b
         else:
             console.print(_line(predictor, answer))
     print(summary(Written(pictures, errors), out, predictor.throughput, predictor.device), file=sys.stderr)
+    if out is None and not as_json:
+        print("masks and overlays are written with --out FOLDER", file=sys.stderr)
 
 
 def _names(paths: Sequence[Path]) -> dict[Path, str]:

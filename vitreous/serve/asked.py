@@ -18,7 +18,7 @@ Id = Annotated[str, Path(description="Of a picture that was sent: 32 hexadecimal
 Layer = Annotated[int, Path(ge=0, lt=2**16)]
 AnyLayer = Annotated[int | None, Query(ge=0, lt=2**16, description="Left out, the last.")]
 Target = Annotated[
-    str | None, Query(max_length=200, description="A class, by label or number; left out, the likeliest.")
+    str | None, Query(max_length=200, description="A class, by label or number; left out or empty, the likeliest.")
 ]
 
 
@@ -39,8 +39,9 @@ def layer_of(model: Looked, layer: int | None) -> int:
 
 
 def target_of(model: Looked, name: str | None) -> int | None:
+    """The class that is meant; none for the likeliest, which an empty parameter asks for as well."""
     try:
-        return class_index(model.classifier, name)
+        return class_index(model.classifier, name or None, "target")
     except BadValue as error:
         raise ApiError(422, "bad_parameter", str(error)) from None
 

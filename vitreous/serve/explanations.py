@@ -9,15 +9,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from vitreous.explain.study import class_index
-from vitreous.model.checks import BadValue
 from vitreous.serve import inspect_numbers as numbers
-from vitreous.serve.asked import Model, Target
+from vitreous.serve.asked import Model, Target, target_of
 from vitreous.serve.errors import ApiError, busy
 from vitreous.serve.inspect_answers import as_json
 from vitreous.serve.inspect_desk import Desk
 from vitreous.serve.inspect_pictures import shown
-from vitreous.serve.inspect_subject import Looked
 from vitreous.serve.inspect_worker import Pace
 from vitreous.serve.limits import read_picture
 from vitreous.serve.schemas import PICTURE_BODY, WRONG, Explained, answers
@@ -46,7 +43,8 @@ def router(settings: Settings, desk: Desk) -> APIRouter:
         """
         one = desk.model(model)
         about = method in numbers.ABOUT_A_CLASS
-        wanted = _target(one, target, about)
+        _ = one.vit  # a model without attention is refused before the picture is read
+        wanted = target_of(one, target) if about else None
         picture = await read_picture(request, settings)
         try:
             async with asyncio.timeout(TIMES * settings.timeout):
@@ -74,14 +72,6 @@ def router(settings: Settings, desk: Desk) -> APIRouter:
         )
 
     return routes
-
-
-def _target(model: Looked, name: str | None, about_a_class: bool) -> int | None:
-    """The class that is meant, or an error where the model cannot be asked so."""
-    try:
-        return class_index(model.classifier, name) if about_a_class else class_index(model.vit, None)
-    except BadValue as error:
-        raise ApiError(422, "bad_parameter", str(error)) from None
 
 
 def _json(response: Any) -> dict[str, Any]:

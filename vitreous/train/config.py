@@ -11,14 +11,20 @@ from typing import Literal
 
 from vitreous.data.config import Augmentation
 from vitreous.model.checks import check_fraction, check_positive, check_real, check_whole, fail
+from vitreous.train.checked import Checked, refuse_unless
 
 Optimizer = Literal["adamw", "sgd", "muon"]
 Schedule = Literal["cosine", "linear", "rsqrt", "constant"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+# Fields of a run that are whole numbers, with the least and the most that they may be.
+WHOLE = (
+    ("steps", 1, 10**9), ("accumulate", 1, 10**4), ("seed", 0, 2**62), ("workers", 0, 1024), ("lora_rank", 1, 4096),
+    ("evaluate_every", 1, 10**6), ("patience", 1, 10**6), ("keep", 0, 10**4),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Optim:
+class Optim(Checked):
     """How weights are moved."""
 
     optimizer: Optimizer = "adamw"
@@ -46,7 +52,7 @@ class Optim:
     ema: float | None = None
     """Decay of the running average of the weights that is evaluated and saved, such as 0.9998."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.lr is not None:
             check_positive("lr", self.lr)
         check_real("weight_decay", self.weight_decay, 0, 100)
@@ -66,7 +72,7 @@ class Optim:
 
 
 @dataclass(frozen=True)
-class Augment:
+class Augment(Checked):
     """What is said about augmentation; what is not said (None) is chosen for the data. See data/config.py."""
 
     crop: Literal["resized", "padded", "none"] | None = None
@@ -92,7 +98,7 @@ class Augment:
     repeats: int | None = None
     """Different variants of a picture in an epoch."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         self.on(Augmentation())  # which checks what was said
 
     def on(self, base: Augmentation) -> Augmentation:
@@ -102,7 +108,7 @@ class Augment:
 
 
 @dataclass(frozen=True)
-class Distillation:
+class Distillation(Checked):
     """Learning from a teacher besides the labels (DeiT, arXiv 2012.12877)."""
 
     teacher: Path | None = None
@@ -114,13 +120,13 @@ class Distillation:
     distill_temperature: float = 3.0
     """Of the soft probabilities."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_real("distill_weight", self.distill_weight, 0, 1)
         check_positive("distill_temperature", self.distill_temperature)
 
 
 @dataclass(frozen=True)
-class Masking:
+class Masking(Checked):
     """What is hidden and what is asked about it, in learning without labels."""
 
     mask_rate: float | None = None
@@ -132,7 +138,7 @@ class Masking:
     decoder_depth: int | None = None
     """Of mae; a third of the encoder's where left out, 8 blocks at most."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.mask_rate is not None and not 0 < self.mask_rate < 1:
             fail("mask_rate", self.mask_rate, "between 0 and 1")
         if self.decoder_width is not None:
@@ -144,7 +150,7 @@ class Masking:
 
 
 @dataclass(frozen=True)
-class Segmenting:
+class Segmenting(Checked):
     """How pixels are told apart (--task segment)."""
 
     decoder: Literal["linear", "mask"] | None = None
@@ -158,7 +164,7 @@ class Segmenting:
     ignore: tuple[str, ...] = ()
     """Classes whose pixels are neither learned nor counted."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.cells is not None:
             check_whole("cells", self.cells, 1, 64)
         if self.mask_blocks is not None:
@@ -171,7 +177,7 @@ class Segmenting:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Checked):
     """A run: `vitreous train --data DIR` is enough. What is None by default is chosen for the data, and said."""
 
     data: str = ""
@@ -253,7 +259,23 @@ class TrainConfig:
     masking: Masking = field(default_factory=Masking)
     segmenting: Segmenting = field(default_factory=Segmenting)
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        for part in (self.optim, self.augment, self.distillation, self.masking, self.segmenting):
+            part.check()
+        self._check_run()
+        self._check_use()
+
+    def _check_use(self) -> None:
+        """Nothing is said that would have no effect."""
+        refuse_unless(self.task in ("mae", "mpp"), self.masking, Masking(), "--task mae or mpp")
+        refuse_unless(self.task != "mae", self.masking, Masking(), "--task mpp", ("mpp_target",))
+        refuse_unless(self.task != "mpp", self.masking, Masking(), "--task mae", ("decoder_width", "decoder_depth"))
+        refuse_unless(self.task == "segment", self.segmenting, Segmenting(), "--task segment")
+        refuse_unless(self.distillation.teacher is not None, self.distillation, Distillation(), "--teacher")
+        if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
+            fail("lora_rank", self.lora_rank, "left out, or used with --train-only lora")
+
+    def _check_run(self) -> None:
         if not self.data and not self.resume:
             fail("data", self.data, "a folder, a file or a name; `vitreous train --help` lists the kinds")
         if self.model is not None and self.init is not None:
@@ -261,26 +283,16 @@ class TrainConfig:
         check_real("val_fraction", self.val_fraction, 0.01, 0.9)
         if self.epochs is not None:
             check_positive("epochs", self.epochs)
-        if self.steps is not None:
-            check_whole("steps", self.steps, 1, 10**9)
         if self.epochs is not None and self.steps is not None:
             fail("steps", self.steps, "left out where epochs is given, or the other way round")
-        if isinstance(self.batch_size, int):
+        if self.batch_size not in (None, "auto"):
             check_whole("batch_size", self.batch_size, 1, 10**6)
-        check_whole("accumulate", self.accumulate, 1, 10**4)
-        check_whole("seed", self.seed, 0, 2**62)
-        if self.workers is not None:
-            check_whole("workers", self.workers, 0, 1024)
-        check_whole("lora_rank", self.lora_rank, 1, 4096)
-        check_fraction("smoothing", self.smoothing)
-        for name in ("stochastic_depth", "dropout", "patch_dropout"):
+        for name, least, most in WHOLE:
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least, most)
+        for name in ("smoothing", "stochastic_depth", "dropout", "patch_dropout"):
             if getattr(self, name) is not None:
                 check_fraction(name, getattr(self, name))
-        if self.evaluate_every is not None:
-            check_whole("evaluate_every", self.evaluate_every, 1, 10**6)
-        if self.patience is not None:
-            check_whole("patience", self.patience, 1, 10**6)
-        check_whole("keep", self.keep, 0, 10**4)
         check_positive("save_minutes", self.save_minutes)
         check_real("max_unreadable", self.max_unreadable, 0, 1)
         if self.resume and self.out is None:

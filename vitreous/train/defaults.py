@@ -1,8 +1,10 @@
 """What is chosen where the user said nothing, for the data at hand. Every choice is said aloud."""
 
 import dataclasses
+import functools
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +17,14 @@ from vitreous.data.decode import UnreadableImage, size_of
 from vitreous.data.loader import is_array
 from vitreous.data.source import DataSet, Source
 from vitreous.data.split import plural
-from vitreous.model.checks import BadValue, as_size
+from vitreous.model.checks import BadValue
 from vitreous.model.codec import parse_fields
-from vitreous.model.config import ViTConfig
 from vitreous.model.kinds import AnyConfig
 from vitreous.model.presets import configure
 from vitreous.model.segmenter import SegmenterConfig
 from vitreous.threads import cores
 from vitreous.train.config import Augment, TrainConfig
-from vitreous.train.start import decoder_for
+from vitreous.train.start import model_config
 from vitreous.weights.load import describe
 
 # Parts that learn from few pictures: a convolution that tells position, and the mean of the patches. On the digits they
@@ -40,6 +41,7 @@ STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
 # many evaluations then.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
 SMALL = 48  # pixels
+CPU_SIDE = 224  # the most that a CPU is given unasked
 FEW = 2_000  # fewer pictures than this are little to learn from without a checkpoint to start from
 
 # Data whose pictures mean something else when mirrored.
@@ -98,13 +100,31 @@ class _Choices:
         if not self.config.set and self.count < 100_000:
             self.pick("set", FEW_PICTURES, "parts that learn from few pictures")
 
+    @functools.cached_property
+    def start(self) -> AnyConfig | None:
+        """Of the checkpoint that the run starts from."""
+        return None if self.config.init is None else describe(self.config.init).config
+
     def image_size(self) -> None:
-        if self.config.image_size or self.config.init is not None:
+        if self.config.image_size:
+            return
+        if self.start is not None:
+            own = self.start.image_size
+            if self.device == "cpu" and max(own) > CPU_SIDE:
+                side = _tiled(lambda side: self.start.resized((side, side)), CPU_SIDE)  # type: ignore[union-attr]
+                words = (
+                    f"the checkpoint's own {own[0]} x {own[1]} would take a CPU {own[0] * own[1] / side**2:.0f} times"
+                )
+                self.pick("image_size", (side,), f"{words} as long")
+            else:
+                self.notes.append(f"--image-size {_plain(own)}: the checkpoint's own")
             return
         large = 224 if self.side >= 160 and self.device != "cpu" else 128 if self.side >= 96 else 64
         pixels = min(max(-(-self.side // 4) * 4, 16), 32) if self.small else large
         reason = f"pictures of about {self.side} pixels on {self.device}"
-        self.pick("image_size", (_tiled(self.config, pixels),), reason)
+        model, fields = self.config.model or "", parse_fields(self.config.set)
+        fits = lambda side: configure(model, image_size=side, overrides=fields)  # noqa: E731
+        self.pick("image_size", (_tiled(fits, pixels),), reason)
 
     def decoder(self) -> None:
         """Of a segmenter: a linear one from scratch sees parts of patches; one that a checkpoint has stays."""
@@ -115,16 +135,15 @@ class _Choices:
             self.config = dataclasses.replace(self.config, segmenting=dataclasses.replace(how, cells=8))
             self.notes.append("--cells 8: outlines finer than a patch")
             return
-        before = describe(self.config.init).config
-        if how.decoder is None and isinstance(before, SegmenterConfig):
-            self.notes.append(f"the decoder: {before.decoder}, as the checkpoint has it")
+        if how.decoder is None and isinstance(self.start, SegmenterConfig):
+            self.notes.append(f"the decoder: {self.start.decoder}, as the checkpoint has it")
 
     def batch_size(self) -> None:
         if isinstance(self.config.batch_size, int):
             return
         ideal, reason = (512 if self.device == "cuda" else 64), f"{self.count} pictures on {self.device}"
         if self.config.batch_size == "auto":
-            model = _model_config(self.config, self.data)
+            model = model_config(self.config, self.start, self.data)
             ideal = self.processes * fitting_batch(model, free_memory(self.device))
             reason = "what fits into half of the free memory"
         self.pick("batch_size", _batch_size(self.count, ideal, self.processes * self.config.accumulate), reason)
@@ -205,26 +224,11 @@ def free_memory(device: str) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _model_config(config: TrainConfig, data: DataSet) -> AnyConfig:
-    """Of the model that the run will build, as far as its memory goes."""
-    size = as_size(config.image_size) if config.image_size else None
-    if config.init is None:
-        model: AnyConfig = configure(config.model or "", image_size=size, overrides=parse_fields(config.set))
-    else:
-        model = describe(config.init).config
-        model = model if size is None else model.resized(size)
-    encoder = model.encoder if isinstance(model, SegmenterConfig) else model
-    if config.task != "segment" or not isinstance(encoder, ViTConfig):
-        return encoder
-    plain = dataclasses.replace(encoder, num_classes=0, labels=(), patch_dropout=0.0)
-    return SegmenterConfig(plain, decoder_for(config.segmenting, model), len(data.mask_classes))
-
-
-def _tiled(config: TrainConfig, pixels: int) -> int:
+def _tiled(fits: Callable[[int], object], pixels: int) -> int:
     """The number nearest to `pixels` that the model's patches tile: 126 for ViT-L/14 where others get 128."""
     for side in sorted(range(max(pixels - 64, 1), pixels + 64), key=lambda side: abs(side - pixels)):
         try:
-            configure(config.model or "", image_size=side, overrides=parse_fields(config.set))
+            fits(side)
         except BadValue:
             continue
         return side

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from vitreous.data.fonts import CJK
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
@@ -28,19 +30,6 @@ SANS = (
     "Noto Sans",
     "DejaVu Sans",
 )  # the last is always there
-CJK = (
-    *(
-        "Noto Sans CJK SC",
-        "Noto Sans CJK JP",
-        "Noto Sans SC",
-        "Noto Sans JP",
-        "Source Han Sans SC",
-        "Source Han Sans CN",
-    ),
-    *("PingFang SC", "Hiragino Sans GB", "Hiragino Sans", "Heiti SC", "Microsoft YaHei", "SimHei", "Yu Gothic"),
-    *("WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Arial Unicode MS"),
-    *("Noto Sans CJK KR", "Noto Sans KR", "Apple SD Gothic Neo", "Malgun Gothic"),
-)
 
 
 def can_draw() -> bool:

@@ -6,6 +6,7 @@ resumed ends with the same weights as one that was not.
 
 import json
 import os
+import shlex
 import shutil
 import time
 from contextlib import nullcontext
@@ -56,7 +57,7 @@ def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any
             wish = world.most(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
             if wish == STOP:
                 _save(job, folder, progress)
-                again = f"`vitreous train --out {folder} --resume` goes on"
+                again = f"`vitreous train --out {shlex.quote(str(folder))} --resume` goes on"
                 raise Interrupted(number, f"stopped after step {step + 1} of {job.total_steps}, saved; {again}")
             if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
                 figures = _finish_epoch(job, folder, display, monitor, progress, clock, rate)
@@ -126,7 +127,8 @@ def _save_best(job: Job, folder: Path, row: dict[str, Any]) -> None:
     if job.world.first:
         with atomic_folder(folder / "best") as aside:
             figures = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
-            provenance = {"run": folder.name, "step": row["step"], "metrics": figures}
+            split = {"seed": job.config.seed, "val_fraction": job.config.val_fraction}
+            provenance = {"run": folder.name, "step": row["step"], "metrics": figures, "data": job.data.name} | split
             write_files(model, aside, provenance, folder.name, weights)
 
 

@@ -14,11 +14,13 @@ from vitreous.data.source import DataSet
 from vitreous.model.checks import fail
 from vitreous.model.codec import from_dict, to_dict
 from vitreous.train import loop
+from vitreous.train.checkpoint import Progress
 from vitreous.train.config import TrainConfig
 from vitreous.train.defaults import choose
 from vitreous.train.distributed import World, world
 from vitreous.train.progress import Progress as Display
 from vitreous.train.setup import set_up
+from vitreous.train.start import check_start
 from vitreous.train.summary import summarise
 from vitreous.weights.files import atomic_file
 
@@ -30,31 +32,42 @@ def train(config: TrainConfig, command: str = "vitreous train") -> dict[str, Any
         config = stored(config)
     with world(config.device) as here:
         console = Console(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        check_start(config)
         data = _open(config)
         chosen = choose(config, data, here.device.type, here.size)
         config = chosen.config
         folder = Path(here.gather(str(config.out))[0])
         resume = config.resume and (folder / "last").exists()
         _refuse_another_run(folder, config)
-        classes = data.mask_classes if config.task == "segment" else data.classes
-        console.print(f"{data.name}: {len(classes)} classes; {data.note}")
+        classes = {"classify": data.classes, "segment": data.mask_classes}.get(config.task)
+        console.print(
+            f"{data.name}: {data.note}" if classes is None else f"{data.name}: {len(classes)} classes; {data.note}"
+        )
         for note in chosen.notes:
             console.print(f"  chosen: {note}")
         if chosen.advice:
             console.print(f"  {chosen.advice}")
         job = set_up(config, data, here)
         _claim(folder, config, resume, here)
-        epochs, start = job.total_steps / job.steps_per_epoch, steps_done(folder) if resume else 0
-        with Display(job.total_steps, job.steps_per_epoch, epochs, start, quiet=not here.first) as display:
-            loop.run(job, folder, display, resume)
-        return summarise(job, folder, console, chosen.notes, command, time.monotonic() - started)
+        before = progress_in(folder) if resume else Progress()
+        if before.step == job.total_steps:
+            console.print("this run was finished: it is measured once more")
+        epochs = job.total_steps / job.steps_per_epoch
+        with Display(job.total_steps, job.steps_per_epoch, epochs, before.step, quiet=not here.first) as display:
+            try:
+                loop.run(job, folder, display, resume)
+            except ValueError:
+                _release(folder, here)
+                raise
+        seconds = before.seconds + time.monotonic() - started
+        return summarise(job, folder, console, chosen.notes, command, seconds)
 
 
 def _open(config: TrainConfig) -> DataSet:
     where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
     if config.task == "segment":
         return open_masked(config.data, **where, ignore=config.segmenting.ignore)
-    return open_data(config.data, **where)
+    return open_data(config.data, **where, labelled=config.task == "classify")
 
 
 def stored(config: TrainConfig) -> TrainConfig:
@@ -73,18 +86,19 @@ def stored(config: TrainConfig) -> TrainConfig:
         workers=config.workers if config.workers is not None else before.workers,
         parallel=config.parallel,
         data_root=config.data_root or before.data_root,
+        max_unreadable=config.max_unreadable,
     )
 
 
-def steps_done(folder: Path) -> int:
+def progress_in(folder: Path) -> Progress:
     """How far the run in this folder has come."""
     try:
-        return int(json.loads((folder / "last" / "progress.json").read_text())["step"])
+        return Progress(**json.loads((folder / "last" / "progress.json").read_text()))
     except FileNotFoundError:  # killed while it exchanged two checkpoints, which loading puts right
-        return 0
+        return Progress()
 
 
-MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root")
+MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable")
 
 
 def _refuse_changes(said: Any, before: Any, default: Any) -> None:
@@ -109,3 +123,11 @@ def _claim(folder: Path, config: TrainConfig, resume: bool, here: World) -> None
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(folder / "config.json") as aside:
             aside.write_text(json.dumps(to_dict(config), indent=2))
+
+
+def _release(folder: Path, here: World) -> None:
+    """A run that cannot be, and has saved nothing, leaves nothing behind."""
+    if here.first and not any((folder / name).exists() for name in ("last", "best", "metrics.jsonl")):
+        (folder / "config.json").unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()

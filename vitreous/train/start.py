@@ -7,6 +7,7 @@ from vitreous.data.source import DataSet
 from vitreous.model.build import build, replace_head
 from vitreous.model.checks import Size, as_size, fail
 from vitreous.model.codec import parse_fields
+from vitreous.model.config import ViTConfig
 from vitreous.model.kinds import AnyConfig, AnyModel
 from vitreous.model.options import Preprocessing
 from vitreous.model.presets import configure
@@ -16,7 +17,8 @@ from vitreous.model.vit import ViT
 from vitreous.train.config import Segmenting, TrainConfig
 from vitreous.train.lora import add_lora
 from vitreous.weights.adapt import provenance_of
-from vitreous.weights.load import load, load_encoder
+from vitreous.weights.hub import is_hub
+from vitreous.weights.load import describe, load, load_encoder
 
 
 def build_model(config: TrainConfig, data: DataSet) -> AnyModel:
@@ -30,6 +32,15 @@ def build_model(config: TrainConfig, data: DataSet) -> AnyModel:
     if model.config.labels != classes or model.config.num_classes != len(classes):
         replace_head(model, len(classes), classes)
     return model
+
+
+def check_start(config: TrainConfig) -> None:
+    """What can be wrong with the model, before the data is looked at."""
+    if config.init is not None:
+        if not is_hub(config.init) and not config.init.exists():
+            describe(config.init)  # which says what is not there
+    elif config.model is not None:
+        configure(config.model, None, _size(config), _regularisation(config))
 
 
 def _preset(config: TrainConfig, classes: tuple[str, ...]) -> ViT | ResNet:
@@ -61,6 +72,20 @@ def _segmenter(config: TrainConfig, classes: tuple[str, ...]) -> Segmenter:
     segmenter = build_segmenter(SegmenterConfig(encoder.config, decoder, len(classes), classes), encoder)
     vars(segmenter)["provenance"] = provenance_of(model)
     return segmenter
+
+
+def model_config(config: TrainConfig, start: AnyConfig | None, data: DataSet) -> AnyConfig:
+    """Of the model that the run will build, as far as its memory goes."""
+    size = _size(config)
+    if start is None:
+        model: AnyConfig = configure(config.model or "", image_size=size, overrides=parse_fields(config.set))
+    else:
+        model = start if size is None else start.resized(size)
+    encoder = model.encoder if isinstance(model, SegmenterConfig) else model
+    if config.task != "segment" or not isinstance(encoder, ViTConfig):
+        return encoder
+    plain = dataclasses.replace(encoder, num_classes=0, labels=(), patch_dropout=0.0)
+    return SegmenterConfig(plain, decoder_for(config.segmenting, model), len(data.mask_classes))
 
 
 def decoder_for(how: Segmenting, start: AnyConfig | None) -> Decoder:

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.model.checks import path_suggestion
 from vitreous.weights.format import Found
 from vitreous.weights.npz import read_npz, write_npz
 from vitreous.weights.pdparams import write_pdparams
 from vitreous.weights.pickles import read_pickle
-from vitreous.weights.refusal import shown
+from vitreous.weights.refusal import if_run, not_there, shown
 from vitreous.weights.tensors import BadCheckpoint, Mapped, read_tensors, write_tensors
 
 PICKLES = (".pt", ".pth", ".bin", ".pdparams", ".ckpt")
@@ -49,7 +48,7 @@ def open_found(path: Path) -> Found:
     """
     file = weights_in(path) if path.is_dir() else path
     if not file.is_file():
-        raise BadCheckpoint(f"there is no checkpoint {path}{path_suggestion(path)}")
+        raise not_there(path)
     config, config_file = {}, file.parent / "config.json"
     if (path.is_dir() or file.name in USUAL) and config_file.is_file():
         path, config = file.parent, read_json(config_file)
@@ -67,6 +66,7 @@ def weights_in(folder: Path) -> Path:
     files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
     if len(files) == 1:
         return files[0]
+    if_run(folder)
     held = f"{len(files)} of them: name the one you mean" if files else "none"
     raise BadCheckpoint(f"{folder} must hold one file of weights ({', '.join(SUFFIXES)}), but has {held}")
 

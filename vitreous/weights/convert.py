@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from vitreous.model.blank import build_blank
-from vitreous.model.checks import suggestion
+from vitreous.model.checks import BadValue, suggestion
 from vitreous.model.codec import decode, to_dict
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
@@ -31,7 +31,7 @@ def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], ima
     hints = get_type_hints(ViTConfig)
     for field in overrides:
         if field not in hints:
-            raise ValueError(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
+            raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
     forget, inside, found = found.forget, found.inside, format.normalise(found)
     guess = Inference(found, overrides)
     given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
@@ -41,7 +41,9 @@ def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], ima
     except BadCheckpoint:
         raise
     except ValueError as error:
-        raise BadCheckpoint(f"{found.path}, read as {format.title}: {error}") from error
+        # What the caller gave cannot be with these tensors; anything else is the file's fault.
+        asked = isinstance(error, BadValue) and any(field in str(error) for field in given)
+        raise (BadValue if asked else BadCheckpoint)(f"{found.path}, read as {format.title}: {error}") from error
     if config.depth * 4 > len(found.tensors):  # said before a thousand layers are built in vain
         raise BadCheckpoint(f"{found.path} has {len(found.tensors)} tensors, too few for depth {config.depth}")
     model = build_blank(config)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import vitreous
 from vitreous.model.blank import build_blank
-from vitreous.model.checks import path_suggestion, suggestion
+from vitreous.model.checks import BadValue, suggestion
 from vitreous.model.codec import decode, to_dict
 from vitreous.model.config import ResNetConfig
 from vitreous.model.kinds import AnyConfig, AnyModel
@@ -27,6 +27,7 @@ from vitreous.model.segmenter import SegmenterConfig
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.card import model_card
 from vitreous.weights.files import atomic_folder, recover
+from vitreous.weights.refusal import if_run, not_there
 from vitreous.weights.tensors import BadCheckpoint, check_tensors, read_header, read_tensors, write_tensors
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -174,11 +175,10 @@ def _folder(path: str | os.PathLike[str]) -> Path:
         folder = folder.parent
     recover(folder)
     if not folder.exists():
-        raise BadCheckpoint(f"there is no checkpoint {folder}{path_suggestion(folder)}")
+        raise not_there(folder)
     if not (folder / CONFIG).is_file():
-        inner = [name for name in ("best", "last") if (folder / name / CONFIG).is_file()]
-        hint = f" (did you mean {str(folder / inner[0])!r}?)" if inner else ""
-        raise BadCheckpoint(f"{folder} is not a checkpoint: it has no {CONFIG}{hint}")
+        if_run(folder)
+        raise BadCheckpoint(f"{folder} is not a checkpoint: it has no {CONFIG}")
     return folder
 
 
@@ -192,6 +192,7 @@ def _read_document(folder: Path) -> dict[str, Any]:
         raise BadCheckpoint(f"{file} is not JSON: {error}") from error
     said = document.get("format") if isinstance(document, dict) else None
     if not isinstance(document, dict) or said != "vitreous":
+        if_run(folder)
         raise BadCheckpoint(f"{file} says format {said!r}, but must say 'vitreous': it is not a checkpoint of ours")
     return document
 
@@ -219,7 +220,7 @@ def _override(config: AnyConfig, overrides: Mapping[str, Any]) -> AnyConfig:
     hints = get_type_hints(type(config))
     for field in overrides:
         if field not in hints:
-            raise ValueError(f"{field!r} is not a field of {type(config).__name__}{suggestion(field, hints)}")
+            raise BadValue(f"{field!r} is not a field of {type(config).__name__}{suggestion(field, hints)}")
     changes = {field: decode(hints[field], value, field) for field, value in overrides.items()}
     return dataclasses.replace(config, **changes)
 

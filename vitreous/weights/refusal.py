@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vitreous.model.checks import path_suggestion
+from vitreous.model.presets import PRESETS
 from vitreous.weights.tensors import BadCheckpoint
 
 
@@ -39,3 +41,19 @@ def shown(text: object, most: int = 80) -> str:
     """
     line = str(text)[: most + 1].encode("unicode_escape").decode()
     return line if len(line) <= most else line[:most] + "..."
+
+
+def not_there(path: Path) -> BadCheckpoint:
+    """What to say of a path that does not exist; it may be the name of a preset."""
+    if str(path) in PRESETS:
+        kinds = "a folder, a file or hf-hub:owner/name"
+        return BadCheckpoint(f"{path} is a preset, which has no weights: a checkpoint is {kinds}")
+    return BadCheckpoint(f"there is no checkpoint {path}{path_suggestion(path)}")
+
+
+def if_run(folder: Path) -> None:
+    """A folder that is no checkpoint may be a training run, which has some inside."""
+    for name in ("best", "last"):
+        if (folder / name / "model.safetensors").is_file() and (folder / name / "config.json").is_file():
+            inside = str(folder / name)
+            raise BadCheckpoint(f"{folder} is a run, which holds checkpoints but is none (did you mean {inside!r}?)")

@@ -54,8 +54,18 @@ def test_a_folder_that_is_none_says_so_and_points_to_one(tmp_path: Path, saved: 
         BadCheckpoint, match=r"there is no checkpoint .*bets/last: '.*bets' does not exist \(did you .*'best'"
     ):
         vitreous.load(tmp_path / "bets" / "last")
-    with pytest.raises(BadCheckpoint, match=r"has no config.json \(did you mean '.*best'\?\)"):
+    with pytest.raises(BadCheckpoint, match=r"is a run, .* \(did you mean '.*best'\?\)$"):
         load_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"epochs": 3}')  # as a run has it
+    for format in (None, "vitreous", "timm"):
+        with pytest.raises(BadCheckpoint, match=r"is a run, .* \(did you mean '.*best'\?\)$"):
+            vitreous.load(tmp_path, format=format)
+
+
+@pytest.mark.parametrize("format", [None, "vitreous", "timm"])
+def test_a_preset_is_no_checkpoint(format: str | None) -> None:
+    with pytest.raises(BadCheckpoint, match=r"^ViT-S/16 is a preset, which has no weights: a checkpoint is a folder"):
+        vitreous.load("ViT-S/16", format=format)
 
 
 @pytest.mark.parametrize(
