@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from vitreous.data.open import open_data
 from vitreous.data.source import DataSet
@@ -59,3 +60,13 @@ def test_what_was_ignored_in_training_is_ignored_in_the_command_that_evaluates(s
     assert evaluate[evaluate.index("--seed") + 1] == "3"
     plain = next_commands(Path("run"), config(task="segment"), shapes)
     assert not any("--ignore" in line for line in plain)
+
+
+def test_pictures_without_classes_are_not_proposed_for_what_needs_them(tmp_path: Path) -> None:
+    for i in range(4):
+        Image.new("RGB", (16, 16)).save(tmp_path / f"{i}.png")
+    flat = open_data(str(tmp_path), labelled=False)
+    how = config(task="mae", data=str(tmp_path))
+    assert not any(str(tmp_path) in line for line in next_commands(Path("run"), how, flat))
+    digits = next_commands(Path("run"), config(task="mae", data="digits"), open_data("digits", labelled=False))
+    assert sum("--data digits" in line for line in digits) == 2

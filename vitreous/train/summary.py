@@ -84,9 +84,11 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet) -> list[str]
             f"vitreous explain {best} {picture} --out {shlex.quote(str(folder / 'explained'))}",
         ]
     if config.task != "classify":
+        # Pictures that need no classes here may have none; the next steps need some.
+        labelled = shlex.quote(config.data) + "".join(said) if len(data.classes) > 1 else "FOLDER_OF_CLASSES"
         return [
-            f"vitreous eval {best} --data {shlex.quote(config.data)}{''.join(said)} --probe knn",
-            f"vitreous train --data {shlex.quote(config.data)}{''.join(said)} --init {best}",
+            f"vitreous eval {best} --data {labelled} --probe knn",
+            f"vitreous train --data {labelled} --init {best}",
             f"vitreous info {best}",
         ]
     return [
