@@ -209,6 +209,7 @@ def typical_side(source: Source, looks: int = 25) -> int:
 def fitting_batch(model: AnyConfig, memory: int) -> int:
     """The largest power of two whose activations take at most half of the memory, up to 4096.
 
+    >>> from vitreous.model.config import ViTConfig
     >>> fitting_batch(ViTConfig(), memory=16 << 30)
     64
     """
