@@ -187,13 +187,17 @@ def test_a_run_through_the_command(
     )
 
 
-@pytest.mark.parametrize("words", [["info"], ["train", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["info"], ["train", "--help"], ["--help"], ["info", "ViT-B/16", "--json"]], ids=" ".join
+)
 def test_nothing_is_said_where_nobody_reads_on(words: list[str]) -> None:
     """As in `vitreous info | head -3`."""
+    usual = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as out:
-        done = subprocess.run([sys.executable, "-m", "vitreous", *words], stdout=out, stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "vitreous", *words]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=usual)
     assert (done.returncode, done.stderr) == (1, "")
 
 

@@ -38,8 +38,11 @@ def main() -> None:
         print(f"vitreous: there is no verb {word!r}{suggestion(word, VERBS)}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
     try:
-        with checked_later():
-            app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN)
+        try:
+            with checked_later():
+                app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN)
+        finally:
+            sys.stdout.flush()  # here, where it can be seen that nobody reads on
     except (ValueError, OSError) as error:
         refuse(error)
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitreous.model.attention import AttentionTerms
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.masked import (
@@ -123,6 +124,30 @@ def test_mae_counts_what_patch_dropout_took_as_hidden(small: ViTConfig) -> None:
     filled = model.train()(torch.randn(2, 3, 24, 32), torch.rand(2, 12))
     assert (filled.hidden.sum(1) == 12 - 3).all()
     filled.losses.sum().backward()
+
+
+def test_mpp_asks_about_every_patch(small: ViTConfig) -> None:
+    with pytest.raises(ValueError, match=r"patch_dropout is 0\.5, but must be 0"):
+        MaskedPatchPrediction(build_vit(dataclasses.replace(small, num_classes=0, patch_dropout=0.5)))
+
+
+def test_mae_decodes_with_the_prefix_and_every_patch_in_its_place(small: ViTConfig) -> None:
+    """By hand, on a grid that is not square."""
+    model = MaskedAutoencoder(encoder(small), width=32, depth=2, num_heads=2).eval()
+    with torch.no_grad():
+        model.mask.normal_()
+    images, kept = torch.randn(1, 3, 24, 32), torch.tensor([[7, 2, 11]])
+    patches, grid = model.encoder.patchify(images, kept)
+    features = model.encoder.encode(*model.encoder.embed(patches, grid, kept))
+    places = model.position.table_at((3, 4), images.device).flatten(0, 1)
+    row = [*model.embed(features.prefix[0])] + [model.mask[0, 0] + places[place] for place in range(12)]
+    for number, place in enumerate((7, 2, 11)):
+        row[len(features.prefix[0]) + place] = model.embed(features.patches[0, number]) + places[place]
+    tokens = torch.stack(row)[None]
+    for block in model.blocks:
+        tokens = block(tokens, AttentionTerms())
+    expected = model.paint(model.norm(tokens))[:, -12:]
+    torch.testing.assert_close(model.decode(features, kept), expected)
 
 
 def test_mae_learns_to_paint(small: ViTConfig) -> None:

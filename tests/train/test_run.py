@@ -15,7 +15,7 @@ from train_runs import tiny
 from vitreous.model.checks import BadValue
 from vitreous.train import summary
 from vitreous.train.config import Augment, Distillation, Optim, TrainConfig
-from vitreous.train.run import train
+from vitreous.train.run import stored, train
 from vitreous.train.schedule import share_of_peak
 from vitreous.weights.load import load
 from vitreous.weights.native import load_state
@@ -270,6 +270,25 @@ def test_a_run_that_fails_on_unreadable_pictures_can_be_given_again(tmp_path: Pa
         train(config)
     assert not (tmp_path / "run").exists()
     train(dataclasses.replace(config, max_unreadable=0.1))
+
+
+@pytest.mark.usefixtures("unreported")
+def test_what_was_allowed_stays_allowed_when_the_run_goes_on(tmp_path: Path) -> None:
+    config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.5, steps=6)
+    train(config)
+    (tmp_path / "run" / "metrics.json").unlink()
+    train(TrainConfig(out=tmp_path / "run", resume=True, device="cpu"))
+    assert stored(TrainConfig(out=tmp_path / "run", resume=True)).max_unreadable == 0.5
+    assert stored(TrainConfig(out=tmp_path / "run", resume=True, max_unreadable=0.1)).max_unreadable == 0.1
+
+
+@pytest.mark.usefixtures("unreported")
+def test_without_a_limit_gradients_are_as_they_are(tmp_path: Path) -> None:
+    """Of two clips that no gradient reaches, and none, all weights are the same; of one that all reach, others."""
+    for name, clip in (("none", 0.0), ("far", 1e9), ("near", 1e-3)):
+        train(steady(tmp_path / name, steps=3, optim=Optim("sgd", lr=0.3, clip=clip)))
+    assert largest_difference(tmp_path / "none" / "last", tmp_path / "far" / "last") == 0
+    assert largest_difference(tmp_path / "none" / "last", tmp_path / "near" / "last") > 0
 
 
 def test_a_wrong_model_is_told_before_the_data_is_looked_at(tmp_path: Path) -> None:

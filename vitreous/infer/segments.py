@@ -27,7 +27,7 @@ from vitreous.infer.decoders import decoders
 from vitreous.infer.masks import background_of, palette
 from vitreous.infer.place import choose_device, choose_dtype, placed
 from vitreous.infer.predictor import Input, encoded, many, name_of
-from vitreous.model.checks import Size, check_choice
+from vitreous.model.checks import Size, check_choice, check_whole
 from vitreous.model.inputs import normalise
 from vitreous.model.segmenter import Segmenter, slide
 
@@ -82,6 +82,7 @@ class SegmentPredictor:
         workers: int = 4,
     ):
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
+        check_whole("workers", workers, 0, 2**10)
         if model.config.channels not in (1, 3):
             raise ValueError(f"the model takes {model.config.channels} channels, but pictures have 1 (grey) or 3 (RGB)")
         self.device = choose_device(device, next(model.parameters()).device)

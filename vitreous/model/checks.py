@@ -110,10 +110,10 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
 def path_suggestion(path: Path) -> str:
     """What was probably meant: looked for at the first part of the path that does not exist."""
     missing = path
-    while not missing.parent.exists():
+    while not missing.parent.exists() and missing.parent != missing:
         missing = missing.parent
     try:
-        hint = suggestion(missing.name, os.listdir(missing.parent))
+        hint = suggestion(missing.name, set(os.listdir(missing.parent)) - {missing.name})  # it may be a dangling link
     except OSError:  # not a folder, or not ours to read
         hint = ""
     return hint if missing == path else f": {str(missing)!r} does not exist{hint}"

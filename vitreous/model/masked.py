@@ -52,6 +52,8 @@ class MaskedPatchPrediction(nn.Module):
         config = encoder.config
         if config.stem is not None:
             fail("stem", config.stem, "None: the patches of a hybrid are not patches of the image")
+        if config.patch_dropout:
+            fail("patch_dropout", config.patch_dropout, "0: every patch is asked about")
         self.encoder, self.target, self.rate = encoder, target, rate
         self.mask = nn.Parameter(small_(torch.empty(1, 1, config.width)))
         pixels = config.channels * config.patch_size[0] * config.patch_size[1]

@@ -62,6 +62,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
+                if scope["path"] == "/" or scope["path"].startswith("/page/"):
+                    message["headers"].append((b"cache-control", b"no-cache"))  # another version has other scripts
                 if status >= 400 and not body.may_be_passed_over:
                     message["headers"].append((b"connection", b"close"))
             await send(message)

@@ -246,8 +246,8 @@ class TrainConfig(Checked):
     """Keep this many earlier checkpoints besides last and best."""
     save_minutes: float = 5.0
     """Save at least this often within an epoch."""
-    max_unreadable: float = 0.05
-    """Fail where a larger share of the pictures cannot be read."""
+    max_unreadable: float | None = None
+    """Fail where a larger share of the pictures cannot be read; 0.05 where left out."""
     flip_test: bool = False
     """Average the evaluation over a picture and its mirror image."""
     tensorboard: bool = False
@@ -294,6 +294,6 @@ class TrainConfig(Checked):
             if getattr(self, name) is not None:
                 check_fraction(name, getattr(self, name))
         check_positive("save_minutes", self.save_minutes)
-        check_real("max_unreadable", self.max_unreadable, 0, 1)
+        check_real("max_unreadable", self.max_unreadable or 0, 0, 1)
         if self.resume and self.out is None:
             fail("resume", self.resume, "given together with --out, the folder of the run to go on with")

@@ -29,6 +29,9 @@ from vitreous.weights.native import write_files
 NOTHING, SAVE, STOP = range(3)  # what is to be done after a step, the most urgent last
 
 
+MAX_UNREADABLE = 0.05  # of the training pictures, where nothing else is said
+
+
 def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any]:
     """Train to the end, or until told to stop; returns the figures of the last evaluation."""
     config, world, state = job.config, job.world, job.state
@@ -142,11 +145,12 @@ def _keep(folder: Path, step: int, count: int) -> None:
 
 
 def _refuse_too_many_unreadable(job: Job, names: list[str]) -> None:
-    share = len(names) / len(job.data.train)
-    if share > job.config.max_unreadable:
+    share, said = len(names) / len(job.data.train), job.config.max_unreadable
+    allowed = MAX_UNREADABLE if said is None else said
+    if share > allowed:
         raise ValueError(
             f"{len(names)} of {len(job.data.train)} training pictures ({share:.1%}) cannot be read, more than "
-            f"--max-unreadable {job.config.max_unreadable:g} allows, such as {names[0]}"
+            f"--max-unreadable {allowed:g} allows, such as {names[0]}"
         )
 
 

@@ -86,7 +86,7 @@ def stored(config: TrainConfig) -> TrainConfig:
         workers=config.workers if config.workers is not None else before.workers,
         parallel=config.parallel,
         data_root=config.data_root or before.data_root,
-        max_unreadable=config.max_unreadable,
+        max_unreadable=config.max_unreadable if config.max_unreadable is not None else before.max_unreadable,
     )
 
 
