@@ -18,7 +18,6 @@ from vitreous.model.checks import suggestion
 from vitreous.refuse import refuse
 from vitreous.serve.verb import serve
 from vitreous.threads import spin_briefly
-from vitreous.train.checked import Checked, checked_later
 from vitreous.train.config import TrainConfig
 
 app = tyro.extras.SubcommandApp()
@@ -39,8 +38,7 @@ def main() -> None:
         sys.exit(2)
     try:
         try:
-            with checked_later():
-                app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN)
+            app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN)
         finally:
             sys.stdout.flush()  # here, where it can be seen that nobody reads on
     except (ValueError, OSError) as error:
@@ -60,15 +58,12 @@ def train_recipe(config: TrainConfig) -> None:
     """What a recipe's `python -m recipes.NAME` runs: its config, with whatever flags change."""
     spin_briefly()
     try:
-        with checked_later():
-            _train(tyro.cli(TrainConfig, default=config, config=FLAGS), shlex.join(["python", *sys.argv]))
+        _train(tyro.cli(TrainConfig, default=config, config=FLAGS), shlex.join(["python", *sys.argv]))
     except (ValueError, OSError) as error:
         refuse(error)
 
 
 def _train(config: TrainConfig, command: str) -> None:
-    Checked.later = False
-    config.check()
     from vitreous.train.monitor import Interrupted
     from vitreous.train.run import train as run
 

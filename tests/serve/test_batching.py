@@ -157,3 +157,14 @@ def test_stopping_answers_what_was_asked_and_ends_the_threads() -> None:
 
     assert asyncio.run(run()) == list(range(7))
     assert not [one for one in threading.enumerate() if one.name.startswith("vitreous-batch")]
+
+
+def test_free_memory_is_given_back_after_a_batch() -> None:
+    calls: list[int] = []
+
+    async def use(batcher: Batcher) -> int:
+        batcher._tidy.every, batcher._tidy.trim = 0.0, calls.append
+        return await batcher.ask("a", picture(1), Recorder())
+
+    assert with_batcher(use) == 1
+    assert calls == [0]

@@ -146,9 +146,9 @@ def test_beside_a_vit_l_the_decoder_is_that_of_mae() -> None:
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mask_rate is 1\.0, but must be between 0 and 1"):
-        Masking(mask_rate=1.0)
+        Masking(mask_rate=1.0).check()
     with pytest.raises(ValueError, match=r"decoder_width is 100, but must be a multiple of 32"):
-        Masking(decoder_width=100)
+        Masking(decoder_width=100).check()
     with pytest.raises(ValueError, match="a ViT for --task mae"):
         train(tiny(tmp_path / "x", task="mae", model="BiT-R50x1", set=("channels=1",), image_size=(32,), dropout=None,
                    stochastic_depth=None))  # fmt: skip

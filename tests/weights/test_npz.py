@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from damage import check_noticed_or_harmless, damaged
+from pickles_by_hand import zip_of
 from vitreous.weights.npz import read_npz, write_npz
 from vitreous.weights.tensors import BadCheckpoint
 
@@ -44,14 +45,6 @@ TENSORS = {
 def npy(array: np.ndarray, **options: bool) -> bytes:
     stream = io.BytesIO()
     np.save(stream, array, **options)
-    return stream.getvalue()
-
-
-def zip_of(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
     return stream.getvalue()
 
 

@@ -3,13 +3,14 @@
 They run on plain numbers, before any tensor exists, so that a slip in a config costs nothing.
 """
 
+import dataclasses
 import difflib
 import operator
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 Size = tuple[int, int]  # (height, width), always in this order
 
@@ -94,6 +95,14 @@ def as_size(value: int | Sequence[int]) -> Size:
     if len(sides) not in (1, 2):
         fail("image_size", value, "one whole number (square) or two (height, width)")
     return (sides[0], sides[-1])
+
+
+def refuse_unused(used: bool, said: Any, default: Any, use: str, names: tuple[str, ...] = ()) -> None:
+    """Fields of a config that were set although nothing will look at them. `names`: only of these."""
+    for one in dataclasses.fields(said):
+        value = getattr(said, one.name)
+        if not used and value != getattr(default, one.name) and (not names or one.name in names):
+            fail(one.name, value, f"left out, or used with {use}")
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:

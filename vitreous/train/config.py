@@ -1,7 +1,8 @@
 """A training run as data: everything that decides its outcome, and nothing that does not fit on the command line.
 
 Every field is a flag of `vitreous train`. A field left at None is chosen for the data at hand (see defaults.py), and
-the run says what was chosen. This file imports no torch, so that the command line can use it and stay quick.
+the run says what was chosen. This file imports no torch, so that the command line can use it and stay quick. `train`
+checks the whole of it first: were it checked as it is made, the parser would tell what is wrong in words of its own.
 """
 
 import dataclasses
@@ -10,8 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitreous.data.config import Augmentation
-from vitreous.model.checks import check_fraction, check_positive, check_real, check_whole, fail
-from vitreous.train.checked import Checked, refuse_unless
+from vitreous.model.checks import check_fraction, check_positive, check_real, check_whole, fail, refuse_unused
 
 Optimizer = Literal["adamw", "sgd", "muon"]
 Schedule = Literal["cosine", "linear", "rsqrt", "constant"]
@@ -24,7 +24,7 @@ WHOLE = (
 
 
 @dataclass(frozen=True)
-class Optim(Checked):
+class Optim:
     """How weights are moved."""
 
     optimizer: Optimizer = "adamw"
@@ -72,7 +72,7 @@ class Optim(Checked):
 
 
 @dataclass(frozen=True)
-class Augment(Checked):
+class Augment:
     """What is said about augmentation; what is not said (None) is chosen for the data. See data/config.py."""
 
     crop: Literal["resized", "padded", "none"] | None = None
@@ -108,7 +108,7 @@ class Augment(Checked):
 
 
 @dataclass(frozen=True)
-class Distillation(Checked):
+class Distillation:
     """Learning from a teacher besides the labels (DeiT, arXiv 2012.12877)."""
 
     teacher: Path | None = None
@@ -126,7 +126,7 @@ class Distillation(Checked):
 
 
 @dataclass(frozen=True)
-class Masking(Checked):
+class Masking:
     """What is hidden and what is asked about it, in learning without labels."""
 
     mask_rate: float | None = None
@@ -150,7 +150,7 @@ class Masking(Checked):
 
 
 @dataclass(frozen=True)
-class Segmenting(Checked):
+class Segmenting:
     """How pixels are told apart (--task segment)."""
 
     decoder: Literal["linear", "mask"] | None = None
@@ -177,7 +177,7 @@ class Segmenting(Checked):
 
 
 @dataclass(frozen=True)
-class TrainConfig(Checked):
+class TrainConfig:
     """A run: `vitreous train --data DIR` is enough. What is None by default is chosen for the data, and said."""
 
     data: str = ""
@@ -267,11 +267,11 @@ class TrainConfig(Checked):
 
     def _check_use(self) -> None:
         """Nothing is said that would have no effect."""
-        refuse_unless(self.task in ("mae", "mpp"), self.masking, Masking(), "--task mae or mpp")
-        refuse_unless(self.task != "mae", self.masking, Masking(), "--task mpp", ("mpp_target",))
-        refuse_unless(self.task != "mpp", self.masking, Masking(), "--task mae", ("decoder_width", "decoder_depth"))
-        refuse_unless(self.task == "segment", self.segmenting, Segmenting(), "--task segment")
-        refuse_unless(self.distillation.teacher is not None, self.distillation, Distillation(), "--teacher")
+        refuse_unused(self.task in ("mae", "mpp"), self.masking, Masking(), "--task mae or mpp")
+        refuse_unused(self.task != "mae", self.masking, Masking(), "--task mpp", ("mpp_target",))
+        refuse_unused(self.task != "mpp", self.masking, Masking(), "--task mae", ("decoder_width", "decoder_depth"))
+        refuse_unused(self.task == "segment", self.segmenting, Segmenting(), "--task segment")
+        refuse_unused(self.distillation.teacher is not None, self.distillation, Distillation(), "--teacher")
         if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
             fail("lora_rank", self.lora_rank, "left out, or used with --train-only lora")
 

@@ -28,6 +28,7 @@ from vitreous.weights.files import atomic_file
 def train(config: TrainConfig, command: str = "vitreous train") -> dict[str, Any]:
     """A run; returns what its metrics.json holds."""
     started = time.monotonic()
+    config.check()
     if config.resume:
         config = stored(config)
     with world(config.device) as here:
