@@ -6,7 +6,6 @@ import os
 import pickle
 import resource
 import struct
-import time
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -114,13 +113,11 @@ def little_memory(spare: int = 1 << 28) -> Iterator[None]:
 
 
 def check_refused(folder: Path, data: bytes, reason: str) -> None:
-    """At once, with little memory, in one short line, and nothing has appeared beside the file."""
+    """With little memory, in one short line, and nothing has appeared beside the file."""
     with contextlib.chdir(folder):
         Path("x.pth").write_bytes(data)
-        start = time.process_time()
         with little_memory(), pytest.raises(BadCheckpoint, match=f"^x.pth .*({reason})") as error:
             read_pickle(Path("x.pth"))
-        assert time.process_time() - start < 1
         assert "\n" not in str(error.value)
         assert len(str(error.value)) < 300
         assert os.listdir() == ["x.pth"]

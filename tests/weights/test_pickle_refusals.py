@@ -1,4 +1,4 @@
-"""What a pickle may not hold: each is refused at once, by name, in one line, and without any effect."""
+"""What a pickle may not hold: each is refused by name, with little memory, in one line, and without any effect."""
 
 import argparse
 import functools
