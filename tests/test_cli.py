@@ -98,6 +98,12 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
         (["train"], 2, "data is ''"),
         (["eval", "nowhere", "--data", "digits"], 1, "there is no checkpoint nowhere"),
         (["predict", "nowhere", "nothing.jpg"], 1, "nothing.jpg"),
+        (["predict", "nowhere", "--image-size", "64", "48", "nothing.jpg"], 1, "nothing.jpg"),
+        (["predict", "nowhere", "nothing.jpg", "--image-size", "big"], 2, "--image-size"),
+        (["eval", "x", "--data", "digits", "--cache", "y"], 2, "cache is 'y', but must be left out, or used with"),
+        (["eval", "x", "--data", "digits", "--probe", "linear", "--shots", "5"], 2, "or used with --probe fewshot"),
+        (["eval", "x", "--data", "digits", "--probe", "fewshot", "--neighbours", "5"], 2, "used with --probe knn"),
+        (["eval", "x", "--data", "digits", "--probe", "knn", "--ignore", "sky"], 2, "a segmenter and no --probe"),
     ],
 )
 def test_mistakes(monkeypatch, capsys, arguments: list[str], status: int, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -159,6 +165,18 @@ def test_bad_data_is_one_clear_line_before_a_model_is_built(
     assert said.err.startswith("vitreous: ")
     assert said.err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("data", "status"), [("empty", 1), ("fine", 0)])
+def test_a_check_that_finds_problems_fails(
+    data: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bad_data(tmp_path)
+    for i in range(8):
+        (folder := tmp_path / "fine" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (i, 0, 0)).save(folder / f"{i}.png")
+    assert run(monkeypatch, "data", "check", str(tmp_path / data)) == status
+    assert ("no problems" in capsys.readouterr().out) == (status == 0)
 
 
 def test_a_run_through_the_command(

@@ -5,6 +5,7 @@ torch is imported inside the verbs, so that `--help` answers at once.
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,11 +39,27 @@ def main() -> None:
         sys.exit(2)
     try:
         try:
-            app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN)
+            words = numbers_last(sys.argv[1:])
+            app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN, args=words)
         finally:
             sys.stdout.flush()  # here, where it can be seen that nobody reads on
     except (ValueError, OSError) as error:
         refuse(error)
+
+
+def numbers_last(words: Sequence[str]) -> list[str]:
+    """The words of a command with --image-size at their end, where what follows its numbers is not taken for one.
+
+    >>> numbers_last(["predict", "runs/first/best", "--image-size", "64", "cat.jpg"])
+    ['predict', 'runs/first/best', 'cat.jpg', '--image-size', '64']
+    """
+    if "--image-size" not in words:
+        return list(words)
+    start = words.index("--image-size")
+    end = next((i for i, word in enumerate(words) if i > start and not word.isdecimal()), len(words))
+    if end == start + 1:  # no number at all: the parser says what is missing
+        return list(words)
+    return [*words[:start], *words[end:], *words[start:end]]
 
 
 @app.command
@@ -219,6 +236,8 @@ def data(
 ) -> None:
     """A data set's doctor: counts, balance, unreadable and duplicate pictures, leaks between parts, odd sizes, masks.
 
+    It exits with 1 where something should be mended before training.
+
     Example: vitreous data check pictures/ --out sheet.png
 
     Args:
@@ -230,7 +249,8 @@ def data(
     """
     from vitreous.data.check import run_check
 
-    run_check(spec, data_root, out, json)
+    if run_check(spec, data_root, out, json):
+        sys.exit(1)
 
 
 @app.command

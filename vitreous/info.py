@@ -48,7 +48,7 @@ def print_model(name: str, num_classes: int | None, image_size: Sequence[int] | 
         print(json.dumps(record, indent=2))
         return
     table = Table(box=None, show_header=False, title=name, title_justify="left")
-    for label, value in [*_lines(config, figures), *((key, str(value)) for key, value in provenance.items())]:
+    for label, value in [*_lines(config, figures), *((key, _said(value)) for key, value in provenance.items())]:
         table.add_row(label, value)
     console().print(table)
 
@@ -93,3 +93,16 @@ def _lines(config: AnyConfig, figures: dict[str, int]) -> list[tuple[str, str]]:
         ]
     lines.append(("preprocessing", f"mean {scale.mean}, std {scale.std}, {scale.interpolation}, {scale.fit}"))
     return lines
+
+
+def _said(value: Any) -> str:
+    """A value of JSON, for people.
+
+    >>> _said({"top1": 0.98333333, "count": 360, "labels": ["cat", "dog"]})
+    'top1 0.9833, count 360, labels cat, dog'
+    """
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_said(one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_said, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

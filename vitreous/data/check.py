@@ -35,7 +35,7 @@ def run_check(spec: str, root: Path | None, out: Path | None, as_json: bool) -> 
     path = root / path if root is not None and (root / path).exists() else path
     if has_masks(path):
         if out is not None:
-            fail("out", str(out), "left out for pictures with masks: the contact sheet is one of classes")
+            fail("out", out, "left out for pictures with masks: the contact sheet is one of classes")
         return _run_mask_check(path, as_json)
     if out is not None:
         check_name(out)

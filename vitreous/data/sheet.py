@@ -18,7 +18,7 @@ THUMB, GAP, CAPTION = 96, 6, 18
 def check_name(path: Path) -> None:
     """Whether a sheet can be called so."""
     if path.suffix.lower() != ".png" or path.is_dir():
-        fail("out", str(path), "the name of a file that ends in .png")
+        fail("out", path, "the name of a file that ends in .png")
 
 
 def write_sheet(parts: Mapping[str, Source], path: Path) -> Path:

@@ -66,9 +66,16 @@ def evaluate(
     from vitreous.model.segmenter import Segmenter
     from vitreous.weights.load import load
 
+    for name, value, usual, used, use in (
+        ("features", features, "pooled", probe is not None, "--probe"),
+        ("cache", cache, None, probe is not None, "--probe"),
+        ("neighbours", neighbours, (20,), probe == "knn", "--probe knn"),
+        ("shots", shots, (), probe == "fewshot", "--probe fewshot"),
+        ("ignore", ignore, (), probe is None, "a segmenter and no --probe"),
+    ):
+        if value != usual and not used:
+            fail(name, value, f"left out, or used with {use}")
     setting = Setting(part, image_size, data_root, val_fraction, seed, batch_size, device, precision, workers, flip)
-    if probe is not None and ignore:
-        fail("ignore", " ".join(ignore), "left out with --probe: it leaves out classes of pixels")
     if probe is not None:
         probed = probe_checkpoint(
             checkpoint, data, probe, setting, features=features, cache=cache, neighbours=neighbours, shots=shots

@@ -49,7 +49,7 @@ def write_mask(ids: UInt8[np.ndarray, "h w"], path: str | os.PathLike[str], back
     """A PNG with a palette, whose indices are the ids: a viewer shows colours, and a reader of masks gets the ids."""
     path = Path(path)
     if path.suffix.lower() != ".png":
-        fail("path", str(path), "a file that ends in .png: other formats do not keep ids as they are")
+        fail("path", path, "a file that ends in .png: other formats do not keep ids as they are")
     image = Image.fromarray(ids)
     image.putpalette(palette(background).tobytes())
     with atomic_file(path) as aside:

@@ -23,7 +23,7 @@ SHOWN = 0.005  # a smaller share of a picture is not worth a word
 def segment_files(predictor: SegmentPredictor, paths: Sequence[Path], as_json: bool, out: Path | None) -> None:
     """`out` is a folder: masks/NAME.png holds the ids and shows them in colours, overlays/NAME.png the picture too."""
     if out is not None and (out.suffix.lower() in ENDINGS or out.is_file()):
-        fail("out", str(out), "a folder for masks, because the checkpoint is a segmenter")
+        fail("out", out, "a folder for masks, because the checkpoint is a segmenter")
     names = _names(paths)
     console = standard_output(soft_wrap=True)
     pictures = errors = 0

@@ -27,7 +27,8 @@ def fail(field: str, value: object, allowed: str) -> NoReturn:
         ...
     vitreous.model.checks.BadValue: depth is 0, but must be a whole number from 1 to 1024
     """
-    raise BadValue(f"{field} is {value!r}, but must be {allowed}")
+    shown = str(value) if isinstance(value, Path) else value
+    raise BadValue(f"{field} is {shown!r}, but must be {allowed}")
 
 
 def check_whole(field: str, value: object, low: int, high: int) -> None:

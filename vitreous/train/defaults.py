@@ -98,7 +98,7 @@ class _Choices:
         else:
             self.pick("model", "ViT-Ti/16" if self.count < 50_000 else "ViT-S/16", f"{self.count} {size}")
         if not self.config.set and self.count < 100_000:
-            self.pick("set", FEW_PICTURES, "parts that learn from few pictures")
+            self.pick("set", FEW_PICTURES, "parts that learn from few pictures; no other format has such positions")
 
     @functools.cached_property
     def start(self) -> AnyConfig | None:
