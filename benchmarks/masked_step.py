@@ -38,6 +38,8 @@ class Options:
     batch_size: int = 256
     image_size: int = 224
     mask_rate: float = 0.75
+    decoder_width: int | None = None  # left out: what `vitreous train --task mae` takes
+    decoder_depth: int | None = None
     rounds: int = 15
     steps: int | None = None  # in a round, without waiting for the device between them, as in training; 10 on a GPU
     device: str = "auto"
@@ -75,7 +77,9 @@ def job_of(task: Literal["classify", "mae"], model: str, data: DataSet, here: Wo
         workers=0,
         optim=Optim(lr=1e-4),
         augment=Augment(crop="none", flip=0.5, policy="none", mixup=0.0, cutmix=0.0),  # the same for both
-        masking=Masking(mask_rate=options.mask_rate),
+        masking=Masking(
+            mask_rate=options.mask_rate, decoder_width=options.decoder_width, decoder_depth=options.decoder_depth
+        ),
         out=Path("unused"),
     )
     return set_up(choose(config, data, here.device.type).config, data, here)

@@ -174,3 +174,14 @@ def test_a_hybrid_names_image_sizes_not_feature_maps() -> None:
     model = vitreous.create("R+ViT-Ti/16", overrides={"depth": 1}, num_classes=0)
     with pytest.raises(ValueError, match=r"image is 225 x 224 .*32 x 32 patches.*224 x 224 and 256 x 224"):
         model(torch.zeros(1, 3, 225, 224))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_patches_without_their_places_are_refused(small: ViTConfig) -> None:
+    model, kept = build_vit(small), torch.tensor([[0, 3], [1, 2]])
+    patches, grid = model.patchify(images(small), kept)
+    with pytest.raises(ValueError, match=r"there are 2 patches, but must be 3 x 4, the grid; give `kept`"):
+        model.embed(patches, grid)
+    with pytest.raises(ValueError, match=r"there are 2 patches, but must be 3, as `kept` says"):
+        model.embed(patches, grid, torch.tensor([[0, 3, 4], [1, 2, 5]]))
+    assert model.embed(patches, grid, kept)[0].shape == (2, 3, 32)

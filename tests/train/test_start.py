@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import vitreous
 from vitreous.data.open import open_data
 from vitreous.data.source import DataSet
 from vitreous.model.options import AttentionPool, Preprocessing
 from vitreous.model.segmenter import Segmenter
-from vitreous.train.config import Segmenting, TrainConfig
+from vitreous.train.config import Augment, Optim, Segmenting, TrainConfig
+from vitreous.train.defaults import choose
 from vitreous.train.start import build_model, choose_weights
 from vitreous.train.summary import next_commands
 
@@ -70,3 +72,32 @@ def test_pictures_without_classes_are_not_proposed_for_what_needs_them(tmp_path:
     assert not any(str(tmp_path) in line for line in next_commands(Path("run"), how, flat))
     digits = next_commands(Path("run"), config(task="mae", data="digits"), open_data("digits", labelled=False))
     assert sum("--data digits" in line for line in digits) == 2
+
+
+WRONG_WORDS: list[tuple[type, dict[str, Any], str]] = [
+    (TrainConfig, {"task": "clasify"}, r"task is 'clasify', .*did you mean 'classify'"),
+    (TrainConfig, {"precision": "float32"}, r"precision is 'float32', but must be one of 'auto', 'fp32'"),
+    (TrainConfig, {"parallel": "fspd"}, r"parallel is 'fspd', .*did you mean 'fsdp'"),
+    (TrainConfig, {"batch_size": "automatic"}, r"batch_size is 'automatic', but must be one of 'auto'"),
+    (Optim, {"optimizer": "adam"}, r"optimizer is 'adam', .*did you mean 'adamw'"),
+    (Optim, {"schedule": "cosin"}, r"schedule is 'cosin'"),
+    (Augment, {"crop": "pad"}, r"crop is 'pad'"),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("part", "words", "message"), WRONG_WORDS, ids=[message[:12] for *_, message in WRONG_WORDS])
+def test_words_are_checked_in_python_too(part: type, words: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**(words if part is TrainConfig else {part.__name__.lower(): part(**words)})).check()
+
+
+def test_what_a_checkpoint_does_not_say_may_be_set(shapes: DataSet, tmp_path: Path) -> None:
+    """A width of 48 has no usual number of heads."""
+    fields = {"width": 48, "num_heads": 6, "mlp_width": 48, "depth": 1, "mlp": {"kind": "Gelu", "approximation": "erf"}}
+    vitreous.save(vitreous.create("ViT-Ti/4", overrides=fields), tmp_path / "x.pth", format="timm")
+    how = config(data="shapes", model=None, init=tmp_path / "x.pth", set=("num_heads=6",))
+    chosen = choose(how, shapes, "cpu").config
+    assert build_model(chosen, shapes).config.num_heads == 6
+    with pytest.raises(ValueError, match="does not say how many heads"):
+        choose(config(data="shapes", model=None, init=tmp_path / "x.pth", set=()), shapes, "cpu")

@@ -14,12 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.model.checks import Size
-from vitreous.model.position import (
-    AddedPosition,
-    ConditionalPosition,
-    RelativeBiasPosition,
-    Rotary2dPosition,
-)
+from vitreous.model.position import AddedPosition, ConditionalPosition, Position
 from vitreous.model.tokens import Layout
 from vitreous.model.vit import ViT
 
@@ -43,12 +38,10 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PlaceSimilarity
         words = "The cosine similarity of the vectors that are added to the patches."
         return PlaceSimilarity(_by_places(vectors @ vectors.T, grid), words)
     terms = position.attend(Layout(0, grid), device)
-    if isinstance(position, RelativeBiasPosition):
-        assert terms.bias is not None
+    if terms.bias is not None:
         words = "What is added to attention between two places, before the softmax: the mean over heads."
-        return PlaceSimilarity(_by_places(terms.bias.float().mean(dim=0), grid), words)
-    if isinstance(position, Rotary2dPosition):
-        assert terms.rotation is not None
+        return PlaceSimilarity(_by_places(terms.bias.float().mean(dim=-3), grid), words)
+    if terms.rotation is not None:
         cos, sin = (part.float() for part in terms.rotation)
         words = (
             "How well the rotations of two places agree: the mean cosine of the angle between them, over all "
@@ -61,7 +54,9 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PlaceSimilarity
             "what it knows of places depends on the picture"
         )
         return PlaceSimilarity(None, words)
-    return PlaceSimilarity(None, "the model has no positions: to it an image is a bag of patches")
+    if type(position) is Position:
+        return PlaceSimilarity(None, "the model has no positions: to it an image is a bag of patches")
+    return PlaceSimilarity(None, f"{type(position).__name__} tells places neither by a table nor to attention")
 
 
 def _by_places(pairs: Float[Tensor, "n n"], grid: Size) -> Float[Tensor, "gh gw gh gw"]:

@@ -51,7 +51,7 @@ class SelfAttention(nn.Module):
         self.output_dropout = nn.Dropout(output_dropout)
 
     def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
-        q, k, v = self._queries_keys_values(tokens, terms)
+        q, k, v = self.queries_keys_values(tokens, terms)
         dropout = self.dropout if self.training else 0.0
         gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, dropout, scale=self.scale)
         return self.output_dropout(self.output(gathered.transpose(1, 2).flatten(2)))
@@ -63,7 +63,7 @@ class SelfAttention(nn.Module):
 
         `queries` asks for some of the rows: of many tokens, all of them take much memory.
         """
-        q, k, _ = self._queries_keys_values(tokens, terms)
+        q, k, _ = self.queries_keys_values(tokens, terms)
         logits = q[:, :, queries] @ k.transpose(-2, -1) * self.scale
         return (logits if terms.bias is None else logits + terms.bias[..., queries, :]).softmax(dim=-1)
 
@@ -71,10 +71,11 @@ class SelfAttention(nn.Module):
         self, tokens: Float[Tensor, "b t d"], weights: Float[Tensor, "b heads t t"], terms: AttentionTerms
     ) -> Float[Tensor, "b t d"]:
         """What `forward` puts out where `weights` are its own; here they may be others, or have gradients."""
-        _, _, v = self._queries_keys_values(tokens, terms)
+        _, _, v = self.queries_keys_values(tokens, terms)
         return self.output_dropout(self.output((weights @ v).transpose(1, 2).flatten(2)))
 
-    def _queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
+        """[q, k, v] of equation 5, in heads. What changes here changes in `forward` and in what is shown of it."""
         q, k, v = (into_heads(part(tokens), self.num_heads) for part in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if terms.rotation is not None:

@@ -1,6 +1,6 @@
 """A model without memory and without numbers: shapes alone, for the tensors of a checkpoint to be put in."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
 import torch
@@ -31,6 +31,18 @@ class _NoDraws(TorchFunctionMode):
         if func in DRAWS:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put a checkpoint's tensors into a blank model. What is in no checkpoint would stay without memory: refused."""
+    model.load_state_dict(tensors, assign=True)
+    for name, part in model.named_modules():
+        for key, value in (vars(part) | part._buffers).items():
+            if isinstance(value, Tensor) and value.is_meta:
+                raise ValueError(
+                    f"{name}.{key} is made as {type(part).__name__} is built and is in no checkpoint: compute it in "
+                    "forward, or register it as a persistent buffer"
+                )
 
 
 @overload

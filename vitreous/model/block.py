@@ -42,6 +42,9 @@ class SwiGluMlp(nn.Module):
         return self.dropout(self.down(self.dropout(F.silu(gate) * up)))
 
 
+Mlp = GeluMlp | SwiGluMlp
+
+
 class LayerScale(nn.Module):
     """A learned factor per channel on a branch, small at first, so that a deep model starts out shallow (CaiT)."""
 
@@ -73,7 +76,7 @@ class Block(nn.Module):
     def __init__(
         self,
         attention: SelfAttention,
-        mlp: GeluMlp | SwiGluMlp,
+        mlp: Mlp,
         width: int,
         norm_eps: float,
         layer_scale: float | None = None,

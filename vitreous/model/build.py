@@ -8,7 +8,7 @@ from torch import nn
 
 from vitreous.model import options, position
 from vitreous.model.attention import PoolingAttention, SelfAttention
-from vitreous.model.block import Block, GeluMlp, SwiGluMlp
+from vitreous.model.block import Block, GeluMlp, Mlp, SwiGluMlp
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.encoder import Encoder
 from vitreous.model.heads import build_head
@@ -124,7 +124,7 @@ def build_block(config: ViTConfig, layer: int) -> Block:
     )
 
 
-def build_mlp(config: ViTConfig) -> GeluMlp | SwiGluMlp:
+def build_mlp(config: ViTConfig) -> Mlp:
     match config.mlp:
         case options.Gelu(approximation):
             return GeluMlp(config.width, config.mlp_width, approximation, config.dropout.hidden)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 Size = tuple[int, int]  # (height, width), always in this order
 
@@ -61,6 +61,17 @@ def check_flag(field: str, value: object) -> None:
 def check_choice(field: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         fail(field, value, f"one of {', '.join(map(repr, allowed))}{suggestion(str(value), allowed)}")
+
+
+def check_words(config: Any) -> None:
+    """Every field that takes one of some words holds one of them, also in dataclasses inside: Python never looks."""
+    for field, hint in get_type_hints(type(config)).items():
+        value, kinds = getattr(config, field), (hint, *get_args(hint))
+        if dataclasses.is_dataclass(value):
+            check_words(value)
+        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        if words and type(value) not in kinds:  # such as None, or a number, where that may stand too
+            check_choice(field, value, words)
 
 
 def check_kind(field: str, value: object, kinds: Sequence[type]) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.model.attention import PoolingAttention
-from vitreous.model.block import GeluMlp, SwiGluMlp
+from vitreous.model.block import Mlp
 from vitreous.model.tokens import Features
 
 
@@ -54,7 +54,7 @@ class AveragePooling(nn.Module):
 class AttentionPooling(nn.Module):
     """MAP, multi-head attention pooling: a learned query attends to all tokens, then an MLP with a residual."""
 
-    def __init__(self, attention: PoolingAttention, mlp: GeluMlp | SwiGluMlp, width: int, norm_eps: float):
+    def __init__(self, attention: PoolingAttention, mlp: Mlp, width: int, norm_eps: float):
         super().__init__()
         self.attention = attention
         self.norm = nn.LayerNorm(width, norm_eps)

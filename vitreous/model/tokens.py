@@ -31,6 +31,14 @@ class Features(NamedTuple):
     kept: Tensor | None = None  # [b, n], the places of the patches where some were left out; None: all of the grid
 
 
+def check_count(patches: int, layout: Layout) -> None:
+    """Every patch has a place: one on the grid, or one that `kept` says."""
+    places = layout.grid[0] * layout.grid[1] if layout.kept is None else layout.kept.shape[1]
+    if patches != places:
+        told = f"{layout.grid[0]} x {layout.grid[1]}, the grid" if layout.kept is None else f"{places}, as `kept` says"
+        raise ValueError(f"there are {patches} patches, but must be {told}; give `kept` if they are only some of it")
+
+
 class PrefixTokens(nn.Module):
     """Learned tokens put before the patches: x_class of equation 1 and its later companions."""
 

@@ -15,7 +15,7 @@ from vitreous.model.encoder import Encoder
 from vitreous.model.inputs import check_images
 from vitreous.model.patch import PatchEmbedding
 from vitreous.model.position import Position
-from vitreous.model.tokens import Features, Layout, PrefixTokens, drop_patches
+from vitreous.model.tokens import Features, Layout, PrefixTokens, check_count, drop_patches
 
 
 class ViT(nn.Module):
@@ -70,6 +70,7 @@ class ViT(nn.Module):
         Where only some patches of the grid are there, `kept` says where each of them stands.
         """
         layout = Layout(self.prefix.length, grid, kept)
+        check_count(patches.shape[1], layout)
         tokens = self.embedding_dropout(self.position.embed(self.prefix(patches), layout))
         if self.training and self.config.patch_dropout:
             return drop_patches(tokens, layout, self.config.patch_dropout)

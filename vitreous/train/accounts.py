@@ -31,10 +31,10 @@ MISTAKES, FILLED = 24, 6
 def judge(job: Job, folder: Path, source: Source) -> Measured:
     """The best checkpoint on pictures it never learned from. Every process takes part.
 
-    What fills in patches is not in the checkpoint, which is for the encoder's next task: there, the last one counts.
-    Pixels are judged at each picture's real size, as `eval` and `predict` see it.
+    What fills in patches, say, is not in the checkpoint, which is for the encoder's next task: there, the last module
+    counts. Pixels are judged at each picture's real size, as `eval` and `predict` see it.
     """
-    if isinstance(job.task, FillIn):
+    if not job.task.saved_whole:
         return evaluate(job, source)
     job.world.wait()
     model = load_folder(folder / "best").to(job.world.device)
@@ -58,7 +58,10 @@ def account(job: Job, folder: Path, part: str, source: Source, measured: Measure
         told = _classification(job, part, source, measured)
         names = [job.data.classes[label] if label >= 0 else "unreadable" for label in labels]
         return told._replace(parts=shared | {"sample_labels": names} | told.parts)
-    told = _filling(job, folder, part, source, measured)
+    if isinstance(job.task, FillIn):
+        told = _filling(job, folder, part, source, measured)
+    else:
+        told = _plain(job, part, measured)
     return told._replace(parts=shared | {"sample_labels": [""] * len(images)} | told.parts)
 
 
@@ -97,6 +100,13 @@ def _filling(job: Job, folder: Path, part: str, source: Source, measured: Measur
             words += " It is asked for the structure of a patch alone: its mean and its contrast are the picture's own."
         parts["extra_figures"] = [(words, file)]
     return Account(f"loss {figures['loss']:.4f} on {figures['count']:,} pictures", parts)
+
+
+def _plain(job: Job, part: str, measured: Measured) -> Account:
+    """Of a task that is not one of ours: the figure that chose the best checkpoint."""
+    figures, best = measured.metrics(), job.task.best
+    task = f"{type(job.task).__name__}, measured on the {part} part"
+    return Account(f"{best} {figures[best]:.4f}", {"task": task, "headline": {best: figures[best]}})
 
 
 @torch.no_grad()

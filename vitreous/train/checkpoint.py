@@ -51,6 +51,7 @@ class State:
         """All of it by name. The tensors are the live ones: filling them restores the run."""
         weights = dict(unwrap(self.module).named_parameters())
         tensors = {f"weights.{name}": weight.detach() for name, weight in weights.items()}
+        tensors |= {f"buffers.{name}": buffer for name, buffer in unwrap(self.module).named_buffers()}
         for part in self.optimizers.parts:
             for name, weight in weights.items():
                 for key, value in part.state.get(weight, {}).items():

@@ -103,7 +103,7 @@ class _Choices:
     @functools.cached_property
     def start(self) -> AnyConfig | None:
         """Of the checkpoint that the run starts from."""
-        return None if self.config.init is None else describe(self.config.init).config
+        return None if self.config.init is None else describe(self.config.init, parse_fields(self.config.set)).config
 
     def image_size(self) -> None:
         if self.config.image_size:
@@ -215,7 +215,10 @@ def fitting_batch(model: AnyConfig, memory: int) -> int:
     """
     from vitreous.model.cost import cost
 
-    return 1 << min(max(memory // (2 * cost(model).activation_bytes), 1), 4096).bit_length() - 1
+    kept = cost(model).activation_bytes
+    if isinstance(model, SegmenterConfig):  # the loss keeps the scores of every pixel, and their softmax
+        kept += 2 * 4 * model.num_classes * math.prod(model.image_size)
+    return 1 << min(max(memory // (2 * kept), 1), 4096).bit_length() - 1
 
 
 def free_memory(device: str) -> int:

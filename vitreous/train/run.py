@@ -19,14 +19,14 @@ from vitreous.train.config import TrainConfig
 from vitreous.train.defaults import choose
 from vitreous.train.distributed import World, world
 from vitreous.train.progress import Progress as Display
-from vitreous.train.setup import set_up
+from vitreous.train.setup import MakeTask, set_up
 from vitreous.train.start import check_start
 from vitreous.train.summary import summarise
 from vitreous.weights.files import atomic_file
 
 
-def train(config: TrainConfig, command: str = "vitreous train") -> dict[str, Any]:
-    """A run; returns what its metrics.json holds."""
+def train(config: TrainConfig, command: str = "vitreous train", make_task: MakeTask | None = None) -> dict[str, Any]:
+    """A run; returns what its metrics.json holds. `make_task` makes a task of your own (docs/training.md)."""
     started = time.monotonic()
     config.check()
     if config.resume:
@@ -48,7 +48,7 @@ def train(config: TrainConfig, command: str = "vitreous train") -> dict[str, Any
             console.print(f"  chosen: {note}")
         if chosen.advice:
             console.print(f"  {chosen.advice}")
-        job = set_up(config, data, here)
+        job = set_up(config, data, here, make_task)
         _claim(folder, config, resume, here)
         before = progress_in(folder) if resume else Progress()
         if before.step == job.total_steps:

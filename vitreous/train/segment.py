@@ -23,6 +23,7 @@ class Segment(Task):
     """Cross-entropy at every pixel, and Dice if asked; pictures and masks are cut and turned together."""
 
     best, counted = "miou", "pixel_accuracy"
+    saved_whole = True
 
     def __init__(self, model: Segmenter, augmentation: Augmentation, seed: int, dice: float = 0.0):
         self.model, self.augmentation, self.seed, self.dice = model, augmentation, seed, dice

@@ -1,5 +1,6 @@
 """Everything a run needs, put together from its config: data, model, task, optimizer, loaders."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,9 @@ from vitreous.train.step import Stepper
 from vitreous.train.task import Classify, Task
 from vitreous.train.track import check_tensorboard
 from vitreous.weights.load import load_encoder
+from vitreous.weights.swapped import check_not_swapped
+
+MakeTask = Callable[[AnyModel, TrainConfig, DataSet, World], Task]
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class Job:
         return EvalLoader(reader, _place(self.config, self.world), self.config.workers or 0, resident)
 
 
-def set_up(config: TrainConfig, data: DataSet, world: World) -> Job:
-    """`config` has nothing left open (see defaults.py)."""
+def set_up(config: TrainConfig, data: DataSet, world: World, make_task: MakeTask | None = None) -> Job:
+    """`config` has nothing left open (see defaults.py). `make_task` makes another task than the config names."""
     place = _place(config, world)
     if len(data.train) < place.batch_size:
         fail("batch_size", place.batch_size, f"at most the number of training pictures ({len(data.train)})")
@@ -75,7 +79,9 @@ def set_up(config: TrainConfig, data: DataSet, world: World) -> Job:
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not isinstance(encoder, ViT)):
         fail("optimizer", "muon", "adamw or sgd here: Muon moves the matrices of a ViT's blocks, all of them")
     choose_weights(model, config)
-    task = build_task(model, config, data, world)
+    task = (make_task or build_task)(model, config, data, world)
+    if make_task is not None:
+        check_not_swapped(model)  # or its checkpoints could not be read
     module = task.module().train()
     depth = encoder.config.depth if isinstance(encoder, ViT) else 0
     if config.checkpoint_blocks:

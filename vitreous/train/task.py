@@ -45,6 +45,7 @@ class Task(ABC):
     best: str  # the figure that decides which checkpoint is the best
     larger_is_better: bool = True
     counted: str | None = None  # what the second number of `loss` counts, as a figure's name; None: nothing
+    saved_whole: bool = False  # whether a checkpoint has all that `measure` asks for, or only the run's own module
 
     @abstractmethod
     def module(self) -> nn.Module:
@@ -52,7 +53,7 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The batch as the module gets it, augmented, on its device; the last tensor weighs each picture, [b]."""
+        """The batch as `loss` gets it, on its device: first the pictures, normalised; last the weight of each, [b]."""
 
     @abstractmethod
     def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -69,6 +70,7 @@ class Classify(Task):
     """Cross-entropy with labels, which may be smoothed, mixed, or taught by a teacher besides."""
 
     best = counted = "top1"
+    saved_whole = True
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from vitreous.weights.hub import download, is_hub
 from vitreous.weights.native import Description, is_checkpoint, load_folder, save_folder
 from vitreous.weights.native import describe as describe_folder
 from vitreous.weights.push import check_destination, push
+from vitreous.weights.swapped import check_not_swapped
 from vitreous.weights.tensors import NAMES as NAMES_OF_TYPES
 
 
@@ -79,6 +80,8 @@ def save(
     the Hugging Face hub, with a model card; without it nothing leaves this machine.
     """
     format = own_name(format)
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    check_not_swapped(model)
     repository = None if push_to is None else check_destination(push_to)
     if format == "vitreous":
         save_folder(model, path, provenance)
@@ -91,16 +94,16 @@ def save(
         push(model, Path(path), format, repository, provenance)
 
 
-def describe(source: str | Path) -> Description:
-    """What `vitreous info` says of a checkpoint of any format."""
+def describe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Description:
+    """What `vitreous info` says of a checkpoint of any format, read with these `overrides`."""
     if is_hub(source):
         snapshot = download(source)
-        found = describe(snapshot.folder)
+        found = describe(snapshot.folder, overrides)
         return dataclasses.replace(found, path=str(source), provenance=snapshot.record(found.provenance))
     path = Path(source)
     if _is_ours(path):
-        return describe_folder(path)
-    model = load(path)
+        return describe_folder(path, overrides)
+    model = load(path, overrides=overrides)
     tensors = list(model.state_dict().values())
     kinds = [NAMES_OF_TYPES[tensor.dtype] for tensor in tensors]
     return Description(

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 import vitreous
-from vitreous.model.blank import build_blank
+from vitreous.model.blank import build_blank, fill
 from vitreous.model.checks import BadValue, suggestion
 from vitreous.model.codec import decode, to_dict
 from vitreous.model.config import ResNetConfig
@@ -144,10 +144,11 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return read_tensors(_folder(path) / WEIGHTS)
 
 
-def describe(path: str | os.PathLike[str]) -> Description:
+def describe(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Description:
     """What `vitreous info` says of a checkpoint; no tensor is read."""
     folder = _folder(path)
     config, provenance = _read_config(folder)
+    config = _override(config, overrides or {})
     header = read_header(folder / WEIGHTS)
     kinds = [entry.dtype for entry in header.values()]
     return Description(
@@ -235,7 +236,7 @@ def _assemble(folder: Path, config: AnyConfig) -> AnyModel:
         )
     model: AnyModel = build_blank(config)
     check_tensors(file, header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
-    model.load_state_dict(read_tensors(file), assign=True)
+    fill(model, read_tensors(file))
     return model
 
 

@@ -1,0 +1,109 @@
+"""What a checkpoint would not bring back is not written."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitreous
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu, NoPosition
+from vitreous.model.position import Position
+from vitreous.model.vit import ViT
+from vitreous.weights import native
+
+
+class Squared(nn.Module):
+    """Relu², with the tensors of a GELU MLP."""
+
+    def __init__(self, mlp: nn.Module):
+        super().__init__()
+        self.up, self.activation, self.dropout, self.down = mlp.up, mlp.activation, mlp.dropout, mlp.down
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.down(self.up(tokens).relu().square())
+
+
+class Sloped(Position):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes = nn.Parameter(torch.ones(3))
+
+
+def other_mlp(model: ViT) -> None:
+    model.encoder.blocks[1].mlp = Squared(model.encoder.blocks[1].mlp)
+
+
+def new_position(model: ViT) -> None:
+    model.position = Sloped()
+
+
+def one_block_less(model: ViT) -> None:
+    del model.encoder.blocks[-1]
+
+
+def wider_head(model: ViT) -> None:
+    model.head = nn.Linear(model.config.width, model.config.num_classes + 1)
+
+
+def one_part_more(model: ViT) -> None:
+    model.extra = nn.Identity()
+
+
+def more_in_a_part(model: ViT) -> None:
+    model.norm.register_buffer("seen", torch.zeros(()))
+
+
+SWAPS: list[tuple[Callable[[ViT], None], str]] = [
+    (other_mlp, r"^encoder\.blocks\.1\.mlp is Squared, but the config says GeluMlp: a checkpoint is built from"),
+    (new_position, r"^position is Sloped, but the config says Position"),
+    (one_block_less, r"^encoder\.blocks\.2 is not there, but the config says Block"),
+    (wider_head, r"^head\.weight is \[\d+, \d+\], but the config says"),
+    (one_part_more, r"^extra is Identity, but the config says not there"),
+    (more_in_a_part, r"^norm\.seen is \[\], but the config says not there"),
+]
+
+
+@pytest.mark.parametrize("format", ["vitreous", "timm"])
+@pytest.mark.parametrize(("swap", "message"), SWAPS, ids=[swap.__name__ for swap, _ in SWAPS])
+def test_a_model_that_its_config_does_not_describe(
+    swap: Callable[[ViT], None], message: str, format: str, tmp_path: Path
+) -> None:
+    config = ViTConfig(width=64, depth=3, num_heads=1, mlp_width=64, num_classes=5, mlp=Gelu("erf"))
+    model = build_vit(config if swap is not new_position else ViTConfig(**vars(config) | {"position": NoPosition()}))
+    swap(model)
+    with pytest.raises(ValueError, match=message):
+        vitreous.save(model, tmp_path / "model", format=format)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("unchecked")  # torch.compile hides the type
+def test_a_compiled_model_is_the_model(small: ViTConfig, tmp_path: Path) -> None:
+    model = build_vit(small).eval()
+    vitreous.save(torch.compile(model), tmp_path / "model")  # nothing is compiled before it is called
+    images = torch.rand(1, 3, *small.image_size)
+    assert torch.equal(vitreous.load(tmp_path / "model")(images), model(images))
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute"])
+def test_a_part_that_keeps_what_no_checkpoint_has(
+    kind: str, small: ViTConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vitreous.save(build_vit(small), tmp_path / "model")
+    build = native.build_blank
+
+    def with_more(config: ViTConfig) -> ViT:
+        model = build(config)
+        table = torch.ones(3, device="meta")
+        if kind == "buffer":
+            model.position.register_buffer("angles", table, persistent=False)
+        else:
+            model.position.angles = table
+        return model
+
+    monkeypatch.setattr(native, "build_blank", with_more)
+    with pytest.raises(ValueError, match=r"^position\.angles is made as \w+ is built and is in no checkpoint"):
+        vitreous.load(tmp_path / "model")
