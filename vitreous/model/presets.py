@@ -4,6 +4,7 @@ This file imports torch only when a model is built.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints, overload
 
@@ -111,8 +112,19 @@ def preset(name: str) -> ViTConfig | ResNetConfig:
     vitreous.model.checks.BadValue: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?); ...
     """
     if name not in PRESETS:
-        raise BadValue(f"there is no preset {name!r}{suggestion(name, PRESETS)}; `vitreous info` lists them all")
+        meant = suggestion(_in_the_papers_words(name), PRESETS)
+        raise BadValue(f"there is no preset {name!r}{meant}; `vitreous info` lists them all")
     return PRESETS[name]
+
+
+def _in_the_papers_words(name: str) -> str:
+    """A model as timm and transformers call it, called as in its paper; any other name as it is.
+
+    >>> _in_the_papers_words("vit_base_patch16_224"), _in_the_papers_words("facebook/deit-tiny-patch16-224")
+    ('vit-b/16', 'deit-ti/16')
+    """
+    named = re.search(r"(vit|deit)[-_](tiny|small|base|large|huge|giant)[-_]patch(\d+)", name.lower())
+    return f"{named[1]}-{'ti' if named[2] == 'tiny' else named[2][0]}/{named[3]}" if named else name
 
 
 def configure(
