@@ -245,7 +245,7 @@ def test_there_and_back_is_the_same(name: str, tmp_path: Path) -> None:
 
 def test_a_file_alone(tmp_path: Path) -> None:
     ours = noisy(build(PLAIN))
-    vitreous.save(ours, tmp_path / "weights.safetensors", format="huggingface")
+    vitreous.save(ours, tmp_path / "weights.safetensors", format="huggingface", lossy=True)  # their eps is 1e-12
     again = vitreous.load(tmp_path / "weights.safetensors", overrides={"num_heads": 4, "norm_eps": 1e-6})
     images = torch.randn(1, 3, *NATIVE)
     torch.testing.assert_close(again(images), ours(images), rtol=0, atol=0)

@@ -306,5 +306,5 @@ def test_no_entry_for_the_class_token(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["vit.embeddings.position_embeddings"] = torch.zeros(1, 16, 64)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(BadCheckpoint, match="16 positions, none of which is the class token's"):
+    with pytest.raises(BadCheckpoint, match="16 positions, 15 without the prefix, which is no square"):
         vitreous.load(folder)

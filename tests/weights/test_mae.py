@@ -109,10 +109,10 @@ def sines_and_cosines(side: int, width: int) -> Tensor:
     return torch.from_numpy(np.concatenate([np.zeros((1, width)), table])).float()[None]
 
 
-def fine_tuned(pool: str) -> nn.Module:
+def fine_tuned(pool: str, **options: Any) -> nn.Module:
     kind = import_timm().models.vision_transformer.VisionTransformer
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2, "mlp_ratio": 2.0}
-    return noisy(kind(**sizes, num_classes=7, global_pool=pool))
+    return noisy(kind(**sizes, num_classes=7, global_pool=pool, **options))
 
 
 # ---- Pre-trained -----------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_positions_that_were_learned_are_not_maes(tmp_path: Path) -> None:
     """MAE's class token has no position; a table that gives it one went through somebody's training."""
     model = noisy(theirs())
     state = encoder(as_mae(model)) | {"pos_embed": sines_and_cosines(4, 128)}
-    state["pos_embed"][0, 0] += 0.01
+    state["pos_embed"][0, 0, 5] += 0.01
     torch.save({"model": state}, tmp_path / "other.pth")
     assert vitreous.load(tmp_path / "other.pth").provenance["format"] == "timm"
     state["pos_embed"][0, 0] = 0
@@ -191,6 +191,15 @@ def test_a_fine_tuned_model_goes_there_and_back(pool: str, tmp_path: Path) -> No
     filled.load_state_dict(torch.load(tmp_path / "ours.pth")["model"], strict=True)
     check_close(filled, ours, NATIVE)
     check_identical(vitreous.load(tmp_path / "ours.pth", format="mae"), ours)
+
+
+def test_a_class_token_without_a_position_stays_so(tmp_path: Path) -> None:
+    """Read where it is asked for, though MAE itself has no such models, and none is written."""
+    model = fine_tuned("token", no_embed_class=True)
+    torch.save({"model": model.state_dict()}, tmp_path / "theirs.pth")
+    ours = vitreous.load(tmp_path / "theirs.pth", format="mae")
+    assert ours.config.position == Learned1d(False, "huggingface")
+    check_close(ours, model, NATIVE)
 
 
 def test_pictures_above_224_pixels_are_shown_whole(tmp_path: Path) -> None:

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import vitreous
-from paddle_reference import CLAS, HEADS, IMAGE, LAYOUTS, VIT, WIDTH, loaded, reference, saved, state
+from paddle_reference import CLAS, HEADS, IMAGE, LAYOUTS, PATCH, VIT, WIDTH, loaded, reference, saved, state
 from parity import TOLERANCE, check_close, check_identical
 from vitreous.model.options import IMAGENET, Preprocessing
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.format import Found, Inference
 from vitreous.weights.paddle import Paddle
+from vitreous.weights.paddlevit import PaddleViT
 from vitreous.weights.tensors import BadCheckpoint
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -68,6 +70,17 @@ def test_names_of_the_year_before(tmp_path: Path) -> None:
     check_identical(loaded(saved(older, tmp_path / "old.pdparams")), new)
 
 
+@pytest.mark.parametrize("format", LAYOUTS)
+def test_positions_at_another_size_are_a_smaller_picture_of_their_own(format: str, tmp_path: Path) -> None:
+    """Bicubic for both of them; for PaddleClas, which has no way of its own, smoothed besides, as timm does it."""
+    tensors, layout, size = state(LAYOUTS[format]), LAYOUTS[format], (24, 16)
+    model = loaded(saved(tensors, tmp_path / "a.pdparams"), image_size=size)
+    table = tensors[layout.position][0, 1:].mT.reshape(1, WIDTH, IMAGE // PATCH, IMAGE // PATCH)
+    table = F.interpolate(table, (size[0] // PATCH, size[1] // PATCH), mode="bicubic", antialias=format == "paddle")
+    there = tensors | {layout.position: torch.cat([tensors[layout.position][:, :1], table.flatten(2).mT], dim=1)}
+    check_close(model, lambda images: reference(there, layout, images, 1e-6), size)
+
+
 def shapes_of(width: int, depth: int, mlp: int, bias: bool, image: int = 224) -> Found:
     """A model of PaddleClas's at its real size, without memory."""
     shapes = {"patch_embed.proj.weight": (width, 3, 16, 16), "pos_embed": (1, (image // 16) ** 2 + 1, width)}
@@ -100,6 +113,18 @@ def test_pictures_are_prepared_as_paddleclas_prepares_them() -> None:
     at_384 = inferred(shapes_of(1024, 24, 4096, bias=True, image=384))[0]
     assert at_384["preprocessing"] == dataclasses.replace(vit, crop_fraction=1.0)
     assert inferred(shapes_of(192, 12, 768, bias=True))[0]["preprocessing"] == IMAGENET  # only DeiT is so narrow
+
+
+@pytest.mark.parametrize(("image", "crop"), [(224, 0.875), (368, 0.875), (384, 1.0)])
+@pytest.mark.parametrize("distilled", [False, True])
+def test_pictures_are_prepared_as_paddlevit_prepares_them(image: int, crop: float, distilled: bool) -> None:
+    tensors = {name: tensor.to("meta") for name, tensor in state(VIT, distilled=distilled).items()}
+    tensors[f"{VIT.patch}.weight"] = torch.empty(WIDTH, 3, 16, 16, device="meta")
+    tensors[VIT.position] = torch.empty(1, (image // 16) ** 2 + 1 + distilled, WIDTH, device="meta")
+    guess = Inference(found := Found(Path("x.pdparams"), tensors), {})
+    PaddleViT().infer(found, guess)
+    means = IMAGENET if distilled else Preprocessing()
+    assert guess.fields["preprocessing"] == dataclasses.replace(means, crop_fraction=crop)
 
 
 # ---- Files that are wrong --------------------------------------------------------------------------------------------

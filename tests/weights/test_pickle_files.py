@@ -21,7 +21,8 @@ ZIP = torch_zip(view())
 FILES = {
     "nothing": (b"", "is empty"),
     "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "pointer of Git LFS"),
-    "a web page": (b"<!DOCTYPE html>", "begins with b'<!DOCTYPE html>', but must be"),
+    "a web page": (b"<!DOCTYPE html>", "is a web page, not weights"),
+    "text": (b"weights? none", "begins with b'weights. none', but must be"),
     "a compressed bomb": (
         zip_of({"x/data.pkl": pickled(view(elements=2**26)), "x/data/0": bytes(2**26)}, zipfile.ZIP_DEFLATED),
         "compressed, but torch stores it",

@@ -1,6 +1,5 @@
 """What a pickle may not hold: each is refused by name, with little memory, in one line, and without any effect."""
 
-import argparse
 import functools
 import operator
 import os
@@ -38,7 +37,6 @@ EXECUTES = {
     "posix.system": Call(os.system, CANARY),
     "builtins.eval": Call(eval, f"__import__('os').system({CANARY!r})"),
     "builtins.getattr": Call(getattr, "os", "system"),
-    "argparse.Namespace": argparse.Namespace(lr=1),
     "functools.partial": functools.partial(os.system, CANARY),
     "operator.attrgetter": operator.attrgetter("system"),
     "numpy.load": Call(np.load, "x.npy", None, True),
@@ -122,7 +120,10 @@ PICKLES = {
     "an array of a trillion": (pickled(array(shape=(10**12,))), "takes 4,000,000,000,000 bytes, but has 8"),
     "an array of numbers as bytes": (pickled(array(data=3)), "whose bytes are a int"),
     "an array without numbers": (pickled(Call(RECONSTRUCT, np.ndarray, (0,), b"b")), "array without numbers"),
-    "an array of no array": (pickled(Call(RECONSTRUCT, list, (0,), b"b")), "holds builtins.list"),
+    "an array of no array": (
+        pickled(Call(RECONSTRUCT, list, (0,), b"b")),
+        "calls numpy.core.multiarray._reconstruct with",
+    ),
     "an array beyond latin-1": (pickled(array(data="\u1234" * 8)), "letters beyond Latin-1"),
     "one dict again and again": (repeated(OrderedDict, [[1, 2]] * 20_000), "more than 500,000 pairs"),
     "one tensor again and again": (

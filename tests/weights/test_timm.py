@@ -86,6 +86,16 @@ def test_deit_three_calls_its_layer_scales_otherwise(tmp_path: Path) -> None:
     check_close(ours, model, NATIVE, OTHER)
 
 
+@pytest.mark.parametrize("case", ["plain", "distilled"])
+def test_pictures_are_prepared_as_those_who_published_such_weights_do(case: str, tmp_path: Path) -> None:
+    """Weights alone do not tell. timm's ViTs are AugReg's; of DeiT, timm shows more of a picture than DeiT itself."""
+    torch.save(theirs(case).state_dict(), tmp_path / "m.pth")
+    ours, cfg = vitreous.load(tmp_path / "m.pth").config.preprocessing, import_timm().get_pretrained_cfg(CASES[case][0])
+    assert (ours.mean * (3 // len(ours.mean)), ours.std * (3 // len(ours.std))) == (cfg.mean, cfg.std)
+    assert (ours.fit, ours.interpolation) == ("crop", cfg.interpolation)
+    assert ours.crop_fraction == (cfg.crop_pct if case == "plain" else 224 / 256)
+
+
 def test_a_hidden_layer_before_the_classifier(tmp_path: Path) -> None:
     """timm had one until 2022, for Google's weights."""
     model = theirs("plain")

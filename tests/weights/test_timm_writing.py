@@ -1,6 +1,7 @@
 """Folders that timm reads, and what it has no place for."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import vitreous
 from parity import check_close, check_identical, noisy
 from peers import import_timm
-from timm_models import SMALL
+from timm_models import PLAIN, SMALL
 from vitreous.model.build import build
 from vitreous.model.options import (
     IMAGENET,
@@ -51,6 +52,18 @@ def test_a_folder_holds_all_of_a_model(changes: dict[str, Any], tmp_path: Path) 
     assert tuple(cfg["mean"]) == shown.mean * (model.config.channels // len(shown.mean))
     assert cfg["crop_mode"] == ("center" if shown.fit == "crop" else "squash")
     assert tuple(cfg["label_names"]) == ("a", "b", "c")
+    assert tuple(cfg["input_size"][1:]) == model.config.image_size
+    assert cfg["fixed_input_size"]  # as of all of timm's ViTs: their positions are for one size
+
+
+def test_what_is_said_of_pictures_is_enough_to_give_the_model_its_size(tmp_path: Path) -> None:
+    """A `pretrained_cfg` goes with timm's other scripts too, without the arguments that config.json has beside it."""
+    timm = import_timm()
+    vitreous.save(build(SMALL), tmp_path / "m", format="timm")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    sizes = {name: value for name, value in config["model_args"].items() if name != "img_size"}
+    theirs = timm.create_model(PLAIN, pretrained_cfg=config["pretrained_cfg"], **sizes)
+    assert theirs.patch_embed.img_size == SMALL.image_size
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
     "timm": [
         ("blocks.1.mlp.fc2.bias", None, r"1 missing: blocks\.1\.mlp\.fc2\.bias$"),
-        ("norm_pre.weight", zeros(128), r"1 unexpected: norm_pre\.weight$"),
+        ("norm_pre.weight", zeros(128), r"a norm before the first block \(norm_pre\), as CLIP has$"),
         ("blocks.1.attn.proj.weight", zeros(128, 64), r"blocks\.1\.attn\.proj\.weight is \[128, 64\], but must be"),
         ("patch_embed.proj.weight", zeros(128, 192), r"patch_embed\.proj\.weight is \[128, 192\], but must have 4 dim"),
         ("pos_embed", zeros(17), r"pos_embed is \[17\], but must have 3 dimensions"),
-        ("pos_embed", None, "has no tensor pos_embed"),
+        ("pos_embed", None, r"no learned positions \(pos_embed\)"),
         ("head.weight", zeros(7), r"head\.weight is \[7\], but must have 2 dimensions"),
         ("blocks.0.mlp.fc1.weight", zeros(()), r"fc1\.weight is \[\], but must have 2 dimensions"),
         ("attn_pool.latent", zeros(1, 1, 128), "leaves the class token or registers out of attention pooling"),

@@ -61,10 +61,12 @@ class BigVision(Format):
     def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
         patch = infer_encoder(found, guess, AMONG_KIND)
         if "pos_embedding" in found.tensors:
-            # Files from before 2022 added positions to the class token too; big_vision then adds the two itself.
-            prefix, places = int(guess.fields["class_token"]), found.shape("pos_embedding", 3)[1]
-            entries = guess.grid(places, prefix, patch, image_size)
-            guess.set(position=Learned1d(entries == prefix, "google"))
+            # Files from before 2022 added positions to the class token too; big_vision then adds the two itself, and
+            # tells such files by the length of the table: a square and one more.
+            has_class, places = guess.fields["class_token"], found.shape("pos_embedding", 3)[1]
+            entries = int(has_class and math.isqrt(places - 1) ** 2 == places - 1)
+            guess.grid(places, (entries,), patch, image_size)
+            guess.set(position=Learned1d(entries == has_class, "google"))
         else:
             _without_positions(guess, patch, image_size)
         pooled = f"{POOL}/probe" in found.tensors
@@ -108,7 +110,7 @@ class BigVision(Format):
             lines.append(f"pool {config.pool}: {token} a class token, big_vision has {' or '.join(map(str, expected))}")
         return lines
 
-    def losses(self, config: ViTConfig) -> list[str]:
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
         return flax_losses(config, "big_vision")
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:

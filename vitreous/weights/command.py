@@ -11,12 +11,14 @@ from rich.table import Table
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
+from vitreous.weights.convert import losses_at
+from vitreous.weights.formats import format_named, own_name
 from vitreous.weights.load import load, save
 from vitreous.weights.parity import Difference, compare, random_images
 from vitreous.weights.refusal import shown
 from vitreous.weights.tensors import BadCheckpoint
 
-# What is of no use but in training, or another way to compute the same; and what `lossy` has told already.
+# What is of no use but in training, or another way to compute the same; and what is told as computed otherwise.
 UNTOLD_OF = ("dropout", "stochastic_depth", "patch_dropout", "layer_scale", "patch_method", "norm_eps", "mlp")
 
 
@@ -45,6 +47,9 @@ def convert(
     console.print(f"wrote {target}: {to}")
     if not isinstance(model, ViT):
         return []
+    if own_name(to) != "vitreous":
+        for line in losses_at(target, format_named(to), model.config):
+            console.print(f"  computed otherwise: {line}")
     written, untold = read_again(target, to, model.config)
     for line in untold:
         console.print(f"  not kept: {line}")

@@ -11,34 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitreous.weights.contents import content_of
 from vitreous.weights.format import Found
 from vitreous.weights.npz import read_npz, write_npz
 from vitreous.weights.pdparams import write_pdparams
 from vitreous.weights.pickles import read_pickle
-from vitreous.weights.refusal import if_run, not_there, shown
+from vitreous.weights.refusal import if_run, not_there
 from vitreous.weights.tensors import BadCheckpoint, Mapped, read_tensors, write_tensors
+from vitreous.weights.wrappers import kind_of, unwrapped
 
 PICKLES = (".pt", ".pth", ".bin", ".pdparams", ".ckpt")
 SUFFIXES = (".safetensors", ".npz", *PICKLES)
+NO_TARS = (".pt.tar", ".pth.tar", ".ckpt.tar")  # so many scripts call what torch.save writes
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 MAX_JSON_BYTES = 1 << 26
 
 # What transformers and timm call their weights in a folder, in the order in which they are looked for.
 USUAL = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-
-# Keys under which training scripts put the weights, the averaged ones first; and what wrappers put before every name.
-AVERAGED = ("state_dict_ema", "model_ema", "teacher")
-WRAPPERS = (*AVERAGED, "model_state", "state_dict", "model", "module", "params", "target")
-PREFIXES = (
-    "module.",
-    "_orig_mod.",
-    "model.",
-    "backbone.",
-    "encoder.backbone.",
-    "opt/target/",
-    "params/img/",
-    "params/",
-)
 
 
 def open_found(path: Path) -> Found:
@@ -63,7 +52,7 @@ def weights_in(folder: Path) -> Path:
     for name in USUAL:
         if (folder / name).is_file():
             return folder / name
-    files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
+    files = sorted(file for file in folder.iterdir() if suffix_of(file) in SUFFIXES)
     if len(files) == 1:
         return files[0]
     if_run(folder)
@@ -71,18 +60,31 @@ def weights_in(folder: Path) -> Path:
     raise BadCheckpoint(f"{folder} must hold one file of weights ({', '.join(SUFFIXES)}), but has {held}")
 
 
+def suffix_of(file: Path) -> str:
+    """What a name says that a file is.
+
+    >>> suffix_of(Path("last.pth.tar")), suffix_of(Path("VIT.NPZ"))
+    ('.pth', '.npz')
+    """
+    name = file.name.lower()
+    return Path(name.removesuffix(".tar") if name.endswith(NO_TARS) else name).suffix
+
+
 def read_file(file: Path) -> Any:
-    """What a file holds: tensors by name, in a pickle perhaps inside of other things."""
+    """What a file holds: tensors by name, in a pickle perhaps inside of other things.
+
+    Its name says whether it is meant to be weights; what kind of file it is, its content, as far as it tells.
+    """
     if file.name.endswith(".index.json"):
         return _read_shards(file)
-    match file.suffix:
+    if (suffix := suffix_of(file)) not in SUFFIXES:
+        raise BadCheckpoint(f"{file} ends in {file.suffix!r}, but weights are in {', '.join(SUFFIXES)}")
+    match content_of(file) or suffix:
         case ".safetensors":
             return read_tensors(file, alignment=8)  # as safetensors guarantees it: a copy would not compute faster
         case ".npz":
             return read_npz(file)
-        case suffix if suffix in PICKLES:
-            return read_pickle(file)
-    raise BadCheckpoint(f"{file} ends in {file.suffix!r}, but weights are in {', '.join(SUFFIXES)}")
+    return read_pickle(file)
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -97,7 +99,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
             raise BadCheckpoint(f"{index} names {name!r}, but weights are in {', '.join(SUFFIXES)}")
         shard = read_file(index.parent / name)
         if not isinstance(shard, dict):
-            raise BadCheckpoint(f"{index.parent / name} holds a {type(shard).__name__}, but must hold tensors by name")
+            raise BadCheckpoint(f"{index.parent / name} holds {kind_of(shard)}, but must hold tensors by name")
         tensors = Mapped(tensors | shard, *tensors.files, *(shard.files if isinstance(shard, Mapped) else ()))
     if missing := [name for name in weight_map if name not in tensors]:
         raise BadCheckpoint(f"{index} promises {missing[0]} and {len(missing) - 1} more that its files do not have")
@@ -115,28 +117,6 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise BadCheckpoint(f"{file} holds a {type(document).__name__}, but must hold an object")
     return document
-
-
-def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors out of what a training script wrapped them in, under the names their model had; and the wrappers."""
-    inside: tuple[str, ...] = ()
-    while isinstance(value, Mapping) and (inner := [key for key in WRAPPERS if isinstance(value.get(key), Mapping)]):
-        value, inside = value[inner[0]], (*inside, inner[0])
-    if not isinstance(value, Mapping):
-        raise BadCheckpoint(f"{path} holds a {type(value).__name__}, but must hold tensors by name")
-    if not any(isinstance(item, Tensor) for item in value.values()):
-        keys = ", ".join(shown(key) for key in list(value)[:5])
-        raise BadCheckpoint(f"{path} has no tensors where they are looked for; it has {keys or 'nothing'}")
-    tensors = {str(name): item for name, item in value.items() if isinstance(item, Tensor)}
-    tensors.pop("n_averaged", None)  # how often torch's AveragedModel was updated
-    changed = True
-    while changed:
-        changed = False
-        for prefix in PREFIXES:
-            if tensors and all(name.startswith(prefix) for name in tensors):
-                tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-                changed = True
-    return tensors, inside
 
 
 def write_file(tensors: Mapping[str, Tensor], path: Path, under: str | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from vitreous.model.blank import build_blank
+from vitreous.model.blank import build_blank, fill
 from vitreous.model.checks import BadValue, suggestion
 from vitreous.model.codec import decode, to_dict
 from vitreous.model.config import ViTConfig
@@ -14,6 +14,7 @@ from vitreous.model.vit import ViT
 from vitreous.weights.containers import SUFFIXES
 from vitreous.weights.files import atomic_file, atomic_folder
 from vitreous.weights.format import Format, Found, Inference
+from vitreous.weights.limits import unknown_kinds
 from vitreous.weights.mapping import is_dropped, read_rows, write_rows
 from vitreous.weights.native import CARD, is_checkpoint
 from vitreous.weights.tensors import BadCheckpoint
@@ -26,14 +27,19 @@ class CannotHold(ValueError):
     """A format has no place for a part of a model, or computes with it otherwise."""
 
 
-def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], image_size: Any = None) -> ViT:
-    """The model of a checkpoint. Its provenance says what was given, or taken by convention, and what was left out."""
+def read_foreign(
+    format: Format, found: Found, overrides: Mapping[str, Any], image_size: Any = None, new_head: bool = False
+) -> ViT:
+    """The model of a checkpoint. Its provenance says what was given, or taken by convention, and what was left out.
+
+    new_head: the classifier is going to be replaced, and so left out where a model of ours cannot have it.
+    """
     hints = get_type_hints(ViTConfig)
     for field in overrides:
         if field not in hints:
             raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
-    forget, inside, found = found.forget, found.inside, format.normalise(found)
-    guess = Inference(found, overrides)
+    opened, found = found, format.normalise(found)
+    guess = Inference(found, overrides, new_head)
     given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
     try:
         format.infer(found, guess, image_size)
@@ -49,15 +55,16 @@ def read_foreign(format: Format, found: Found, overrides: Mapping[str, Any], ima
     model = build_blank(config)
     table = format.table(config)
     tensors = read_rows(table, found.tensors, model.state_dict(), found.path, format.dropped)
-    model.load_state_dict(tensors, assign=True)
-    forget()  # what was read only to be put together with others
+    fill(model, tensors)
+    opened.forget()  # what was read only to be put together with others
     used = {name for row in table for name in row.theirs}
-    left_out = [name for name in found.tensors if name not in used and is_dropped(name, format.dropped)]
+    left_out = list(opened.left_out)
+    left_out += [name for name in found.tensors if name not in used and is_dropped(name, format.dropped)]
     vars(model)["provenance"] = {
         "origin": format.title,
         "format": format.name,
         "file": found.path.name,
-        **({"inside": list(inside)} if inside else {}),
+        **({"inside": list(opened.inside)} if opened.inside else {}),
         **({"given": {field: to_dict(config)[field] for field in given}} if given else {}),
         **({"assumed": guess.assumed} if guess.assumed else {}),
         **({"left_out": left_out} if left_out else {}),
@@ -74,9 +81,9 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
         raise ValueError(f"{target} ends in {target.suffix!r}, but {format.title} is one file that ends in {usual}")
-    if obstacles := format.obstacles(config):
+    if obstacles := unknown_kinds(config) or format.obstacles(config):
         raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(obstacles)}")
-    losses = format.losses(config)
+    losses = losses_at(target, format, config)
     if losses and not lossy:
         raise CannotHold(
             f"{format.title} would compute otherwise with these weights: {'; '.join(losses)}. "
@@ -90,6 +97,11 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     with (atomic_file if target.suffix in SUFFIXES else atomic_folder)(target, needed=needed) as aside:
         format.write(tensors, config, aside)
     return losses
+
+
+def losses_at(target: Path, format: Format, config: ViTConfig) -> list[str]:
+    """What the other system computes otherwise with what is written there: a file has no config, a folder may."""
+    return format.losses(config, folder=target.suffix not in SUFFIXES)
 
 
 def _check_replaceable(target: Path) -> None:

@@ -39,11 +39,12 @@ class DinoV2(Format):
         return Found(found.path, _without_wrappers(found), found.config)
 
     def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        infer_timm(found, guess, image_size, NAMES)
+        infer_timm(found, guess, image_size, NAMES, entries=True)
         antialiased = guess.fields["registers"] > 0
         own = guess.fields["position"].prefix_entries
         position = Learned1d(own, "dinov2-registers" if antialiased else "dinov2")
-        guess.assume("DINOv2's", norm_eps=1e-6, position=position, preprocessing=IMAGENET)
+        guess.assume("DINOv2's", norm_eps=1e-6, position=position)
+        guess.prepare("DINOv2's", IMAGENET)
         if isinstance(guess.fields["mlp"], Gelu):
             guess.assume("DINOv2's", mlp=Gelu("erf"))
 
@@ -61,7 +62,7 @@ class DinoV2(Format):
             lines.append(f"mlp_width {config.mlp_width} with SwiGLU: DINOv2 has multiples of 8")
         return lines
 
-    def losses(self, config: ViTConfig) -> list[str]:
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
         return numeric_losses(config, "DINOv2", norm_eps=1e-6)
 
     def additions(self, config: ViTConfig) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """What every format of another system must say of itself, and what was found in a checkpoint."""
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from vitreous.model.checks import as_size
 from vitreous.model.config import ViTConfig
+from vitreous.model.options import Preprocessing
 from vitreous.weights.mapping import Row
 from vitreous.weights.tensors import BadCheckpoint
 
@@ -27,6 +29,7 @@ class Found:
     config: Mapping[str, Any] = field(default_factory=dict)  # of a config.json, if there was one
     forget: Callable[[], None] = lambda: None  # see Mapped
     inside: tuple[str, ...] = ()  # the keys under which the tensors were, where there may be others beside them
+    left_out: tuple[str, ...] = ()  # tensors beside the model that was taken, many in one line
 
     def count(self, pattern: str) -> int:
         """How many layers there are: `blocks.{i}.norm1.weight` for i from 0."""
@@ -48,8 +51,9 @@ class Found:
 class Inference:
     """The fields of a config as they are found out. What tensors cannot tell is taken by convention, and said."""
 
-    def __init__(self, found: Found, overrides: Mapping[str, Any]):
+    def __init__(self, found: Found, overrides: Mapping[str, Any], new_head: bool = False):
         self.path, self.overrides = found.path, overrides
+        self.new_head = new_head  # whether the classifier is going to be replaced, whatever it is
         self.fields: dict[str, Any] = {}
         self._reasons: dict[str, str] = {}
 
@@ -67,6 +71,13 @@ class Inference:
         self.fields |= fields
         self._reasons |= dict.fromkeys(fields, reason)
 
+    def prepare(self, reason: str, how: Preprocessing) -> None:
+        """What is probably done to pictures. Published numbers are for three channels: others get their mean."""
+        if self.overrides.get("channels", self.fields["channels"]) != 3 and len(how.mean) == 3:
+            mean, std = ((sum(numbers) / 3,) for numbers in (how.mean, how.std))
+            how, reason = dataclasses.replace(how, mean=mean, std=std), f"{reason}, the mean of three channels for each"
+        self.assume(reason, preprocessing=how)
+
     def heads(self, width: int) -> None:
         """By convention a head has 64 numbers."""
         if "num_heads" in self.overrides:
@@ -74,39 +85,60 @@ class Inference:
         if width not in HEADS and (width % 64 or not width):
             raise BadCheckpoint(
                 f"{self.path} does not say how many heads it has, and its width ({width}) is no multiple of 64: "
-                'give overrides={"num_heads": ...}'
+                f"{must_give('num_heads')}"
             )
         self.assume("as published models of this width have them", num_heads=HEADS.get(width, width // 64))
 
-    def grid(self, places: int, prefix: int, unit: tuple[int, int], image_size: Any = None, native: Any = None) -> int:
+    def grid(
+        self, places: int, entries: Sequence[int], unit: tuple[int, int], image_size: Any = None, native: Any = None
+    ) -> int:
         """The native size from the number of positions. Returns how many of them belong to prefix tokens.
 
-        `prefix` tokens may have entries or not: whichever fits. What a checkpoint says of its `native` size counts;
-        if it says nothing a square does, and `image_size`, where the model is going to be used, only if there is none.
+        `entries` is how many may, the usual number first. What a checkpoint says of its `native` size counts. If that
+        does not fit, a square beside the usual number does; then `image_size`, where the model is going to be used.
+        Another number comes last, and only where nothing was said: 15 x 15 patches may also be 14 x 16 and a token.
         """
         native = self.overrides.get("image_size", native)
-        if native is not None and (entries := self._entries(places, prefix, unit, as_size(native))) is not None:
+        if native is not None and (fitting := _fitting(places, entries, unit, as_size(native))) is not None:
             self.set(image_size=as_size(native))
-            return entries
-        for entries in dict.fromkeys((prefix, 0)):
-            side = math.isqrt(max(places - entries, 0))
-            if side and side**2 == places - entries:
-                self.assume("the number of positions is a square", image_size=(side * unit[0], side * unit[1]))
-                return entries
-        if image_size is not None and (entries := self._entries(places, prefix, unit, as_size(image_size))) is not None:
+            return fitting
+        if side := _side(places - entries[0]):
+            self.assume("the number of positions is a square", image_size=(side * unit[0], side * unit[1]))
+            return entries[0]
+        if image_size is not None and (fitting := _fitting(places, entries, unit, as_size(image_size))) is not None:
             self.assume("the size asked for fits the number of positions", image_size=as_size(image_size))
-            return entries
+            return fitting
+        for other in entries[1:]:
+            if native is None and (side := _side(places - other)):
+                reason = f"a square, if of {places} positions {other} are for tokens before the patches; "
+                reason += f"if {entries[0]} are, the size must be given"
+                self.assume(reason, image_size=(side * unit[0], side * unit[1]))
+                return other
         given = native if native is not None else image_size
         said = f"; {tuple(as_size(given))} does not fit" if given is not None else ""
         raise BadCheckpoint(
-            f"{self.path} has {places} positions, {places - prefix} without the prefix, which is no square{said}: "
+            f"{self.path} has {places} positions, {places - entries[0]} without the prefix, which is no square{said}: "
             f"give the size it was made for, a multiple of {unit[0]} x {unit[1]}, as image_size"
         )
 
-    @staticmethod
-    def _entries(places: int, prefix: int, unit: tuple[int, int], size: tuple[int, int]) -> int | None:
-        patches = math.prod(-(-side // step) for side, step in zip(size, unit, strict=True))
-        return next((entries for entries in (prefix, 0) if places == entries + patches), None)
+
+def must_give(*fields: str) -> str:
+    """How to say what a file does not, in Python and on the command line."""
+    python = ", ".join(f'"{field}": ...' for field in fields)
+    shell = " ".join(f"--set {field}=..." for field in fields)
+    return f"give overrides={{{python}}}, or convert it once: vitreous convert SRC DST --to vitreous {shell}"
+
+
+def _fitting(places: int, entries: Sequence[int], unit: tuple[int, int], size: tuple[int, int]) -> int | None:
+    """Which of `entries` leaves as many positions as an image of this size has patches."""
+    patches = math.prod(-(-side // step) for side, step in zip(size, unit, strict=True))
+    return next((count for count in entries if places == count + patches), None)
+
+
+def _side(patches: int) -> int:
+    """Of a square of so many patches; 0 where there is none."""
+    side = math.isqrt(max(patches, 0))
+    return side if side**2 == patches else 0
 
 
 class Format(ABC):
@@ -139,8 +171,11 @@ class Format(ABC):
         """Parts of a model that this format has no place for. One line each; empty if it holds everything."""
         return []
 
-    def losses(self, config: ViTConfig) -> list[str]:
-        """What would be computed otherwise by the other system, though all weights are held. Needs `lossy`."""
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
+        """What would be computed otherwise by the other system, though all weights are held. Needs `lossy`.
+
+        folder: whether a config lies beside the weights; without one, the other system computes as it does by default.
+        """
         return []
 
     def additions(self, config: ViTConfig) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class Google(Format):
         stride = 1 if stem is None else stem.stride
         entries = int(guess.fields["class_token"])  # the token is there before positions are added, and has one
         places = found.shape(POSITIONS, 3)[1] - entries
-        guess.grid(places, 0, (patch[0] * stride, patch[1] * stride), image_size)
+        guess.grid(places, (0,), (patch[0] * stride, patch[1] * stride), image_size)
         guess.set(pool=ClassToken() if entries else GlobalAverage("before"), position=Learned1d(True, "google"))
         guess.assume("vit_jax's", norm_eps=1e-6, mlp=Gelu("tanh"))
         squashed = Preprocessing(fit="squash", interpolation="bilinear")
@@ -85,7 +85,7 @@ class Google(Format):
             lines.append(f"pool {config.pool}: {token} a class token, vit_jax has {expected}")
         return lines
 
-    def losses(self, config: ViTConfig) -> list[str]:
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
         lines = flax_losses(config, "vit_jax")
         if config.stem is not None and config.stem.numerics != "google":
             lines.append(f"the ResNet divides by deviations with {config.stem.numerics}'s small numbers, not Google's")

@@ -18,9 +18,10 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import GlobalAverage, SwiGlu, TanhHead
 from vitreous.weights.containers import write_file
 from vitreous.weights.format import Format, Found, Inference
-from vitreous.weights.huggingface_config import family_of, infer_fields, transformers_config
+from vitreous.weights.huggingface_config import CLASSES, EPS, family_of, infer_fields, transformers_config
 from vitreous.weights.huggingface_limits import crop_is_lost, obstacles
 from vitreous.weights.huggingface_processor import infer_preprocessing, transformers_processor
+from vitreous.weights.limits import numeric_losses
 from vitreous.weights.mapping import How, Row, one, positions, renamed, repeated, row, rows, stacked
 from vitreous.weights.tensors import write_tensors
 from vitreous.weights.timm_layout import with_registers
@@ -69,8 +70,11 @@ class HuggingFace(Format):
     def obstacles(self, config: ViTConfig) -> list[str]:
         return obstacles(config)
 
-    def losses(self, config: ViTConfig) -> list[str]:
-        return crop_is_lost(config)
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
+        if folder:
+            return crop_is_lost(config)
+        family = family_of(config)
+        return numeric_losses(config, f"transformers' {CLASSES[family]}", EPS[family])
 
     def additions(self, config: ViTConfig) -> dict[str, Tensor]:
         masks = {"embeddings.mask_token": torch.zeros(1, config.width)}

@@ -114,8 +114,7 @@ def _infer_tokens(found: Found, guess: Inference, family: Family, image_size: An
     guess.set(registers=registers, distillation_token=family == "deit" and not registers)
     places = found.shape("embeddings.position_embeddings", 3)[1]
     own, native = 2 if family == "deit" else 1, size(found.path, found.config, "image_size", None)
-    if guess.grid(places, own, guess.fields["patch_size"], image_size, native) != own:
-        raise BadCheckpoint(f"{found.path} has {places} positions, none of which is the class token's")
+    guess.grid(places, (own,), guess.fields["patch_size"], image_size, native)
     way: Literal["huggingface", "dinov2-registers"] = (
         "dinov2-registers" if family == "dinov2_with_registers" else "huggingface"
     )
@@ -145,23 +144,28 @@ def _infer_output(found: Found, guess: Inference, dino: bool, width: int) -> Non
     classifiers = [f"{name}.weight" for name in ("classifier", "cls_classifier") if f"{name}.weight" in names]
     if classifiers and guess.overrides.get("num_classes") != 0:
         classes, inputs = found.shape(classifiers[0], 2)
-        guess.set(num_classes=classes, labels=_labels(found.config, classes))
         if dino and inputs == 2 * width:
-            guess.set(pool=_read_by(found))
+            pool = _read_by(found)
+            if pool is None and guess.new_head:
+                return
+            if pool is None:
+                raise BadCheckpoint(
+                    f"{found.path}: the classifier (Dinov2ForImageClassification) reads the class token beside the "
+                    "mean of the patches, and a model of ours reads one of them; without it: num_classes=0"
+                )
+            guess.set(pool=pool)
+        guess.set(num_classes=classes, labels=_labels(found.config, classes))
     elif not classifiers and "pooler.dense.weight" in names:
         if (activation := word(found.path, found.config, "pooler_act", "tanh")) != "tanh":
             raise BadCheckpoint(f"{found.path} has pooler_act {activation!r}, but must have 'tanh'")
         guess.set(head=TanhHead(found.shape("pooler.dense.weight", 2)[0]))
 
 
-def _read_by(found: Found) -> ClassToken | GlobalAverage:
-    """What DINOv2's classifier reads of the class token and the mean of the patches: one, or it cannot be ours."""
+def _read_by(found: Found) -> ClassToken | GlobalAverage | None:
+    """What DINOv2's classifier reads of the class token and the mean of the patches; None: both, and so not ours."""
     token, mean = (bool(half.any()) for half in found.tensors["classifier.weight"].chunk(2, dim=1))
     if token and mean:
-        raise BadCheckpoint(
-            f"{found.path}: the classifier (Dinov2ForImageClassification) reads the class token beside the mean of the "
-            'patches, and a model of ours reads one of them; without it: overrides={"num_classes": 0}'
-        )
+        return None
     return GlobalAverage("before") if mean else ClassToken()
 
 

@@ -4,7 +4,6 @@ The model keeps the size of its positions. Where the processor shows pictures at
 models of 518), the provenance says so, and `load(..., image_size=224)` does the same.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -54,10 +53,7 @@ PIXEL = 1 / 255
 def infer_preprocessing(found: Found, guess: Inference) -> None:
     file, family = found.path / FILE, family_in(found)
     if not file.is_file():
-        how = PUBLISHED[family]
-        if guess.fields["channels"] != 3:
-            how = dataclasses.replace(how, mean=(0.5,), std=(0.5,))
-        guess.assume(f"there is no {FILE}: that of the published models", preprocessing=how)
+        guess.prepare(f"there is no {FILE}: that of the published models", PUBLISHED[family])
         return
     document = read_json(file)
     said = word(file, document, "image_processor_type", word(file, document, "feature_extractor_type", ""))

@@ -4,7 +4,34 @@ import math
 from collections.abc import Callable, Iterable
 
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import Gelu, Learned1d, LinearHead, SwiGlu
+from vitreous.model.options import (
+    AttentionPool,
+    ClassToken,
+    Conditional,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    Learned2d,
+    LinearHead,
+    MlpHead,
+    NoPosition,
+    RelativeBias,
+    ResNetStem,
+    Rotary2d,
+    SinCos2d,
+    SwiGlu,
+    TanhHead,
+)
+
+# The kinds of parts that all formats were written for. They ask for the few that matter to them and take the rest for
+# the plain one, so that a kind that is not among these would be written as something else.
+KNOWN: dict[str, tuple[type, ...]] = {
+    "stem": (ResNetStem, type(None)),
+    "position": (Learned1d, Learned2d, SinCos2d, RelativeBias, Rotary2d, Conditional, NoPosition),
+    "mlp": (Gelu, SwiGlu),
+    "pool": (ClassToken, GlobalAverage, AttentionPool),
+    "head": (LinearHead, TanhHead, MlpHead),
+}
 
 PARTS: dict[str, Callable[[ViTConfig], bool]] = {
     "stem": lambda config: config.stem is not None,
@@ -17,6 +44,13 @@ PARTS: dict[str, Callable[[ViTConfig], bool]] = {
     "head of two layers": lambda config: not isinstance(config.head, LinearHead),
     "classifier": lambda config: config.num_classes > 0,
 }
+
+
+def unknown_kinds(config: ViTConfig) -> list[str]:
+    """Parts of a kind that is newer than the formats."""
+    kinds = {field: type(getattr(config, field)) for field in KNOWN}
+    new = {field: kind for field, kind in kinds.items() if kind not in KNOWN[field]}
+    return [f"{field} {kind.__name__}: it is none that other systems have" for field, kind in new.items()]
 
 
 def absent(config: ViTConfig, system: str, parts: Iterable[str]) -> list[str]:

@@ -18,6 +18,7 @@ from vitreous.weights.hub import download, is_hub
 from vitreous.weights.native import Description, is_checkpoint, load_folder, save_folder
 from vitreous.weights.native import describe as describe_folder
 from vitreous.weights.push import check_destination, push
+from vitreous.weights.subtree import model_in
 from vitreous.weights.swapped import check_not_swapped
 from vitreous.weights.tensors import NAMES as NAMES_OF_TYPES
 
@@ -47,10 +48,9 @@ def load(
         return model
     if format == "vitreous" or (format is None and _is_ours(path)):
         return load_folder(path, image_size=image_size, num_classes=num_classes, overrides=overrides)
-    found = open_found(path)
-    model = read_foreign(
-        detect(found) if format is None else format_named(format), found, overrides or {}, image_size=image_size
-    )
+    found = model_in(open_found(path))
+    theirs = detect(found) if format is None else format_named(format)
+    model = read_foreign(theirs, found, overrides or {}, image_size, new_head=num_classes is not None)
     return adapt(model, model.config, provenance_of(model), _unless_native(model, image_size), num_classes)
 
 

@@ -17,7 +17,7 @@ from vitreous.model.checks import as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, SinCos2d
 from vitreous.weights.containers import TORCH_SUFFIXES, write_file
-from vitreous.weights.format import Format, Found, Inference
+from vitreous.weights.format import Format, Found, Inference, must_give
 from vitreous.weights.limits import absent, numeric_losses, unfit_positions, unfit_scale, unfit_sizes
 from vitreous.weights.mapping import How, Row, apart, one, positions, renamed, repeated, row, rows, shaped
 from vitreous.weights.tensors import BadCheckpoint
@@ -80,7 +80,7 @@ class Lucidrains(Format):
             lines.append(f"num_heads 1, as wide as the model: {system} has no output projection there")
         return lines
 
-    def losses(self, config: ViTConfig) -> list[str]:
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
         return numeric_losses(config, self.title, norm_eps=1e-5)
 
     def additions(self, config: ViTConfig) -> dict[str, Tensor]:
@@ -177,7 +177,7 @@ def _infer_patch(guess: Inference, pixels: int) -> None:
     if "patch_size" not in guess.overrides and (not side or channels * side**2 != pixels):
         raise BadCheckpoint(
             f"{guess.path} has patches of {pixels} numbers, which are no square of {channels} channels: "
-            'give overrides={"channels": ..., "patch_size": ...}'
+            f"{must_give('channels', 'patch_size')}"
         )
     guess.assume("patches are square, and have 3 channels", channels=channels, patch_size=(side, side))
 
@@ -191,7 +191,7 @@ def _infer_heads(found: Found, guess: Inference, width: int) -> None:
     if "num_heads" not in guess.overrides and inner % 64:
         raise BadCheckpoint(
             f"{found.path} does not say how many heads it has, and all of them ({inner}) are no multiple of 64 wide: "
-            'give overrides={"num_heads": ...}'
+            f"{must_give('num_heads')}"
         )
     guess.assume("heads are 64 wide, vit-pytorch's default", num_heads=heads)
     if inner != width and isinstance(heads, int) and heads > 0:
@@ -211,7 +211,7 @@ def _infer_tokens(found: Found, guess: Inference, image_size: Any) -> None:
         guess.assume("vit-pytorch's default", pool=ClassToken())
     else:
         guess.set(pool=GlobalAverage("before"))
-    guess.grid(found.shape("pos_embedding", 2)[0], int(has_class), patch, image_size)
+    guess.grid(found.shape("pos_embedding", 2)[0], (int(has_class),), patch, image_size)
     guess.assume("vit-pytorch takes one size only; Google's way", position=Learned1d())
 
 

@@ -43,7 +43,8 @@ class Mae(Format):
         # Pictures above 224 pixels are shown whole.
         shown = dataclasses.replace(IMAGENET, crop_fraction=0.875 if min(guess.fields["image_size"]) <= 224 else 1.0)
         position = Learned1d(own, "huggingface")
-        guess.assume("MAE's", norm_eps=1e-6, mlp=Gelu("erf"), position=position, preprocessing=shown)
+        guess.assume("MAE's", norm_eps=1e-6, mlp=Gelu("erf"), position=position)
+        guess.prepare("MAE's", shown)
 
     def table(self, config: ViTConfig) -> list[Row]:
         return timm_table(config)
@@ -60,7 +61,7 @@ class Mae(Format):
             lines.append(f"pool {config.pool}: MAE has ClassToken() and GlobalAverage('after')")
         return lines
 
-    def losses(self, config: ViTConfig) -> list[str]:
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
         return numeric_losses(config, "MAE", norm_eps=1e-6)
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:

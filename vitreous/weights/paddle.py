@@ -37,7 +37,7 @@ class Paddle(Format):
         return len(shape) == 2 and shape[1] == 3 * shape[0]  # timm's is [3 * width, width]
 
     def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        infer_timm(found, guess, image_size, NAMES)
+        infer_timm(found, guess, image_size, NAMES, entries=True)
         fields = guess.fields
         if is_small(fields["width"], fields["depth"], fields["mlp_width"], fields["qkv_bias"]):
             guess.assume(SMALL, num_heads=SMALL_HEADS, qk_scale=SMALL_SCALE)
@@ -46,7 +46,7 @@ class Paddle(Format):
         own = fields["position"].prefix_entries
         guess.assume("timm's way of resampling, for want of one of PaddleClas's", position=Learned1d(own, "timm"))
         if fields["distillation_token"] or fields["width"] in DEIT_WIDTHS:
-            guess.assume("PaddleClas's for DeiT", preprocessing=IMAGENET)
+            guess.prepare("PaddleClas's for DeiT", IMAGENET)
         else:
             whole = min(fields["image_size"]) >= 384
             shown = Preprocessing(crop_fraction=1.0 if whole else 0.875, interpolation="bilinear")
@@ -61,7 +61,7 @@ class Paddle(Format):
             lines.append(f"head_dim {config.head_dim}: in PaddleClas it is width / num_heads")
         return lines
 
-    def losses(self, config: ViTConfig) -> list[str]:
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
         lines = numeric_losses(config, self.title, usual_eps(config.qkv_bias))
         small = is_small(config.width, config.depth, config.mlp_width, config.qkv_bias)
         scale, usual = config.qk_scale or config.head_width**-0.5, SMALL_SCALE if small else config.head_width**-0.5

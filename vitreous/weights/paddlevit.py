@@ -53,13 +53,13 @@ class PaddleViT(Format):
             num_classes=found.shape("classifier.weight", 2)[1],
         )
         _infer_heads(found, guess, width)
-        guess.grid(found.shape("position_embedding", 3)[1], 1 + distilled, (patch[0], patch[1]), image_size)
+        guess.grid(found.shape("position_embedding", 3)[1], (1 + distilled,), (patch[0], patch[1]), image_size)
         guess.assume("PaddleViT's", norm_eps=1e-6, position=Learned1d(interpolation="huggingface"))
         # Its configs cut out the centre at 224 pixels, and show the whole picture at 384.
         crop = 1.0 if min(guess.fields["image_size"]) >= 384 else 0.875
         if distilled:
             shown = Preprocessing(IMAGENET.mean, IMAGENET.std, crop_fraction=crop)
-            guess.assume("PaddleViT's for DeiT", preprocessing=shown)
+            guess.prepare("PaddleViT's for DeiT", shown)
         else:
             guess.assume("PaddleViT's for ViT", preprocessing=Preprocessing(crop_fraction=crop))
 
@@ -81,7 +81,7 @@ class PaddleViT(Format):
             lines.append("no classifier: PaddleViT always has one")
         return lines
 
-    def losses(self, config: ViTConfig) -> list[str]:
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
         return numeric_losses(config, self.title, 1e-6)
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:

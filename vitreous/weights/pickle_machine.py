@@ -2,8 +2,9 @@
 
 A pickle is a program for a small machine with a stack and a memory ("memo"). Python's own machine calls whatever
 functions the program names. This one calls none: what the program names, calls or fills is handed to a `Maker`, which
-knows a few names and refuses all others (see pickle_tensors.py). Opcodes that tensors do not need are refused too,
-and so are those of the text protocols 0 and 1, which neither torch nor Paddle writes.
+knows a few names and refuses all others (see pickle_tensors.py). Opcodes that neither tensors nor what training
+scripts keep beside them need are refused too, and so are those of the text protocols 0 and 1, which neither torch nor
+Paddle writes.
 
 Whatever is read lies inside the file, the memo is a dict and not an array of a size that the program chooses, keys
 are such that hashing them takes no time, and the number of steps is bounded; so no file can take long, or much memory.
@@ -12,38 +13,17 @@ are such that hashing them takes no time, and the number of steps is bounded; so
 import pickle
 import pickletools
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from vitreous.weights.pickle_maker import ADVICE, Ignored, Maker
 from vitreous.weights.refusal import Refused
 
 MOST_STEPS = 500_000  # half a second; ten times what a ViT-g with its optimizer takes
 LONGEST_NAME = 256
 LARGEST_KEY = 1 << 60  # beyond it, Python gives many whole numbers the same hash
-ADVICE = "nothing of it was executed; ask for a file with only the weights"
 
 Step = Callable[["Machine"], None]
-
-
-class Maker(ABC):
-    """Who answers the four opcodes through which a pickle reaches out of itself."""
-
-    @abstractmethod
-    def find(self, name: str) -> object:
-        """GLOBAL: what a dotted name stands for."""
-
-    @abstractmethod
-    def call(self, function: object, arguments: tuple[object, ...]) -> object:
-        """REDUCE: what a function that was found makes of its arguments."""
-
-    @abstractmethod
-    def fill(self, made: object, state: object) -> None:
-        """BUILD: complete something that was made."""
-
-    @abstractmethod
-    def refer(self, identity: object) -> object:
-        """BINPERSID: something that lies outside the pickle."""
 
 
 class Machine:
@@ -173,6 +153,8 @@ def _set_items(machine: Machine) -> None:
 
 def _update(machine: Machine, items: list[object]) -> None:
     target = machine.stack[-1]
+    if type(target) is Ignored:  # settings that are a dict of a kind of their own
+        return
     if type(target) is not dict or len(items) % 2:
         raise Refused(f"sets items of a {type(target).__name__}, which is not a dict: {ADVICE}")
     for at in range(0, len(items), 2):
@@ -241,6 +223,11 @@ def _reduce(machine: Machine) -> None:
     machine.stack.append(machine.maker.call(function, arguments))
 
 
+def _new_object(machine: Machine) -> None:
+    _arguments, kind = machine.stack.pop(), machine.stack.pop()
+    machine.stack.append(machine.maker.new(kind))
+
+
 def _build(machine: Machine) -> None:
     state = machine.stack.pop()
     machine.maker.fill(machine.stack[-1], state)
@@ -291,6 +278,7 @@ _STEPS: dict[bytes, Step] = {
     pickle.STACK_GLOBAL: _stack_global,
     pickle.INST: _instance,
     pickle.REDUCE: _reduce,
+    pickle.NEWOBJ: _new_object,
     pickle.BUILD: _build,
     pickle.BINPERSID: _refer,
 }

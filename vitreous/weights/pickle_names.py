@@ -1,4 +1,4 @@
-"""The names that a pickle of tensors may use, and what each stands for here: never the thing that Python knows by it.
+"""The names that a pickle may use, and what each stands for here: never the thing that Python knows by it.
 
 Any other name is refused, and said: an executable pickle is recognised by what it would have executed.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vitreous.weights.pickle_machine import ADVICE
+from vitreous.weights.pickle_maker import ADVICE
 from vitreous.weights.refusal import Refused, shown
 
 DTYPES = {
@@ -36,6 +36,8 @@ STORAGES = {
 }
 FUNCTIONS = {
     "collections.OrderedDict",
+    "collections.defaultdict",
+    "collections.Counter",
     "torch.Size",
     "torch._utils._rebuild_tensor",
     "torch._utils._rebuild_tensor_v2",
@@ -51,7 +53,23 @@ FUNCTIONS = {
     "builtins.bytes",
     "_codecs.encode",
 }
-RENAMED = {"numpy._core.": "numpy.core.", "__builtin__.": "builtins."}  # numpy 2's names, and Python 2's
+# What training scripts keep beside weights. Objects of these classes are not made, and what is in them is forgotten.
+BYSTANDERS = {
+    *("argparse.Namespace", "types.SimpleNamespace", "yacs.config.CfgNode"),  # settings
+    *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.base.ContainerMetadata"),
+    *("omegaconf.base.Metadata", "omegaconf.nodes.AnyNode", "omegaconf.nodes.StringNode", "omegaconf.nodes.FloatNode"),
+    *("omegaconf.nodes.IntegerNode", "omegaconf.nodes.BooleanNode", "typing.Any"),
+    *(f"{package}.utilities.parsing.AttributeDict" for package in ("lightning.pytorch", "pytorch_lightning")),
+    *(f"{package}.utilities.data.AttributeDict" for package in ("lightning.fabric", "lightning_fabric")),
+    *("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath"),
+    *("datetime.datetime", "datetime.date", "datetime.time", "datetime.timedelta", "datetime.timezone"),
+    *("torch.device", "torch.torch_version.TorchVersion", "builtins.set", "builtins.frozenset"),
+    # Types, as settings have them, and as a defaultdict has the one of its values; `long` is Python 2's.
+    *("builtins.bool", "builtins.int", "builtins.long", "builtins.float", "builtins.str"),
+    *("builtins.list", "builtins.dict"),
+}
+# numpy 2's names, Python 2's, and Python 3.13's.
+RENAMED = {"numpy._core.": "numpy.core.", "__builtin__.": "builtins.", "pathlib._local.": "pathlib."}
 
 
 @dataclass(frozen=True)
@@ -68,11 +86,20 @@ class StorageType:
     dtype: torch.dtype
 
 
-def find(name: str) -> Function | StorageType | torch.dtype:
+@dataclass(frozen=True)
+class Bystander:
+    """One of the classes above, whose objects are ignored."""
+
+    name: str
+
+
+def find(name: str) -> Function | StorageType | Bystander | torch.dtype:
     """What a dotted name stands for.
 
     >>> find("torch.HalfStorage"), find("numpy._core.multiarray.scalar")
     (StorageType(dtype=torch.float16), Function(name='numpy.core.multiarray.scalar'))
+    >>> find("argparse.Namespace")
+    Bystander(name='argparse.Namespace')
     >>> find("posix.system")
     Traceback (most recent call last):
         ...
@@ -87,4 +114,6 @@ nothing of it was executed; ask for a file with only the weights
         return DTYPES[name]
     if name in FUNCTIONS:
         return Function(name)
+    if name in BYSTANDERS:
+        return Bystander(name)
     raise Refused(f"holds {shown(name)}, which is not a tensor: {ADVICE}")

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from vitreous.weights.arrays import as_tensor
-from vitreous.weights.pickle_names import Function
+from vitreous.weights.pickle_maker import Ignored
+from vitreous.weights.pickle_names import Bystander, Function
 from vitreous.weights.pickle_tensors import HARMLESS, Array, Latin1, Scalar, Storage, View
 from vitreous.weights.refusal import Refused, shown
 from vitreous.weights.tensors import ALIGNMENT
@@ -53,6 +54,8 @@ class Result:
                 return self._bytes(value)
             case torch.dtype():
                 return str(value).removeprefix("torch.")
+            case Ignored(name) | Bystander(name):
+                return Ignored(name)
             case Function(name):
                 raise Refused(f"holds {name} where a value must be")
         raise Refused(f"holds a bare {type(value).__name__} where a value must be")

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from vitreous.weights.arrays import ArrayType, array_type, count
-from vitreous.weights.pickle_machine import ADVICE, Maker, checked_key
-from vitreous.weights.pickle_names import Function, StorageType, find
+from vitreous.weights.pickle_machine import checked_key
+from vitreous.weights.pickle_maker import ADVICE, Ignored, Maker
+from vitreous.weights.pickle_names import Bystander, Function, StorageType, find
 from vitreous.weights.refusal import Refused, shown
 
 MOST_TENSORS = 20_000
@@ -95,6 +96,8 @@ class TensorMaker(Maker):
         return find(name)
 
     def call(self, function: object, arguments: tuple[object, ...]) -> object:
+        if isinstance(function, Bystander):
+            return Ignored(function.name)
         if not isinstance(function, Function):
             raise Refused(f"calls a {type(function).__name__}: {ADVICE}")
         match function.name.rpartition(".")[2], arguments:
@@ -102,6 +105,10 @@ class TensorMaker(Maker):
                 return {}
             case "OrderedDict", (list(pairs),):  # as Python 2 wrote it
                 return self._dict(pairs)
+            case "defaultdict", (_,):
+                return {}
+            case "Counter", (dict(counts),):
+                return counts
             case "Size", (tuple(shape),):
                 return shape
             case "_rebuild_tensor" | "_rebuild_tensor_v2", (Elements(storage, dtype), *place):
@@ -132,8 +139,15 @@ class TensorMaker(Maker):
                 return Latin1("")
         raise Refused(f"calls {function.name} with arguments that it does not take: {ADVICE}")
 
+    def new(self, kind: object) -> Ignored:
+        if not isinstance(kind, Bystander):
+            raise Refused(f"uses the pickle opcode NEWOBJ, which no tensor needs: {ADVICE}")
+        return Ignored(kind.name)
+
     def fill(self, made: object, state: object) -> None:
         match made, state:
+            case Ignored(), _:
+                pass
             case Array(kind=None), (_, tuple(shape), NumpyType() as kind, fortran, data):
                 self._filled(made, kind, shape, bool(fortran), data)
             case NumpyType(), (int(), "<" | ">" | "|" | "=" as order, None, None, None, *_):

@@ -12,7 +12,8 @@ Three containers are told apart by how they begin:
   Paddle does not have otherwise. Protocol 4 is usual; in protocols 2 and 3 an array above 1 GiB is cut into flat
   parts "<key>@@.<i>", listed under "UnpackBigParamInfor@@". All this is undone here, as `paddle.load` does it.
 
-In every one of them a pickle may only describe tensors (see pickle_tensors.py); anything else is refused by its name.
+In every one of them a pickle may only describe tensors (see pickle_tensors.py), and keep a few things beside them that
+are ignored (see pickle_names.py); anything else is refused by its name.
 """
 
 import mmap
@@ -25,13 +26,13 @@ import torch
 from torch import Tensor
 
 from vitreous.weights.arrays import count
+from vitreous.weights.contents import LONGEST, ZIP, check_start
 from vitreous.weights.pickle_machine import OPCODES, Machine
 from vitreous.weights.pickle_result import Result
 from vitreous.weights.pickle_tensors import TensorMaker
 from vitreous.weights.refusal import Refused, naming, shown
 from vitreous.weights.zips import Member, opened_zip
 
-ZIP = b"PK\3\4"
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's older files
 VERSION = 1001
 COUNT = struct.Struct("<q")
@@ -42,6 +43,8 @@ PARTS = "UnpackBigParamInfor@@"
 def read_pickle(path: Path) -> Any:
     """What a file holds: dicts, lists and tuples of tensors, text, numbers and None; a type is given by its name.
 
+    What training scripts keep beside weights, such as their settings, is `Ignored`.
+
     Tensors are on the CPU, without gradient. Those that share memory in the file share it here. What is changed in
     them does not reach the file.
     """
@@ -49,17 +52,16 @@ def read_pickle(path: Path) -> Any:
         if not os.fstat(file.fileno()).st_size:
             raise Refused("is empty")
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        if data[:4] == ZIP:
+        if data[: len(ZIP)] == ZIP:
             return _read_zip(file, data)
-        _check_start(bytes(data[:40]))
+        _check_start(bytes(data[:LONGEST]))
         machine = Machine(data, TensorMaker(len(data)))
         first = machine.run()
         return _read_old(data, machine.at) if first == MAGIC else _read_paddle(machine, first)
 
 
 def _check_start(start: bytes) -> None:
-    if start.startswith(b"version https://git-lfs"):
-        raise Refused("is only the pointer of Git LFS, not the file itself: get it with `git lfs pull`")
+    check_start(start)
     if start[0] not in OPCODES:
         raise Refused(f"begins with {start[:16]!r}, but must be a zip of torch's or a pickle")
 

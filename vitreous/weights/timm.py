@@ -28,6 +28,7 @@ from vitreous.weights.mapping import Row, renamed
 from vitreous.weights.tensors import BadCheckpoint, write_tensors
 from vitreous.weights.timm_config import HYBRIDS, TimmConfig, timm_config
 from vitreous.weights.timm_layout import infer_timm, plain_obstacles, timm_table
+from vitreous.weights.timm_unlike import refuse_unlike
 
 POOLS: dict[str, type[Pool]] = {"token": ClassToken, "avg": GlobalAverage, "map": AttentionPool}
 
@@ -45,29 +46,26 @@ class Timm(Format):
 
     def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
         said = TimmConfig.of(found)
-        infer_timm(found, guess, image_size, native=said.image_size, num_heads=said.num_heads)
+        refuse_unlike(found, said.architecture)
+        infer_timm(
+            found, guess, image_size, native=said.image_size, num_heads=said.num_heads, entries=said.prefix_entries
+        )
         fields = guess.fields
-        if isinstance(fields["mlp"], Gelu) and said.document:
-            guess.set(mlp=Gelu(said.approximation))
-        elif isinstance(fields["mlp"], Gelu):
-            guess.assume("timm's", mlp=Gelu("erf"))
-        pool = _pool(found, said.pool, fields["pool"])
-        if isinstance(pool, ClassToken) and not said.pool:
-            guess.assume("timm's, where there is a class token", pool=pool)
-        else:
-            guess.set(pool=pool)
-        own = fields["position"].prefix_entries
-        guess.assume("timm's", norm_eps=1e-6, position=Learned1d(own, "timm"))
+        _infer_mlp(guess, said)
+        _infer_pool(found, guess, said)
+        norms, places = ("", "") if said.document else _look_alikes(fields)
+        guess.assume(f"timm's{norms}", norm_eps=1e-6)
+        guess.assume(f"timm's{places}", position=Learned1d(fields["position"].prefix_entries, "timm"))
         if said.shown:
             labels = said.labels(fields["num_classes"])
             guess.set(preprocessing=said.preprocessing(fields["channels"]), labels=labels)
             if said.unlike:
                 guess.assume("; ".join(said.unlike), preprocessing=fields["preprocessing"])
         elif fields["distillation_token"]:
-            guess.assume("DeiT's", preprocessing=IMAGENET)
+            guess.prepare("DeiT's", IMAGENET)
         elif fields["layer_scale"] is not None:
             whole = dataclasses.replace(IMAGENET, crop_fraction=1.0)
-            guess.assume("that of timm's models with LayerScale: DeiT-III and DINOv2", preprocessing=whole)
+            guess.prepare("that of timm's models with LayerScale: DeiT-III and DINOv2", whole)
         else:
             guess.assume("that of timm's AugReg models", preprocessing=Preprocessing(crop_fraction=0.9))
 
@@ -88,8 +86,10 @@ class Timm(Format):
             lines += unfit_positions(config, "timm's distilled models")
         return lines
 
-    def losses(self, config: ViTConfig) -> list[str]:
-        lines = numeric_losses(config, "timm", norm_eps=1e-6, gelu=None)
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
+        lines = numeric_losses(config, "timm", norm_eps=1e-6, gelu=None if folder else "erf")
+        if not folder and config.class_token and config.pool == GlobalAverage("before"):
+            lines.append("the mean of normed patches is pooled, and by timm, with these tensors, the class token")
         if config.stem is not None and config.stem.numerics != "timm":
             lines.append("the ResNet divides by deviations with Google's small numbers, and timm with its own")
         return lines
@@ -100,6 +100,40 @@ class Timm(Format):
             (path / "config.json").write_text(json.dumps(timm_config(config), indent=2) + "\n", encoding="utf-8")
         else:
             write_file(tensors, path)
+
+
+def _look_alikes(fields: Mapping[str, Any]) -> tuple[str, str]:
+    """Of timm's models with the same tensors, what they do otherwise: about norms, and about positions."""
+    after = not fields["qkv_bias"] and not fields["class_token"]
+    rotated = fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries
+    return (
+        "; its rpn models have the same tensors, and norms after the layers" if after else "",
+        "; its rope_ape models have the same tensors, and rotate queries and keys besides" if rotated else "",
+    )
+
+
+def _infer_mlp(guess: Inference, said: TimmConfig) -> None:
+    if isinstance(guess.fields["mlp"], SwiGlu):
+        said.check_gate()
+        if not said.document:
+            guess.assume("as in timm's DINOv2; what is built with mlp_layer=SwiGLUPacked alone has GELU", mlp=SwiGlu())
+    elif said.document:
+        guess.set(mlp=Gelu(said.approximation))
+    else:
+        guess.assume("timm's", mlp=Gelu("erf"))
+
+
+def _infer_pool(found: Found, guess: Inference, said: TimmConfig) -> None:
+    pool = _pool(found, said.pool, guess.fields["pool"])
+    if isinstance(pool, ClassToken) and not said.pool:
+        guess.assume("timm's, where there is a class token", pool=pool)
+    elif pool == GlobalAverage("after") and not said.pool:
+        others = (
+            "token, avgmax and pool_include_prefix can have it too" if guess.fields["class_token"] else "avgmax too"
+        )
+        guess.assume(f"timm's global_pool avg, for which fc_norm is; {others}", pool=pool)
+    else:
+        guess.set(pool=pool)
 
 
 def _pool(found: Found, said: str | None, seen: Pool) -> Pool:

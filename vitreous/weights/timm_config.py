@@ -28,6 +28,8 @@ HYBRIDS = {
 TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
 SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
 TWO_HEADS = re.compile(r"test_vit2?")
+# No positions for the tokens before the patches.
+NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
 # The same tensors, computed with otherwise: rotated queries and keys beside positions, norms after the layers.
 UNLIKE = re.compile(r"vit_.*_(rope|rpn)_.*")
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
@@ -81,6 +83,18 @@ class TimmConfig:
         if heads is not None and type(heads) is not int:
             raise BadCheckpoint(f"{self.path} has num_heads {heads!r}, but must have a whole number")
         return heads
+
+    @property
+    def prefix_entries(self) -> bool | None:
+        """Whether the tokens before the patches have positions: certainly, by the name not, or None: probably."""
+        if isinstance(without := self.args.get("no_embed_class"), bool):
+            return not without
+        return False if NO_ENTRIES.fullmatch(self.architecture) else None
+
+    def check_gate(self) -> None:
+        """Of a gated MLP, which is SwiGLU by its activation alone."""
+        if (name := self.args.get("act_layer")) not in (None, "silu", "swish"):
+            raise BadCheckpoint(f"{self.path} has a gated MLP with act_layer {name!r}, but must have 'silu'")
 
     @property
     def approximation(self) -> Literal["erf", "tanh"]:

@@ -174,10 +174,12 @@ def infer_timm(
     names: Names = TIMM,
     native: Any = None,
     num_heads: int | None = None,
+    entries: bool | None = None,
 ) -> None:
     """The fields that shapes decide; numerics and preprocessing are for the format to say.
 
-    native, num_heads: what a config beside the tensors says, if anything does.
+    native, num_heads: what a config beside the tensors says, if anything does. entries: whether the tokens before the
+    patches have positions: always (True), usually (None), usually not (False).
     """
     shapes = {name: _shape(name, tensor, names.matrix) for name, tensor in found.tensors.items()}
     width, channels, *patch = found.shape("patch_embed.proj.weight", 4)
@@ -202,9 +204,10 @@ def infer_timm(
     stride = stem.stride if stem is not None else 1
     prefix = has_class + has_distillation + registers * names.register_entries
     places = found.shape("pos_embed", 3)[1]
-    entries = guess.grid(places, prefix, (patch[0] * stride, patch[1] * stride), image_size, native)
+    choices = {None: (prefix, 0), True: (prefix,), False: (0, prefix)}[entries]
+    own = guess.grid(places, choices, (patch[0] * stride, patch[1] * stride), image_size, native)
     guess.set(
-        position=Learned1d(prefix_entries=entries == prefix),
+        position=Learned1d(prefix_entries=own == prefix),
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
         qk_norm="blocks.0.attn.q_norm.weight" in shapes,
         layer_scale=1e-5 if f"blocks.0.{names.scales[0]}" in shapes else None,

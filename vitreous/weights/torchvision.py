@@ -48,14 +48,14 @@ class Torchvision(Format):
         if "heads.pre_logits.weight" in found.tensors:
             guess.set(head=TanhHead(found.shape("heads.pre_logits.weight", 2)[0]))
         guess.heads(width)
-        guess.grid(found.shape("encoder.pos_embedding", 3)[1], 1, (patch[0], patch[1]), image_size)
+        guess.grid(found.shape("encoder.pos_embedding", 3)[1], (1,), (patch[0], patch[1]), image_size)
         guess.assume("torchvision's", norm_eps=1e-6, mlp=Gelu("erf"), position=Learned1d(interpolation="torchvision"))
         if min(guess.fields["image_size"]) <= 224:
             shown = dataclasses.replace(IMAGENET, interpolation="bilinear")
-            guess.assume("that of torchvision's models for 224 pixels", preprocessing=shown)
+            guess.prepare("that of torchvision's models for 224 pixels", shown)
         else:
             shown = dataclasses.replace(IMAGENET, crop_fraction=1.0)
-            guess.assume("that of torchvision's larger models (SWAG)", preprocessing=shown)
+            guess.prepare("that of torchvision's larger models (SWAG)", shown)
 
     def table(self, config: ViTConfig) -> list[Row]:
         ours, theirs = "encoder.blocks.{i}", BLOCK
@@ -98,7 +98,7 @@ class Torchvision(Format):
             lines.append("head TanhHead without classes: torchvision's has some")
         return lines
 
-    def losses(self, config: ViTConfig) -> list[str]:
+    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
         return numeric_losses(config, self.title, norm_eps=1e-6)
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:

@@ -1,0 +1,306 @@
+"""Files that look like another model, or leave a choice: nothing is read or written that computes otherwise unsaid."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitreous
+from parity import check_close, check_identical, difference, noisy
+from peers import import_timm, import_torchvision, import_transformers, import_vit_pytorch
+from timm_models import PLAIN, SIZES
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu, GlobalAverage, Learned1d, SwiGlu
+from vitreous.weights.command import convert
+from vitreous.weights.containers import read_file
+from vitreous.weights.convert import CannotHold
+from vitreous.weights.tensors import BadCheckpoint
+
+# 4 x 6 patches and a class token, which are as many as 5 x 5 patches.
+LONG, SQUARE, PLACES = (32, 48), (40, 40), 25
+THEIRS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8}
+UNSURE = "has 25 positions, 24 without the prefix, which is no square"
+
+
+def timm_model(**given: Any) -> nn.Module:
+    return noisy(import_timm().create_model(PLAIN, **{**SIZES, "num_classes": 7, **given}))
+
+
+def said_of(model: Any, field: str) -> str:
+    """Why a field was taken by convention; nothing if it was not."""
+    return "".join(line for line in model.provenance.get("assumed", ()) if line.startswith(f"{field}: "))
+
+
+# ---- Grids that look like squares ------------------------------------------------------------------------------------
+
+
+def test_a_long_grid_of_timms_is_what_the_caller_says(tmp_path: Path) -> None:
+    model = timm_model(img_size=LONG)
+    assert model.pos_embed.shape[1] == PLACES
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    for given in ({"image_size": LONG}, {"overrides": {"image_size": LONG}}):
+        ours = vitreous.load(tmp_path / "m.pth", **given)
+        assert ours.config.position == Learned1d(True, "timm")
+        check_close(ours, model, LONG)
+
+
+def test_a_square_without_a_position_for_the_token_is_read_and_said(tmp_path: Path) -> None:
+    model = timm_model(img_size=SQUARE, no_embed_class=True, dynamic_img_size=True)
+    assert model.pos_embed.shape[1] == PLACES
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    check_close(ours, model, SQUARE)
+    assert "if of 25 positions 0 are for tokens before the patches; if 1 are, the size must be given" in said_of(
+        ours, "image_size"
+    )
+    check_close(vitreous.load(tmp_path / "m.pth", image_size=(48, 40)), model, (48, 40))
+
+
+def test_a_folder_of_timms_that_is_about_another_size_is_not_taken_for_a_square(tmp_path: Path) -> None:
+    """`save_for_hf` writes down what is given to it, and the size of the pictures that the architecture is for."""
+    model = timm_model(img_size=LONG)
+    import_timm().models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2})
+    with pytest.raises(BadCheckpoint, match=rf"{UNSURE}; \(224, 224\) does not fit"):
+        vitreous.load(tmp_path / "m")
+    check_close(vitreous.load(tmp_path / "m", image_size=LONG), model, LONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("deit3_base_patch16_224", {}), ("vit_base_patch14_reg4_dinov2", {}), (PLAIN, {"no_embed_class": True})],
+    ids=str,
+)
+def test_a_folder_tells_that_tokens_have_no_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
+    timm, given = import_timm(), {**SIZES, "num_classes": 7, "img_size": SQUARE, **args}
+    model = noisy(timm.create_model(name, **given))
+    timm.models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2, **args})
+    ours = vitreous.load(tmp_path / "m")
+    assert not ours.config.position.prefix_entries
+    check_close(ours, model, SQUARE)
+
+
+def test_which_of_timms_architectures_have_no_positions_for_tokens() -> None:
+    """Of all that are made of the parts that we read."""
+    from vitreous.weights.timm_config import NO_ENTRIES
+
+    timm, seen = import_timm(), 0
+    vits = timm.models.vision_transformer
+    for name in timm.list_models(["vit_*", "deit*", "flexivit*"]):
+        if timm.models.model_entrypoint(name).__module__.rsplit(".", 1)[-1] not in ("vision_transformer", "deit"):
+            continue
+        with torch.device("meta"):
+            model = timm.create_model(name, depth=1, num_classes=0)
+        plain = isinstance(model.norm_pre, nn.Identity) and isinstance(model.blocks[0], vits.Block)
+        if plain and model.num_prefix_tokens and model.pos_embed is not None:
+            seen += 1
+            assert model.no_embed_class == bool(NO_ENTRIES.fullmatch(name)), name
+    assert seen > 60
+
+
+def test_a_long_grid_of_vit_pytorchs(tmp_path: Path) -> None:
+    sizes = {"patch_size": 8, "dim": 128, "depth": 2, "heads": 2, "mlp_dim": 96, "num_classes": 7}
+    model = noisy(import_vit_pytorch().ViT(image_size=LONG, **sizes))
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint, match=UNSURE):
+        vitreous.load(tmp_path / "m.pth")
+    check_close(vitreous.load(tmp_path / "m.pth", image_size=LONG), model, LONG)
+
+
+def test_a_long_grid_of_transformers(tmp_path: Path) -> None:
+    transformers = import_transformers()
+    config = transformers.ViTConfig(**THEIRS, image_size=LONG, intermediate_size=96, num_labels=7)
+    model = noisy(transformers.ViTForImageClassification(config))
+    torch.save(model.state_dict(), tmp_path / "m.bin")
+    with pytest.raises(BadCheckpoint, match=UNSURE):
+        vitreous.load(tmp_path / "m.bin")
+    check_close(vitreous.load(tmp_path / "m.bin", image_size=LONG), lambda images: model(images).logits, LONG)
+
+
+@pytest.mark.parametrize("format", ["torchvision", "dinov2", "paddle", "paddlevit"])
+def test_systems_whose_class_token_always_has_a_position(format: str, tmp_path: Path) -> None:
+    """Their own models have none of 25 positions, so this one is made here: a square of theirs, but for the grid."""
+    scaled = {"layer_scale": 1e-5, "num_classes": 0} if format == "dinov2" else {}
+    config = dataclasses.replace(SMALL, **scaled)
+    file = tmp_path / ("m.pdparams" if "paddle" in format else "m.pth")
+    vitreous.save(noisy(build(config)), file, format=format)
+    tensors = dict(read_file(file))
+    name = next(name for name in tensors if "pos" in name and tensors[name].shape[1:] == (17, 128))
+    torch.save(tensors | {name: torch.zeros(1, PLACES, 128)}, tmp_path / "long.pth")
+    with pytest.raises(BadCheckpoint, match=UNSURE):
+        vitreous.load(tmp_path / "long.pth", format=format)
+    assert vitreous.load(tmp_path / "long.pth", format=format, image_size=LONG).config.image_size == LONG
+
+
+# ---- What a file without a config leaves to the other system ---------------------------------------------------------
+
+SMALL = ViTConfig(
+    image_size=(32, 32),
+    patch_size=(8, 8),
+    width=128,
+    depth=2,
+    num_heads=2,
+    mlp_width=256,
+    mlp=Gelu("erf"),
+    num_classes=7,
+)
+TANH = {"mlp": Gelu("tanh")}
+BARE: list[tuple[str, dict[str, Any], str]] = [
+    ("timm", TANH, "GELU is computed by tanh, and in timm by erf"),
+    ("timm", {"pool": GlobalAverage("before")}, "by timm, with these tensors, the class token"),
+    ("huggingface", TANH | {"norm_eps": 1e-12}, "GELU is computed by tanh, and in transformers' ViT by erf"),
+    ("huggingface", {}, "eps is 1e-06, and transformers' ViT's is 1e-12"),
+    (
+        "huggingface",
+        {"layer_scale": 0.1, "num_classes": 0, "norm_eps": 1e-5},
+        "eps is 1e-05, and transformers' Dinov2's is 1e-06",
+    ),
+]
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin"])
+@pytest.mark.parametrize(("format", "changes", "said"), BARE, ids=str)
+def test_a_file_that_would_be_computed_otherwise_needs_lossy(
+    format: str, changes: dict[str, Any], said: str, suffix: str, tmp_path: Path
+) -> None:
+    model = noisy(build(dataclasses.replace(SMALL, **changes)))
+    with pytest.raises(CannotHold, match=f"would compute otherwise with these weights: .*{said}.*lossy"):
+        vitreous.save(model, tmp_path / f"x{suffix}", format=format)
+    assert not list(tmp_path.iterdir())
+    vitreous.save(model, tmp_path / f"x{suffix}", format=format, lossy=True)
+    theirs = vitreous.load(tmp_path / f"x{suffix}")
+    assert theirs.config != model.config
+
+
+@pytest.mark.parametrize("format", ["timm", "huggingface"])
+def test_a_folder_says_what_a_file_cannot(format: str, tmp_path: Path) -> None:
+    model = noisy(build(dataclasses.replace(SMALL, **TANH, norm_eps=1e-6)))
+    vitreous.save(model, tmp_path / "m", format=format)
+    check_close(vitreous.load(tmp_path / "m"), model, (32, 32))
+
+
+def test_what_timm_makes_of_a_file_is_what_was_refused(tmp_path: Path) -> None:
+    """The difference is real: timm computes its own GELU with these weights."""
+    model = noisy(build(dataclasses.replace(SMALL, **TANH)))
+    vitreous.save(model, tmp_path / "x.pth", format="timm", lossy=True)
+    filled = timm_model()
+    filled.load_state_dict(torch.load(tmp_path / "x.pth"), strict=True)
+    assert difference(filled, model, (32, 32)) > 1e-4
+
+
+def test_convert_tells_what_lossy_has_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "x.pth", "timm", lossy=True)
+    assert "computed otherwise: GELU is computed by tanh, and in timm by erf" in capsys.readouterr().out
+    convert(tmp_path / "ours", tmp_path / "folder", "timm")
+    assert "computed otherwise" not in capsys.readouterr().out
+
+
+# ---- Parts that are newer than the formats ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Squared(Gelu):
+    """A kind of MLP of somebody's own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Strongest(GlobalAverage):
+    """A kind of pooling of somebody's own."""
+
+
+FOLDERS, FILES = ("timm", "huggingface"), ("torchvision", "mae", "dinov2", "lucidrains")
+TARGETS = dict.fromkeys(FOLDERS, "m") | dict.fromkeys(FILES, "m.pth")
+TARGETS |= dict.fromkeys(("google", "big_vision"), "m.npz") | dict.fromkeys(("paddle", "paddlevit"), "m.pdparams")
+
+
+@pytest.mark.parametrize("format", TARGETS)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mlp": Squared("erf")}, "mlp Squared"),
+        ({"pool": Strongest("after"), "class_token": False}, "pool Strongest"),
+    ],
+    ids=["mlp", "pool"],
+)
+def test_a_new_kind_of_part_is_refused_by_every_format(
+    changes: dict[str, Any], said: str, format: str, tmp_path: Path
+) -> None:
+    model = build(dataclasses.replace(SMALL, **changes))
+    with pytest.raises(CannotHold, match=f"cannot hold this model: {said}: it is none that other systems have"):
+        vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
+
+
+# ---- Choices that tensors leave --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{"global_pool": "avgmax"}, {"fc_norm": True}, {"global_pool": "avg"}], ids=str)
+def test_a_norm_after_pooling_leaves_the_pooling_open(given: dict[str, Any], tmp_path: Path) -> None:
+    model = timm_model(**given)
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    assert "fc_norm" in said_of(ours, "pool")
+    assert "token, avgmax and pool_include_prefix" in said_of(ours, "pool")
+    assert (difference(ours, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
+
+
+def test_a_gate_leaves_its_activation_open(tmp_path: Path) -> None:
+    timm = import_timm()
+    packed = {"mlp_layer": timm.layers.SwiGLUPacked, "mlp_ratio": 4.0}
+    for activation in (nn.GELU, nn.SiLU):
+        model = timm_model(**packed, act_layer=activation)
+        torch.save(model.state_dict(), tmp_path / "m.pth")
+        ours = vitreous.load(tmp_path / "m.pth")
+        assert ours.config.mlp == SwiGlu()
+        assert "SwiGLUPacked alone has GELU" in said_of(ours, "mlp")
+        assert (difference(ours, model, (32, 32)) < 1e-4) == (activation is nn.SiLU)
+    timm.models.save_for_hf(model, tmp_path / "m", model_args={**SIZES, "img_size": 32, "act_layer": "gelu"})
+    with pytest.raises(BadCheckpoint, match="a gated MLP with act_layer 'gelu', but must have 'silu'"):
+        vitreous.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "said"),
+    [("vit_small_patch16_rope_ape_224", "position", "rope_ape"), ("vit_base_patch16_rpn_224", "norm_eps", "rpn")],
+)
+def test_architectures_with_the_same_tensors_are_mentioned(name: str, field: str, said: str, tmp_path: Path) -> None:
+    torch.save(import_timm().create_model(name, depth=1).state_dict(), tmp_path / "m.pth")
+    assert f"its {said} models have the same tensors" in said_of(vitreous.load(tmp_path / "m.pth"), field)
+    torch.save(timm_model().state_dict(), tmp_path / "plain.pth")
+    assert said_of(vitreous.load(tmp_path / "plain.pth"), field) == f"{field}: timm's"
+
+
+# ---- A classifier that is not wanted ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_classes", [0, 10])
+def test_a_classifier_that_cannot_be_ours_is_left_out_where_another_is_asked_for(
+    num_classes: int, tmp_path: Path
+) -> None:
+    transformers = import_transformers()
+    config = transformers.Dinov2Config(**THEIRS, image_size=32, mlp_ratio=2, num_labels=5)
+    model = noisy(transformers.Dinov2ForImageClassification(config))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(BadCheckpoint, match=r"beside the mean of the patches.*without it: num_classes=0"):
+        vitreous.load(tmp_path)
+    ours = vitreous.load(tmp_path, num_classes=num_classes)
+    assert ours.config.num_classes == num_classes
+    assert {"classifier.weight", "classifier.bias"} <= set(ours.provenance["left_out"])
+
+    def features(images: Tensor) -> Tensor:
+        return model.dinov2(images).pooler_output
+
+    check_close(lambda images: ours.pool(ours.features(images)) if num_classes else ours(images), features, (32, 32))
+
+
+def test_a_classifier_of_torchvisions_of_two_layers_is_read_whole(tmp_path: Path) -> None:
+    vit = import_torchvision().models.vision_transformer.VisionTransformer
+    model = noisy(vit(32, 8, 2, 2, 128, 256, num_classes=7, representation_size=24))
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    check_close(ours, model, (32, 32))
+    vitreous.save(ours, tmp_path / "ours.pth", format="torchvision")
+    check_identical(vitreous.load(tmp_path / "ours.pth"), ours)

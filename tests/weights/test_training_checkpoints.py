@@ -1,0 +1,279 @@
+"""What training scripts write is read with the logits of the model that was trained, and it is said what was taken."""
+
+import argparse
+import copy
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+import vitreous
+from parity import noisy
+from peers import import_timm, import_transformers
+from vitreous.weights.adapt import provenance_of
+from vitreous.weights.tensors import BadCheckpoint
+
+SIZE = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 5}
+ARGS = argparse.Namespace(
+    model="vit_tiny",
+    lr=1e-3,
+    opt="adamw",
+    output=Path("out"),
+    device=torch.device("cpu"),
+    mean=(0.5, 0.5, 0.5),
+    started=datetime.datetime(2024, 1, 1),
+    models={"vit"},
+)
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
+
+
+def peer(seed: int = 0, **sizes: Any) -> Any:
+    """A model of timm's with weights that all matter."""
+    torch.manual_seed(seed)
+    return noisy(import_timm().models.VisionTransformer(**{**SIZE, **sizes})).eval()
+
+
+def check_same(file: Path, theirs: nn.Module) -> dict[str, Any]:
+    """That a file is read as the model of the other system; what is known of where it comes from."""
+    ours = vitreous.load(file)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IMAGES), theirs(IMAGES), rtol=1e-4, atol=1e-5)
+    return provenance_of(ours)
+
+
+class Training(nn.Module):
+    """As a module of Lightning's, or a student with its teacher: parts under their names."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+# ---- Whole files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_what_timm_writes_while_training(tmp_path: Path, averaged: bool) -> None:
+    timm, model = import_timm(), peer()
+    ema = timm.utils.ModelEmaV3(model) if averaged else None
+    expected = copy.deepcopy(model)
+    if averaged:
+        nn.init.zeros_(model.head.weight)  # trained on since
+    optimizer = torch.optim.AdamW(model.parameters())
+    saver = timm.utils.CheckpointSaver(
+        model, optimizer, args=ARGS, model_ema=ema, checkpoint_dir=str(tmp_path), recovery_dir=str(tmp_path)
+    )
+    saver.save_checkpoint(3, metric=0.5)
+    file = tmp_path / "last.pth.tar"
+    known = check_same(file, expected)
+    assert known["inside"] == ["state_dict_ema" if averaged else "state_dict"]
+    file.rename(tmp_path / "ViT.PTH")
+    check_same(tmp_path / "ViT.PTH", expected)
+
+
+WRAPS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], list[str] | None]] = {
+    "DeiT, MAE": (lambda x: {"model": x, "optimizer": {}, "epoch": 3, "args": ARGS}, ["model"]),
+    "torchvision": (lambda x: {"model": {}, "model_ema": {"n_averaged": torch.tensor(1), **x}}, ["model_ema"]),
+    "PyTorch's tutorial": (lambda x: {"epoch": 1, "model_state_dict": x, "loss": torch.ones(())}, ["model_state_dict"]),
+    "net": (lambda x: {"net": x, "acc": 0.5}, ["net"]),
+    "weights": (lambda x: {"weights": x}, ["weights"]),
+    "an average": (lambda x: {"model": {"a": torch.ones(1)}, "ema": {"decay": 0.9, "module": x}}, ["ema", "module"]),
+    "another average": (lambda x: {"state_dict": {"a": torch.ones(1)}, "ema_state_dict": x}, ["ema_state_dict"]),
+    "an average of nothing": (lambda x: {"ema": {"decay": 0.9}, "model": x}, ["model"]),
+    "settings beside tensors": (lambda x: {**x, "args": ARGS}, None),
+    "milestones": (
+        lambda x: {"model": x, "scheduler": torch.optim.lr_scheduler.MultiStepLR(_optimizer(), [1, 2]).state_dict()},
+        ["model"],
+    ),
+}
+
+
+def _optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([nn.Parameter(torch.ones(1))])
+
+
+@pytest.mark.parametrize("name", WRAPS)
+def test_wrappers(tmp_path: Path, name: str) -> None:
+    model, (wrap, inside) = peer(), WRAPS[name]
+    torch.save(wrap(model.state_dict()), tmp_path / "x.ckpt")
+    known = check_same(tmp_path / "x.ckpt", model)
+    assert known.get("inside") == inside
+    assert "left_out" not in known
+
+
+# ---- Names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prefix", ["module.", "net.", "vit.", "encoder.", "student.", "base_model.model.", "_forward_module.model.module."]
+)
+def test_what_is_before_all_names_is_taken_off(tmp_path: Path, prefix: str) -> None:
+    model = peer()
+    torch.save({f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "x.pth")
+    known = check_same(tmp_path / "x.pth", model)
+    assert "left_out" not in known
+    assert "inside" not in known
+
+
+def test_compiled_models_and_averages_of_them(tmp_path: Path) -> None:
+    plain = peer()
+    whole = torch.compile(copy.deepcopy(plain))
+    blocks = copy.deepcopy(plain)
+    for at, block in enumerate(blocks.blocks):
+        blocks.blocks[at] = torch.compile(block)
+    average = AveragedModel(torch.compile(copy.deepcopy(plain)))
+    for model in (whole, blocks, average):
+        names = list(model.state_dict())
+        assert any("_orig_mod." in name for name in names)
+        torch.save({"model": model.state_dict()}, tmp_path / "x.pth")
+        assert "left_out" not in check_same(tmp_path / "x.pth", plain)
+
+
+def test_words_of_wrappers_inside_of_names(tmp_path: Path) -> None:
+    plain = peer()
+    names = {
+        name: name.replace("blocks.1.", "blocks.1._fsdp_wrapped_module._checkpoint_wrapped_module.")
+        for name in plain.state_dict()
+    }
+    state = {f"_fsdp_wrapped_module.{names[name]}": tensor for name, tensor in plain.state_dict().items()}
+    torch.save(state, tmp_path / "x.pth")
+    check_same(tmp_path / "x.pth", plain)
+    torch.save(state | plain.state_dict(), tmp_path / "x.pth")
+    with pytest.raises(BadCheckpoint, match=r"has cls_token twice, once as cls_token$"):
+        vitreous.load(tmp_path / "x.pth")
+
+
+# ---- Other parts beside the model ------------------------------------------------------------------------------------
+
+
+def test_a_module_of_lightning(tmp_path: Path) -> None:
+    """Its loss has a tensor too, and its settings are of no kind that is known here but by name."""
+    model = peer()
+    module = Training(model=model, criterion=nn.CrossEntropyLoss(weight=torch.ones(5)))
+    checkpoint = {"epoch": 1, "state_dict": module.state_dict(), "hyper_parameters": {"args": ARGS}, "loops": {}}
+    torch.save(checkpoint, tmp_path / "x.ckpt")
+    known = check_same(tmp_path / "x.ckpt", model)
+    assert known["inside"] == ["state_dict", "model"]
+    assert known["left_out"] == ["criterion.weight"]
+
+
+def test_a_backbone_beside_a_classifier(tmp_path: Path) -> None:
+    backbone = peer(num_classes=0)
+    torch.save(Training(backbone=backbone, fc=nn.Linear(64, 3)).state_dict(), tmp_path / "x.pth")
+    known = check_same(tmp_path / "x.pth", backbone)
+    assert known["inside"] == ["backbone"]
+    assert known["left_out"] == ["fc.* (2 tensors)"]
+
+
+def test_dino(tmp_path: Path) -> None:
+    """A student in DDP and a teacher, each a backbone with a head, and the settings."""
+    student, teacher = (
+        Training(backbone=peer(seed, num_classes=0), head=Training(mlp=nn.Linear(64, 8))) for seed in (1, 2)
+    )
+    checkpoint = {
+        "student": Training(module=student).state_dict(),
+        "teacher": teacher.state_dict(),
+        "dino_loss": {"center": torch.zeros(1, 8)},
+        "args": ARGS,
+    }
+    torch.save(checkpoint, tmp_path / "x.pth")
+    known = check_same(tmp_path / "x.pth", teacher.backbone)
+    assert known["inside"] == ["teacher", "backbone"]
+    assert known["left_out"] == ["head.* (2 tensors)"]
+
+
+def test_of_two_models_the_averaged_one_is_taken(tmp_path: Path) -> None:
+    student, teacher = peer(1), peer(2)
+    torch.save({"model": Training(student=student, teacher=teacher).state_dict()}, tmp_path / "x.pth")
+    known = check_same(tmp_path / "x.pth", teacher)
+    assert known["inside"] == ["model", "teacher"]
+    assert known["left_out"] == [f"student.* ({len(student.state_dict())} tensors)"]
+    torch.save(Training(one=student, other=teacher).state_dict(), tmp_path / "x.pth")
+    with pytest.raises(BadCheckpoint, match=r"x\.pth holds 2 models, one, other: save the one that you mean"):
+        vitreous.load(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize("own", ["model", "vit"])
+def test_a_model_of_transformers_beside_a_loss(tmp_path: Path, own: str) -> None:
+    """Its own names begin with `vit.`, beside which its classifier lies; the module around it may say `vit.` too."""
+    transformers = import_transformers()
+    sizes = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1}
+    config = transformers.ViTConfig(**sizes, intermediate_size=96, num_labels=3)
+    model = noisy(transformers.ViTForImageClassification(config)).eval()
+    module = Training(**{own: model, "criterion": nn.CrossEntropyLoss(weight=torch.ones(3))})
+    torch.save({"state_dict": module.state_dict()}, tmp_path / "x.ckpt")
+    ours = vitreous.load(tmp_path / "x.ckpt")
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IMAGES), model(IMAGES).logits, rtol=1e-4, atol=1e-5)
+    assert provenance_of(ours)["left_out"] == ["criterion.weight"]
+
+
+def test_thousands_of_models_are_refused(tmp_path: Path) -> None:
+    """Two tensors each; to compare each of them with each would take long."""
+    marks = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+    tensor = torch.zeros(4, 4)
+    torch.save({f"{'a.' * 4}{at}.{mark}": tensor for at in range(5000) for mark in marks}, tmp_path / "x.pth")
+    with pytest.raises(BadCheckpoint, match=r"holds 5000 models, .*, \.\.\.: save"):
+        vitreous.load(tmp_path / "x.pth")
+
+
+# ---- Files that are not what they are called -------------------------------------------------------------------------
+
+
+def test_what_is_in_a_file_counts_and_not_its_name(tmp_path: Path) -> None:
+    model = peer()
+    state = model.state_dict()
+    for name in ("a.pth", "a.npz", "a.pt.tar"):
+        safetensors.torch.save_file(state, tmp_path / name)
+        check_same(tmp_path / name, model)
+    for name in ("b.safetensors", "b.npz"):
+        for zipped in (True, False):
+            torch.save(state, tmp_path / name, _use_new_zipfile_serialization=zipped)
+            check_same(tmp_path / name, model)
+    with open(tmp_path / "c.bin", "wb") as stream:
+        np.savez(stream, **{name: tensor.numpy() for name, tensor in state.items()})
+    check_same(tmp_path / "c.bin", model)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\n<!DOCTYPE html><html>", "is a web page, not weights"),
+        (b"<html>", "is a web page, not weights"),
+        (b"<?xml version='1.0'?><Error>", "is XML, probably what a server said"),
+        (b'{"message": "Not Found"}', "is JSON, not weights"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "only the pointer of Git LFS"),
+        (b"\x1f\x8b\x08\0", "is compressed by gzip: unpack it first"),
+        (b"\x89HDF\r\n\x1a\n", "is HDF5, which is not read"),
+        (b"last/".ljust(257, b"\0") + b"ustar\0", "is a tar archive: unpack it first"),
+    ],
+)
+@pytest.mark.parametrize("name", ["x.pth", "x.safetensors", "x.npz", "x.pth.tar"])
+def test_other_files_are_called_what_they_are(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadCheckpoint, match=f"{name} .*{said}") as refusal:
+        vitreous.load(tmp_path / name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_tar_that_does_not_say_weights_is_none(tmp_path: Path) -> None:
+    torch.save(peer().state_dict(), tmp_path / "x.tar")
+    with pytest.raises(BadCheckpoint, match=r"ends in '\.tar', but weights are in"):
+        vitreous.load(tmp_path / "x.tar")
+
+
+def test_our_own_state_dict_is_known_as_such(tmp_path: Path) -> None:
+    sizes = {"width": 64, "depth": 1, "num_heads": 1, "mlp_width": 64}
+    model = vitreous.create("ViT-Ti/16", num_classes=3, overrides=sizes)
+    for state in (model.state_dict(), {"model": Training(module=model).state_dict()}):
+        torch.save(state, tmp_path / "x.pth")
+        with pytest.raises(BadCheckpoint, match=r"state dict of a Vitreous model.*vitreous\.save.*load_state_dict"):
+            vitreous.load(tmp_path / "x.pth")

@@ -1,0 +1,115 @@
+"""Where in a checkpoint the model is: other parts may lie beside it, and what held it is named before its own names.
+
+A module of Lightning's has its model as `model.`, beside a loss with tensors of its own; DINO has a `backbone.` beside
+a `head.`, all of it twice, as `student.` and as `teacher.`. Nothing is assumed of these names: whatever the formats
+recognise behind one of them is the model.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from vitreous.weights.format import Found
+from vitreous.weights.formats import FOREIGN
+from vitreous.weights.huggingface import PATCHES
+from vitreous.weights.refusal import shown
+from vitreous.weights.tensors import BadCheckpoint
+from vitreous.weights.wrappers import AVERAGED_MODULES
+
+DEEPEST = 6  # parts of a name that may be before a model's own
+BASES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # what transformers calls a model in one with a head
+OURS = "encoder.blocks.0.attention_norm.weight"
+
+
+def model_in(found: Found) -> Found:
+    """The one part of a checkpoint that is a model of a known format, and what was left out for it.
+
+    All of it, where its names are known as they are, and where nothing in it is known.
+    """
+    if found.config or _is_known(found):
+        return found
+    parts = _parts(found.tensors)
+    known = _outermost(prefix for prefix, part in parts.items() if _is_known(dataclasses.replace(found, tensors=part)))
+    if not known:
+        _check_not_ours(found)
+        return found
+    prefix = _chosen(known, found)
+    left_out = _summary([name for name in found.tensors if not name.startswith(prefix)], prefix)
+    inside = (*found.inside, prefix.rstrip(".")) if left_out else found.inside
+    return dataclasses.replace(found, tensors=parts[prefix], inside=inside, left_out=left_out)
+
+
+def _is_known(found: Found) -> bool:
+    names = found.tensors.keys()
+    for format in FOREIGN:
+        if format.recognises(found):
+            # These two look for their names behind others too, but not for whatever else lies there.
+            if format.name == "huggingface":
+                return any(f"{base}{PATCHES}.weight" in names for base in BASES)
+            return format.name != "dinov2" or "patch_embed.proj.weight" in names
+    return False
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """By each beginning that names have, up to a dot, what is behind it."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        end = 0
+        for _ in range(DEEPEST):
+            end = name.find(".", end) + 1
+            if not end:
+                break
+            parts.setdefault(name[:end], {})[name[end:]] = tensor
+    return parts
+
+
+def _outermost(prefixes: Iterable[str]) -> list[str]:
+    """Without those that lie in another: the base model of transformers is known with its head, and without."""
+    kept: list[str] = []
+    for prefix in sorted(prefixes):
+        if not kept or not prefix.startswith(kept[-1]):
+            kept.append(prefix)
+    return kept
+
+
+def _chosen(prefixes: list[str], found: Found) -> str:
+    """The only one, or the only one that is averaged."""
+    averaged = [prefix for prefix in prefixes if not set(prefix.split(".")).isdisjoint(AVERAGED_MODULES)]
+    for choice in (prefixes, averaged):
+        if len(choice) == 1:
+            return choice[0]
+    listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
+    raise BadCheckpoint(
+        f"{found.path} holds {len(prefixes)} models, {listed}{', ...' if len(prefixes) > 4 else ''}: "
+        "save the one that you mean by itself"
+    )
+
+
+def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
+    """Names beside a part, many that begin alike as one line.
+
+    >>> _summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
+    ('model.head.* (2 tensors)', 'loss.scale')
+    """
+    path = prefix.split(".")
+    groups: Counter[str] = Counter()
+    last = {}
+    for name in names:
+        steps = name.split(".")
+        shared = next(at for at, step in enumerate(path) if at >= len(steps) or steps[at] != step)
+        group = ".".join(steps[: shared + 1])
+        groups[group] += 1
+        last[group] = name
+    return tuple(
+        shown(last[group]) if count == 1 else f"{shown(group)}.* ({count} tensors)" for group, count in groups.items()
+    )
+
+
+def _check_not_ours(found: Found) -> None:
+    if any(name == OURS or name.endswith(f".{OURS}") for name in found.tensors):
+        raise BadCheckpoint(
+            f"{found.path} is the state dict of a Vitreous model, without the config that says how to build it: write "
+            "such a model with vitreous.save(model, folder), or give this to the load_state_dict of one like it"
+        )
