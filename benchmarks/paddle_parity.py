@@ -10,9 +10,10 @@ is not PaddleClas's), and compare our logits with Paddle's. Our file: models of 
 ours; Paddle takes each by `paddle.load` and `set_state_dict`, which must find no name missing and none too many, and
 its logits are compared with ours.
 
-The models are a ViT-B/16 as a tutorial after PaddleClas defines it, with its own defaults, four of PaddleClas's and two
-of PaddleViT's, at full size, in float32, on the CPU. That takes two minutes on two cores and 2.6 GB of disk. Logits are
-spread by 0.4 to 1; the largest difference was 5.1e-6, both with Paddle 3.3.1 and with Paddle 2.6.2.
+The models are a ViT-B/16 as a tutorial after PaddleClas defines it, with its own defaults and with the bias that those
+leave out, four of PaddleClas's and two of PaddleViT's, at full size, in float32, on the CPU. That takes two minutes on
+two cores and 2.6 GB of disk. Logits are spread by 0.4 to 1; the largest difference was 5.1e-6, both with Paddle 3.3.1
+and with Paddle 2.6.2.
 """
 
 import json

@@ -15,6 +15,7 @@ from peers import import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
+from vitreous.weights.adapt import provenance_of
 
 SMALL = ViTConfig(
     image_size=(224, 224),  # that of all their processors
@@ -89,6 +90,7 @@ def test_a_picture_becomes_what_the_processor_of_its_model_makes_of_it(
     predictor = vitreous.Predictor(model, device="cpu")
     found = predictor.logits(picture) if model.config.num_classes else predictor.embed(picture)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    assert not any("its processor shows" in line for line in provenance_of(model).get("assumed", ()))  # at another size
 
 
 @pytest.mark.parametrize("kind", KINDS)
