@@ -1,0 +1,40 @@
+"""Any number of pictures of any size, and what is chosen for them where little is said."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.source import ArraySource, DataSet
+from vitreous.model.kinds import AnyModel
+from vitreous.model.presets import create
+from vitreous.model.segmenter import Decoder, SegmenterConfig, build_segmenter
+from vitreous.model.vit import ViT
+from vitreous.train.config import TrainConfig
+from vitreous.train.defaults import Chosen, choose
+from vitreous.weights.load import save
+
+TINY = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}
+
+
+def pictures(count: int, side: int, name: str = "pictures") -> DataSet:
+    """As many as one likes, in the memory of one."""
+    images = np.broadcast_to(np.zeros((side, side, 3), dtype=np.uint8), (count, side, side, 3))
+    source = ArraySource(images, np.zeros(count), ("cat", "dog"), name)
+    source.mask_classes = ("ground", "cat", "dog")
+    return DataSet(name, source, source, None, "")
+
+
+def chosen(count: int = 100, side: int = 64, device: str = "cpu", processes: int | None = None, **said: Any) -> Chosen:
+    config = TrainConfig(**{"data": "pictures", "out": Path("run"), **said})
+    return choose(config, pictures(count, side), device, *(() if processes is None else (processes,)))
+
+
+def checkpoint(folder: Path, decoder: Decoder | None = None, side: int = 48, patch: int = 16) -> Path:
+    """A small encoder, or a segmenter with such a decoder, for the classes of `pictures`."""
+    model: AnyModel = create("ViT-Ti/16", num_classes=0, image_size=side, overrides=TINY | {"patch_size": patch})
+    if decoder is not None:
+        assert isinstance(model, ViT)
+        model = build_segmenter(SegmenterConfig(model.config, decoder, 3, ("ground", "cat", "dog")))
+    save(model, folder)
+    return folder
