@@ -98,11 +98,11 @@ def _lines(config: AnyConfig, figures: dict[str, int]) -> list[tuple[str, str]]:
 def _said(value: Any) -> str:
     """A value of JSON, for people.
 
-    >>> _said({"top1": 0.98333333, "count": 360, "labels": ["cat", "dog"]})
-    'top1 0.9833, count 360, labels cat, dog'
+    >>> _said({"top1": 0.98333333, "count": 360}), _said(["mlp: timm's, usually", "pool: timm's"])
+    ('top1 0.9833, count 360', "mlp: timm's, usually; pool: timm's")
     """
     if isinstance(value, dict):
         return ", ".join(f"{key} {_said(one)}" for key, one in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_said, value))
+        return "; ".join(map(_said, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
