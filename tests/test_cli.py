@@ -145,7 +145,7 @@ def bad_data(root: Path) -> None:
         ("nothing", "nothing has no pictures"),
         ("none", "none has folders, but no pictures in them"),
         ("notest", "notest has 'test', but no folder train"),
-        ("broken", "none of the first 4 pictures can be read, such as a/"),
+        ("broken", "none of 4 pictures can be read, such as a/"),
         ("epmty", "(did you mean 'empty'?)"),
         ("column.csv", "column.csv has no label column: call one of its columns ('path', 'kind') label"),
         ("gone.csv", "1 of 2 files do not exist below"),
@@ -248,6 +248,20 @@ def test_a_run_that_cannot_be_is_refused_in_one_line(flags, said, monkeypatch, c
     assert error.startswith("vitreous: ")
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "side"),
+    [
+        (["--image-size", "64", "ViT-Ti/16"], 64),
+        (["--image-size", "64", "--", "ViT-Ti/16"], 64),
+        (["ViT-Ti/16", "--image-size", "64", "--json", "--image-size", "128"], 128),  # the last one counts
+    ],
+)
+def test_numbers_may_come_before_a_name(monkeypatch, capsys, words: list[str], side: int) -> None:  # type: ignore[no-untyped-def]
+    assert run(monkeypatch, "info", *words) == 0
+    out = capsys.readouterr().out
+    assert f"{side} x {side}" in out or f'"tokens": {(side // 16) ** 2 + 1}' in out
 
 
 def test_the_version(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]

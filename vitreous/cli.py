@@ -53,9 +53,9 @@ def numbers_last(words: Sequence[str]) -> list[str]:
     >>> numbers_last(["predict", "runs/first/best", "--image-size", "64", "cat.jpg"])
     ['predict', 'runs/first/best', 'cat.jpg', '--image-size', '64']
     """
-    if "--image-size" not in words:
+    if "--image-size" not in words or "--" in words:
         return list(words)
-    start = words.index("--image-size")
+    start = max(i for i, word in enumerate(words) if word == "--image-size")
     end = next((i for i, word in enumerate(words) if i > start and not word.isdecimal()), len(words))
     if end == start + 1:  # no number at all: the parser says what is missing
         return list(words)

@@ -93,3 +93,25 @@ def test_a_size_that_is_none_is_refused(size: object) -> None:
 def test_an_override_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match=r"'num_head' is not a field of ViTConfig \(did you mean 'num_heads'\?\)"):
         configure("ViT-Ti/16", overrides={"num_head": 4})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("vit_base_patch16_224.augreg_in21k", "ViT-B/16"),
+        ("google/vit-large-patch32-384", "ViT-L/32"),
+        ("vit_giant_patch14_224", "ViT-g/14"),
+        ("deit_tiny_distilled_patch16_224", "DeiT-Ti/16-distilled"),
+        ("deit3_medium_patch16_224", "DeiT-III-M/16"),
+        ("vit_base_patch14_dinov2", "DINOv2-B/14"),
+        ("vit_small_patch14_reg4_dinov2", "DINOv2-S/14-reg"),
+    ],
+)
+def test_names_of_other_systems_are_answered_with_the_papers(theirs: str, ours: str) -> None:
+    with pytest.raises(ValueError, match=rf"no preset '{theirs}' \(did you mean '{ours}'\?\)"):
+        preset(theirs)
+
+
+def test_a_name_of_another_system_that_has_no_preset_is_not_guessed() -> None:
+    with pytest.raises(ValueError, match=r"no preset 'vit_base_patch99_224'; `vitreous info`"):
+        preset("vit_base_patch99_224")

@@ -146,7 +146,7 @@ def test_what_is_wrong_with_a_model_is_left_for_those_who_build_it() -> None:
 
 @pytest.mark.parametrize(
     ("own", "patch", "cpu", "times"),
-    [(224, 16, None, ""), (240, 30, 210, "1"), (448, 32, 224, "4"), (518, 14, 224, "5")],
+    [(224, 16, None, ""), (225, 15, None, ""), (240, 30, 210, "1.3"), (448, 32, 224, "4"), (518, 14, 224, "5.3")],
 )
 def test_a_cpu_is_given_no_more_than_224_pixels_of_a_checkpoint(
     own: int, patch: int, cpu: int | None, times: str, tmp_path: Path
@@ -165,6 +165,8 @@ def test_it_is_the_pixels_of_a_checkpoint_that_is_not_square_that_count(tmp_path
     found = chosen(init=tmp_path / "m")
     assert 0 < math.prod(as_size(found.config.image_size)) <= 224 * 224
     assert any("192 x 512 would take a CPU 2 times as long" in note for note in found.notes)
+    save(create("ViT-Ti/16", num_classes=0, image_size=(96, 256), overrides=TINY), tmp_path / "n")
+    assert chosen(init=tmp_path / "n").config.image_size == ()
 
 
 def test_what_a_checkpoint_does_not_say_is_said_with_set(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from choosing import TINY, checkpoint, chosen, pictures
 from vitreous.data.config import Augmentation
+from vitreous.data.open import open_data
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost
 from vitreous.model.presets import configure
@@ -76,6 +77,13 @@ def test_auto_is_what_fits_into_half_of_the_free_memory_of_a_cpu(monkeypatch: py
     assert chosen(100_000, init=vit, batch_size="auto").config.batch_size == 8
 
 
+def test_processes_on_one_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch, vit: Path) -> None:
+    each = cost(describe(vit).config).activation_bytes
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 64, "SC_PAGE_SIZE": 2 * each}.__getitem__)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert chosen(100_000, processes=4, init=vit, batch_size="auto").config.batch_size == 64
+
+
 def test_auto_is_at_least_one_and_at_most_4096() -> None:
     model = configure("ViT-Ti/16", image_size=32, overrides=TINY)
     each = 2 * cost(model).activation_bytes
@@ -120,15 +128,12 @@ def test_augmentation_follows_from_the_task_and_the_number_of_pictures(
     assert any(note.startswith(f"augmentation: {said}") for note in found.notes)
 
 
-@pytest.mark.parametrize(
-    ("task", "side", "crop"),
-    [
-        ("classify", 48, "padded"), ("classify", 49, "resized"), ("mae", 48, "padded"), ("mae", 49, "resized"),
-        ("segment", 96, "padded"), ("segment", 97, "resized"),
-    ],
-)  # fmt: skip
-def test_small_pictures_are_cropped_with_a_margin(task: Any, side: int, crop: str) -> None:
-    assert chosen(side=side, task=task).config.augment.crop == crop
+@pytest.mark.parametrize(("task", "largest"), [("classify", 48), ("mae", 48), ("segment", 96)])
+@pytest.mark.parametrize("count", [100, 5_000])
+def test_small_pictures_are_cropped_with_a_margin(task: Any, count: int, largest: int) -> None:
+    """Of a mask, such a crop changes no outline."""
+    assert chosen(count, largest, task=task).config.augment.crop == "padded"
+    assert chosen(count, largest + 1, task=task).config.augment.crop == "resized"
 
 
 def test_what_is_said_of_augmentation_stays_and_the_rest_is_chosen() -> None:
@@ -230,6 +235,8 @@ def test_workers_share_the_cores_with_the_processes_on_the_same_machine(
     if here is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
     assert chosen(device=device, processes=processes).config.workers == workers
+    drawn = open_data("shapes:size=32,count=8,val=4")  # small, and not in memory
+    assert choose(TrainConfig(data="shapes", out=Path("run")), drawn, device, processes).config.workers == workers
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ def test_it_is_trained_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureF
     rows = [row for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "val_loss" in row]
     assert len(rows) == 2
     assert metrics["loss"] < 0.5
-    assert "loss" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "loss" in said
+    assert "--probe knn" in said  # and not what a classifier is good for
     assert "Small, measured on the val part" in (tmp_path / "run" / "report.html").read_text()
     model = vitreous.load(tmp_path / "run" / "best")
     images = torch.zeros(2, 1, 8, 8)
@@ -107,6 +109,19 @@ def test_a_part_swapped_by_a_task_is_refused_before_the_run_begins(tmp_path: Pat
             model.encoder.blocks[0].mlp.activation = nn.ReLU()
             super().__init__(model, *rest)
 
-    with pytest.raises(ValueError, match=r"encoder\.blocks\.0\.mlp\.activation is ReLU, but the config says GELU"):
+    with pytest.raises(ValueError, match=r"encoder\.blocks\.0\.mlp\.activation is ReLU\(\), but the config says GELU"):
         train(tiny(tmp_path / "run"), make_task=Swapping)
     assert not (tmp_path / "run").exists()
+
+
+def test_lora_is_no_swapped_part(tmp_path: Path) -> None:
+    train(tiny(tmp_path / "first", steps=12))
+    init = {"init": tmp_path / "first" / "best", "model": None, "set": (), "image_size": ()}
+    train(tiny(tmp_path / "run", steps=12, train_only="lora", **init), make_task=Small)
+    assert vitreous.load(tmp_path / "run" / "best").config.depth == 2
+
+
+def test_another_task_cannot_go_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tiny(tmp_path / "run", steps=12), make_task=Small)
+    with pytest.raises(ValueError, match=r"last cannot be gone on with: .*needs its make_task again"):
+        train(tiny(tmp_path / "run", steps=12, resume=True))

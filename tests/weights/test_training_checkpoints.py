@@ -3,6 +3,9 @@
 import argparse
 import copy
 import datetime
+import json
+import pickle
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,9 @@ from torch.optim.swa_utils import AveragedModel
 import vitreous
 from parity import noisy
 from peers import import_timm, import_transformers
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import IMAGENET, Gelu, Learned1d
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.tensors import BadCheckpoint
 
@@ -31,6 +37,20 @@ ARGS = argparse.Namespace(
     started=datetime.datetime(2024, 1, 1),
     models={"vit"},
 )
+DINO: dict[str, Any] = {
+    "image_size": (28, 28),
+    "patch_size": (14, 14),
+    "width": 64,
+    "depth": 2,
+    "num_heads": 1,
+    "mlp_width": 256,
+    "num_classes": 0,
+    "labels": (),
+    "layer_scale": 1e-5,
+    "mlp": Gelu("erf"),
+    "preprocessing": IMAGENET,
+    "position": Learned1d(True, "dinov2"),
+}
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
 
 
@@ -216,6 +236,45 @@ def test_a_model_of_transformers_beside_a_loss(tmp_path: Path, own: str) -> None
     assert provenance_of(ours)["left_out"] == ["criterion.weight"]
 
 
+def test_a_teacher_of_another_size_is_not_an_average(tmp_path: Path) -> None:
+    whole = Training(model=peer(), teacher=peer(seed=1, embed_dim=128, num_heads=2))
+    torch.save(whole.state_dict(), tmp_path / "x.pth")
+    with pytest.raises(BadCheckpoint, match="holds 2 models, model, teacher"):
+        vitreous.load(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize("settings", [{"lr": 3}, {"architecture": "vit_tiny_patch16_224"}], ids=str)
+@pytest.mark.parametrize("prefix", ["module.", "model.backbone."])
+def test_a_folder_with_a_config_of_the_run(tmp_path: Path, prefix: str, settings: dict[str, Any]) -> None:
+    model = peer(num_heads=1)
+    torch.save({"state_dict": {f"{prefix}{k}": v for k, v in model.state_dict().items()}}, tmp_path / "last.ckpt")
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    ours = vitreous.load(tmp_path, overrides={"num_heads": 1})
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
+
+
+def test_dinov2_beside_a_loss(tmp_path: Path) -> None:
+    """Its blocks are known wherever they lie, but not what lies beside them."""
+    theirs = build(ViTConfig(**DINO))
+    vitreous.save(theirs, tmp_path / "dino.pth", format="dinov2")
+    tensors = torch.load(tmp_path / "dino.pth", weights_only=True)
+    named = {f"backbone.{name}": tensor for name, tensor in tensors.items()}
+    torch.save({**named, "criterion.weight": torch.ones(3)}, tmp_path / "x.pth")
+    images = torch.linspace(-1, 1, 3 * 28 * 28).view(1, 3, 28, 28)
+    ours = vitreous.load(tmp_path / "x.pth")
+    assert torch.equal(ours(images), theirs.eval()(images))
+    assert provenance_of(ours)["left_out"][0] == "criterion.weight"
+
+
+@pytest.mark.parametrize("name", ["rel_pos." * 25_000, "layers.0.blocks.0." * 12_000, "a." * 300])
+def test_endless_names_are_refused_and_not_repeated(tmp_path: Path, name: str) -> None:
+    safetensors.torch.save_file({**peer().state_dict(), f"{name}\n": torch.ones(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"a tensor with a name of [\d,]+ letters: ") as refused:
+        vitreous.load(tmp_path / "x.safetensors")
+    assert len(str(refused.value)) < 400
+
+
 def test_thousands_of_models_are_refused(tmp_path: Path) -> None:
     """Two tensors each; to compare each of them with each would take long."""
     marks = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
@@ -262,6 +321,14 @@ def test_other_files_are_called_what_they_are(tmp_path: Path, name: str, data: b
     with pytest.raises(BadCheckpoint, match=f"{name} .*{said}") as refusal:
         vitreous.load(tmp_path / name)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_pickle_that_begins_like_safetensors(tmp_path: Path) -> None:
+    data = pickletools.optimize(pickle.dumps({"{ab}": 1}, 2))
+    assert data[8:9] == b"{"
+    (tmp_path / "x.pth").write_bytes(data)
+    with pytest.raises(BadCheckpoint, match=r"no tensors where they are looked for; it has \{ab\}"):
+        vitreous.load(tmp_path / "x.pth")
 
 
 def test_a_tar_that_does_not_say_weights_is_none(tmp_path: Path) -> None:

@@ -39,8 +39,9 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, part in model.named_modules():
         for key, value in (vars(part) | part._buffers).items():
             if isinstance(value, Tensor) and value.is_meta:
+                where = f"{name}.{key}".lstrip(".")
                 raise ValueError(
-                    f"{name}.{key} is made as {type(part).__name__} is built and is in no checkpoint: compute it in "
+                    f"{where} is made as {type(part).__name__} is built and is in no checkpoint: compute it in "
                     "forward, or register it as a persistent buffer"
                 )
 

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 Size = tuple[int, int]  # (height, width), always in this order
@@ -70,7 +71,8 @@ def check_words(config: Any) -> None:
         if dataclasses.is_dataclass(value):
             check_words(value)
         words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-        if words and type(value) not in kinds:  # such as None, or a number, where that may stand too
+        others = [kind for kind in kinds if isinstance(kind, type)]  # None, or a number, which is checked elsewhere
+        if words and type(value) not in others and (isinstance(value, str) or others in ([], [NoneType])):
             check_choice(field, value, words)
 
 

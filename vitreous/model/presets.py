@@ -112,19 +112,41 @@ def preset(name: str) -> ViTConfig | ResNetConfig:
     vitreous.model.checks.BadValue: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?); ...
     """
     if name not in PRESETS:
-        meant = suggestion(_in_the_papers_words(name), PRESETS)
-        raise BadValue(f"there is no preset {name!r}{meant}; `vitreous info` lists them all")
+        meant = _in_the_papers_words(name)
+        hint = f" (did you mean {meant!r}?)" if meant in PRESETS else suggestion(name, PRESETS)
+        raise BadValue(f"there is no preset {name!r}{hint}; `vitreous info` lists them all")
     return PRESETS[name]
 
 
-def _in_the_papers_words(name: str) -> str:
-    """A model as timm and transformers call it, called as in its paper; any other name as it is.
+FAMILIES = {"vit": "ViT", "deit": "DeiT", "deit3": "DeiT-III"}
+LETTERS = {
+    "tiny": "Ti",
+    "small": "S",
+    "medium": "M",
+    "base": "B",
+    "large": "L",
+    "huge": "H",
+    "giant": "g",
+    "gigantic": "G",
+}
 
-    >>> _in_the_papers_words("vit_base_patch16_224"), _in_the_papers_words("facebook/deit-tiny-patch16-224")
-    ('vit-b/16', 'deit-ti/16')
+
+def _in_the_papers_words(name: str) -> str:
+    """A model as timm and transformers call it, called as in its paper; nothing where it is called otherwise.
+
+    >>> _in_the_papers_words("vit_base_patch16_224"), _in_the_papers_words("facebook/deit-tiny-distilled-patch16-224")
+    ('ViT-B/16', 'DeiT-Ti/16-distilled')
+    >>> _in_the_papers_words("vit_small_patch14_reg4_dinov2.lvd142m")
+    'DINOv2-S/14-reg'
     """
-    named = re.search(r"(vit|deit)[-_](tiny|small|base|large|huge|giant)[-_]patch(\d+)", name.lower())
-    return f"{named[1]}-{'ti' if named[2] == 'tiny' else named[2][0]}/{named[3]}" if named else name
+    sizes = "|".join(LETTERS)
+    named = re.search(rf"(vit|deit3?)[-_]({sizes})[-_](distilled[-_])?patch(\d+)", name.lower())
+    if named is None:
+        return ""
+    family, size, distilled, patch = named.groups()
+    if "dinov2" in name.lower():
+        return f"DINOv2-{LETTERS[size]}/{patch}{'-reg' if 'reg' in name.lower() else ''}"
+    return f"{FAMILIES[family]}-{LETTERS[size]}/{patch}{'-distilled' if distilled else ''}"
 
 
 def configure(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
@@ -89,8 +90,15 @@ def load(folder: Path, state: State, world: World) -> Progress:
     world.wait()
     progress = Progress(**json.loads((folder / "progress.json").read_text()))
     state.optimizers.create_state()
-    with _quiet():
-        load_shards(state.tensors(), storage_reader=HuggingFaceStorageReader(str(folder / "training")))
+    try:
+        with _quiet():
+            load_shards(state.tensors(), storage_reader=HuggingFaceStorageReader(str(folder / "training")))
+    except CheckpointException as error:
+        [(reason, _), *_] = error.failures.values()
+        raise ValueError(
+            f"{folder} cannot be gone on with: {str(reason).splitlines()[0]} (a run of a task of your own needs its "
+            "make_task again)"
+        ) from error
     return progress
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable
@@ -109,13 +110,13 @@ class _Choices:
         if self.config.image_size:
             return
         if self.start is not None:
-            own = self.start.image_size
-            if self.device == "cpu" and max(own) > CPU_SIDE:
-                side = _tiled(lambda side: self.start.resized((side, side)), CPU_SIDE)  # type: ignore[union-attr]
+            own, pixels = self.start.image_size, math.prod(self.start.image_size)
+            side = _tiled(lambda side: self.start.resized((side, side)), CPU_SIDE)  # type: ignore[union-attr]
+            if self.device == "cpu" and pixels > max(CPU_SIDE, side) ** 2:
                 words = (
-                    f"the checkpoint's own {own[0]} x {own[1]} would take a CPU {own[0] * own[1] / side**2:.0f} times"
+                    f"the checkpoint's own {own[0]} x {own[1]} would take a CPU {pixels / side**2:.2g} times as long"
                 )
-                self.pick("image_size", (side,), f"{words} as long")
+                self.pick("image_size", (side,), words)
             else:
                 self.notes.append(f"--image-size {_plain(own)}: the checkpoint's own")
             return
@@ -202,7 +203,7 @@ def typical_side(source: Source, looks: int = 25) -> int:
         except (UnreadableImage, OSError):
             continue  # counted and named when it is read
     if not sides:
-        raise ValueError(f"none of the first {min(looks, len(source))} pictures can be read, such as {source.name(0)}")
+        raise ValueError(f"none of {min(looks, len(source))} pictures can be read, such as {source.name(0)}")
     return int(np.median(sides))
 
 
@@ -222,10 +223,11 @@ def fitting_batch(model: AnyConfig, memory: int) -> int:
 
 
 def free_memory(device: str) -> int:
-    """In bytes, on the device that the run will use."""
+    """In bytes, for this process, on the device that the run will use."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // sharing
 
 
 def _tiled(fits: Callable[[int], object], pixels: int) -> int:
@@ -251,8 +253,8 @@ def _workers(config: TrainConfig, source: Source, device: str, processes: int) -
 
 def free_folder(parent: Path, name: str) -> Path:
     """runs/name, runs/name-2, ..."""
-    candidates = [parent / name] + [parent / f"{name}-{i}" for i in range(2, 10_000)]
-    return next(folder for folder in candidates if not folder.exists())
+    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+    return next(folder for folder in map(parent.joinpath, names) if not folder.exists())
 
 
 def _batch_size(count: int, ideal: int, parts: int) -> int:

@@ -66,11 +66,11 @@ def world(device: str) -> Iterator[World]:
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = pick_device(device, local)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)  # also for whoever asks how much memory is free
     if size == 1:
         yield World(0, 1, chosen)
         return
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield World(rank, size, chosen)

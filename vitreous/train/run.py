@@ -35,9 +35,10 @@ def train(config: TrainConfig, command: str = "vitreous train", make_task: MakeT
         console = Console(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
         check_start(config)
         data = _open(config)
-        chosen = choose(config, data, here.device.type, here.size)
+        chosen = here.gather(choose(config, data, here.device.type, here.size))[0]  # free memory and names may differ
         config = chosen.config
-        folder = Path(here.gather(str(config.out))[0])
+        assert config.out is not None
+        folder = config.out
         resume = config.resume and (folder / "last").exists()
         _refuse_another_run(folder, config)
         classes = {"classify": data.classes, "segment": data.mask_classes}.get(config.task)

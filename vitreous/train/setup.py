@@ -80,7 +80,7 @@ def set_up(config: TrainConfig, data: DataSet, world: World, make_task: MakeTask
         fail("optimizer", "muon", "adamw or sgd here: Muon moves the matrices of a ViT's blocks, all of them")
     choose_weights(model, config)
     task = (make_task or build_task)(model, config, data, world)
-    if make_task is not None:
+    if make_task is not None and config.train_only != "lora":  # which is merged before it is saved
         check_not_swapped(model)  # or its checkpoints could not be read
     module = task.module().train()
     depth = encoder.config.depth if isinstance(encoder, ViT) else 0

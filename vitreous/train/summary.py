@@ -43,6 +43,7 @@ def summarise(
         "steps": rows[-1]["step"],
     }
     told = account(job, folder, part, source, measured)
+    commands = next_commands(folder, job.config, job.data, job.task.saved_whole)
     if job.world.first:
         with atomic_file(folder / "metrics.json") as aside:
             aside.write_text(json.dumps(metrics, indent=2))
@@ -54,20 +55,20 @@ def summarise(
             config={"run": to_dict(job.config), "model": to_dict(job.state.model.config)},
             unreadable=unreadable,
             defaults_chosen=notes,
-            next_commands=next_commands(folder, job.config, job.data),
+            next_commands=commands,
             **told.parts,
         )
         path = write_report(folder, report)
         console.print(f"\n{part} {told.sentence}, after {duration(seconds)}")
         _say_unreadable(console, unreadable)
         console.print(f"report: {path}\n\nTry next:")
-        for line in next_commands(folder, job.config, job.data):
+        for line in commands:
             console.print(f"  {line}")
     job.world.wait()
     return metrics
 
 
-def next_commands(folder: Path, config: TrainConfig, data: DataSet) -> list[str]:
+def next_commands(folder: Path, config: TrainConfig, data: DataSet, classifier: bool = True) -> list[str]:
     """Ready to be typed: with a picture there is, and with the same split as in training."""
     best, source = shlex.quote(str(folder / "best")), data.val.source if isinstance(data.val, Subset) else data.val
     picture = "PICTURE.jpg"
@@ -83,7 +84,7 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet) -> list[str]
             f"vitreous eval {best} --data {shlex.quote(config.data)}{''.join(said)}{ignored}",
             f"vitreous explain {best} {picture} --out {shlex.quote(str(folder / 'explained'))}",
         ]
-    if config.task != "classify":
+    if config.task != "classify" or not classifier:
         # Pictures that need no classes here may have none; the next steps need some.
         labelled = shlex.quote(config.data) + "".join(said) if len(data.classes) > 1 else "FOLDER_OF_CLASSES"
         return [

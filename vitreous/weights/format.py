@@ -73,7 +73,7 @@ class Inference:
 
     def prepare(self, reason: str, how: Preprocessing) -> None:
         """What is probably done to pictures. Published numbers are for three channels: others get their mean."""
-        if self.overrides.get("channels", self.fields["channels"]) != 3 and len(how.mean) == 3:
+        if self.fields["channels"] != 3 and len(how.mean) == 3:
             mean, std = ((sum(numbers) / 3,) for numbers in (how.mean, how.std))
             how, reason = dataclasses.replace(how, mean=mean, std=std), f"{reason}, the mean of three channels for each"
         self.assume(reason, preprocessing=how)

@@ -13,6 +13,7 @@ from vitreous.weights.lucidrains import Lucidrains
 from vitreous.weights.mae import Mae
 from vitreous.weights.paddle import Paddle
 from vitreous.weights.paddlevit import PaddleViT
+from vitreous.weights.refusal import shown
 from vitreous.weights.tensors import BadCheckpoint
 from vitreous.weights.timm import Timm
 from vitreous.weights.torchvision import Torchvision
@@ -53,11 +54,11 @@ def format_named(name: str) -> Format:
 
 # Tensors by which models are known that have no counterpart here.
 STRANGERS = {
-    r"(.*\.)?embeddings\.(class_embedding|patch_embedding\.weight)": "a tower of CLIP or SigLIP (transformers)",
-    r"(.*\.)?embeddings\.patch_embeddings\.weight": "DINOv3 (transformers), whose queries and keys are rotated",
-    r"(.*\.)?visual\.conv1\.weight": "CLIP (OpenAI, open_clip), which has a norm before the first block",
-    r"(.*\.)?layers\.0\.blocks\.0\..*": "a Swin Transformer",
-    r"(.*\.)?layer1\.0\.conv1\.weight": "a ResNet",
+    r"(^|\.)embeddings\.(class_embedding|patch_embedding\.weight)$": "a tower of CLIP or SigLIP (transformers)",
+    r"(^|\.)embeddings\.patch_embeddings\.weight$": "DINOv3 (transformers), whose queries and keys are rotated",
+    r"(^|\.)visual\.conv1\.weight$": "CLIP (OpenAI, open_clip), which has a norm before the first block",
+    r"(^|\.)layers\.0\.blocks\.0\.": "a Swin Transformer",
+    r"(^|\.)layer1\.0\.conv1\.weight$": "a ResNet",
 }
 
 
@@ -67,7 +68,7 @@ def detect(found: Found) -> Format:
         if format.recognises(found):
             return format
     stranger = _stranger(found)
-    names = ", ".join(list(found.tensors)[:4])
+    names = ", ".join(shown(name) for name in list(found.tensors)[:4])
     raise BadCheckpoint(
         f"{found.path} is {stranger or 'of no known format'}; its {len(found.tensors)} tensors are called {names}, ... "
         f"(known: {', '.join(NAMES)})"
@@ -79,6 +80,6 @@ def _stranger(found: Found) -> str:
     for key, system in (("model_type", "transformers"), ("architecture", "timm")):
         if isinstance(name := found.config.get(key), str) and name not in FAMILIES:
             return f"{name!r:.80} of {system} ({key} in config.json), which has no counterpart here"
-    kinds = (kind for mark, kind in STRANGERS.items() if any(re.fullmatch(mark, name) for name in found.tensors))
+    kinds = (kind for mark, kind in STRANGERS.items() if any(re.search(mark, name) for name in found.tensors))
     kind = next(kinds, "")
     return f"{kind}, which has no counterpart here" if kind else ""

@@ -8,6 +8,7 @@ recognise behind one of them is the model.
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from vitreous.weights.refusal import shown
 from vitreous.weights.tensors import BadCheckpoint
 from vitreous.weights.wrappers import AVERAGED_MODULES
 
+MOST_TENSORS = 10_000  # that it is worth looking for a model among
 DEEPEST = 6  # parts of a name that may be before a model's own
 BASES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # what transformers calls a model in one with a head
 OURS = "encoder.blocks.0.attention_norm.weight"
@@ -28,14 +30,14 @@ def model_in(found: Found) -> Found:
 
     All of it, where its names are known as they are, and where nothing in it is known.
     """
-    if found.config or _is_known(found):
+    if _is_known(found) or len(found.tensors) > MOST_TENSORS:
         return found
     parts = _parts(found.tensors)
     known = _outermost(prefix for prefix, part in parts.items() if _is_known(dataclasses.replace(found, tensors=part)))
     if not known:
         _check_not_ours(found)
         return found
-    prefix = _chosen(known, found)
+    prefix = _chosen({prefix: parts[prefix] for prefix in known}, found.path)
     left_out = _summary([name for name in found.tensors if not name.startswith(prefix)], prefix)
     inside = (*found.inside, prefix.rstrip(".")) if left_out else found.inside
     return dataclasses.replace(found, tensors=parts[prefix], inside=inside, left_out=left_out)
@@ -74,15 +76,17 @@ def _outermost(prefixes: Iterable[str]) -> list[str]:
     return kept
 
 
-def _chosen(prefixes: list[str], found: Found) -> str:
-    """The only one, or the only one that is averaged."""
+def _chosen(models: Mapping[str, Mapping[str, Tensor]], path: Path) -> str:
+    """The only one, or the average of another one. A teacher of another shape is not the average of its student."""
+    prefixes = list(models)
     averaged = [prefix for prefix in prefixes if not set(prefix.split(".")).isdisjoint(AVERAGED_MODULES)]
-    for choice in (prefixes, averaged):
+    shapes = [{name: tensor.shape for name, tensor in model.items()} for model in models.values()]
+    for choice in (prefixes, averaged if all(one == shapes[0] for one in shapes) else []):
         if len(choice) == 1:
             return choice[0]
     listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
     raise BadCheckpoint(
-        f"{found.path} holds {len(prefixes)} models, {listed}{', ...' if len(prefixes) > 4 else ''}: "
+        f"{path} holds {len(prefixes)} models, {listed}{', ...' if len(prefixes) > 4 else ''}: "
         "save the one that you mean by itself"
     )
 

@@ -1,16 +1,22 @@
 """Whether a model is what its config says. A checkpoint is built from the config again, and nothing else comes back."""
 
-from typing import Any
+from collections.abc import Mapping
+
+from torch import nn
 
 from vitreous.model.blank import build_blank
 from vitreous.model.kinds import AnyModel
+
+RECOMPUTED = "._checkpoint_wrapped_module"  # what torch's activation checkpointing adds to names
 
 
 def check_not_swapped(model: AnyModel) -> None:
     """Refuse a model with a part that was put in by hand, and name it.
 
+    Parts are compared by their class, by what they print of themselves (as a GELU its approximation, and a norm its
+    eps) and by their tensors. Numbers that were set by hand in a part of ours are not seen.
+
     >>> import vitreous
-    >>> from torch import nn
     >>> model = vitreous.create("ViT-Ti/16")
     >>> check_not_swapped(model)
     >>> model.encoder.blocks[3].mlp.activation = nn.ReLU()
@@ -18,27 +24,38 @@ def check_not_swapped(model: AnyModel) -> None:
     ...     check_not_swapped(model)
     ... except ValueError as error:
     ...     print(str(error).partition(": ")[0])
-    encoder.blocks.3.mlp.activation is ReLU, but the config says GELU
+    encoder.blocks.3.mlp.activation is ReLU(), but the config says GELU(approximate='tanh')
     """
     blank: AnyModel = build_blank(model.config)
-    for describe in (_kinds, _shapes):
-        here, said = describe(model), describe(blank)
-        for name in dict.fromkeys((*said, *here)):
-            if here.get(name) != said.get(name):
-                raise ValueError(
-                    f"{name} is {_shown(here.get(name))}, but the config says {_shown(said.get(name))}: a checkpoint "
-                    "is built from the config, and would come back without this. Keep model.state_dict() yourself, or "
-                    "give the part a kind of its own in the config (docs/architecture.md)"
-                )
+    parts, known = _parts(model), _parts(blank)
+    for name in known:  # a part that is none of these and has no tensors, such as a loss, is nobody's loss
+        _check_same(name, parts, known)
+    shapes, wanted = _shapes(model), _shapes(blank)
+    for name in (*wanted, *shapes):
+        _check_same(name, shapes, wanted)
 
 
-def _kinds(model: AnyModel) -> dict[str, Any]:
-    return {name: type(part) for name, part in model.named_modules() if name}
+def _check_same(name: str, here: Mapping[str, str], said: Mapping[str, str]) -> None:
+    missing = "not there"
+    if here.get(name, missing) != said.get(name, missing):
+        raise ValueError(
+            f"{name} is {here.get(name, missing)}, but the config says {said.get(name, missing)}: a checkpoint is "
+            "built from the config, and would come back without this. Merge it (LoRA), keep model.state_dict() "
+            "yourself, or give it a kind of its own in the config (docs/architecture.md)"
+        )
 
 
-def _shapes(model: AnyModel) -> dict[str, Any]:
-    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+def _parts(model: AnyModel) -> dict[str, str]:
+    return {name.replace(RECOMPUTED, ""): _words(part) for name, part in model.named_modules() if name}
 
 
-def _shown(value: Any) -> str:
-    return "not there" if value is None else value.__name__ if isinstance(value, type) else str(value)
+def _words(part: nn.Module) -> str:
+    """As it prints itself, with the module of a class that is neither torch's own nor ours."""
+    kind = type(part)
+    usual = kind.__module__.startswith(("vitreous.", "torch.nn.modules."))
+    name = kind.__name__ if usual else f"{kind.__module__}.{kind.__name__}"
+    return name if isinstance(part, nn.Dropout) else f"{name}({part.extra_repr()})"
+
+
+def _shapes(model: AnyModel) -> dict[str, str]:
+    return {name: str(list(tensor.shape)) for name, tensor in model.state_dict().items()}

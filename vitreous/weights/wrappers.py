@@ -16,7 +16,9 @@ from vitreous.weights.refusal import shown
 from vitreous.weights.tensors import BadCheckpoint
 
 # Averaged weights, which are taken before others; of these, those that are usual names of modules too.
-AVERAGED_MODULES = ("model_ema", "ema_model", "ema", "teacher", "averaged_model")
+AVERAGED_MODULES = (
+    *("model_ema", "ema_model", "ema", "teacher", "averaged_model", "target_encoder", "momentum_encoder"),
+)
 AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema_model_state_dict", *AVERAGED_MODULES)
 WRAPPERS = (
     *AVERAGED,
@@ -24,6 +26,7 @@ WRAPPERS = (
     *("params", "target"),  # flax's
     *("backbone", "encoder", "student"),
 )
+LONGEST_NAME = 500
 FLAX = ("opt/target/", "params/")  # the same, where nested names became one
 # Of torch.compile, of activation checkpointing and of FSDP, wherever they were applied.
 WORDS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
@@ -40,6 +43,8 @@ def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...
     tensors: dict[str, Tensor] = {}
     for key, item in held[0].items():
         if isinstance(item, Tensor):
+            if len(str(key)) > LONGEST_NAME:
+                raise BadCheckpoint(f"{path} has a tensor with a name of {len(str(key)):,} letters: {shown(key)}")
             name = WORDS.sub("", str(key))
             if name in tensors:
                 raise BadCheckpoint(f"{path} has {shown(name)} twice, once as {shown(key)}")
