@@ -19,7 +19,7 @@ from vitreous.weights.refusal import shown
 from vitreous.weights.tensors import BadCheckpoint
 from vitreous.weights.wrappers import AVERAGED_MODULES
 
-MOST_TENSORS = 10_000  # that it is worth looking for a model among
+MOST_TENSORS = 5_000  # that it is worth looking for a model among
 DEEPEST = 6  # parts of a name that may be before a model's own
 BASES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # what transformers calls a model in one with a head
 OURS = "encoder.blocks.0.attention_norm.weight"
