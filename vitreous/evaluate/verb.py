@@ -5,8 +5,6 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from vitreous.model.checks import fail
-
 
 def evaluate(
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
@@ -59,33 +57,9 @@ def evaluate(
         json: Print JSON instead of tables.
         out: Write the JSON to a file as well.
     """
-    from vitreous.evaluate.checkpoint import evaluate_classifier, print_evaluation
-    from vitreous.evaluate.probe import print_probe, probe_checkpoint
-    from vitreous.evaluate.segment_checkpoint import evaluate_segmenter, print_segmentation
+    from vitreous.evaluate.command import Probing, evaluate_files
     from vitreous.evaluate.setting import Setting
-    from vitreous.model.segmenter import Segmenter
-    from vitreous.weights.load import load
 
-    for name, value, usual, used, use in (
-        ("features", features, "pooled", probe is not None, "--probe"),
-        ("cache", cache, None, probe is not None, "--probe"),
-        ("neighbours", neighbours, (20,), probe == "knn", "--probe knn"),
-        ("shots", shots, (), probe == "fewshot", "--probe fewshot"),
-        ("ignore", ignore, (), probe is None, "a segmenter and no --probe"),
-    ):
-        if value != usual and not used:
-            fail(name, value, f"left out, or used with {use}")
     setting = Setting(part, image_size, data_root, val_fraction, seed, batch_size, device, precision, workers, flip)
-    if probe is not None:
-        probed = probe_checkpoint(
-            checkpoint, data, probe, setting, features=features, cache=cache, neighbours=neighbours, shots=shots
-        )
-        print_probe(probed, json, out)
-        return
-    model = load(checkpoint, image_size=image_size or None)
-    if isinstance(model, Segmenter):
-        print_segmentation(*evaluate_segmenter(model, data, setting, ignore), json, out)
-        return
-    if ignore:
-        fail("ignore", " ".join(ignore), "left out for a classifier: it leaves out classes of pixels")
-    print_evaluation(*evaluate_classifier(model, data, setting), json, out)
+    probing = Probing(features, cache, neighbours, shots)
+    evaluate_files(checkpoint, data, setting, probe, probing, ignore, json, out)

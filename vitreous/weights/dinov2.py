@@ -30,13 +30,13 @@ class DinoV2(Format):
     dropped = ("mask_token", r"(dino|ibot)_head\..*")
 
     def recognises(self, found: Found) -> bool:
-        names = _without_wrappers(found)
-        mask = names.get("mask_token")
-        theirs = "register_tokens" in names or (mask is not None and mask.ndim == 2)
-        return theirs and "patch_embed.proj.weight" in names
+        mask = found.tensors.get("mask_token")
+        theirs = "register_tokens" in found.tensors or (mask is not None and mask.ndim == 2)
+        return theirs and "patch_embed.proj.weight" in found.tensors
 
     def normalise(self, found: Found) -> Found:
-        return Found(found.path, _without_wrappers(found), found.config)
+        """Training may wrap blocks in chunks: blocks.{chunk}.{i}, i counted through."""
+        return Found(found.path, renamed(found.tensors, [(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")]), found.config)
 
     def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
         infer_timm(found, guess, image_size, NAMES, entries=True)
@@ -70,11 +70,3 @@ class DinoV2(Format):
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
         write_file(tensors, path)
-
-
-def _without_wrappers(found: Found) -> dict[str, Tensor]:
-    """Under the names of the backbone alone, its blocks not in chunks.
-
-    Training keeps the backbone beside its heads, and may wrap blocks in chunks: blocks.{chunk}.{i}, i counted through.
-    """
-    return renamed(found.tensors, [(r"^backbone\.", ""), (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")])

@@ -27,6 +27,7 @@ from vitreous.weights.tensors import write_tensors
 from vitreous.weights.timm_layout import with_registers
 
 PATCHES = "embeddings.patch_embeddings.projection"
+BASES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # how a model with a head calls the one without
 
 # Version 5's names in memory, as version 4 and the files have them. The MLP of DINOv2 has kept its names.
 RENAMED = [
@@ -97,11 +98,8 @@ class HuggingFace(Format):
 
 
 def _base(found: Found) -> str | None:
-    """What stands before the names of the base model: "vit.", "dinov2.", ..., or nothing."""
-    for name in found.tensors:
-        if name.endswith(f"{PATCHES}.weight"):
-            return name.removesuffix(f"{PATCHES}.weight")
-    return None
+    """What stands before the names of the base model."""
+    return next((base for base in BASES if f"{base}{PATCHES}.weight" in found.tensors), None)
 
 
 def _gates_packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,14 +14,12 @@ from torch import Tensor
 
 from vitreous.weights.format import Found
 from vitreous.weights.formats import FOREIGN
-from vitreous.weights.huggingface import PATCHES
 from vitreous.weights.refusal import shown
 from vitreous.weights.tensors import BadCheckpoint
 from vitreous.weights.wrappers import AVERAGED_MODULES
 
 MOST_TENSORS = 5_000  # that it is worth looking for a model among
 DEEPEST = 6  # parts of a name that may be before a model's own
-BASES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # what transformers calls a model in one with a head
 OURS = "encoder.blocks.0.attention_norm.weight"
 
 
@@ -44,14 +42,7 @@ def model_in(found: Found) -> Found:
 
 
 def _is_known(found: Found) -> bool:
-    names = found.tensors.keys()
-    for format in FOREIGN:
-        if format.recognises(found):
-            # These two look for their names behind others too, but not for whatever else lies there.
-            if format.name == "huggingface":
-                return any(f"{base}{PATCHES}.weight" in names for base in BASES)
-            return format.name != "dinov2" or "patch_embed.proj.weight" in names
-    return False
+    return any(format.recognises(found) for format in FOREIGN)
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
