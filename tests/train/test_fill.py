@@ -16,6 +16,7 @@ from vitreous.data.loader import Batch
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.masked import MaskedAutoencoder
+from vitreous.model.presets import configure
 from vitreous.train.config import Augment, Masking, Optim, TrainConfig
 from vitreous.train.fill import FillIn, Losses
 from vitreous.train.run import train
@@ -126,19 +127,31 @@ def test_only_visible_patches_cost_the_encoder(small: ViTConfig) -> None:
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14"])
 def test_the_decoder_is_light_beside_the_encoder(name: str) -> None:
-    """Less than a tenth of its work on a token, as in MAE; in blocks, work is proportional to weights."""
+    """Less than a twentieth of its work on a token, in MAE a tenth; in blocks, work is proportional to weights."""
     with torch.device("meta"):
         module = FillIn(vitreous.create(name, num_classes=0), "mae", Masking(), Augmentation(), seed=0).module()
     assert isinstance(module, MaskedAutoencoder)
     decoder, encoder = (
         sum(weight.numel() for weight in blocks.parameters()) for blocks in (module.blocks, module.encoder.encoder)
     )
-    assert 0.03 < decoder / encoder < 0.1
+    assert 0.02 < decoder / encoder < 0.05
 
 
-def test_beside_a_vit_l_the_decoder_is_that_of_mae() -> None:
+@pytest.mark.parametrize(
+    ("depth", "width", "expected"),
+    [(1, 192, (1, 96)), (7, 256, (2, 128)), (12, 768, (2, 384)), (24, 1024, (4, 512)), (60, 1280, (8, 512))],
+)
+def test_the_decoder_grows_with_the_encoder(depth: int, width: int, expected: tuple[int, int]) -> None:
     with torch.device("meta"):
-        module = FillIn(vitreous.create("ViT-L/16"), "mae", Masking(), Augmentation(), seed=0).module()
+        encoder = build_vit(configure("ViT-B/16", 0, 32, {"depth": depth, "width": width, "num_heads": 4}))
+        module = FillIn(encoder, "mae", Masking(), Augmentation(crop="none"), seed=0).module()
+    assert isinstance(module, MaskedAutoencoder)
+    assert (len(module.blocks), module.embed.out_features) == expected
+
+
+def test_beside_a_vit_l_the_decoder_can_be_that_of_mae() -> None:
+    with torch.device("meta"):
+        module = FillIn(vitreous.create("ViT-L/16"), "mae", Masking(decoder_depth=8), Augmentation(), seed=0).module()
     assert isinstance(module, MaskedAutoencoder)
     attention = module.blocks[0].attention
     assert (len(module.blocks), module.embed.out_features, attention.num_heads) == (8, 512, 16)

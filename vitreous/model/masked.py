@@ -32,7 +32,7 @@ class Filled(NamedTuple):
 
     losses: Float[Tensor, "b"]
     hidden: Bool[Tensor, "b n"]
-    patches: Float[Tensor, "b n p"]  # in the units of the input
+    patches: Float[Tensor, "b n p"]  # in the units of the input; to be looked at, without gradients
 
 
 # ---- Masked patch prediction (appendix B.1.2) ------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class MaskedPatchPrediction(nn.Module):
         truth = cut(unit, self.encoder.config.patch_size)
         losses, believed = self._compare(answers, truth)
         weights = hidden.float()
-        return Filled((losses * weights).sum(1) / weights.sum(1).clamp(min=1), hidden, believed)
+        return Filled((losses * weights).sum(1) / weights.sum(1).clamp(min=1), hidden, believed.detach())
 
     def corrupt(
         self, patches: Float[Tensor, "b n d"], draws: Float[Tensor, "b 3 n"]
@@ -160,7 +160,7 @@ class MaskedAutoencoder(nn.Module):
         hidden = torch.ones(draws.shape, dtype=torch.bool, device=images.device).scatter_(1, features.kept, False)
         errors = ((painted.float() - (truth - mean) / deviation) ** 2).mean(-1)
         losses = (errors * hidden).sum(1) / hidden.sum(1)
-        return Filled(losses, hidden, painted.float() * deviation + mean)
+        return Filled(losses, hidden, painted.detach().float() * deviation + mean)
 
     def decode(self, features: Features, kept: Int[Tensor, "b k"]) -> Float[Tensor, "b n p"]:
         """All patches painted, from the features of the few that were seen."""

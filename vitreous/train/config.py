@@ -75,7 +75,7 @@ class TrainConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How torchrun's processes share the work."""
     compile: bool = False
-    """Compile the model; quicker after a minute."""
+    """Compile the training step's model; quicker after a minute."""
     checkpoint_blocks: bool = False
     """Recompute blocks in the backward pass, to save memory."""
 

@@ -125,7 +125,7 @@ class Masking:
     decoder_width: int | None = None
     """Of mae; half of the encoder's where left out, 512 at most."""
     decoder_depth: int | None = None
-    """Of mae; a third of the encoder's where left out, 8 blocks at most."""
+    """Of mae; a sixth of the encoder's where left out, from 2 to 8 blocks. More help features that stay frozen."""
 
     def check(self) -> None:
         if self.mask_rate is not None and not 0 < self.mask_rate < 1:

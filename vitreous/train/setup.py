@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from vitreous.data.config import Augmentation
 from vitreous.data.loader import (
@@ -88,9 +89,8 @@ def set_up(config: TrainConfig, data: DataSet, world: World, make_task: MakeTask
         if not isinstance(encoder, ViT):
             fail("checkpoint_blocks", True, "left out for a model without blocks")
         encoder.encoder.recompute = True
-    if config.compile:
-        module.compile()
     wrapped = parallelise(module, world, config.parallel)
+    call = compiled(wrapped, config, world, make_task is None) if config.compile else wrapped
     optimizers = build_optimizers(module, config.optim, depth)
     ema = Ema(model, config.optim.ema) if config.optim.ema is not None else None
     steps_per_epoch = len(data.train) // place.batch_size
@@ -101,7 +101,7 @@ def set_up(config: TrainConfig, data: DataSet, world: World, make_task: MakeTask
         world,
         task,
         State(model, module, optimizers, ema),
-        Stepper(task, wrapped, optimizers, world, dtype_of(config, world), config.accumulate, config.optim.clip),
+        Stepper(task, wrapped, call, optimizers, world, dtype_of(config, world), config.accumulate, config.optim.clip),
         build_loader(config, data.train, model, world, place),
         steps_per_epoch,
         total,
@@ -153,6 +153,17 @@ def build_loader(config: TrainConfig, source: Source, model: AnyModel, world: Wo
         held = hold(reader, world.device)
         return ResidentLoader(held.images, held.labels, config.seed, place, augmentation.repeats, held.masks)
     return StreamLoader(reader, place, config.workers or 0, world.device)
+
+
+def compiled(module: nn.Module, config: TrainConfig, world: World, called_once: bool) -> nn.Module:
+    """The module, compiled; its thousand kernels are launched as one graph where the results may lie in fixed places.
+
+    A GPU waits for a host that launches them one by one where a step is short. But what a graph puts out is overwritten
+    when it runs again, so gradients must not outlive one pass, nor be gathered by others, and a task that is not ours
+    may call its module as often as it likes.
+    """
+    fixed = world.device.type == "cuda" and not world.many and config.accumulate == 1 and called_once
+    return torch.compile(module, mode="reduce-overhead" if fixed else None)  # type: ignore[return-value]
 
 
 def dtype_of(config: TrainConfig, world: World) -> torch.dtype:

@@ -22,19 +22,24 @@ class StepResult:
 
 
 class Stepper:
-    """What stays the same from step to step."""
+    """What stays the same from step to step.
+
+    `call` is what computes: the module itself, or the module compiled. Everything but a step uses `module`, for which
+    nothing is compiled again because a batch is smaller or gradients are not asked for.
+    """
 
     def __init__(
         self,
         task: Task,
         module: nn.Module,
+        call: nn.Module,
         optimizers: Optimizers,
         world: World,
         precision: torch.dtype,
         accumulate: int = 1,
         clip: float = 0.0,
     ):
-        self.task, self.module, self.optimizers, self.world = task, module, optimizers, world
+        self.task, self.module, self.call, self.optimizers, self.world = task, module, call, optimizers, world
         self.precision, self.accumulate, self.clip = precision, accumulate, clip
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
         self.weights = [weight for weight in module.parameters() if weight.requires_grad]
@@ -49,7 +54,7 @@ class Stepper:
         for i, chunk in enumerate(chunks):
             with synchronise(self.module, i == len(chunks) - 1):
                 with self._autocast():
-                    loss, right = self.task.loss(self.module, chunk)
+                    loss, right = self.task.loss(self.call, chunk)
                 torch.autograd.backward(self.scaler.scale(loss * self.world.size / total))
             loss_sum += loss.detach()
             right_sum += right.detach()
