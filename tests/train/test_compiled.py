@@ -77,6 +77,7 @@ def test_nothing_is_compiled_unless_asked(tmp_path: Path, compiled: list[Any]) -
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("task", "accumulate"), [("classify", 1), ("classify", 2), ("mae", 1), ("mpp", 1)])
 def test_a_compiled_run_learns_the_same(task: str, accumulate: int, tmp_path: Path) -> None:
     losses = {}
