@@ -209,7 +209,7 @@ def test_the_decoder_is_what_was_asked_for_then_the_checkpoints_then_one_finer_t
     assert model.decoder == decoder
 
 
-@pytest.mark.parametrize("task", ["classify", "mae"])
+@pytest.mark.parametrize("task", ["classify", "mpp"])
 def test_only_a_segmenter_has_a_decoder_to_choose(task: Any, checkpoints: dict[str, Path]) -> None:
     for start in ({}, {"init": checkpoints["mask"]}):
         found = chosen(task=task, **start)

@@ -16,7 +16,8 @@ from vitreous.model.cost import cost
 from vitreous.model.presets import configure
 from vitreous.model.segmenter import LinearDecoder, SegmenterConfig
 from vitreous.train.config import Augment, Optim, TrainConfig
-from vitreous.train.defaults import choose, fitting_batch, free_folder
+from vitreous.train.defaults import choose, free_folder
+from vitreous.train.memory import fitting_batch
 from vitreous.weights.load import describe
 
 

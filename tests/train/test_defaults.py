@@ -14,7 +14,8 @@ from vitreous.model.cost import cost
 from vitreous.model.presets import create
 from vitreous.train import defaults
 from vitreous.train.config import Augment, Optim, Segmenting, TrainConfig
-from vitreous.train.defaults import choose, fitting_batch, free_folder
+from vitreous.train.defaults import choose, free_folder
+from vitreous.train.memory import fitting_batch
 from vitreous.train.start import build_model
 from vitreous.weights.load import save
 

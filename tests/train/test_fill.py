@@ -13,11 +13,13 @@ import vitreous
 from train_runs import finish, tiny
 from vitreous.data.config import Augmentation
 from vitreous.data.loader import Batch
+from vitreous.data.open import open_data
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.masked import MaskedAutoencoder
 from vitreous.model.presets import configure
 from vitreous.train.config import Augment, Masking, Optim, TrainConfig
+from vitreous.train.defaults import choose
 from vitreous.train.fill import FillIn, Losses
 from vitreous.train.run import train
 from vitreous.weights.native import load_folder
@@ -165,3 +167,24 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a ViT for --task mae"):
         train(tiny(tmp_path / "x", task="mae", model="BiT-R50x1", set=("channels=1",), image_size=(32,), dropout=None,
                    stochastic_depth=None))  # fmt: skip
+
+
+def test_the_decoder_is_chosen_aloud_and_kept_in_the_config(tmp_path: Path) -> None:
+    """A later version may choose another one; a run that was begun keeps its own."""
+    data = open_data("digits", labelled=False)
+    said = filling(tmp_path, "mae", masking=Masking(decoder_depth=3))
+    chosen = choose(said, data, "cpu")
+    assert chosen.config.masking == Masking(decoder_width=32, decoder_depth=3)
+    assert [note for note in chosen.notes if "decoder" in note] == [
+        "--decoder-width 32: beside an encoder 32 wide and 2 deep"
+    ]
+    assert choose(filling(tmp_path, "mpp"), data, "cpu").config.masking == Masking()
+
+
+def test_a_run_whose_decoder_had_more_blocks_is_not_gone_on_with(tmp_path: Path) -> None:
+    train(filling(tmp_path, "mae", steps=1, masking=Masking(decoder_depth=2)))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["masking"]["decoder_depth"], config["steps"] = 1, 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"has no place for 64 of its tensors, such as weights\.blocks\.1"):
+        train(TrainConfig(data="", out=tmp_path, resume=True))

@@ -90,15 +90,20 @@ def load(folder: Path, state: State, world: World) -> Progress:
     world.wait()
     progress = Progress(**json.loads((folder / "progress.json").read_text()))
     state.optimizers.create_state()
+    reader, tensors = HuggingFaceStorageReader(str(folder / "training")), state.tensors()
     try:
         with _quiet():
-            load_shards(state.tensors(), storage_reader=HuggingFaceStorageReader(str(folder / "training")))
+            load_shards(tensors, storage_reader=reader)
     except CheckpointException as error:
         [(reason, _), *_] = error.failures.values()
         raise ValueError(
             f"{folder} cannot be gone on with: {str(reason).splitlines()[0]} (a run of a task of your own needs its "
             "make_task again)"
         ) from error
+    if left := sorted(reader.read_metadata().state_dict_metadata.keys() - tensors.keys()):
+        raise ValueError(
+            f"{folder} cannot be gone on with: this run has no place for {len(left)} of its tensors, such as {left[-1]}"
+        )
     return progress
 
 

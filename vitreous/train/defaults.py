@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from vitreous.data.config import Augmentation
 from vitreous.data.decode import UnreadableImage, size_of
@@ -20,11 +19,13 @@ from vitreous.data.source import DataSet, Source
 from vitreous.data.split import plural
 from vitreous.model.checks import BadValue
 from vitreous.model.codec import parse_fields
+from vitreous.model.config import ViTConfig
 from vitreous.model.kinds import AnyConfig
 from vitreous.model.presets import configure
 from vitreous.model.segmenter import SegmenterConfig
 from vitreous.threads import cores
 from vitreous.train.config import Augment, TrainConfig
+from vitreous.train.memory import fitting_batch, free_memory
 from vitreous.train.start import model_config
 from vitreous.weights.load import describe
 
@@ -64,6 +65,7 @@ def choose(config: TrainConfig, data: DataSet, device: str, processes: int = 1) 
     choices.model()
     choices.image_size()
     choices.decoder()
+    choices.light_decoder()
     choices.batch_size()
     choices.augmentation()
     choices.length()
@@ -139,6 +141,20 @@ class _Choices:
         if how.decoder is None and isinstance(self.start, SegmenterConfig):
             self.notes.append(f"the decoder: {self.start.decoder}, as the checkpoint has it")
 
+    def light_decoder(self) -> None:
+        """Of MAE."""
+        if self.config.task != "mae":
+            return
+        model, said = model_config(self.config, self.start, self.data), self.config.masking
+        if not isinstance(model, ViTConfig):  # it has no patches to hide, which is said when the task is built
+            return
+        width, depth = said.decoder_beside(model)
+        reason = f"beside an encoder {model.width} wide and {model.depth} deep"
+        self.notes += [f"--decoder-width {width}: {reason}"] if said.decoder_width is None else []
+        self.notes += [f"--decoder-depth {depth}: {reason}"] if said.decoder_depth is None else []
+        light = dataclasses.replace(said, decoder_width=width, decoder_depth=depth)
+        self.config = dataclasses.replace(self.config, masking=light)
+
     def batch_size(self) -> None:
         if isinstance(self.config.batch_size, int):
             return
@@ -205,29 +221,6 @@ def typical_side(source: Source, looks: int = 25) -> int:
     if not sides:
         raise ValueError(f"none of {min(looks, len(source))} pictures can be read, such as {source.name(0)}")
     return int(np.median(sides))
-
-
-def fitting_batch(model: AnyConfig, memory: int) -> int:
-    """The largest power of two whose activations take at most half of the memory, up to 4096.
-
-    >>> from vitreous.model.config import ViTConfig
-    >>> fitting_batch(ViTConfig(), memory=16 << 30)
-    64
-    """
-    from vitreous.model.cost import cost
-
-    kept = cost(model).activation_bytes
-    if isinstance(model, SegmenterConfig):  # the loss keeps the scores of every pixel, and their softmax
-        kept += 2 * 4 * model.num_classes * math.prod(model.image_size)
-    return 1 << min(max(memory // (2 * kept), 1), 4096).bit_length() - 1
-
-
-def free_memory(device: str) -> int:
-    """In bytes, for this process, on the device that the run will use."""
-    if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
-    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // sharing
 
 
 def _tiled(fits: Callable[[int], object], pixels: int) -> int:

@@ -60,12 +60,8 @@ class FillIn(Task):
         with next(self.encoder.parameters()).device:
             if self.kind == "mpp":
                 return MaskedPatchPrediction(self.encoder, self.masking.mpp_target, 0.5 if rate is None else rate)
-            # Half the width and a sixth of the depth: a twenty-fourth of the encoder's work on a token, and it has four
-            # times as many. Beside a ViT-L, MAE's own is 512 wide and 8 deep; with 2 or 4 blocks its authors found
-            # fine-tuning the same (84.9 %, table 1a), while a linear probe wants more (70.0, 71.9, 73.5 %).
-            light = self.masking.decoder_width or min(max(config.width // 2 // 32, 1) * 32, 512)
-            depth = self.masking.decoder_depth or min(max(config.depth // 6, 2), config.depth, 8)
-            return MaskedAutoencoder(self.encoder, 0.75 if rate is None else rate, light, depth, max(light // 32, 1))
+            width, depth = self.masking.decoder_beside(config)
+            return MaskedAutoencoder(self.encoder, 0.75 if rate is None else rate, width, depth, max(width // 32, 1))
 
     def module(self) -> nn.Module:
         return self._module

@@ -7,6 +7,7 @@ from typing import Literal
 
 from vitreous.data.config import Augmentation
 from vitreous.model.checks import check_fraction, check_positive, check_real, check_whole, fail
+from vitreous.model.config import ViTConfig
 
 Optimizer = Literal["adamw", "sgd", "muon"]
 Schedule = Literal["cosine", "linear", "rsqrt", "constant"]
@@ -126,6 +127,20 @@ class Masking:
     """Of mae; half of the encoder's where left out, 512 at most."""
     decoder_depth: int | None = None
     """Of mae; a sixth of the encoder's where left out, from 2 to 8 blocks. More help features that stay frozen."""
+
+    def decoder_beside(self, encoder: ViTConfig) -> tuple[int, int]:
+        """Width and depth of MAE's decoder: those asked for, or light ones beside this encoder.
+
+        Half the width and a sixth of the depth: a twenty-fourth of the encoder's work on a token, and it has four times
+        as many. Beside a ViT-L, MAE's own is 512 wide and 8 deep; with 2 or 4 blocks its authors found fine-tuning the
+        same (84.9 %, table 1a), while a linear probe wants more (70.0, 71.9, 73.5 %).
+
+        >>> Masking().decoder_beside(ViTConfig(width=768, depth=12, num_heads=12))
+        (384, 2)
+        """
+        width = self.decoder_width or min(max(encoder.width // 2 // 32, 1) * 32, 512)
+        depth = self.decoder_depth or min(max(encoder.depth // 6, 2), encoder.depth, 8)
+        return width, depth
 
     def check(self) -> None:
         if self.mask_rate is not None and not 0 < self.mask_rate < 1:
