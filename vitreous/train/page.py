@@ -57,6 +57,7 @@ nav a { display: inline-block; margin-right: 1rem; text-decoration: none; white-
 .side { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; align-items: flex-start; }
 .side > * { max-width: 100%; }
 .scroll { overflow-x: auto; }
+.scroll + .scroll { margin-top: 1.2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding-bottom: 0.5rem; }
 th, td { padding: 0.3rem 1.2rem 0.3rem 0; border-bottom: 1px solid var(--line); text-align: right;
