@@ -99,7 +99,7 @@ def predict(
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGES...")],
     *,
-    top: int = 5,
+    top: int | None = None,
     image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
     flip: bool = False,
     batch_size: int = 32,
@@ -115,7 +115,7 @@ def predict(
     Args:
         checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
         images: Files, folders, globs, or - to read paths from standard input.
-        top: How many answers for each picture.
+        top: How many labels for each picture; 5 where left out.
         image_size: Another size than the checkpoint's; its positions are resampled.
         flip: Average with the mirror image.
         batch_size: Pictures at once.

@@ -150,7 +150,7 @@ def test_whoever_needs_no_labels_gets_all_pictures(tmp_path: Path, paths: list[s
     assert sorted(names) == sorted(path for path in paths if not path.startswith("masks"))
     assert len(data.val) == 2
     with (
-        pytest.raises(ValueError, match=r"no class folders|only class|one picture only|use --task segment")
+        pytest.raises(ValueError, match=r"no class folders|only class|one picture only|it is for segmenters")
         if ("loose.png" not in paths)
         else contextlib.nullcontext()
     ):

@@ -22,6 +22,9 @@ def listing(folder: Path, text: str) -> Path:
         ("0,sky\n255,sea\n", {0: "sky", 255: "sea"}),
         ("  background \n café\n", {0: "background", 1: "café"}),
         ("0 0\n1 1\n", {0: "0", 1: "1"}),
+        ("1. background\n2. bus stop\n", {1: "background", 2: "bus stop"}),
+        ("lane 1\nlane 2\n", {0: "lane 1", 1: "lane 2"}),
+        ("pet 1\nbackground\n", {0: "pet 1", 1: "background"}),
     ],
 )
 def test_lines_are_names_or_ids_and_names(text: str, expected: dict[int, str], tmp_path: Path) -> None:
@@ -38,6 +41,9 @@ def test_lines_are_names_or_ids_and_names(text: str, expected: dict[int, str], t
         ("0 cat\n1 cat\n", "has 'cat' more than once"),
         ("cat\ncat\n", "has 'cat' more than once"),
         ("0\n1\n", "line 1 is '0', a number without a name"),
+        ("pet 1\nbus stop 2\n", r"names before ids, as 'pet 1', but the id comes first: write '1 pet' \(or '0 pet 1'"),
+        ("pet,1\nsky,2\n", "write '1 pet'"),
+        ("sky : 0\n", "write '0 sky'"),
         ("70000 cat\n1 dog\n", "line 1 has the id 70000, but a PNG holds ids from 0 to 65535"),
     ],
 )

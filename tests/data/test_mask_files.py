@@ -68,6 +68,22 @@ def test_colours_are_no_ids(mode: str) -> None:
     assert len(colours_in(encoded(smooth(20, 20)), most=3)) == 3
 
 
+def test_grey_saved_as_rgb_keeps_its_levels() -> None:
+    ids = np.random.default_rng(1).integers(0, 256, (9, 8), dtype=np.uint8)
+    rgb = np.stack([ids] * 3, axis=-1)
+    opaque = np.concatenate([rgb, np.full((9, 8, 1), 255, np.uint8)], axis=-1)
+    for pixels in (rgb, opaque):
+        read = read_ids(encoded(pixels))
+        assert np.array_equal(read, ids)
+        assert read.dtype == np.uint8
+    tinted, clear = rgb.copy(), opaque.copy()
+    tinted[4, 4, 2] ^= 1
+    clear[4, 4, 3] = 0
+    for pixels in (tinted, clear):
+        with pytest.raises(ColouredMask, match="shows colours"):
+            read_ids(encoded(pixels))
+
+
 BROKEN = {
     "empty": (b"", "the file is empty"),
     "text": (b"<html>404</html>", "not a PNG file"),

@@ -68,7 +68,15 @@ BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         put("masks/a/0.png", Image.new("RGB", (16, 12), (128, 64, 0))),
         [
             "1 mask shows colours, as (128, 64, 0), but a mask holds class ids, as grey levels or as indices into "
-            "a palette: 'masks/a/0.png'"
+            "a palette: 'masks/a/0.png'; give each colour a number, and save the numbers as grey PNG"
+        ],
+    ),
+    "unlabelled": (
+        several(remove("classes.txt"), lambda root: (root / "classes.txt").write_text("1 sea\n3 border\n") and None),
+        [
+            "6 masks have ids that classes.txt does not list: 0 (in 6 masks); see 'masks/a/0.png', 'masks/a/2.png', "
+            "'masks/a/4.png' and 3 more; "
+            'if 0 means unlabelled, list it as "0 unlabelled" and give --ignore unlabelled'
         ],
     ),
     "JPEG masks": (
@@ -133,8 +141,49 @@ def test_two_colours_of_black_and_white_are_explained(tmp_path: Path) -> None:
         (tmp_path / f"masks/{i}.png").write_bytes(encoded(np.where(ids_of(i) == 1, 255, 0).astype(np.uint8)))
     with pytest.raises(ValueError, match=r"only '0' is left.*id 255 means 'ignored', unless classes.txt lists it"):
         open_masked(str(tmp_path))
+    (tmp_path / "classes.txt").write_text("background\nship\n")
+    with pytest.raises(
+        ValueError, match=r'only 0 and 255, which means ignored unless classes.txt lists it: "255 ship"'
+    ):
+        open_masked(str(tmp_path))
     (tmp_path / "classes.txt").write_text("0 background\n255 ship\n")
     assert open_masked(str(tmp_path)).mask_classes == ("background", "ship")
+
+
+@pytest.mark.parametrize("each", [list(range(101)), None], ids=["in one mask", "in all"])
+def test_masks_that_were_smoothed_are_told_by_their_many_ids(each: list[int] | None, tmp_path: Path) -> None:
+    for i in range(4):
+        write(tmp_path, str(i), i)
+        ids = np.resize(np.array(each or range(60 * i, 60 * i + 60), np.uint8), (12, 16))
+        (tmp_path / f"masks/{i}.png").write_bytes(encoded(ids))
+    found = "101" if each else "240"
+    with pytest.raises(ValueError, match=f"have {found} different ids.*look smoothed, or saved as JPEG.*classes.txt"):
+        open_masked(str(tmp_path))
+    (tmp_path / "classes.txt").write_text("".join(f"{i} c{i}\n" for i in range(250)))
+    assert len(open_masked(str(tmp_path)).mask_classes) == 250
+
+
+def test_as_many_ids_as_data_sets_have_classes_are_none_too_many(tmp_path: Path) -> None:
+    for i in range(4):
+        write(tmp_path, str(i), i)
+        (tmp_path / f"masks/{i}.png").write_bytes(
+            encoded(np.resize(np.arange(46 * i, 46 * i + 46, dtype=np.uint8), (12, 16)))
+        )
+    assert len(open_masked(str(tmp_path)).mask_classes) == 184
+
+
+@pytest.mark.parametrize("ending", ["jpg", "npy"])
+def test_a_test_part_with_masks_of_another_kind_is_not_left_out(ending: str, tmp_path: Path) -> None:
+    for part in ("train", "val", "test"):
+        write(tmp_path, f"{part}/0", 0)
+    (tmp_path / "masks/test/0.png").rename(tmp_path / f"masks/test/0.{ending}")
+    with pytest.raises(ValueError, match=r"1 of 3 pictures has no mask: 'images/test/0.jpg'") as caught:
+        open_masked(str(tmp_path))
+    assert ("1 mask not in PNG, which keeps ids as they are: 'masks/test/0.jpg'" in str(caught.value)) == (
+        ending == "jpg"
+    )
+    (tmp_path / f"masks/test/0.{ending}").rename(tmp_path / "masks/test/.hidden")
+    assert "images/test has no masks and is left out" in open_masked(str(tmp_path)).note
 
 
 def test_a_picture_turned_by_exif_is_as_large_as_it_is_upright(tmp_path: Path) -> None:

@@ -62,6 +62,31 @@ def test_the_same_picture_in_two_parts_is_a_leak(folder: Path, capsys: pytest.Ca
     assert "1 problem" in out
 
 
+def test_a_class_that_train_lacks_is_a_problem_with_its_share(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in range(6):
+        Image.fromarray(np.full((8, 8), 1, np.uint8)).save(folder / f"masks/train/{index}.png")
+    assert run_check(str(folder), None, None, as_json=True) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert record["problems"] == 1
+    assert record["mask_problems"][0].startswith("val has 'dog' (33.3% of its pixels), which no mask of train has")
+    run_check(str(folder), None, None, as_json=False)
+    out = capsys.readouterr().out
+    assert "val has 'dog' (33.3% of its pixels)" in out
+    assert "1 problem" in out
+
+
+def test_smoothed_masks_are_a_problem_and_no_table_of_grey_levels(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "classes.txt").unlink()
+    for index, path in enumerate(sorted((folder / "masks").glob("*/*.png"))):
+        Image.fromarray(((np.arange(64) + 25 * index) % 256).astype(np.uint8).reshape(8, 8)).save(path)
+    assert run_check(str(folder), None, None, as_json=False) == 1
+    out = capsys.readouterr().out
+    assert "they look smoothed" in out
+    assert len(out.splitlines()) < 5
+
+
 def test_a_folder_of_classes_has_no_masks(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "plain" / "cat").mkdir(parents=True)
     assert has_masks(folder)

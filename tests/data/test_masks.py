@@ -68,6 +68,36 @@ def test_other_words_for_the_two_folders(pictures: str, masks: str, tmp_path: Pa
     assert (len(data.train), len(data.val)) == (2, 1)
 
 
+def test_of_two_folders_that_mean_masks_the_one_with_pictures_is_taken(tmp_path: Path) -> None:
+    for i in range(4):
+        write(tmp_path, str(i), i, "JPEGImages", "SegmentationClass")
+    (tmp_path / "Annotations").mkdir()
+    (tmp_path / "Annotations/0.xml").write_text("<annotation/>")
+    assert len(open_masked(str(tmp_path)).train) == 3
+    (tmp_path / "Annotations/0.png").write_bytes(encoded(ids_of(0)))
+    with pytest.raises(ValueError, match="has 'Annotations', 'SegmentationClass', which mean the same: keep one"):
+        open_masked(str(tmp_path))
+
+
+def test_parts_with_a_year(tmp_path: Path) -> None:
+    for i, part in enumerate(("train2017", "val2017", "val2017", "val2017")):
+        write(tmp_path, f"{part}/{i}", i)
+    data = open_masked(str(tmp_path))
+    assert (len(data.train), len(data.val)) == (1, 3)
+
+
+def test_a_class_that_train_lacks_is_said(tmp_path: Path) -> None:
+    for i, part in enumerate(("train", "train", "val")):
+        write(tmp_path, f"{part}/{i}", i)
+    (tmp_path / "classes.txt").write_text("0 sky\n1 sea\n3 border\n5 ship\n")
+    assert "no mask of train" not in open_masked(str(tmp_path)).note
+    ids = ids_of(2)
+    ids[1] = 5
+    (tmp_path / "masks/val/2.png").write_bytes(encoded(ids))
+    assert "no mask of train has 'ship', which cannot be learned then" in open_masked(str(tmp_path)).note
+    assert "no mask of train" not in open_masked(str(tmp_path), ignore=("ship",)).note
+
+
 def test_parts_above_the_two_folders(tmp_path: Path) -> None:
     for i, part in enumerate(("train", "train", "valid")):
         write(tmp_path, str(i), i, f"{part}/images", f"{part}/masks")

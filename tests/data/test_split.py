@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitreous.data.source import ArraySource, Subset
-from vitreous.data.split import WHOLE, Found, arrange, label_problems, stratified
+from vitreous.data.split import WHOLE, Found, arrange, label_problems, part_name, stratified
 
 
 def source(*labels: int, classes: tuple[str, ...] = ("cat", "dog", "owl"), name: str = "x") -> ArraySource:
@@ -100,3 +100,21 @@ def test_what_is_wrong_with_labels(parts: dict, message: str) -> None:  # type: 
 
 def test_a_rare_class_may_be_lacking_in_val_where_a_table_says_so() -> None:
     assert not label_problems(Found("x", {"train": source(0, 1), "val": source(0)}))
+
+
+def test_a_part_may_carry_a_year_but_other_words_stay_what_they_are() -> None:
+    words = ["train2017", "Train_2017", "val-2017", "test2017", "validation1", "train", " TEST "]
+    assert [part_name(word) for word in words] == ["train", "train", "val", "test", "val", "train", "test"]
+    for word in (
+        "training_set",
+        "valley",
+        "test tube",
+        "2017",
+        "",
+        "2017train",
+        "train 2017",
+        "train2017b",
+        "train_",
+        "val__1",
+    ):
+        assert part_name(word) is None

@@ -15,9 +15,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from masked_folders import folder
 from vitreous.infer import Predictor
 from vitreous.infer.command import embed_files, predict_files
 from vitreous.model.build import build
+from vitreous.model.checks import BadValue
 from vitreous.model.presets import configure
 from vitreous.model.segmenter import SegmenterConfig, build_segmenter
 from vitreous.weights.load import load, save
@@ -31,6 +33,13 @@ def model(tmp_path: Path) -> Path:
     nn.init.normal_(made.head.weight)  # type: ignore[arg-type]
     save(made, tmp_path / "model")
     return tmp_path / "model"
+
+
+@pytest.fixture
+def segmenter(tmp_path: Path) -> Path:
+    encoder = configure("ViT-Lite-6/4", 0, 8, {name: FIELDS[name] for name in FIELDS if name != "labels"})
+    save(build_segmenter(SegmenterConfig(encoder, num_classes=2)), tmp_path / "segmenter")
+    return tmp_path / "segmenter"
 
 
 @pytest.fixture
@@ -109,12 +118,55 @@ def test_features_to_a_file(model: Path, pictures: Path, tmp_path: Path, capsys:
 
 
 def test_what_cannot_be_written_is_said_before_a_model_is_loaded(tmp_path: Path, pictures: Path) -> None:
-    for run in (
-        lambda: predict(tmp_path / "nowhere", str(pictures), out=tmp_path / "answers.xls"),
-        lambda: embed(tmp_path / "nowhere", str(pictures), out=tmp_path / "answers.xls"),
-    ):
-        with pytest.raises(ValueError, match="xls"):
-            run()
+    with pytest.raises(ValueError, match="xls"):
+        embed(tmp_path / "nowhere", str(pictures), out=tmp_path / "answers.xls")
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.json", "x.png", "folder"])
+def test_what_cannot_be_written_is_said_in_the_words_of_the_model(
+    name: str, model: Path, segmenter: Path, pictures: Path, tmp_path: Path
+) -> None:
+    if name != "x.json":
+        with pytest.raises(BadValue, match=r"but must be a name that ends in \.json"):
+            predict(model, str(pictures), out=tmp_path / name)
+    if name != "folder":
+        with pytest.raises(BadValue, match="but must be a folder for masks"):
+            predict(segmenter, str(pictures), out=tmp_path / name, top=None)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_segmenter_writes_into_any_folder_that_is_there(segmenter: Path, pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.v2").mkdir()
+    predict(segmenter, str(pictures / "0.png"), out=tmp_path / "cut.v2", top=None)
+    assert (tmp_path / "cut.v2" / "masks" / "0.png").is_file()
+
+
+def test_labels_are_not_counted_for_a_segmenter(segmenter: Path, pictures: Path) -> None:
+    run = vitreous("predict", segmenter, pictures / "0.png", "--device", "cpu", "--top", 3)
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+    assert "top is 3, but must be left out for a segmenter" in run.stderr
+
+
+def test_five_labels_where_nobody_says_how_many(tmp_path: Path, pictures: Path) -> None:
+    save(build(configure("ViT-Lite-6/4", 7, 8, {**FIELDS, "labels": ()})), tmp_path / "seven")
+    run = vitreous("predict", tmp_path / "seven", pictures / "0.png", "--device", "cpu", "--json")
+    assert len(json.loads(run.stdout)["predictions"]) == 5
+
+
+def test_masks_beside_pictures_are_no_pictures(
+    model: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = folder(tmp_path / "data", count=3)
+    note = f"{data} has pictures beside masks: 3 masks left out\n3 pictures"
+    predict(segmenter, str(data), top=None, as_json=True)
+    said = capsys.readouterr()
+    assert [Path(json.loads(line)["path"]).suffix for line in said.out.splitlines()] == [".jpg"] * 3
+    assert said.err.startswith(note)
+    predict(model, str(data))
+    assert capsys.readouterr().err.startswith(note)
+    embed(segmenter, str(data), out=tmp_path / "vectors.jsonl")
+    assert capsys.readouterr().err.startswith(note)
+    assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 3
 
 
 def test_pictures_that_are_not_there_are_said_before_a_model_is_loaded(tmp_path: Path) -> None:
@@ -181,14 +233,12 @@ def test_no_pictures_at_all(model: Path) -> None:
     assert "images is '', but must be files, folders, globs" in run.stderr
 
 
-def test_a_segmenter_says_how_to_get_masks(tmp_path: Path, pictures: Path) -> None:
-    encoder = configure("ViT-Lite-6/4", 0, 8, {name: FIELDS[name] for name in FIELDS if name != "labels"})
-    save(build_segmenter(SegmenterConfig(encoder, num_classes=2)), tmp_path / "segmenter")
-    run = vitreous("predict", tmp_path / "segmenter", pictures / "0.png", "--device", "cpu")
+def test_a_segmenter_says_how_to_get_masks(segmenter: Path, pictures: Path, tmp_path: Path) -> None:
+    run = vitreous("predict", segmenter, pictures / "0.png", "--device", "cpu")
     assert (run.returncode, run.stdout.count("\n")) == (0, 1)
     assert "masks and overlays are written with --out FOLDER" in run.stderr
-    kept = vitreous("predict", tmp_path / "segmenter", pictures / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
+    kept = vitreous("predict", segmenter, pictures / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
     assert "--out" not in kept.stderr
     assert (tmp_path / "cut" / "masks" / "0.png").is_file()
-    broken = vitreous("predict", tmp_path / "segmenter", pictures / "2.png", "--device", "cpu")
+    broken = vitreous("predict", segmenter, pictures / "2.png", "--device", "cpu")
     assert (broken.returncode, broken.stderr.count("\n")) == (1, 1)

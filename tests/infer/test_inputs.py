@@ -107,3 +107,40 @@ def test_what_is_not_there_is_named(argument: str, message: str) -> None:
 def test_nothing_at_all() -> None:
     with pytest.raises(BadValue, match="images is '', but must be files, folders, globs"):
         found()
+
+
+# ---- Pictures beside masks -------------------------------------------------------------------------------------------
+
+
+def make(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+
+@pytest.mark.parametrize(
+    ("pictures", "masks"),
+    [
+        (["images/a.jpg", "images/b.png"], ["masks/a.png", "masks/b.png"]),
+        (["images/train/a.jpg", "images/val/b.jpg"], ["masks/train/a.png", "masks/val/b.png"]),
+        (["test/images/c.jpg", "train/images/a.jpg"], ["train/masks/a.png"]),
+        (["JPEGImages/a.jpg", "other.jpg"], ["SegmentationClass/a.png", "Annotations/a.png"]),
+    ],
+    ids=lambda names: names[0],
+)
+def test_masks_beside_their_pictures_are_left_out(
+    pictures: list[str], masks: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(*(f"set/{name}" for name in (*pictures, *masks)))
+    assert found("set") == [f"set/{name}" for name in pictures]
+    count = "1 mask" if len(masks) == 1 else f"{len(masks)} masks"
+    assert capsys.readouterr().err == f"set has pictures beside masks: {count} left out\n"
+    assert found(f"set/{masks[0]}") == [f"set/{masks[0]}"]  # whoever names one means it
+    assert capsys.readouterr().err == ""
+
+
+def test_folders_that_only_have_the_names_of_masks(capsys: pytest.CaptureFixture[str]) -> None:
+    make("shop/images/1.jpg", "shop/labels/bottle.jpg", "party/masks/1.png", "party/hats/1.png")
+    assert found("shop", "party/masks") == ["shop/images/1.jpg", "shop/labels/bottle.jpg", "party/masks/1.png"]
+    assert found("party") == ["party/hats/1.png", "party/masks/1.png"]
+    assert capsys.readouterr().err == ""

@@ -24,6 +24,16 @@ def test_the_ids_come_back_and_a_viewer_sees_the_colours(tmp_path: Path) -> None
         write_mask(few, tmp_path / "mask.jpg")
 
 
+def test_masks_have_the_ids_of_the_data_and_the_colours_of_the_classes(tmp_path: Path) -> None:
+    classes = np.array([[0, 1, 2], [2, 1, 0]], np.uint8)
+    write_mask(classes, tmp_path / "mask.png", background=1, ids=(7, 0, 255))
+    assert read_ids((tmp_path / "mask.png").read_bytes()).tolist() == [[7, 0, 255], [255, 0, 7]]
+    with Image.open(tmp_path / "mask.png") as image:
+        assert np.array_equal(np.asarray(image.convert("RGB")), palette(1)[classes])
+    write_mask(classes, tmp_path / "wide.png", ids=(1, 300, 65_535))
+    assert read_ids((tmp_path / "wide.png").read_bytes()).tolist() == [[1, 300, 65_535], [65_535, 300, 1]]
+
+
 def test_colours_are_those_of_pascal_voc() -> None:
     # Of its devkit: background, aeroplane, bicycle, bird, boat, bottle, bus, car, cat, ..., tv/monitor.
     voc = palette(background=0)

@@ -13,7 +13,9 @@ from PIL import Image
 
 from predictors import RANDOM, colour_model, probabilities, random_model
 from vitreous.infer import Predictor
+from vitreous.infer.segments import SegmentPredictor
 from vitreous.model.build import build
+from vitreous.model.segmenter import SegmenterConfig, build_segmenter
 
 
 def test_an_unreadable_picture_harms_no_other(tmp_path: Path, photos: list[Path]) -> None:
@@ -72,3 +74,22 @@ def test_what_cannot_work_is_said_at_once() -> None:
         Predictor(headless, batch_size=0)
     with pytest.raises(ValueError, match="device is 'cuda:99'"):
         Predictor(headless, device="cuda:99")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_model_for_the_other_predictor_is_told_which_one() -> None:
+    classifier = random_model("class token")
+    segmenter = build_segmenter(SegmenterConfig(dataclasses.replace(RANDOM["class token"], num_classes=0)))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"model is a Segmenter, but Predictor takes a ViT or ResNet: use SegmentPre"):
+        Predictor(segmenter)  # type: ignore[arg-type]
+    for model in (classifier, random_model("bit")):
+        with pytest.raises(TypeError, match=r"but SegmentPredictor takes a Segmenter: use Predictor$"):
+            SegmentPredictor(model)  # type: ignore[arg-type]
+    for predictor in (Predictor, SegmentPredictor):
+        with pytest.raises(TypeError, match=r"model is a Linear, but \w+ takes a [\w ]+$"):
+            predictor(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_torch_compile_wraps_is_still_the_same_kind() -> None:
+    assert Predictor(torch.compile(random_model("class token")), "cpu").width == 32  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,24 @@ def test_with_flip_a_mirrored_picture_has_the_mirrored_mask(model: Segmenter) ->
     picture, predictor = noise(24, 32), SegmentPredictor(model, device="cpu", flip=True)
     [answer], [mirrored] = predictor(picture), predictor(picture[:, ::-1].copy())
     assert (answer.mask[:, ::-1] == mirrored.mask).mean() > 0.99  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"overlap": 1.0}, r"overlap is 1.0, but must be less than 1"),
+        ({"overlap": 2}, r"overlap is 2, but must be a number from 0 to 1"),
+        ({"overlap": -1.0}, r"overlap is -1.0, but must be a number from 0 to 1"),
+        ({"overlap": float("nan")}, r"overlap is nan, but must be a number"),
+        ({"batch_size": 0}, r"batch_size is 0, but must be a whole number from 1"),
+        ({"batch_size": 2.5}, r"batch_size is 2.5, but must be a whole number"),
+    ],
+)
+def test_options_that_cannot_be_are_said_at_once(option: dict[str, Any], message: str, small: ViTConfig) -> None:
+    model = build_segmenter(SegmenterConfig(dataclasses.replace(small, num_classes=0)))
+    with pytest.raises(BadValue, match=message):
+        SegmentPredictor(model, device="cpu", **option)
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------

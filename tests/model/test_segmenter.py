@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -99,3 +100,15 @@ def test_an_encoder_with_a_head_is_refused(small: ViTConfig) -> None:
 def test_resized_computes_what_the_model_does_at_that_size(small: ViTConfig) -> None:
     model, images = segmenter(small, MaskDecoder(1)), torch.randn(1, 3, 40, 48)
     torch.testing.assert_close(model.resized((40, 48))(images), model(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("look", [Segmenter.__call__, slide])
+def test_images_that_cannot_be_are_said(
+    look: Callable[[Segmenter, torch.Tensor], torch.Tensor], small: ViTConfig
+) -> None:
+    model = segmenter(small, LinearDecoder())
+    with pytest.raises(ValueError, match=r"images have shape \(3, 98, 98\), but must be \[batch, channels"):
+        look(model, torch.zeros(3, 98, 98))
+    with pytest.raises(ValueError, match=r"images have 4 channels"):
+        look(model, torch.zeros(1, 4, 25, 30))

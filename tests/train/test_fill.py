@@ -18,7 +18,7 @@ from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.masked import MaskedAutoencoder
 from vitreous.model.presets import configure
-from vitreous.train.config import Augment, Masking, Optim, TrainConfig
+from vitreous.train.config import Augment, Distillation, Masking, Optim, TrainConfig
 from vitreous.train.defaults import choose
 from vitreous.train.fill import FillIn, Losses
 from vitreous.train.run import train
@@ -28,7 +28,7 @@ from vitreous.weights.tensors import read_tensors
 
 def filling(out: Path, task: str, **changes: Any) -> TrainConfig:
     """Pictures of 8 x 8 pixels in patches of 2."""
-    small = ("patch_size=[2,2]", "width=32", "mlp_width=32", "depth=2", "num_heads=2", "channels=1")
+    small = changes.pop("set", ("patch_size=[2,2]", "width=32", "mlp_width=32", "depth=2", "num_heads=2", "channels=1"))
     light = Masking(decoder_width=32, decoder_depth=1) if task == "mae" else Masking()
     masking = changes.pop("masking", light)
     augment = Augment(crop="none", flip=0.0)
@@ -141,7 +141,7 @@ def test_the_decoder_is_light_beside_the_encoder(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("depth", "width", "expected"),
-    [(1, 192, (1, 96)), (7, 256, (2, 128)), (12, 768, (2, 384)), (24, 1024, (4, 512)), (60, 1280, (8, 512))],
+    [(1, 192, (1, 96)), (7, 256, (2, 128)), (12, 768, (2, 384)), (23, 1024, (3, 512)), (60, 1280, (8, 512))],
 )
 def test_the_decoder_grows_with_the_encoder(depth: int, width: int, expected: tuple[int, int]) -> None:
     with torch.device("meta"):
@@ -160,13 +160,30 @@ def test_beside_a_vit_l_the_decoder_can_be_that_of_mae() -> None:
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"mask_rate is 1\.0, but must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"mask_rate is 1\.0, but must be more than 0 and less than 1"):
         Masking(mask_rate=1.0).check()
     with pytest.raises(ValueError, match=r"decoder_width is 100, but must be a multiple of 32"):
         Masking(decoder_width=100).check()
+    resnet = filling(tmp_path / "x", "mae", model="BiT-R50x1", set=("channels=1",), image_size=(32,))
     with pytest.raises(ValueError, match="a ViT for --task mae"):
-        train(tiny(tmp_path / "x", task="mae", model="BiT-R50x1", set=("channels=1",), image_size=(32,), dropout=None,
-                   stochastic_depth=None))  # fmt: skip
+        train(dataclasses.replace(resnet, dropout=None, stochastic_depth=None))
+    for changes in ({"smoothing": 0.1}, {"flip_test": True}, {"distillation": Distillation(teacher=tmp_path)}):
+        for task in ("mae", "mpp", "segment"):
+            with pytest.raises(ValueError, match="must be left out, or used with --task classify"):
+                TrainConfig(data="x", task=task, **changes).check()  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"mixup is 0\.2, but must be left out, or 0, for --task mpp"):
+        TrainConfig(data="x", task="mpp", augment=Augment(mixup=0.2)).check()
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.99])
+def test_something_is_seen_and_something_hidden_at_any_rate(rate: float, small: ViTConfig) -> None:
+    encoder = build_vit(dataclasses.replace(small, num_classes=0))
+    task = FillIn(encoder, "mae", Masking(mask_rate=rate), Augmentation(crop="none"), seed=0)
+    filled = task.fill(task.module(), *task.prepare(batch_of([0, 1]))[:3])
+    assert filled.hidden.sum(1).tolist() == [1 if rate < 0.5 else 11] * 2  # of 12
+    assert filled.losses.isfinite().all()
+    assert filled.losses.requires_grad
+    assert not filled.patches.requires_grad  # or compiled steps would pass gradients of zeros through it
 
 
 def test_the_decoder_is_chosen_aloud_and_kept_in_the_config(tmp_path: Path) -> None:
@@ -186,5 +203,5 @@ def test_a_run_whose_decoder_had_more_blocks_is_not_gone_on_with(tmp_path: Path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["masking"]["decoder_depth"], config["steps"] = 1, 2
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"has no place for 64 of its tensors, such as weights\.blocks\.1"):
+    with pytest.raises(ValueError, match=r"is no place for 64 of its tensors, such as weights\.blocks\.1"):
         train(TrainConfig(data="", out=tmp_path, resume=True))

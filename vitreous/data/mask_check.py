@@ -6,7 +6,7 @@ only the header is read. Decoding releases Python's lock, so threads use every c
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,9 @@ from vitreous.model.checks import Size
 from vitreous.model.segment_loss import IGNORED
 
 _HEAD = 1 << 16  # the header of nearly every picture lies within this many bytes
+# More ids than there would be classes: COCO-Stuff has 182, ADE20K 150 and Cityscapes 34, and no picture shows nearly
+# all of them. Edges that were smoothed, or a JPEG, have most of the 256 levels, often in a single mask.
+_MANY, _MANY_IN_ONE = 200, 100
 
 Pair = tuple[str, str]  # paths of a picture and its mask, below the root
 Colour = tuple[int, ...]
@@ -114,7 +117,28 @@ def unknown_ids(pairs: Sequence[Pair], looks: Sequence[Look], known: Collection[
     ids = ", ".join(f"{index} (in {plural(count, 'mask')})" for index, count in counts.most_common(5))
     more = f" and {len(counts) - 5} more" if len(counts) > 5 else ""
     have = "has ids" if len(masks) == 1 else "have ids"
-    return [f"{plural(len(masks), 'mask')} {have} that {FILE} does not list: {ids}{more}; see {listed(masks, 3)}"]
+    hint = '; if 0 means unlabelled, list it as "0 unlabelled" and give --ignore unlabelled' if 0 in counts else ""
+    return [f"{plural(len(masks), 'mask')} {have} that {FILE} does not list: {ids}{more}; see {listed(masks, 3)}{hint}"]
+
+
+def black_and_white(looks: Sequence[Look], names: Mapping[int, str]) -> list[str]:
+    """Masks of 0 and 255 with a list that has no 255: all that 255 marks would be ignored, and nothing learned."""
+    found = {index for look in looks for index in look.ids}
+    unused = [name for index, name in names.items() if index not in found]
+    if found != {0, IGNORED} or IGNORED in names or not unused:
+        return []
+    return [f'the masks hold only 0 and {IGNORED}, which means ignored unless {FILE} lists it: "{IGNORED} {unused[0]}"']
+
+
+def smoothed(looks: Sequence[Look]) -> list[str]:
+    """Where no list says which ids are meant: so many that most of them cannot be."""
+    found = {index for look in looks for index in look.ids}
+    if len(found) <= _MANY and all(len(look.ids) <= _MANY_IN_ONE for look in looks):
+        return []
+    return [
+        f"the masks have {len(found):,} different ids, more than there would be classes: they look smoothed, or saved "
+        f"as JPEG once; write them anew without that, and list the true ids in {FILE}"
+    ]
 
 
 def _colours(masks: list[str], looks: Sequence[Look]) -> str:
@@ -123,7 +147,7 @@ def _colours(masks: list[str], looks: Sequence[Look]) -> str:
     are = "mask shows" if len(masks) == 1 else "masks show"
     return (
         f"{len(masks):,} {are} colours, as {colours}, but a mask holds class ids, as grey levels or as indices into "
-        f"a palette: {listed(masks, 3)}"
+        f"a palette: {listed(masks, 3)}; give each colour a number, and save the numbers as grey PNG"
     )
 
 

@@ -15,7 +15,8 @@ from vitreous.model.segment_loss import IGNORED
 
 FILE = "classes.txt"
 MOST_IDS = 1 << 16  # a PNG has 16 bits for a pixel at most
-_LINE = re.compile(r"(\d+)\s*[\s:,;]\s*(\S.*)")
+_LINE = re.compile(r"(\d+)(?:\s*[\s:,;]\s*|\.\s+)(\S.*)")  # "1 pet", "1, pet", "1: pet" or "1. pet"
+_TURNED = re.compile(r"(.*[^\s:,;])\s*[\s:,;]\s*(\d+)")
 
 
 def read_classes(path: Path) -> dict[int, str]:
@@ -32,6 +33,7 @@ def read_classes(path: Path) -> dict[int, str]:
     for number, line in lines:
         if line.isdecimal():
             raise ValueError(f"{path}, line {number} is {line!r}, a number without a name: write 'ID NAME' or 'NAME'")
+    _check_order(path, [line for _, line in lines])
     _check_once(path, [name for _, name in lines])
     return dict(enumerate(name for _, name in lines))
 
@@ -51,6 +53,17 @@ def _by_id(path: Path, lines: list[tuple[int, str]], matches: Sequence[re.Match[
     return dict(sorted(names.items()))
 
 
+def _check_order(path: Path, lines: list[str]) -> None:
+    """Names may end in numbers, as 'lane 1' and 'lane 2' do; but names that differ without them have their ids last."""
+    turned = [match for line in lines if (match := _TURNED.fullmatch(line))]
+    if lines and len({match[1] for match in turned}) == len(lines):
+        name, index = turned[0].groups()
+        raise ValueError(
+            f"{path} has names before ids, as {lines[0]!r}, but the id comes first: write '{index} {name}' "
+            f"(or '0 {lines[0]}', if the number belongs to the name)"
+        )
+
+
 def _check_once(path: Path, names: list[str]) -> None:
     if not names:
         raise ValueError(f"{path} names no class: it needs a line 'ID NAME' for each")
@@ -63,8 +76,12 @@ def found_classes(ids: Collection[int]) -> dict[int, str]:
     return {index: str(index) for index in sorted(ids) if index != IGNORED}
 
 
-def number_classes(names: Mapping[int, str], ignore: Sequence[str] = ()) -> tuple[tuple[str, ...], np.ndarray]:
+def number_classes(
+    names: Mapping[int, str], ignore: Sequence[str] = (), order: Sequence[str] = ()
+) -> tuple[tuple[str, ...], np.ndarray]:
     """The classes to learn, and a table from ids to their numbers; every other id is IGNORED.
+
+    They are numbered by their ids, or as a model that knows the same classes has them in its own `order`.
 
     >>> classes, table = number_classes({1: "pet", 2: "background", 3: "border"}, ignore=("border",))
     >>> classes, table[[1, 2, 3, 77]].tolist()
@@ -81,6 +98,8 @@ def number_classes(names: Mapping[int, str], ignore: Sequence[str] = ()) -> tupl
         raise ValueError(f"{left} left to learn, but at least 2 classes are needed to tell pixels apart{also}")
     if len(kept) > IGNORED:
         raise ValueError(f"there are {len(kept):,} classes, but at most {IGNORED} can be learned")
+    if set(order) == set(kept.values()):
+        kept = dict(sorted(kept.items(), key=lambda one: list(order).index(one[1])))
     table = np.full(MOST_IDS, IGNORED, np.uint8)
     table[list(kept)] = np.arange(len(kept))
     return tuple(kept.values()), table

@@ -1,5 +1,6 @@
 """A mask on disk: a PNG whose pixels are class ids, as grey levels of up to 16 bits or as indices into a palette.
 
+Grey levels may have been saved as RGB, by mistake, as long as nothing was lost: red, green and blue are then the same.
 The palette is only there to be looked at: the index is the id. Pillow decodes; what kind of PNG it is, is read from the
 first bytes, because Pillow stretches grey levels of 2 and 4 bits to 0..255, and ids must stay as they are.
 """
@@ -50,15 +51,22 @@ def read_header(data: bytes) -> MaskHeader:
 def read_ids(data: bytes) -> np.ndarray:
     """The ids of a mask, [h, w] of uint8 or uint16. A file that cannot be read raises UnreadableImage."""
     header = read_header(data)
-    if header.coloured is not None:
-        raise ColouredMask(f"shows colours ({header.coloured}), but a mask holds class ids")
     with explained():
         ids = np.asarray(modes.open_image(data))
+    if header.coloured is not None:
+        if not header.coloured.startswith("RGB") or header.bits != 8 or not _is_grey(ids):
+            raise ColouredMask(f"shows colours ({header.coloured}), but a mask holds class ids")
+        return ids[..., 0]
     if header.bits == 16:
         return ids.astype(np.uint16)
     if header.bits in (2, 4) and not header.palette:
         return ids // np.uint8(255 // (2**header.bits - 1))
     return ids.astype(np.uint8)  # one bit comes as True and False
+
+
+def _is_grey(pixels: np.ndarray) -> bool:
+    levels, alpha = pixels[..., :3], pixels[..., 3:]
+    return bool((levels == levels[..., :1]).all() and (alpha == 255).all())
 
 
 def ids_in(ids: np.ndarray) -> list[int]:

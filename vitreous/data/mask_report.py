@@ -37,8 +37,13 @@ class MaskReport:
     pictures: Report | None = None
 
     @property
+    def mask_problems(self) -> list[str]:
+        """What is wrong with the masks, and classes that train lacks."""
+        return [*self.problems, *unlearned(self.classes, self.cover or {})]
+
+    @property
     def count(self) -> int:
-        return len(self.problems) + (self.pictures.problems if self.pictures is not None else 0)
+        return len(self.mask_problems) + (self.pictures.problems if self.pictures is not None else 0)
 
     def to_dict(self) -> dict[str, Any]:
         """For `json.dumps`."""
@@ -47,7 +52,7 @@ class MaskReport:
         return {
             "name": self.name,
             "problems": self.count,
-            "mask_problems": self.problems,
+            "mask_problems": self.mask_problems,
             "classes": list(self.classes),
             "cover": cover,
             "pictures": pictures,
@@ -65,12 +70,26 @@ class MaskReport:
             yield from self.pictures.remarks()
             yield from self.pictures.findings()
         labels = self.pictures.label_problems if self.pictures is not None else []
-        for problem in [*labels, *self.problems]:
+        for problem in [*labels, *self.mask_problems]:
             yield f"[red]masks[/red]: {escape(problem)}"
         if self.count:
             yield f"[bold red]{plural(self.count, 'problem')}[/bold red]"
         else:
             yield "[bold green]no problems[/bold green]"
+
+
+def unlearned(classes: tuple[str, ...], cover: dict[str, Cover]) -> list[str]:
+    """Classes that are asked for but cannot be learned: other parts have them, and train has no pixel of them."""
+    problems = []
+    for part, one in cover.items():
+        lacking = [i for i, n in enumerate(one.pictures) if n and "train" in cover and not cover["train"].pictures[i]]
+        if lacking:
+            shown = ", ".join(f"{classes[i]!r} ({one.shares[i]:.1%} of its pixels)" for i in lacking[:5])
+            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+            problems.append(
+                f"{part} has {shown}{more}, which no mask of train has: give train some, or leave it out with --ignore"
+            )
+    return problems
 
 
 def cover_of(source: Source) -> Cover:

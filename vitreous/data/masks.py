@@ -13,7 +13,7 @@ import numpy as np
 
 from vitreous.data.builtin import NAMES, parse_options
 from vitreous.data.folders import list_folder, pictures_below
-from vitreous.data.mask_check import Pair, look_at_masks, mask_problems, unknown_ids
+from vitreous.data.mask_check import Pair, black_and_white, look_at_masks, mask_problems, smoothed, unknown_ids
 from vitreous.data.mask_classes import FILE, found_classes, number_classes, read_classes
 from vitreous.data.mask_files import read_ids
 from vitreous.data.shapes import open_shapes
@@ -29,11 +29,18 @@ UNLABELLED = ("picture",)  # every picture's class, where only pixels have one t
 
 
 def open_masked(
-    spec: str, *, root: Path | None = None, val_fraction: float = 0.2, seed: int = 0, ignore: Sequence[str] = ()
+    spec: str,
+    *,
+    root: Path | None = None,
+    val_fraction: float = 0.2,
+    seed: int = 0,
+    ignore: Sequence[str] = (),
+    order: Sequence[str] = (),
 ) -> DataSet:
     """The pictures and masks that `spec` means, in parts. All that is wrong with them is said here, a line for each.
 
-    `ignore` names classes whose pixels shall not count. `root` is where a path is looked for first.
+    `ignore` names classes whose pixels shall not count. `order` is that of a model that may know the same classes in
+    another one. `root` is where a path is looked for first.
 
     >>> data = open_masked("shapes:size=32,count=12", ignore=("star",))
     >>> data.mask_classes[:2], data.train.mask(0).shape
@@ -50,7 +57,7 @@ def open_masked(
         path = root / path
     if not path.is_dir():
         raise ValueError(f"there is no folder {spec!r}: {_wanted('DIR')}")
-    return arrange(open_mask_folder(path, ignore), val_fraction, seed)
+    return arrange(open_mask_folder(path, ignore, order), val_fraction, seed)
 
 
 class MaskedFiles(FileSource):
@@ -60,12 +67,13 @@ class MaskedFiles(FileSource):
         super().__init__(root, [picture for picture, _ in pairs], np.zeros(len(pairs)), UNLABELLED)
         self.masks = [mask for _, mask in pairs]
         self.mask_classes, self.table = mask_classes, table
+        self.mask_ids = tuple(int(np.flatnonzero(table == number)[0]) for number in range(len(mask_classes)))
 
     def mask(self, index: int) -> np.ndarray:
         return self.table.take(read_ids((self.root / self.masks[index]).read_bytes()))
 
 
-def open_mask_folder(root: Path, ignore: Sequence[str] = ()) -> Found:
+def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str] = ()) -> Found:
     """What is in the folder. Every mask is read; raises everything that is wrong with them."""
     name, listing = root.resolve().name, root / FILE
     names = read_classes(listing) if listing.is_file() else None
@@ -75,8 +83,10 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = ()) -> Found:
     parts, pairs, problems = _pair(root, sides, notes)
     looks = look_at_masks(root, pairs)
     problems += mask_problems(pairs, looks)
-    if names is not None:
-        problems += unknown_ids(pairs, looks, names)
+    if names is None:
+        problems += smoothed(looks)
+    else:
+        problems += unknown_ids(pairs, looks, names) + black_and_white(looks, names)
     if problems:
         raise ValueError("\n".join(f"{name}: {problem}" for problem in problems))
     occurring = {index for look in looks for index in look.ids}
@@ -85,10 +95,14 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = ()) -> Found:
         notes.append(f"there is no {FILE}: the classes are the ids found, {listed(list(names.values()), 10)}")
     elif unused := [name for index, name in names.items() if index not in occurring]:
         notes.append(f"no mask has {listed(unused)}")
+    trained = {index for part, look in zip(parts, looks, strict=True) if part in ("train", WHOLE) for index in look.ids}
+    held = [name for index, name in names.items() if index in occurring - trained and name not in ignore]
+    if held and trained:
+        notes.append(f"no mask of train has {listed(held)}, which cannot be learned then")
     if ignore:
         notes.append(f"{listed(ignore)} ignored")
     try:
-        source = MaskedFiles(root, pairs, *number_classes(names, ignore))
+        source = MaskedFiles(root, pairs, *number_classes(names, ignore, order))
     except ValueError as error:
         raise type(error)(f"{name}: {error}") from None
     return Found(name, by_part(source, parts), notes, labelled=False)
@@ -170,6 +184,8 @@ def _inside(root: Path, pictures: str, masks: str) -> tuple[list[Side], list[str
 
 def _called(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
     found = [folder for folder in folders if folder.lower() in names]
+    if len(found) > 1:  # one may hold something else, as the XML files in Annotations of Pascal VOC
+        found = [folder for folder in found if pictures_below(root, folder)] or found
     if len(found) > 1:
         raise ValueError(f"{root} has {listed(found)}, which mean the same: keep one")
     return found[0] if found else None
@@ -193,7 +209,7 @@ def _pair(root: Path, sides: Sequence[Side], notes: list[str]) -> tuple[list[str
         files = pictures_below(root, masks) if (root / masks).is_dir() else []
         pngs = {path for path in files if path.lower().endswith(".png")}
         by_name = {_name(path, masks): path for path in sorted(pngs)}
-        if part == "test" and not by_name:
+        if part == "test" and not files and not _holds_files(root / masks):
             notes.append(f"{pictures} has no masks and is left out")
             continue
         others += [path for path in files if path not in pngs]
@@ -221,6 +237,11 @@ def _pair(root: Path, sides: Sequence[Side], notes: list[str]) -> tuple[list[str
     if others:
         problems.append(f"{plural(len(others), 'mask')} not in PNG, which keeps ids as they are: {listed(others, 3)}")
     return parts, pairs, problems
+
+
+def _holds_files(folder: Path) -> bool:
+    """Whether there is anything at all, in whatever format, but hidden files."""
+    return any(not name.startswith(".") for _, _, names in os.walk(folder) for name in names)
 
 
 def _name(path: str, folder: str) -> str:

@@ -70,7 +70,10 @@ def _open_directory(path: Path, labelled: bool) -> Found:
     """A folder of class folders, of shards, or of Parquet files."""
     if has_masks(path) and pairs_in(path):
         if labelled:
-            raise ValueError(f"{path} has pictures beside masks, and no class for each picture: use --task segment")
+            raise ValueError(
+                f"{path} has pictures beside masks, and no class for each picture: it is for segmenters (train --task "
+                "segment)"
+            )
         return open_unmasked(path)
     endings = _endings(path, depth=2)
     if ".tar" in endings:

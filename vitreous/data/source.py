@@ -19,6 +19,7 @@ class Source(ABC):
     classes: tuple[str, ...]
     labels: np.ndarray  # int64 [n], indices into classes
     mask_classes: tuple[str, ...] = ()  # what the ids of masks mean; empty where there are no masks
+    mask_ids: tuple[int, ...] = ()  # of each of these classes, in the files; empty where there are none
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -81,7 +82,7 @@ class Subset(Source):
     def __init__(self, source: Source, indices: np.ndarray):
         self.source, self.indices = source, indices
         self.labels, self.classes = source.labels[indices], source.classes
-        self.mask_classes = source.mask_classes
+        self.mask_classes, self.mask_ids = source.mask_classes, source.mask_ids
 
     def picture(self, index: int) -> Picture:
         return self.source.picture(int(self.indices[index]))

@@ -4,6 +4,7 @@ A reader says what it found, good and bad, in a `Found`. `arrange` turns that in
 problem; `vitreous data check` shows them all. No picture is decoded for it.
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -133,12 +134,12 @@ def pick(source: Source, indices: np.ndarray) -> Subset:
 
 
 def part_name(word: str) -> str | None:
-    """What a folder, file or column calls a part, in our words; None where it names none.
+    """What a folder, file or column calls a part, in our words, perhaps with a year; None where it names none.
 
-    >>> part_name("Validation"), part_name("cats")
-    ('val', None)
+    >>> part_name("Validation"), part_name("val2017"), part_name("cats")
+    ('val', 'val', None)
     """
-    return PARTS.get(word.strip().lower())
+    return PARTS.get(re.sub(r"[-_]?\d+$", "", word.strip().lower()))
 
 
 def plural(count: int, noun: str) -> str:

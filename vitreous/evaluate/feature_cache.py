@@ -19,6 +19,7 @@ import vitreous
 from vitreous.data.source import Source, Subset
 from vitreous.data.stored import FileSource, SpanSource
 from vitreous.evaluate.features import FeatureSet, Kind, extract
+from vitreous.model.checks import fail
 from vitreous.model.codec import to_dict
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
@@ -46,6 +47,8 @@ def cached_features(
     how: dict[str, Any] = {"kind": kind, "flip": flip}
     file = None
     if folder is not None:
+        if folder.is_file():
+            fail("cache", folder, "a folder, and not a file")
         folder.mkdir(parents=True, exist_ok=True)  # a folder that cannot be is said before the work, not after it
         file = folder / f"features-{digest(model, source, precision=str(precision), **how)}.safetensors"
         if (found := read_features(file)) is not None:

@@ -22,7 +22,12 @@ def evaluate_segmenter(
 ) -> tuple[dict[str, Any], Segmented]:
     """The figures of `metrics.json`, and everything that they are computed from."""
     found = open_masked(
-        data, root=setting.root, val_fraction=setting.val_fraction, seed=setting.seed, ignore=tuple(ignore)
+        data,
+        root=setting.root,
+        val_fraction=setting.val_fraction,
+        seed=setting.seed,
+        ignore=tuple(ignore),
+        order=model.config.labels,
     )
     name, source = pick_part(found, setting.part)
     check_classes(model.config.labels, model.config.num_classes, found.mask_classes, found.name)
@@ -48,6 +53,7 @@ def check_classes(known: Sequence[str], count: int, classes: Sequence[str], wher
     ours, theirs = ", ".join(known) or f"{count} unnamed", ", ".join(classes)
     beside = [name for name in classes if name not in known]
     hint = f"; leave out with --ignore {' '.join(beside)}" if set(known) < set(classes) else ""
+    hint = "; do not --ignore what it knows" if set(classes) < set(known) else hint
     raise ValueError(f"the checkpoint knows the classes {ours}, but the masks of {where} have {theirs}{hint}")
 
 

@@ -10,17 +10,19 @@ from vitreous.infer.outputs import Shape, Written, json_line, print_table, summa
 from vitreous.infer.predictor import Predictor
 from vitreous.infer.segment_files import segment_files
 from vitreous.infer.segments import SegmentPredictor
+from vitreous.model.checks import fail
 from vitreous.model.segmenter import Segmenter
 from vitreous.weights.load import load, load_encoder
 
 Precision = Literal["fp32", "bf16", "auto"]
+TOP = 5  # labels of a picture, where nobody says how many
 
 
 def predict_files(
     checkpoint: Path,
     images: Sequence[str],
     image_size: Sequence[int],
-    top: int,
+    top: int | None,
     flip: bool,
     batch_size: int,
     device: str,
@@ -29,16 +31,16 @@ def predict_files(
     out: Path | None,
 ) -> None:
     """Labels and probabilities of every picture."""
-    if out is not None and out.suffix:
-        writer_for(out)  # a name that cannot be written to is said before the work, not after it
     paths = expand(images)
     model = load(checkpoint, image_size=image_size or None)
     if isinstance(model, Segmenter):
+        if top is not None:
+            fail("top", top, "left out for a segmenter: it says what share of a picture every class has")
         segment_files(SegmentPredictor(model, device, precision, flip, batch_size=batch_size), paths, as_json, out)
         return
     if out is not None:
-        writer_for(out)  # a folder is for masks
-    predictor = Predictor(model, device, batch_size, precision, top, flip)
+        writer_for(out)  # a name that cannot be written to is said before the work, not after it
+    predictor = Predictor(model, device, batch_size, precision, TOP if top is None else top, flip)
     answers = predictor.stream(paths)
     if out is not None:
         written = write(answers, out, Shape(labels=predictor.top))

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from vitreous.data.masks import MASKS, has_masks
+from vitreous.data.split import part_name, plural
 from vitreous.data.stored import EXTENSIONS, is_picture
 from vitreous.model.checks import fail, path_suggestion
 
@@ -14,8 +16,9 @@ def expand(arguments: Sequence[str]) -> list[Path]:
     """The pictures that are meant, each once, in the order of the arguments.
 
     A file is taken whatever its name. A folder stands for the pictures below it, at any depth, in sorted order, and so
-    does a pattern (`*`, `?`, `[...]`, and `**` for any depth) that the shell has not expanded. `-` reads paths, one a
-    line (or with a zero byte after each, as `find -print0` writes them), from the standard input.
+    does a pattern (`*`, `?`, `[...]`, and `**` for any depth) that the shell has not expanded. Where a folder has
+    pictures beside their masks, the masks are left out, which is said. `-` reads paths, one a line (or with a zero byte
+    after each, as `find -print0` writes them), from the standard input.
 
     >>> expand(["no-such-folder/cat.jpg"])
     Traceback (most recent call last):
@@ -44,7 +47,7 @@ def _listed() -> list[str]:
 def _meant(argument: str, literal: bool) -> Iterable[Path]:
     path = Path(argument).expanduser()
     if path.is_dir():
-        return _below(path)
+        return _unmasked(path)
     if path.exists():
         return [path]
     if literal or not glob.has_magic(argument):
@@ -54,6 +57,25 @@ def _meant(argument: str, literal: bool) -> Iterable[Path]:
         raise ValueError(f"nothing matches {argument!r}")
     pictures = [path for match in matches for path in (_below(match) if match.is_dir() else [match])]
     return [path for path in pictures if is_picture(path.name)]
+
+
+def _unmasked(folder: Path) -> list[Path]:
+    """The pictures below a folder, without the masks that lie beside them where it is data to learn masks from."""
+    found = _below(folder)
+    if not has_masks(folder):
+        return found
+    masks = {path for path in found if _in_masks(path.relative_to(folder).parts)}
+    pictures = [path for path in found if path not in masks]
+    if not {path.stem for path in masks} & {path.stem for path in pictures}:  # folders that only have such names
+        return found
+    print(f"{folder} has pictures beside masks: {plural(len(masks), 'mask')} left out", file=sys.stderr)
+    return pictures
+
+
+def _in_masks(parts: Sequence[str]) -> bool:
+    """Whether a path goes through `masks/` or, say, `train/masks/`."""
+    inside = parts[1:] if part_name(parts[0]) else parts
+    return len(inside) > 1 and inside[0].lower() in MASKS
 
 
 def _below(folder: Path) -> list[Path]:

@@ -45,13 +45,29 @@ def palette(background: int | None = None) -> UInt8[np.ndarray, "256 3"]:
     return colours
 
 
-def write_mask(ids: UInt8[np.ndarray, "h w"], path: str | os.PathLike[str], background: int | None = None) -> None:
-    """A PNG with a palette, whose indices are the ids: a viewer shows colours, and a reader of masks gets the ids."""
+def write_mask(
+    classes: UInt8[np.ndarray, "h w"],
+    path: str | os.PathLike[str],
+    background: int | None = None,
+    ids: Sequence[int] = (),
+) -> None:
+    """A PNG with a palette, whose indices are the ids: a viewer shows colours, and a reader of masks gets the ids.
+
+    `ids` are those that stand for the classes in the data's own masks; left out, classes are numbered from 0. A palette
+    has 256 colours: with larger ids the PNG has 16 bits for a pixel and shows them as grey.
+    """
     path = Path(path)
     if path.suffix.lower() != ".png":
         fail("path", path, "a file that ends in .png: other formats do not keep ids as they are")
-    image = Image.fromarray(ids)
-    image.putpalette(palette(background).tobytes())
+    table = np.arange(256)
+    table[: len(ids)] = ids
+    wide = max(ids, default=0) > 255
+    image = Image.fromarray(table.astype(np.uint16 if wide else np.uint8)[classes])
+    if not wide:
+        count = len(ids) or 256
+        colours = np.full((256, 3), 255, np.uint8)
+        colours[table[:count]] = palette(background)[:count]
+        image.putpalette(colours.tobytes())
     with atomic_file(path) as aside:
         image.save(aside, "PNG")
 

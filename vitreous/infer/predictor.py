@@ -28,6 +28,7 @@ from vitreous.data.source import Picture
 from vitreous.infer.answers import Embedding, Label, Prediction, Throughput
 from vitreous.infer.decoders import decoders
 from vitreous.infer.place import choose_device, choose_dtype, placed
+from vitreous.infer.suits import check_suits
 from vitreous.model.checks import check_choice, check_whole
 from vitreous.model.inputs import normalise
 from vitreous.model.resnet import ResNet
@@ -71,6 +72,7 @@ class Predictor:
         compile: bool = False,
         workers: int | None = None,
     ):
+        check_suits(model, "Predictor")
         config = model.config
         check_whole("batch_size", batch_size, 1, 2**20)
         check_whole("top", top, 1, 2**31)

@@ -16,14 +16,13 @@ from vitreous.infer.segments import Segmentation, SegmentPredictor
 from vitreous.model.checks import fail
 from vitreous.weights.files import atomic_file
 
-ENDINGS = (".json", ".jsonl", ".csv", ".parquet", ".png")  # which mean a file
 SHOWN = 0.005  # a smaller share of a picture is not worth a word
 
 
 def segment_files(predictor: SegmentPredictor, paths: Sequence[Path], as_json: bool, out: Path | None) -> None:
     """`out` is a folder: masks/NAME.png holds the ids and shows them in colours, overlays/NAME.png the picture too."""
-    if out is not None and (out.suffix.lower() in ENDINGS or out.is_file()):
-        fail("out", out, "a folder for masks, because the checkpoint is a segmenter")
+    if out is not None and not out.is_dir() and (out.suffix or out.exists()):
+        fail("out", out, "a folder for masks, without an ending, because the checkpoint is a segmenter")
     names = _names(paths)
     console = standard_output(soft_wrap=True)
     pictures = errors = 0
@@ -59,7 +58,7 @@ def _write(predictor: SegmentPredictor, answer: Segmentation, out: Path, name: s
     mask, laid = (out / kind / f"{name}.png" for kind in ("masks", "overlays"))
     for file in (mask, laid):
         file.parent.mkdir(parents=True, exist_ok=True)
-    write_mask(answer.mask, mask, predictor.background)
+    write_mask(answer.mask, mask, predictor.background, predictor.config.ids)
     pixels = answer.pixels.repeat(3, axis=2) if answer.pixels.shape[2] == 1 else answer.pixels
     with atomic_file(laid) as aside:
         Image.fromarray(overlay(pixels, answer.mask, background=predictor.background)).save(aside, "PNG")

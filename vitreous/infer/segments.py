@@ -27,7 +27,8 @@ from vitreous.infer.decoders import decoders
 from vitreous.infer.masks import background_of, palette
 from vitreous.infer.place import choose_device, choose_dtype, placed
 from vitreous.infer.predictor import Input, encoded, many, name_of
-from vitreous.model.checks import Size, check_choice, check_whole
+from vitreous.infer.suits import check_suits
+from vitreous.model.checks import Size, check_choice, check_fraction, check_whole
 from vitreous.model.inputs import normalise
 from vitreous.model.segmenter import Segmenter, slide
 
@@ -58,7 +59,7 @@ class SegmentPredictor:
 
     device, precision: as for `Predictor`.
     flip: average the scores with those of the mirror image.
-    overlap: how much of a window the next one sees again.
+    overlap: how much of a window the next one sees again, from 0 to less than 1.
     batch_size: pictures of one size that are seen together, where they follow each other.
     workers: threads that decode; 0 is whoever asks.
 
@@ -81,7 +82,10 @@ class SegmentPredictor:
         batch_size: int = 16,
         workers: int = 4,
     ):
+        check_suits(model, "SegmentPredictor")
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
+        check_fraction("overlap", overlap)
+        check_whole("batch_size", batch_size, 1, 2**20)
         check_whole("workers", workers, 0, 2**10)
         if model.config.channels not in (1, 3):
             raise ValueError(f"the model takes {model.config.channels} channels, but pictures have 1 (grey) or 3 (RGB)")

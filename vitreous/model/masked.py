@@ -150,7 +150,9 @@ class MaskedAutoencoder(nn.Module):
 
     def forward(self, images: Float[Tensor, "b c h w"], draws: Float[Tensor, "b n"]) -> Filled:
         """`draws` are random numbers: the patches with the smallest are seen."""
-        kept = draws.argsort(dim=1)[:, : max(round(draws.shape[1] * (1 - self.rate)), 1)].sort(dim=1).values
+        n = draws.shape[1]
+        seen = max(min(round(n * (1 - self.rate)), n - 1), 1)  # something is seen, and something is left to paint
+        kept = draws.argsort(dim=1)[:, :seen].sort(dim=1).values
         patches, grid = self.encoder.patchify(images, kept)
         features = self.encoder.encode(*self.encoder.embed(patches, grid, kept))
         assert features.kept is not None
@@ -159,7 +161,7 @@ class MaskedAutoencoder(nn.Module):
         mean, deviation = truth.mean(-1, keepdim=True), (truth.var(-1, keepdim=True) + 1e-6).sqrt()
         hidden = torch.ones(draws.shape, dtype=torch.bool, device=images.device).scatter_(1, features.kept, False)
         errors = ((painted.float() - (truth - mean) / deviation) ** 2).mean(-1)
-        losses = (errors * hidden).sum(1) / hidden.sum(1)
+        losses = (errors * hidden).sum(1) / hidden.sum(1).clamp(min=1)
         return Filled(losses, hidden, painted.detach().float() * deviation + mean)
 
     def decode(self, features: Features, kept: Int[Tensor, "b k"]) -> Float[Tensor, "b n p"]:

@@ -20,6 +20,7 @@ from vitreous.model.build import build_vit
 from vitreous.model.checks import Size, as_size, check_kind, check_whole, fail
 from vitreous.model.config import ViTConfig, check_classes
 from vitreous.model.init import small_, xavier_
+from vitreous.model.inputs import check_images
 from vitreous.model.options import Preprocessing
 from vitreous.model.segment_loss import IGNORED
 from vitreous.model.vit import ViT
@@ -56,6 +57,7 @@ class SegmenterConfig:
     decoder: Decoder = LinearDecoder()
     num_classes: int = 2
     labels: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()  # of each class in the masks that it learned from, and in those that it writes
 
     def __post_init__(self) -> None:
         check_kind("encoder", self.encoder, (ViTConfig,))
@@ -66,6 +68,10 @@ class SegmenterConfig:
             fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: a patch that is left out has no mask")
         check_whole("num_classes", self.num_classes, 2, IGNORED)  # masks hold 8 bits, and one number means none
         check_classes(self.num_classes, self.labels)
+        if self.ids and len(set(self.ids)) != self.num_classes:
+            fail("ids", self.ids, f"empty, or {self.num_classes} different ones: as many as there are classes")
+        for number in self.ids:
+            check_whole("ids", number, 0, 65_535)
 
     @property
     def image_size(self) -> Size:
@@ -103,6 +109,7 @@ class Segmenter(nn.Module):
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k h w"]:
         """An image that patches do not tile is padded with zeros, right and bottom, and what they got is cut off."""
+        check_images(images, self.config.channels)
         h, w = images.shape[2:]
         bottom, right = (-side % step for side, step in zip((h, w), self.config.unit, strict=True))
         padded = F.pad(images, (0, right, 0, bottom)) if bottom or right else images
@@ -176,6 +183,7 @@ def slide(
 
     Where windows overlap, their scores are averaged. An image that fits into one window is seen whole.
     """
+    check_images(images, model.config.channels)
     size = window or model.config.image_size
     b, _, h, w = images.shape
     total = torch.zeros(b, model.config.num_classes, h, w, device=images.device)

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from vitreous.model.kinds import AnyModel
-from vitreous.train.distributed import World, unwrap
+from vitreous.train.distributed import World
 from vitreous.train.ema import Ema
 from vitreous.train.lora import merged_state
 from vitreous.train.optim import Optimizers
@@ -50,9 +50,9 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name. The tensors are the live ones: filling them restores the run."""
-        weights = dict(unwrap(self.module).named_parameters())
+        weights = dict(self.module.named_parameters())
         tensors = {f"weights.{name}": weight.detach() for name, weight in weights.items()}
-        tensors |= {f"buffers.{name}": buffer for name, buffer in unwrap(self.module).named_buffers()}
+        tensors |= {f"buffers.{name}": buffer for name, buffer in self.module.named_buffers()}
         for part in self.optimizers.parts:
             for name, weight in weights.items():
                 for key, value in part.state.get(weight, {}).items():
@@ -102,7 +102,8 @@ def load(folder: Path, state: State, world: World) -> Progress:
         ) from error
     if left := sorted(reader.read_metadata().state_dict_metadata.keys() - tensors.keys()):
         raise ValueError(
-            f"{folder} cannot be gone on with: this run has no place for {len(left)} of its tensors, such as {left[-1]}"
+            f"{folder} cannot be gone on with: there is no place for {len(left)} of its tensors, such as {left[-1]}: "
+            "config.json must have what the run began with"
         )
     return progress
 

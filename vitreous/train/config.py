@@ -126,6 +126,12 @@ class TrainConfig:
         refuse_unused(self.task != "mae", self.masking, Masking(), "--task mpp", ("mpp_target",))
         refuse_unused(self.task != "mpp", self.masking, Masking(), "--task mae", ("decoder_width", "decoder_depth"))
         refuse_unused(self.task == "segment", self.segmenting, Segmenting(), "--task segment")
+        classified = self.task == "classify"
+        refuse_unused(classified, self, TrainConfig(data=""), "--task classify", ("smoothing", "flip_test"))
+        refuse_unused(classified, self.distillation, Distillation(), "--task classify", ("teacher",))
+        for name in ("mixup", "cutmix"):
+            if self.task in ("mae", "mpp") and getattr(self.augment, name):
+                fail(name, getattr(self.augment, name), f"left out, or 0, for --task {self.task}")
         refuse_unused(self.distillation.teacher is not None, self.distillation, Distillation(), "--teacher")
         if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
             fail("lora_rank", self.lora_rank, "left out, or used with --train-only lora")

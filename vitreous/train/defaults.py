@@ -139,7 +139,9 @@ class _Choices:
             self.notes.append("--cells 8: outlines finer than a patch")
             return
         if how.decoder is None and isinstance(self.start, SegmenterConfig):
-            self.notes.append(f"the decoder: {self.start.decoder}, as the checkpoint has it")
+            known = self.start.labels == self.data.mask_classes
+            what = "as the checkpoint has it" if known else "new, of the checkpoint's kind: the classes are others"
+            self.notes.append(f"the decoder: {self.start.decoder}, {what}")
 
     def light_decoder(self) -> None:
         """Of MAE."""

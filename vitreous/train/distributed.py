@@ -115,10 +115,3 @@ def synchronise(module: nn.Module, now: bool) -> Iterator[None]:
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(now)
     yield
-
-
-def unwrap(module: nn.Module) -> nn.Module:
-    """The module itself, without what shares its work or compiles it."""
-    if isinstance(module, DistributedDataParallel):
-        module = module.module
-    return getattr(module, "_orig_mod", module)

@@ -126,7 +126,7 @@ class Masking:
     decoder_width: int | None = None
     """Of mae; half of the encoder's where left out, 512 at most."""
     decoder_depth: int | None = None
-    """Of mae; a sixth of the encoder's where left out, from 2 to 8 blocks. More help features that stay frozen."""
+    """Of mae; a sixth of the encoder's where left out, 2 to 8 blocks. More help features that stay frozen."""
 
     def decoder_beside(self, encoder: ViTConfig) -> tuple[int, int]:
         """Width and depth of MAE's decoder: those asked for, or light ones beside this encoder.
@@ -144,7 +144,7 @@ class Masking:
 
     def check(self) -> None:
         if self.mask_rate is not None and not 0 < self.mask_rate < 1:
-            fail("mask_rate", self.mask_rate, "between 0 and 1")
+            fail("mask_rate", self.mask_rate, "more than 0 and less than 1")
         if self.decoder_width is not None:
             check_whole("decoder_width", self.decoder_width, 32, 2**16)
             if self.decoder_width % 32:

@@ -13,6 +13,7 @@ from vitreous.data.open import open_data
 from vitreous.data.source import DataSet
 from vitreous.model.checks import fail
 from vitreous.model.codec import from_dict, to_dict
+from vitreous.model.segmenter import SegmenterConfig
 from vitreous.train import loop
 from vitreous.train.checkpoint import Progress
 from vitreous.train.config import TrainConfig
@@ -23,6 +24,7 @@ from vitreous.train.setup import MakeTask, set_up
 from vitreous.train.start import check_start
 from vitreous.train.summary import summarise
 from vitreous.weights.files import atomic_file
+from vitreous.weights.load import describe
 
 
 def train(config: TrainConfig, command: str = "vitreous train", make_task: MakeTask | None = None) -> dict[str, Any]:
@@ -68,7 +70,9 @@ def train(config: TrainConfig, command: str = "vitreous train", make_task: MakeT
 def _open(config: TrainConfig) -> DataSet:
     where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
     if config.task == "segment":
-        return open_masked(config.data, **where, ignore=config.segmenting.ignore)
+        start = None if config.init is None else describe(config.init).config
+        order = start.labels if isinstance(start, SegmenterConfig) else ()  # so that its decoder is of use
+        return open_masked(config.data, **where, ignore=config.segmenting.ignore, order=order)
     return open_data(config.data, **where, labelled=config.task == "classify")
 
 

@@ -90,7 +90,7 @@ def set_up(config: TrainConfig, data: DataSet, world: World, make_task: MakeTask
             fail("checkpoint_blocks", True, "left out for a model without blocks")
         encoder.encoder.recompute = True
     wrapped = parallelise(module, world, config.parallel)
-    call = compiled(wrapped, config, world, make_task is None) if config.compile else wrapped
+    fast = compiled(wrapped, config, world, make_task is None) if config.compile else wrapped
     optimizers = build_optimizers(module, config.optim, depth)
     ema = Ema(model, config.optim.ema) if config.optim.ema is not None else None
     steps_per_epoch = len(data.train) // place.batch_size
@@ -101,7 +101,7 @@ def set_up(config: TrainConfig, data: DataSet, world: World, make_task: MakeTask
         world,
         task,
         State(model, module, optimizers, ema),
-        Stepper(task, wrapped, call, optimizers, world, dtype_of(config, world), config.accumulate, config.optim.clip),
+        Stepper(task, wrapped, fast, optimizers, world, dtype_of(config, world), config.accumulate, config.optim.clip),
         build_loader(config, data.train, model, world, place),
         steps_per_epoch,
         total,
@@ -156,7 +156,7 @@ def build_loader(config: TrainConfig, source: Source, model: AnyModel, world: Wo
 
 
 def compiled(module: nn.Module, config: TrainConfig, world: World, called_once: bool) -> nn.Module:
-    """The module, compiled; its thousand kernels are launched as one graph where the results may lie in fixed places.
+    """The module, compiled; its thousand kernels are launched as two graphs where results may lie in fixed places.
 
     A GPU waits for a host that launches them one by one where a step is short. But what a graph puts out is overwritten
     when it runs again, so gradients must not outlive one pass, nor be gathered by others, and a task that is not ours

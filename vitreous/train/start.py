@@ -24,7 +24,7 @@ from vitreous.weights.load import describe, load, load_encoder
 def build_model(config: TrainConfig, data: DataSet) -> AnyModel:
     """A preset or a checkpoint, with a head for the classes at hand, or with none where there is nothing to name."""
     if config.task == "segment":
-        return _segmenter(config, data.mask_classes)
+        return _segmenter(config, data.mask_classes, data.train.mask_ids)
     classes = data.classes if config.task == "classify" else ()
     if config.init is None:
         return _preset(config, classes)
@@ -52,7 +52,7 @@ def _preset(config: TrainConfig, classes: tuple[str, ...]) -> ViT | ResNet:
     return build(configure(config.model, len(classes), size, fields))
 
 
-def _segmenter(config: TrainConfig, classes: tuple[str, ...]) -> Segmenter:
+def _segmenter(config: TrainConfig, classes: tuple[str, ...], ids: tuple[int, ...]) -> Segmenter:
     """A segmenter with the same classes goes on as it is, unless another decoder is asked for; others get a new one."""
     if config.init is None:
         model: AnyModel = _preset(config, ())
@@ -60,6 +60,7 @@ def _segmenter(config: TrainConfig, classes: tuple[str, ...]) -> Segmenter:
         model = load(config.init, image_size=_size(config), overrides=_regularisation(config)).float()
     decoder = decoder_for(config.segmenting, model.config)
     if isinstance(model, Segmenter) and (model.config.labels, model.config.decoder) == (classes, decoder):
+        model.config = dataclasses.replace(model.config, ids=ids)
         return model
     encoder = encoder_of(model)
     if not isinstance(encoder, ViT):
@@ -69,7 +70,7 @@ def _segmenter(config: TrainConfig, classes: tuple[str, ...]) -> Segmenter:
     preprocessing = dataclasses.replace(encoder.config.preprocessing, fit="crop", crop_fraction=1.0)
     left_out = config.patch_dropout or 0.0
     encoder.config = dataclasses.replace(encoder.config, preprocessing=preprocessing, patch_dropout=left_out)
-    segmenter = build_segmenter(SegmenterConfig(encoder.config, decoder, len(classes), classes), encoder)
+    segmenter = build_segmenter(SegmenterConfig(encoder.config, decoder, len(classes), classes, ids), encoder)
     vars(segmenter)["provenance"] = provenance_of(model)
     return segmenter
 

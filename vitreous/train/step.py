@@ -24,22 +24,23 @@ class StepResult:
 class Stepper:
     """What stays the same from step to step.
 
-    `call` is what computes: the module itself, or the module compiled. Everything but a step uses `module`, for which
-    nothing is compiled again because a batch is smaller or gradients are not asked for.
+    `compiled` is what computes: the module, compiled where that is asked for. Everything but a step uses `module`, for
+    which nothing is compiled again because a batch is smaller or gradients are not asked for.
     """
 
     def __init__(
         self,
         task: Task,
         module: nn.Module,
-        call: nn.Module,
+        compiled: nn.Module,
         optimizers: Optimizers,
         world: World,
         precision: torch.dtype,
         accumulate: int = 1,
         clip: float = 0.0,
     ):
-        self.task, self.module, self.call, self.optimizers, self.world = task, module, call, optimizers, world
+        self.task, self.module, self.compiled = task, module, compiled
+        self.optimizers, self.world = optimizers, world
         self.precision, self.accumulate, self.clip = precision, accumulate, clip
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
         self.weights = [weight for weight in module.parameters() if weight.requires_grad]
@@ -54,7 +55,7 @@ class Stepper:
         for i, chunk in enumerate(chunks):
             with synchronise(self.module, i == len(chunks) - 1):
                 with self._autocast():
-                    loss, right = self.task.loss(self.call, chunk)
+                    loss, right = self.task.loss(self.compiled, chunk)
                 torch.autograd.backward(self.scaler.scale(loss * self.world.size / total))
             loss_sum += loss.detach()
             right_sum += right.detach()
@@ -68,7 +69,7 @@ class Stepper:
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP holds it in pieces
         skipped = (~norm.isfinite()).float()
         self.optimizers.step(skipped)
-        self.optimizers.zero_grad()
+        self.optimizers.zero_grad()  # to None: what a replayed graph puts out must not be kept until its next run
         if self.scaler.is_enabled():
             self.scaler.update()
             return torch.zeros_like(skipped)  # fp16 overflows now and then, by design: its scale goes down

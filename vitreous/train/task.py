@@ -57,7 +57,10 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """The sum of the losses over (part of) a prepared batch, and how many pictures are right."""
+        """The sum of the losses over (part of) a prepared batch, and how many pictures are right.
+
+        `module` is `self.module()`, which may be wrapped to be shared or compiled: something to call.
+        """
 
     @abstractmethod
     def measure(
