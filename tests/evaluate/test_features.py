@@ -17,6 +17,7 @@ from vitreous.evaluate.feature_cache import cached_features, digest
 from vitreous.evaluate.features import FeatureSet, extract
 from vitreous.infer import Predictor
 from vitreous.model.build import build
+from vitreous.model.checks import BadValue
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import IMAGENET, GlobalAverage
@@ -195,5 +196,5 @@ def test_whatever_features_depend_on_is_in_the_digest(folder: Source) -> None:
 
 def test_a_folder_that_cannot_be_is_said_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(BadValue, match="file', but must be a folder, and not a file"):
         cached_features(tmp_path / "file", random_model(), source(), CPU, workers=0)

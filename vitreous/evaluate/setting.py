@@ -50,5 +50,5 @@ def pick_part(data: DataSet, part: str | None) -> tuple[str, Source]:
     parts = {"train": data.train, "val": data.val} | ({"test": data.test} if data.test is not None else {})
     chosen = part or ("test" if data.test is not None else "val")
     if chosen not in parts:
-        raise ValueError(f"part is {chosen!r}, but {data.name} has {', '.join(parts)}")
+        raise ValueError(f"part is {chosen!r}, but {data.name} has {', '.join(parts)} ({data.note})")
     return chosen, parts[chosen]

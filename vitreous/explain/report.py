@@ -120,7 +120,12 @@ def _answer(study: Study, found: Findings) -> list[Html]:
             )
         )
     else:
-        parts.append(tag("p", "This checkpoint has no head: it makes features of a picture, and knows no classes."))
+        parts.append(
+            tag(
+                "p",
+                "This checkpoint has no head: it makes features, and gives a picture no class.",
+            )
+        )
     room = f"--least: {26 * _wideness(found.seen[0].path):.0f}rem"
     return [tag("div", tag("div", _picture(found.seen[0]), class_="one", style=room), *parts, class_="side")]
 

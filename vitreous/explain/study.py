@@ -152,7 +152,7 @@ def which_methods(model: ViT, with_picture: bool, asked: Sequence[str]) -> tuple
         if not with_picture and method in NEED_A_PICTURE:
             missing[method] = "no picture was given"
         elif not model.config.num_classes and method in NEED_A_HEAD:
-            missing[method] = "the checkpoint has no head, so it knows no classes"
+            missing[method] = "the checkpoint has no head, so it gives a picture no class"
     for method in asked:
         if method in missing:
             raise BadValue(f"methods has {method!r}, but {missing[method]}")

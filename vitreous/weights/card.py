@@ -12,7 +12,6 @@ from typing import Any
 
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.kinds import AnyConfig
-from vitreous.model.options import Preprocessing
 from vitreous.model.presets import PRESETS
 from vitreous.model.segmenter import LinearDecoder, SegmenterConfig
 
@@ -44,7 +43,7 @@ def model_card(
         _how_to_use_it(config, source),
         _table("Figures", ("", "value"), provenance.get("metrics")),
         _labels(config.labels, config.num_classes),
-        f"## Preprocessing\n\n{_preprocessing(config.preprocessing, config.image_size)}",
+        f"## Preprocessing\n\n{_preprocessing(config)}",
         _table("Provenance", ("", ""), rest),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -116,8 +115,8 @@ def _what_it_is(config: AnyConfig, parameters: int) -> str:
 
 def _how_to_use_it(config: AnyConfig, source: str) -> str:
     if isinstance(config, SegmenterConfig):
-        python = 'vitreous.SegmentPredictor(model)(["picture.jpg"])'
-        shell = f"vitreous predict {source} picture.jpg --out masks/"
+        python = 'vitreous.SegmentPredictor(model)(["picture.jpg"])[0].mask'
+        shell = f"vitreous predict {source} picture.jpg --out segmented/"
     elif config.num_classes:
         python, shell = 'vitreous.Predictor(model)(["picture.jpg"])', f"vitreous predict {source} picture.jpg"
     else:
@@ -139,9 +138,14 @@ def _labels(labels: Sequence[str], num_classes: int) -> str:
     return f"## Labels\n\n{len(labels):,}: {', '.join(plain(label, 40) for label in labels[:SHOWN_LABELS])}{more}"
 
 
-def _preprocessing(how: Preprocessing, size: tuple[int, int]) -> str:
-    height, width = size
-    if how.fit == "squash":
+def _preprocessing(config: AnyConfig) -> str:
+    how, (height, width) = config.preprocessing, config.image_size
+    if isinstance(config, SegmenterConfig):
+        fit = (
+            f"Resized ({how.interpolation}) to cover {height} x {width} pixels at its own aspect, and seen to its ends "
+            "through windows of that size, which overlap"
+        )
+    elif how.fit == "squash":
         fit = f"Resized to {height} x {width} pixels, whatever the aspect ({how.interpolation})"
     elif how.fit == "squash-crop":
         fit = (

@@ -86,8 +86,8 @@ def save(
     if format == "vitreous":
         save_folder(model, path, provenance)
     elif not isinstance(model, ViT):
-        kind = type(model).__name__
-        raise CannotHold(f"{format} holds Vision Transformers, and this is a {kind}: use format='vitreous'")
+        kind, part = type(model).__name__, ", or save its .encoder" if isinstance(model, Segmenter) else ""
+        raise CannotHold(f"{format} holds Vision Transformers, and this is a {kind}: use the format vitreous{part}")
     else:
         write_foreign(model, format_named(format), path, lossy)
     if repository is not None:
