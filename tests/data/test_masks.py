@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from masked_folders import CLASSES, folder, ids_of, write
-from pictures import encoded
+from pictures import encoded, smooth
 from vitreous.data.masks import open_masked
 from vitreous.data.source import Source
 
@@ -76,6 +76,24 @@ def test_of_two_folders_that_mean_masks_the_one_with_pictures_is_taken(tmp_path:
     assert len(open_masked(str(tmp_path)).train) == 3
     (tmp_path / "Annotations/0.png").write_bytes(encoded(ids_of(0)))
     with pytest.raises(ValueError, match="has 'Annotations', 'SegmentationClass', which mean the same: keep one"):
+        open_masked(str(tmp_path))
+
+
+def test_pascal_voc_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Most of its pictures have boxes only; which have masks, and in which part they are, is in its lists."""
+    for i in range(5):
+        write(tmp_path, f"2007_{i}", i, "JPEGImages", "SegmentationClass")
+    for name in ("boxes", "more"):
+        (tmp_path / f"JPEGImages/{name}.jpg").write_bytes(encoded(smooth(12, 16, 0), "JPEG"))
+    (tmp_path / "ImageSets/Segmentation").mkdir(parents=True)
+    for part, names in (("train", (3, 0)), ("val", (1,)), ("trainval", (0, 1, 3))):
+        (tmp_path / f"ImageSets/Segmentation/{part}.txt").write_text("".join(f"2007_{i}\n" for i in names))
+    data = open_masked(str(tmp_path))
+    assert sorted(data.train.name(i) for i in range(2)) == ["JPEGImages/2007_0.jpg", "JPEGImages/2007_3.jpg"]
+    assert [data.val.name(i) for i in range(len(data.val))] == ["JPEGImages/2007_1.jpg"]
+    assert "parts by ImageSets/Segmentation, which does not have 4 pictures" in data.note
+    (tmp_path / "ImageSets/Segmentation/val.txt").write_text("boxes")
+    with pytest.raises(ValueError, match=r"1 of 3 pictures has no mask: 'JPEGImages/boxes\.jpg'"):
         open_masked(str(tmp_path))
 
 

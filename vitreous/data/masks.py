@@ -2,6 +2,7 @@
 
 `images/[train|val|test/]...` beside `masks/[train|val|test/]...`, or `train/images` beside `train/masks` and so on. A
 mask is a PNG of class ids (mask_files.py) with its picture's path; `classes.txt` says what ids mean (mask_classes.py).
+Pascal VOC's folder is taken as it is: its lists say which of its pictures are for segmentation, and in which part.
 """
 
 import os
@@ -25,6 +26,7 @@ from vitreous.model.checks import check_real
 # What people call the two folders.
 PICTURES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
 MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass")
+LISTS = "ImageSets/Segmentation"  # of Pascal VOC: train.txt, val.txt, ... with a picture's name in each line
 UNLABELLED = ("picture",)  # every picture's class, where only pixels have one that matters
 
 
@@ -205,6 +207,7 @@ def _pair(root: Path, sides: Sequence[Side], notes: list[str]) -> tuple[list[str
     """The part of each pair, the pairs, and what is wrong with their names. A test part may lack masks altogether."""
     parts, pairs = [], []
     missing, alone, others, total = [], [], [], 0
+    lists, unlisted = _lists(root), 0
     for part, pictures, masks in sides:
         files = pictures_below(root, masks) if (root / masks).is_dir() else []
         pngs = {path for path in files if path.lower().endswith(".png")}
@@ -216,17 +219,22 @@ def _pair(root: Path, sides: Sequence[Side], notes: list[str]) -> tuple[list[str
         with_picture = set()
         for path in pictures_below(root, pictures):
             name = _name(path, pictures)
+            with_picture.add(name)
+            if lists and name not in lists:
+                unlisted += 1
+                continue
             total += 1
             if name in by_name:
-                parts.append(part)
+                parts.append(lists.get(name, part))
                 pairs.append((path, by_name[name]))
-                with_picture.add(name)
             else:
                 missing.append((path, os.path.join(masks, f"{name}.png")))
         alone += [path for name, path in by_name.items() if name not in with_picture]
     if not total:
         raise ValueError(f"{root} has no pictures in {listed([side.pictures for side in sides])}")
     problems = []
+    if lists:
+        notes.append(f"parts by {LISTS}, which does not have {plural(unlisted, 'picture')}")
     if missing:
         where = f"; that of {missing[0][0]!r} would be {missing[0][1]!r}"
         have = "has" if len(missing) == 1 else "have"
@@ -237,6 +245,12 @@ def _pair(root: Path, sides: Sequence[Side], notes: list[str]) -> tuple[list[str
     if others:
         problems.append(f"{plural(len(others), 'mask')} not in PNG, which keeps ids as they are: {listed(others, 3)}")
     return parts, pairs, problems
+
+
+def _lists(root: Path) -> dict[str, str]:
+    """The part of every picture that Pascal VOC's lists name; nothing where there are no lists."""
+    files = {part: root / LISTS / f"{part}.txt" for part in ("train", "val", "test")}
+    return {name: part for part, file in files.items() if file.is_file() for name in file.read_text().split()}
 
 
 def _holds_files(folder: Path) -> bool:
