@@ -175,6 +175,16 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         TrainConfig(data="x", task="mpp", augment=Augment(mixup=0.2)).check()
 
 
+@pytest.mark.parametrize(("kind", "target"), [("mae", "colour"), ("mpp", "pixels")])
+def test_pictures_are_to_be_looked_at_and_have_no_gradient(kind: str, target: Any, small: ViTConfig) -> None:
+    """A compiled step would pass gradients of zeros, as large as all pictures, through them."""
+    encoder = build_vit(dataclasses.replace(small, num_classes=0))
+    task = FillIn(encoder, kind, Masking(mpp_target=target), Augmentation(crop="none"), seed=0)
+    filled = task.fill(task.module(), *task.prepare(batch_of([0, 1]))[:3])
+    assert filled.losses.requires_grad
+    assert not filled.patches.requires_grad
+
+
 @pytest.mark.parametrize("rate", [0.01, 0.99])
 def test_something_is_seen_and_something_hidden_at_any_rate(rate: float, small: ViTConfig) -> None:
     encoder = build_vit(dataclasses.replace(small, num_classes=0))
@@ -182,8 +192,6 @@ def test_something_is_seen_and_something_hidden_at_any_rate(rate: float, small: 
     filled = task.fill(task.module(), *task.prepare(batch_of([0, 1]))[:3])
     assert filled.hidden.sum(1).tolist() == [1 if rate < 0.5 else 11] * 2  # of 12
     assert filled.losses.isfinite().all()
-    assert filled.losses.requires_grad
-    assert not filled.patches.requires_grad  # or compiled steps would pass gradients of zeros through it
 
 
 def test_the_decoder_is_chosen_aloud_and_kept_in_the_config(tmp_path: Path) -> None:
