@@ -59,8 +59,8 @@ def test_a_list_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_numbers_follow_ids_and_the_rest_is_ignored() -> None:
-    classes, table = number_classes({3: "sea", 300: "sky", 255: "sun"})
-    assert classes == ("sea", "sky", "sun")
+    classes, ids, table = number_classes({3: "sea", 300: "sky", 255: "sun"})
+    assert (classes, ids) == (("sea", "sky", "sun"), (3, 300, 255))
     assert table.dtype == np.uint8
     assert table[[3, 300, 255, 0, 65535]].tolist() == [0, 1, 2, 255, 255]
     assert np.count_nonzero(table != 255) == 3
@@ -78,3 +78,10 @@ def test_too_few_too_many_and_unknown_classes() -> None:
     with pytest.raises(ValueError, match="300 classes, but at most 255"):
         number_classes({i: str(i) for i in range(300)})
     assert len(number_classes({i: str(i) for i in range(256)}, ("7",))[0]) == 255
+
+
+def test_the_order_of_a_model_that_knows_the_same_classes_is_taken() -> None:
+    names = {1: "pet", 2: "background", 3: "border"}
+    classes, ids, table = number_classes(names, ("border",), order=("background", "pet"))
+    assert (classes, ids, table[[1, 2, 3]].tolist()) == (("background", "pet"), (2, 1), [1, 0, 255])
+    assert number_classes(names, (), order=("background", "pet"))[0] == ("pet", "background", "border")

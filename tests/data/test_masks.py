@@ -91,9 +91,11 @@ def test_pascal_voc_is_taken_as_it_is(tmp_path: Path) -> None:
     data = open_masked(str(tmp_path))
     assert sorted(data.train.name(i) for i in range(2)) == ["JPEGImages/2007_0.jpg", "JPEGImages/2007_3.jpg"]
     assert [data.val.name(i) for i in range(len(data.val))] == ["JPEGImages/2007_1.jpg"]
-    assert "parts by ImageSets/Segmentation, which does not have 4 pictures" in data.note
+    assert "parts by ImageSets/Segmentation, 4 pictures left out" in data.note
+    (tmp_path / "ImageSets/Segmentation/test.txt").write_text("more\n2007_4\n")  # of which one has a mask
+    assert open_masked(str(tmp_path)).test.name(0) == "JPEGImages/2007_4.jpg"  # type: ignore[union-attr]
     (tmp_path / "ImageSets/Segmentation/val.txt").write_text("boxes")
-    with pytest.raises(ValueError, match=r"1 of 3 pictures has no mask: 'JPEGImages/boxes\.jpg'"):
+    with pytest.raises(ValueError, match=r"1 of 4 pictures has no mask: 'JPEGImages/boxes\.jpg'"):
         open_masked(str(tmp_path))
 
 

@@ -1,5 +1,6 @@
 """Classes of masks go by their names: ids and their order are the data's own affair."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from vitreous.evaluate.segment_checkpoint import evaluate_segmenter
 from vitreous.evaluate.setting import Setting
 from vitreous.infer.segment_files import segment_files
 from vitreous.infer.segments import SegmentPredictor
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu, Preprocessing
 from vitreous.model.segmenter import LinearDecoder, Segmenter
 from vitreous.train.config import Augment, Optim, Segmenting, TrainConfig
 from vitreous.train.run import train
@@ -98,3 +102,16 @@ def test_classes_in_another_order_are_the_same_classes(run: Path, tmp_path: Path
     assert after.config.decoder == LinearDecoder(4)
     assert measured(after, other)["miou"] == before["miou"]
     torch.testing.assert_close(after.state_dict(), model.state_dict())
+
+
+def test_a_file_that_does_not_say_its_heads_is_told_them(run: Path, tmp_path: Path) -> None:
+    """As lucidrains': where they are not 64 wide, its tensors do not tell how many there are."""
+    sizes = {"image_size": (32, 32), "patch_size": (8, 8), "width": 32, "depth": 1, "num_heads": 2, "mlp_width": 32}
+    theirs = {"patch_method": "linear", "patch_norm": True, "qkv_bias": False, "mlp": Gelu("erf"), "norm_eps": 1e-5}
+    encoder = build(ViTConfig(**sizes, **theirs, num_classes=3, preprocessing=Preprocessing(mean=(0.0,), std=(1.0,))))
+    vitreous.save(encoder, tmp_path / "heads.pt", format="lucidrains")
+    start = config(run / "data", tmp_path / "run", init=tmp_path / "heads.pt")
+    train(dataclasses.replace(start, set=("num_heads=2",), steps=1))
+    model = vitreous.load(tmp_path / "run/best")
+    assert isinstance(model, Segmenter)
+    assert model.config.encoder.num_heads == 2

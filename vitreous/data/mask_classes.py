@@ -78,14 +78,14 @@ def found_classes(ids: Collection[int]) -> dict[int, str]:
 
 def number_classes(
     names: Mapping[int, str], ignore: Sequence[str] = (), order: Sequence[str] = ()
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """The classes to learn, and a table from ids to their numbers; every other id is IGNORED.
+) -> tuple[tuple[str, ...], tuple[int, ...], np.ndarray]:
+    """The classes to learn, their ids, and a table from ids to their numbers; every other id is IGNORED.
 
     They are numbered by their ids, or as a model that knows the same classes has them in its own `order`.
 
-    >>> classes, table = number_classes({1: "pet", 2: "background", 3: "border"}, ignore=("border",))
-    >>> classes, table[[1, 2, 3, 77]].tolist()
-    (('pet', 'background'), [0, 1, 255, 255])
+    >>> classes, ids, table = number_classes({1: "pet", 2: "background", 3: "border"}, ignore=("border",))
+    >>> classes, ids, table[[1, 2, 3, 77]].tolist()
+    (('pet', 'background'), (1, 2), [0, 1, 255, 255])
     """
     for name in ignore:
         if name not in names.values():
@@ -102,4 +102,4 @@ def number_classes(
         kept = dict(sorted(kept.items(), key=lambda one: list(order).index(one[1])))
     table = np.full(MOST_IDS, IGNORED, np.uint8)
     table[list(kept)] = np.arange(len(kept))
-    return tuple(kept.values()), table
+    return tuple(kept.values()), tuple(kept), table

@@ -56,7 +56,7 @@ class ShapesSource(Source):
 
     def __init__(self, count: int, size: int | Size, seed: int, part: str, ignore: Sequence[str] = ()):
         self.size, self.seed, self.part = as_size(size), seed, part
-        self.mask_classes, table = number_classes(dict(enumerate(("background", *CLASSES))), ignore)
+        self.mask_classes, self.mask_ids, table = number_classes(dict(enumerate(("background", *CLASSES))), ignore)
         self.ids = table[: 1 + len(CLASSES)]  # of the background and of each class
         self.labels = np.arange(count, dtype=np.int64) % len(CLASSES)
 

@@ -26,8 +26,7 @@ from vitreous.model.segmenter import SegmenterConfig
 from vitreous.threads import cores
 from vitreous.train.config import Augment, TrainConfig
 from vitreous.train.memory import fitting_batch, free_memory
-from vitreous.train.start import model_config
-from vitreous.weights.load import describe
+from vitreous.train.start import model_config, start_config
 
 # Parts that learn from few pictures: a convolution that tells position, and the mean of the patches. On the digits they
 # leave a quarter of the mistakes that learned positions and a class token make (0.992 against 0.964).
@@ -105,8 +104,7 @@ class _Choices:
 
     @functools.cached_property
     def start(self) -> AnyConfig | None:
-        """Of the checkpoint that the run starts from."""
-        return None if self.config.init is None else describe(self.config.init, parse_fields(self.config.set)).config
+        return start_config(self.config)
 
     def image_size(self) -> None:
         if self.config.image_size:

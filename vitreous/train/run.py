@@ -21,10 +21,9 @@ from vitreous.train.defaults import choose
 from vitreous.train.distributed import World, world
 from vitreous.train.progress import Progress as Display
 from vitreous.train.setup import MakeTask, set_up
-from vitreous.train.start import check_start
+from vitreous.train.start import check_start, start_config
 from vitreous.train.summary import summarise
 from vitreous.weights.files import atomic_file
-from vitreous.weights.load import describe
 
 
 def train(config: TrainConfig, command: str = "vitreous train", make_task: MakeTask | None = None) -> dict[str, Any]:
@@ -70,7 +69,7 @@ def train(config: TrainConfig, command: str = "vitreous train", make_task: MakeT
 def _open(config: TrainConfig) -> DataSet:
     where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
     if config.task == "segment":
-        start = None if config.init is None else describe(config.init).config
+        start = start_config(config)
         order = start.labels if isinstance(start, SegmenterConfig) else ()  # so that its decoder is of use
         return open_masked(config.data, **where, ignore=config.segmenting.ignore, order=order)
     return open_data(config.data, **where, labelled=config.task == "classify")

@@ -34,6 +34,11 @@ def build_model(config: TrainConfig, data: DataSet) -> AnyModel:
     return model
 
 
+def start_config(config: TrainConfig) -> AnyConfig | None:
+    """Of the checkpoint that the run starts from, with what the run says of it."""
+    return None if config.init is None else describe(config.init, parse_fields(config.set)).config
+
+
 def check_start(config: TrainConfig) -> None:
     """What can be wrong with the model, before the data is looked at."""
     if config.init is not None:
