@@ -2,8 +2,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import font_manager
 from PIL import Image
 
+from vitreous.data import fonts
 from vitreous.data.fonts import font_for
 from vitreous.data.sheet import CAPTION, GAP, THUMB, contact_sheet, write_sheet
 from vitreous.data.source import ArraySource
@@ -62,18 +66,56 @@ def test_a_sheet_is_a_png_and_nothing_else_is_made(tmp_path: Path, name: str) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_names_in_other_scripts_are_written_where_a_font_has_them() -> None:
-    """Two names of one length differ on the sheet, as they would not if both were told as a number."""
+def caption(name: str) -> np.ndarray:
+    one = ArraySource(np.zeros((1, 4, 4, 1), np.uint8), np.array([0]), (name,), "x")
+    return np.asarray(contact_sheet({"train": one}))[: GAP + CAPTION]
 
-    def caption(name: str) -> np.ndarray:
-        one = ArraySource(np.zeros((1, 4, 4, 1), np.uint8), np.array([0]), (name,), "x")
-        return np.asarray(contact_sheet({"train": one}))[: GAP + CAPTION]
 
-    assert (caption("кошка") != caption("class 0")).any()  # matplotlib brings a font that has these
-    if font_for("猫狗") is None:
-        pytest.skip("no font here has Chinese")
-    assert (caption("猫") != caption("狗")).any()
-    assert (caption("猫") != caption("class 0")).any()
+def test_names_in_cyrillic_are_written_with_the_font_that_matplotlib_ships() -> None:
+    assert (caption("кошка") != caption("class 0")).any()
+
+
+def test_names_in_chinese_are_written_where_a_font_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = font_manager.FontManager()
+    manager.ttflist = [font for font in manager.ttflist if font.name not in fonts.CJK]
+    monkeypatch.setattr(font_manager, "fontManager", manager)
+
+    def captions() -> list[np.ndarray]:
+        fonts._installed.cache_clear()
+        return [caption(name) for name in ("猫", "狗", "class 0")]
+
+    cat, dog, number = captions()
+    assert (cat == number).all()
+    assert (dog == number).all()
+    manager.addfont(font_with(tmp_path / "cjk.ttf", fonts.CJK[0], "猫狗 (),0123456789"))
+    cat, dog, number = captions()
+    fonts._installed.cache_clear()
+    assert (cat != dog).any()
+    assert (cat != number).any()
+
+
+def font_with(path: Path, family: str, letters: str) -> Path:
+    """A font whose glyphs are bars, each of another height."""
+    builder = FontBuilder(1000)
+    names = [".notdef", *(f"glyph{i}" for i in range(len(letters)))]
+    builder.setupGlyphOrder(names)
+    builder.setupCharacterMap({ord(letter): f"glyph{i}" for i, letter in enumerate(letters)})
+    glyphs = {}
+    for height, name in enumerate(names, start=2):
+        pen = TTGlyphPen(None)
+        pen.moveTo((100, 0))
+        for corner in ((100, 40 * height), (900, 40 * height), (900, 0)):
+            pen.lineTo(corner)
+        pen.closePath()
+        glyphs[name] = pen.glyph()
+    builder.setupGlyf(glyphs)
+    builder.setupHorizontalMetrics(dict.fromkeys(names, (1000, 100)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": family, "styleName": "Regular"})
+    builder.setupOS2(usWeightClass=400)
+    builder.setupPost()
+    builder.save(path)
+    return path
 
 
 def test_what_no_font_has_is_told_as_a_number() -> None:

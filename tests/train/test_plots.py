@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.evaluate.classify import Evaluation
-from vitreous.train import plots
+from vitreous.train import look, plots
 
 NASTY = ("猫", "$\\frac{$", "a" * 80, "\x00\n\t", "🐱", "<b>", "مرحبا", "\udcff", "")
 
@@ -164,9 +164,16 @@ def test_calibration_of_the_ignorant_and_the_certain(tmp_path: Path, skill: floa
     ],
     ids=lambda pictures: str([tuple(picture.shape) for picture in pictures[:2]]),
 )
-def test_grids_of_any_pictures(tmp_path: Path, pictures: list[Tensor]) -> None:
-    plots.grid(tmp_path / "x.png", [picture.byte() for picture in pictures], ["a → b\n(97%)"] * len(pictures))
-    assert ink(tmp_path / "x.png") > (0.3 if pictures else 0)
+def test_every_image_of_a_grid_is_drawn_at_its_aspect_ratio(tmp_path: Path, pictures: list[Tensor]) -> None:
+    width = 1.3
+    plots.grid(tmp_path / "x.png", [picture.byte() for picture in pictures], ["a → b\n(97%)"] * len(pictures), 8, width)
+    cell_width = 0.92 * width
+    cell_height = cell_width * min(max((p.shape[1] / p.shape[2] for p in pictures), default=0), 2)
+    scales = [min(cell_height / p.shape[1], cell_width / p.shape[2]) * look.DPI for p in pictures]
+    area = sum(p.shape[1] * p.shape[2] * scale**2 for p, scale in zip(pictures, scales, strict=True))
+    black = (pixels(tmp_path / "x.png").max(-1) < 10).sum()  # captions are dark grey, images black
+    assert black == pytest.approx(area, rel=0.03)
+    assert ink(tmp_path / "x.png") > 0
 
 
 def test_pixels_are_shown_as_they_are(tmp_path: Path) -> None:

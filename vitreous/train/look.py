@@ -1,4 +1,4 @@
-"""How the pictures of a run look: two greys and one accent colour on white, in a font that the machine has.
+"""How the pictures of a run look: two greys and one accent colour on white, in the font that matplotlib ships.
 
 matplotlib is imported where something is drawn; its Figure is used without pyplot, so nothing global is left behind.
 """
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
 INK, GREY, PALE, ACCENT = "#24292f", "#6e7781", "#d8dee4", "#1764ab"
 DPI = 150
-
-SANS = (
-    "Helvetica Neue",
-    "Arial",
-    "Segoe UI",
-    "Liberation Sans",
-    "Noto Sans",
-    "DejaVu Sans",
-)  # the last is always there
 
 
 def can_draw() -> bool:
@@ -119,13 +110,15 @@ def from_oklab(lab: np.ndarray) -> np.ndarray:
 
 @cache
 def _families() -> tuple[str, ...]:
-    """Installed fonts, best first; a glyph is taken from the first that has it."""
+    """Font families, best first; a glyph is taken from the first that has it.
+
+    DejaVu Sans comes with matplotlib, so a plot has the same size and line breaks on every machine.
+    """
     require()
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
-    sans = [name for name in SANS if name in installed]
-    return tuple(dict.fromkeys([*sans[:1], "DejaVu Sans", *(name for name in CJK if name in installed)]))
+    return ("DejaVu Sans", *(name for name in CJK if name in installed))
 
 
 @cache
