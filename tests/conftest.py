@@ -1,16 +1,28 @@
 """Shared by all tests: a fixed seed, and a small config that still has every part."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import jaxtyping
 import pytest
 
+from browser_path import skip_browser_tests
 from vitreous.threads import spin_briefly
 
 spin_briefly()  # before torch is loaded
 import torch  # noqa: E402
 
 from vitreous.model.config import ViTConfig  # noqa: E402
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the browser tests as a whole, so that the summary has one line for all of them."""
+    return True if collection_path == Path(__file__).parent / "browser" and skip_browser_tests() else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if skip_browser_tests():
+        terminalreporter.write_line("Browser tests skipped: no Chromium on the PATH. Install it to run them.")
 
 
 @pytest.fixture(autouse=True)

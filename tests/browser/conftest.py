@@ -1,9 +1,8 @@
-"""A real Chromium before a real server. Without Chromium these tests are skipped, and say so; where the variable
-VITREOUS_BROWSER is "required", as in continuous integration, they fail instead."""
+"""A real Chromium before a real server. Without Chromium these tests are skipped (see tests/conftest.py); where the
+variable VITREOUS_BROWSER is "required", as in continuous integration, they fail instead."""
 
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import torch
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 import vitreous
+from browser_path import NAMES, browser_path
 from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig
 from vitreous.model.options import GlobalAverage
@@ -63,13 +63,9 @@ class Watch:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """Closed with the last test of a file: Playwright runs an event loop, and tests of the server want their own."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next((found for name in names if (found := shutil.which(name))), None)
+    path = browser_path()
     if path is None:
-        words = "no Chromium on this machine: apt-get install chromium"
-        if os.environ.get("VITREOUS_BROWSER") == "required":
-            pytest.fail(words)
-        pytest.skip(words)
+        pytest.fail(f"no Chromium on the PATH under any of the names {', '.join(NAMES)}")
     with sync_playwright() as drivers:
         browser = drivers.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
