@@ -3,7 +3,6 @@
 A folder may hold one such file, or many that an index names. No code in any of them is executed.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitreous.json_files import read_json_object
 from vitreous.weights.contents import content_of
 from vitreous.weights.format import Found
 from vitreous.weights.npz import read_npz, write_npz
@@ -24,7 +24,6 @@ PICKLES = (".pt", ".pth", ".bin", ".pdparams", ".ckpt")
 SUFFIXES = (".safetensors", ".npz", *PICKLES)
 NO_TARS = (".pt.tar", ".pth.tar", ".ckpt.tar")  # so many scripts call what torch.save writes
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
-MAX_JSON_BYTES = 1 << 26
 
 # What transformers and timm call their weights in a folder, in the order in which they are looked for.
 USUAL = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -40,7 +39,7 @@ def open_found(path: Path) -> Found:
         raise not_there(path)
     config, config_file = {}, file.parent / "config.json"
     if (path.is_dir() or file.name in USUAL) and config_file.is_file():
-        path, config = file.parent, read_json(config_file)
+        path, config = file.parent, read_json_object(config_file, BadCheckpoint)
     content = read_file(file)
     forget = content.forget if isinstance(content, Mapped) else lambda: None
     tensors, inside = unwrapped(content, path)
@@ -88,7 +87,7 @@ def read_file(file: Path) -> Any:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json_object(index, BadCheckpoint).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise BadCheckpoint(f"{index} has no weight_map, which says what is where")
     tensors = Mapped()
@@ -104,19 +103,6 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     if missing := [name for name in weight_map if name not in tensors]:
         raise BadCheckpoint(f"{index} promises {missing[0]} and {len(missing) - 1} more that its files do not have")
     return tensors
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """An object from a JSON file of a reasonable size."""
-    if (size := file.stat().st_size) > MAX_JSON_BYTES:
-        raise BadCheckpoint(f"{file} has {size:,} bytes, but must have at most {MAX_JSON_BYTES:,}")
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BadCheckpoint(f"{file} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise BadCheckpoint(f"{file} holds a {type(document).__name__}, but must hold an object")
-    return document
 
 
 def write_file(tensors: Mapping[str, Tensor], path: Path, under: str | None = None) -> None:

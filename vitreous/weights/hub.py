@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import vitreous
+from vitreous.json_files import MAX_JSON_BYTES
 from vitreous.model.checks import fail
-from vitreous.weights.containers import MAX_JSON_BYTES, PICKLES, USUAL
+from vitreous.weights.containers import PICKLES, USUAL
 from vitreous.weights.hub_errors import line, refusal
 from vitreous.weights.tensors import BadCheckpoint
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from vitreous.json_files import read_json_object
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Preprocessing
-from vitreous.weights.containers import read_json
 from vitreous.weights.format import Found, Inference
 from vitreous.weights.huggingface_config import Family, family_in
 from vitreous.weights.huggingface_json import Size, flag, numbers, real, size, whole, word
@@ -55,7 +55,7 @@ def infer_preprocessing(found: Found, guess: Inference) -> None:
     if not file.is_file():
         guess.prepare(f"there is no {FILE}: that of the published models", PUBLISHED[family])
         return
-    document = read_json(file)
+    document = read_json_object(file, BadCheckpoint)
     said = word(file, document, "image_processor_type", word(file, document, "feature_extractor_type", ""))
     kind = next((kind for kind in DEFAULTS if said.startswith(kind)), PROCESSORS[family])
     document = DEFAULTS[kind] | {key: value for key, value in document.items() if value is not None}

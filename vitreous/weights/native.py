@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 import vitreous
+from vitreous.json_files import read_json_object
 from vitreous.model.blank import build_blank, fill
 from vitreous.model.checks import BadValue, suggestion
 from vitreous.model.codec import decode, to_dict
@@ -33,7 +34,6 @@ from vitreous.weights.tensors import BadCheckpoint, check_tensors, read_header, 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 VERSION = 1
 FIELDS = ("format", "version", "model", "provenance")
-MAX_CONFIG_BYTES = 1 << 26  # the names of ten thousand classes take a fraction of one percent of it
 
 
 @dataclass(frozen=True)
@@ -185,16 +185,12 @@ def _folder(path: str | os.PathLike[str]) -> Path:
 
 def _read_document(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
-    if (size := file.stat().st_size) > MAX_CONFIG_BYTES:
-        raise BadCheckpoint(f"{file} has {size:,} bytes, but must have at most {MAX_CONFIG_BYTES:,}")
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BadCheckpoint(f"{file} is not JSON: {error}") from error
-    said = document.get("format") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or said != "vitreous":
+    document = read_json_object(file, BadCheckpoint)
+    if (format := document.get("format")) != "vitreous":
         if_run(folder)
-        raise BadCheckpoint(f"{file} says format {said!r}, but must say 'vitreous': it is not a checkpoint of ours")
+        raise BadCheckpoint(
+            f"{file} has format {format!r:.80}, but must have 'vitreous': it is not a checkpoint of ours"
+        )
     return document
 
 

@@ -82,7 +82,7 @@ def test_a_preset_is_no_checkpoint(format: str | None) -> None:
         (lambda d: d["model"].update(norm_eps=float("nan")), r"norm_eps is nan, but must be a number"),
         (lambda d: d.pop("model"), r"model is None, but must be an object whose kind is one of"),
         (lambda d: d.update(model=[]), r"model is \[\], but must be an object whose kind is one of"),
-        (lambda d: d.update(format="timm"), r"says format 'timm', but must say 'vitreous'"),
+        (lambda d: d.update(format="timm"), r"has format 'timm'.*'vitreous'"),
         (lambda d: d.update(version=2), r"has version 2, but this Vitreous reads version 1"),
         (lambda d: d.update(provenence={}), r"'provenence' is not a field .* \(did you mean 'provenance'\?\)"),
         (lambda d: d.update(provenance=1), r"provenance is 1, but must be an object"),
@@ -98,10 +98,10 @@ def test_a_wrong_config_is_explained(saved: Path, change: Any, message: str) -> 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "vitreous", ', "[" * 100_000, "1" * 5000, "\x00"])
 def test_a_config_that_is_no_config(saved: Path, text: str) -> None:
     (saved / "config.json").write_text(text)
-    with pytest.raises(BadCheckpoint, match=r"config.json (is not JSON|says format None)"):
+    with pytest.raises(BadCheckpoint, match=r"config.json (is not JSON|holds a|has format None|is nested too deeply)"):
         load_folder(saved)
     (saved / "config.json").write_bytes(b"\xff\xfe{}")
-    with pytest.raises(BadCheckpoint, match=r"config.json is not JSON"):
+    with pytest.raises(BadCheckpoint, match=r"config.json (is not JSON|is nested too deeply)"):
         load_folder(saved)
 
 
