@@ -17,7 +17,7 @@ from vitreous.weights.npz import read_npz, write_npz
 from vitreous.weights.pdparams import write_pdparams
 from vitreous.weights.pickles import read_pickle
 from vitreous.weights.refusal import if_run, not_there
-from vitreous.weights.tensors import BadCheckpoint, Mapped, read_tensors, write_tensors
+from vitreous.weights.tensors import BadCheckpoint, Mapped, check_count, read_tensors, write_tensors
 from vitreous.weights.wrappers import kind_of, unwrapped
 
 PICKLES = (".pt", ".pth", ".bin", ".pdparams", ".ckpt")
@@ -90,6 +90,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     weight_map = read_json_object(index, BadCheckpoint).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise BadCheckpoint(f"{index} has no weight_map, which says what is where")
+    check_count(index, len(weight_map))
     tensors = Mapped()
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name:
@@ -100,6 +101,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         if not isinstance(shard, dict):
             raise BadCheckpoint(f"{index.parent / name} holds {kind_of(shard)}, but must hold tensors by name")
         tensors = Mapped(tensors | shard, *tensors.files, *(shard.files if isinstance(shard, Mapped) else ()))
+        check_count(index, len(tensors))
     if missing := [name for name in weight_map if name not in tensors]:
         raise BadCheckpoint(f"{index} promises {missing[0]} and {len(missing) - 1} more that its files do not have")
     return tensors

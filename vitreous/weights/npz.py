@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitreous.weights.arrays import CODES, ArrayType, array_type, as_tensor, count
 from vitreous.weights.refusal import Refused, naming, shown
+from vitreous.weights.tensors import MAX_TENSORS
 from vitreous.weights.zips import BROKEN, Member, opened_zip
 
 MOST_BYTES = 1 << 36  # 64 GiB, all arrays together: thirty times a ViT-g in float32
@@ -72,6 +73,8 @@ def write_npz(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def _check_sizes(members: list[Member], length: int) -> None:
+    if len(members) > MAX_TENSORS:
+        raise Refused(f"holds {len(members):,} arrays, but must hold at most {MAX_TENSORS:,}")
     total = sum(member.size for member in members)
     if total > max(HARMLESS, min(MOST_BYTES, MOST_RATIO * length)):
         raise Refused(

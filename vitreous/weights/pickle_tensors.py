@@ -16,8 +16,8 @@ from vitreous.weights.pickle_machine import checked_key
 from vitreous.weights.pickle_maker import ADVICE, Ignored, Maker
 from vitreous.weights.pickle_names import Bystander, Function, StorageType, find
 from vitreous.weights.refusal import Refused, shown
+from vitreous.weights.tensors import MAX_TENSORS
 
-MOST_TENSORS = 20_000
 MOST_PAIRS = 500_000
 SHARING = 8  # tensors may share their bytes, but in all be no more than so many times the file
 HARMLESS = 1 << 26
@@ -201,13 +201,16 @@ class TensorMaker(Maker):
                 f"holds a tensor of shape {list(shape)} at element {offset} and with steps of {steps}, "
                 f"but its storage {shown(storage.key)} has {held:,} elements"
             )
-        self._tensors += 1
+        self._count_tensor()
         self._tensor_bytes += numbers * dtype.itemsize
-        if self._tensors > MOST_TENSORS:
-            raise Refused(f"holds more than {MOST_TENSORS:,} tensors")
         if self._tensor_bytes > (most := HARMLESS + SHARING * self.length):
             raise Refused(f"holds tensors of more than {most:,} bytes in all, but has only {self.length:,}")
         return View(storage, dtype, int(offset), shape, stride)
+
+    def _count_tensor(self) -> None:
+        self._tensors += 1
+        if self._tensors > MAX_TENSORS:
+            raise Refused(f"holds more than {MAX_TENSORS:,} tensors")
 
     def _filled(self, array: Array, kind: NumpyType, shape: tuple[Any, ...], fortran: bool, data: object) -> Array:
         match data:
@@ -223,6 +226,7 @@ class TensorMaker(Maker):
         array.kind, array.shape, array.fortran, array.data = array_type(kind.order + kind.code), shape, fortran, data
         if held != (needed := count(shape) * array.kind.dtype.itemsize):
             raise Refused(f"holds an array of shape {list(shape)}, which takes {needed:,} bytes, but has {held:,}")
+        self._count_tensor()
         self._array_bytes += needed
         if self._array_bytes > HARMLESS + self.length:  # each is copied out of the file; the same one, only once
             raise Refused(f"holds arrays of more than {self._array_bytes:,} bytes, but has only {self.length:,}")

@@ -32,6 +32,8 @@ STORED = {name: dtype for dtype, name in NAMES.items()} | {  # these can be read
     "F8_E5M2": torch.float8_e5m2,
 }
 ALIGNMENT = 64  # bytes: a cache line, and torch's own
+MAX_TENSORS = 30_000  # in one checkpoint: more than 1,024 blocks with all parts have
+MAX_HEADER_BYTES = 400 * MAX_TENSORS
 MOST = 1 << 48  # elements that a tensor without any would have, were its empty sides not empty
 
 
@@ -69,13 +71,24 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """The tensors' names, types and shapes; their numbers are not read."""
+    """Read the names, types and shapes of the tensors, but not their data."""
     try:
+        with open(file, "rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+        if MAX_HEADER_BYTES < size <= file.stat().st_size:  # a longer one is no header, or a truncated file
+            raise BadCheckpoint(f"{file} has a header of {size:,} bytes, but must have at most {MAX_HEADER_BYTES:,}")
         with safe_open(file, framework="pt") as tensors:
+            check_count(file, len(tensors.keys()))
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
             return {name: Entry(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise BadCheckpoint(f"{file} cannot be read: {error}") from error
+
+
+def check_count(file: Path, tensors: int) -> None:
+    """Refuse more tensors than any Vision Transformer has: each of them takes time, even an empty one."""
+    if tensors > MAX_TENSORS:
+        raise BadCheckpoint(f"{file} has {tensors:,} tensors, but must have at most {MAX_TENSORS:,}")
 
 
 class Mapped(dict[str, Tensor]):
