@@ -48,6 +48,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "DINOv2": ("Dinov2Model", "Dinov2Config", DINO | {"layer_norm_eps": 1e-3}),
     "DINOv2, SwiGLU": ("Dinov2Model", "Dinov2Config", DINO | {"use_swiglu_ffn": True, "layerscale_value": 0.5}),
     "DINOv2, registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", DINO | {"num_register_tokens": 3}),
+    "ViTMSN": ("ViTMSNForImageClassification", "ViTMSNConfig", VIT),
+    "ViTMSN, base": ("ViTMSNModel", "ViTMSNConfig", VIT | {"layer_norm_eps": 1e-3}),
     "ViTMAE": ("ViTMAEModel", "ViTMAEConfig", MAE),
     "ViTMAE, with its decoder": ("ViTMAEForPreTraining", "ViTMAEConfig", MAE),
 }

@@ -1,4 +1,4 @@
-"""transformers' folders: ViT, DeiT, DINOv2 with and without registers, and the encoder of ViTMAE.
+"""transformers' folders: ViT, DeiT, ViTMSN, DINOv2 with and without registers, and the encoder of ViTMAE.
 
 The table has the names that `save_pretrained` writes, which are those of version 4, without the name of the base model
 in front; the names that models of version 5 have in memory are read as well. What config.json and

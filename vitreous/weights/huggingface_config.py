@@ -18,7 +18,9 @@ from vitreous.weights.format import Found, Inference
 from vitreous.weights.huggingface_json import flag, rate, real, size, whole, word
 from vitreous.weights.tensors import BadCheckpoint
 
-Family = Literal["vit", "deit", "vit_mae", "dinov2", "dinov2_with_registers"]  # what config.json calls `model_type`
+Family = Literal[
+    "vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_registers"
+]  # what config.json calls `model_type`
 
 # How the names of transformers' classes begin.
 CLASSES: dict[Family, str] = {
@@ -31,6 +33,7 @@ EPS: dict[Family, float] = {
     "vit": 1e-12,
     "deit": 1e-12,
     "vit_mae": 1e-12,
+    "vit_msn": 1e-6,
     "dinov2": 1e-6,
     "dinov2_with_registers": 1e-6,
 }
@@ -55,7 +58,7 @@ def family_of(config: ViTConfig) -> Family:
 
 
 def family_in(found: Found) -> Family:
-    """Which of transformers' models these tensors are; config.json has no say but must not say another."""
+    """Which of transformers' models these tensors are; ViT, ViTMAE and ViTMSN share them, and config.json decides."""
     said = word(found.path, found.config, "model_type", "")
     if said and said not in EPS:
         raise BadCheckpoint(f"{found.path} has model_type {said!r}, but must have one of {', '.join(EPS)}")
@@ -64,6 +67,8 @@ def family_in(found: Found) -> Family:
         return "dinov2_with_registers" if "embeddings.register_tokens" in names else "dinov2"
     if "embeddings.distillation_token" in names:
         return "deit"
+    if said == "vit_msn":
+        return "vit_msn"
     return "vit_mae" if said == "vit_mae" or "decoder.decoder_pred.weight" in names else "vit"
 
 

@@ -31,6 +31,7 @@ PROCESSORS: dict[Family, str] = {
     "vit": "ViT",
     "deit": "DeiT",
     "vit_mae": "ViT",
+    "vit_msn": "ViT",
     "dinov2": "Bit",
     "dinov2_with_registers": "Bit",
 }
@@ -40,6 +41,7 @@ PUBLISHED: dict[Family, Preprocessing] = {
     "vit": Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear"),
     "deit": Preprocessing(mean=IMAGENET.mean, std=IMAGENET.std, fit="squash-crop"),
     "vit_mae": Preprocessing(mean=IMAGENET.mean, std=IMAGENET.std, fit="squash", crop_fraction=1.0),
+    "vit_msn": Preprocessing(IMAGENET.mean, IMAGENET.std, "squash", crop_fraction=1.0, interpolation="bilinear"),
     "dinov2": IMAGENET,
     "dinov2_with_registers": IMAGENET,
 }
