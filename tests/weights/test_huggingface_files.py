@@ -243,7 +243,7 @@ def test_a_crop_that_is_not_square_needs_leave(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"model_type": "beit"}, r"model_type 'beit', but must have one of vit, deit"),
+        ({"model_type": "beit"}, r"is 'beit' of transformers .model_type in config.json., which has no counterpart"),
         ({"hidden_act": "quick_gelu"}, r"hidden_act 'quick_gelu', but must have one of gelu"),
         ({"num_attention_heads": "many"}, r"num_attention_heads is 'many', but must be a whole number"),
         ({"num_attention_heads": 7}, r"num_heads is 7, but must be a divisor of width \(64\)"),

@@ -168,26 +168,55 @@ def test_learned_rotations_are_seen_in_a_file_too(tmp_path: Path) -> None:
         vitreous.load(tmp_path / "m.pt")
 
 
+# Classes of transformers', and what their tensors alone are called.
 OTHERS_OF_TRANSFORMERS = {
-    "DINOv3ViT": "DINOv3 (transformers), whose queries and keys are rotated",
-    "SiglipVision": "a tower of CLIP or SigLIP (transformers)",
-    "CLIPVision": "a tower of CLIP or SigLIP (transformers)",
+    "ASTModel": "Audio Spectrogram Transformer",
+    "BeitModel": "BEiT",
+    "BeitForImageClassification": "BEiT",
+    "BlipVisionModel": "like CLIP's",
+    "CLIPVisionModel": "like CLIP's",
+    "Data2VecVisionModel": "Data2Vec",
+    "DINOv3ViTModel": "DINOv3",
+    "DPTForDepthEstimation": "DPT",
+    "EomtForUniversalSegmentation": "EoMT",
+    "HieraModel": "Hiera",
+    "IJepaModel": "I-JEPA",
+    "InternVLVisionModel": "InternVL",
+    "SiglipVisionModel": "SigLIP",
+    "SwinModel": "a Swin Transformer",
+    "SwinForImageClassification": "a Swin Transformer",
+    "Swinv2Model": "a Swin Transformer",
+    "TimesformerModel": "TimeSformer",
+    "VideoMAEModel": "VideoMAE",
+    "VideoMAEForVideoClassification": "VideoMAE",
+    "VitDetModel": "ViTDet",
+    "VitPoseBackbone": "ViTPose",
+    "VivitModel": "ViViT",
+    "YolosModel": "YOLOS",
 }
 
 
 @pytest.mark.parametrize("name", OTHERS_OF_TRANSFORMERS)
 def test_other_models_of_transformers_are_called_by_their_names(name: str, tmp_path: Path) -> None:
-    transformers = import_transformers()
-    config = getattr(transformers, f"{name}Config")(**THEIRS, intermediate_size=96)
-    getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path)
+    kind = getattr(import_transformers(), name)
+    usual = kind.config_class()
+    small = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 96}
+    if "Swin" in name:
+        small = {"embed_dim": 64, "depths": [1, 1], "num_heads": [1, 2]}
+    elif "Hiera" in name:
+        small = {"depths": [1, 1, 1, 1]}
+    elif "DPT" in name:
+        small |= {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "fusion_hidden_size": 16}
+    config = kind.config_class(**{key: value for key, value in small.items() if hasattr(usual, key)})
+    kind(config).save_pretrained(tmp_path)
     with pytest.raises(BadCheckpoint) as refusal:
         vitreous.load(tmp_path)
     expected = f"is '{config.model_type}' of transformers (model_type in config.json), which has no counterpart here"
     assert expected in str(refusal.value)
     (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")
-    with pytest.raises(BadCheckpoint) as refusal:
+    with pytest.raises(BadCheckpoint, match="which has no counterpart here") as refusal:
         vitreous.load(tmp_path / "alone.safetensors")
-    assert f"is {OTHERS_OF_TRANSFORMERS[name]}, which has no counterpart here" in str(refusal.value)
+    assert OTHERS_OF_TRANSFORMERS[name] in str(refusal.value)
 
 
 def test_a_vit_of_transformers_with_other_names_is_not_said_to_have_no_counterpart(tmp_path: Path) -> None:

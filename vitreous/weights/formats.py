@@ -1,7 +1,5 @@
 """All formats, in the order in which a checkpoint is tried: those with marks of their own before their relatives."""
 
-import re
-
 from vitreous.model.checks import check_choice
 from vitreous.weights.big_vision import BigVision
 from vitreous.weights.dinov2 import DinoV2
@@ -17,6 +15,7 @@ from vitreous.weights.refusal import shown
 from vitreous.weights.tensors import BadCheckpoint
 from vitreous.weights.timm import Timm
 from vitreous.weights.torchvision import Torchvision
+from vitreous.weights.unsupported import unsupported_model
 
 FOREIGN: tuple[Format, ...] = (
     Google(),
@@ -52,34 +51,27 @@ def format_named(name: str) -> Format:
     return next(format for format in FOREIGN if format.name == own_name(name))
 
 
-# Tensors by which models are known that have no counterpart here.
-STRANGERS = {
-    r"(^|\.)embeddings\.(class_embedding|patch_embedding\.weight)$": "a tower of CLIP or SigLIP (transformers)",
-    r"(^|\.)embeddings\.patch_embeddings\.weight$": "DINOv3 (transformers), whose queries and keys are rotated",
-    r"(^|\.)visual\.conv1\.weight$": "CLIP (OpenAI, open_clip), which has a norm before the first block",
-    r"(^|\.)layers\.0\.blocks\.0\.": "a Swin Transformer",
-    r"(^|\.)layer1\.0\.conv1\.weight$": "a ResNet",
-}
-
-
 def detect(found: Found) -> Format:
     """The format whose names these are."""
+    _refuse_unsupported(found)
     for format in FOREIGN:
         if format.recognises(found):
             return format
-    stranger = _stranger(found)
     names = ", ".join(shown(name) for name in list(found.tensors)[:4])
     raise BadCheckpoint(
-        f"{found.path} is {stranger or 'of no known format'}; its {len(found.tensors)} tensors are called {names}, ... "
+        f"{found.path} is of no known format; its {len(found.tensors)} tensors are called {names}, ... "
         f"(known: {', '.join(NAMES)})"
     )
 
 
-def _stranger(found: Found) -> str:
-    """What a model without a counterpart is, if its config.json or its tensors tell."""
-    for key, system in (("model_type", "transformers"), ("architecture", "timm")):
-        if isinstance(name := found.config.get(key), str) and name not in FAMILIES:
-            return f"{name!r:.80} of {system} ({key} in config.json), which has no counterpart here"
-    kinds = (kind for mark, kind in STRANGERS.items() if any(re.search(mark, name) for name in found.tensors))
-    kind = next(kinds, "")
-    return f"{kind}, which has no counterpart here" if kind else ""
+def _refuse_unsupported(found: Found) -> None:
+    """Refuse a model without a counterpart by its name, from config.json or from its tensors."""
+    model_type, architecture = (found.config.get(key) for key in ("model_type", "architecture"))
+    if isinstance(model_type, str) and model_type not in FAMILIES:
+        kind = f"{model_type!r:.80} of transformers (model_type in config.json)"
+    elif isinstance(architecture, str) and not any(format.recognises(found) for format in FOREIGN):
+        kind = f"{architecture!r:.80} of timm (architecture in config.json)"
+    else:
+        kind = unsupported_model(found)
+    if kind:
+        raise BadCheckpoint(f"{found.path} is {kind}, which has no counterpart here (known: {', '.join(NAMES)})")
