@@ -16,7 +16,7 @@ import vitreous
 from vitreous.evaluate.verb import evaluate
 from vitreous.explain.verb import explain
 from vitreous.model.checks import suggestion
-from vitreous.refuse import refuse
+from vitreous.refuse import print_own_warnings, refuse
 from vitreous.serve.verb import serve
 from vitreous.threads import spin_briefly
 from vitreous.train.config import TrainConfig
@@ -30,6 +30,7 @@ PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # whoever wants none leaves the flag o
 def main() -> None:
     """Entry point of the `vitreous` command."""
     spin_briefly()
+    print_own_warnings()
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word == "--version":
         print(f"vitreous {vitreous.__version__}")
@@ -74,6 +75,7 @@ def train(config: OmitArgPrefixes[TrainConfig]) -> None:
 def train_recipe(config: TrainConfig) -> None:
     """What a recipe's `python -m recipes.NAME` runs: its config, with whatever flags change."""
     spin_briefly()
+    print_own_warnings()
     try:
         _train(tyro.cli(TrainConfig, default=config, config=FLAGS), shlex.join(["python", *sys.argv]))
     except (ValueError, OSError) as error:

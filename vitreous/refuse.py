@@ -1,8 +1,9 @@
-"""How the command line says no."""
+"""Errors and warnings on the command line: one clear line on stderr."""
 
 import os
 import sys
-from typing import NoReturn
+import warnings
+from typing import NoReturn, TextIO
 
 from vitreous.model.checks import BadValue
 
@@ -16,6 +17,33 @@ def refuse(error: Exception) -> NoReturn:
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes it
         sys.exit(1)
-    text = "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in str(error))
-    print(f"vitreous: {text}", file=sys.stderr)
+    print(f"vitreous: {_printable(error)}", file=sys.stderr)
     sys.exit(2 if isinstance(error, BadValue) else 1)
+
+
+def print_own_warnings() -> None:
+    """Print warnings of ours as one line on stderr, without the place in the code; others stay as they are.
+
+    Of the processes that torchrun starts, only the first prints them.
+    """
+    usual = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not category.__module__.startswith("vitreous."):
+            usual(message, category, filename, lineno, file, line)
+        elif os.environ.get("RANK", "0") == "0":
+            print(f"vitreous: warning: {_printable(message)}", file=sys.stderr)
+
+    warnings.showwarning = show
+
+
+def _printable(text: object) -> str:
+    """Escape what a terminal would interpret: names in the text may come from untrusted files."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in str(text))

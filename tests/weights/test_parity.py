@@ -59,7 +59,7 @@ def test_convert_says_what_it_took_by_convention(tmp_path: Path, capsys: pytest.
     vitreous.save(model, tmp_path / "x.safetensors", format="timm")
     convert(tmp_path / "x.safetensors", tmp_path / "back", "vitreous")
     assert "taken by convention: num_heads" in capsys.readouterr().out
-    assert "num_heads: as published" in (tmp_path / "back" / "config.json").read_text()
+    assert "num_heads: 64 dimensions per head" in (tmp_path / "back" / "config.json").read_text()
 
 
 def test_convert_says_what_the_format_does_not_keep(

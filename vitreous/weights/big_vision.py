@@ -72,7 +72,7 @@ class BigVision(Format):
         pooled = f"{POOL}/probe" in found.tensors
         averaged = AttentionPool() if pooled else GlobalAverage("before")
         guess.set(pool=ClassToken() if guess.fields["class_token"] else averaged)
-        guess.assume("big_vision's", norm_eps=1e-6, mlp=Gelu("tanh"))
+        guess.follow("big_vision's", norm_eps=1e-6, mlp=Gelu("tanh"))
         if pooled and not guess.fields["num_classes"]:
             squashed = Preprocessing(fit="squash", interpolation="bilinear")
             guess.assume("that of SigLIP, which resizes to the square", preprocessing=squashed)
@@ -125,7 +125,7 @@ def _without_positions(guess: Inference, patch: Size, image_size: Any) -> None:
         guess.set(image_size=as_size(given))
     else:
         usual = tuple(max(224 // side, 1) * side for side in patch)
-        guess.assume("the usual one; nothing in the file depends on it", image_size=usual)
+        guess.follow("the usual one; nothing in the file depends on it", image_size=usual)
 
 
 def _misread(config: ViTConfig, position: Learned1d) -> str:

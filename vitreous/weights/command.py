@@ -13,7 +13,7 @@ from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.convert import losses_at
 from vitreous.weights.formats import format_named, own_name
-from vitreous.weights.load import load, save
+from vitreous.weights.load import load, load_written, save
 from vitreous.weights.parity import Difference, compare, random_images
 from vitreous.weights.refusal import shown
 from vitreous.weights.tensors import BadCheckpoint
@@ -66,13 +66,13 @@ def read_again(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]
     """What was written, and which fields of the config it does not hold: these the next reader has to be told."""
     known = {"num_heads": config.num_heads, "image_size": config.image_size}
     try:
-        model, untold = load(target, to), []
+        model, untold = load_written(target, to), []
     except BadCheckpoint:
         model, untold = None, [f"{field}, which must be given: {value}" for field, value in known.items()]
     if model is None or any(getattr(model.config, field) != value for field, value in known.items()):
         if model is not None:
             untold = _changed({field: (value, getattr(model.config, field)) for field, value in known.items()})
-        model = load(target, to, overrides=known)
+        model = load_written(target, to, known)
     assert isinstance(model, ViT)
     fields = [field.name for field in dataclasses.fields(config) if field.name not in UNTOLD_OF]
     return model, untold + _changed({name: (getattr(config, name), getattr(model.config, name)) for name in fields})

@@ -43,7 +43,14 @@ def open_found(path: Path) -> Found:
     content = read_file(file)
     forget = content.forget if isinstance(content, Mapped) else lambda: None
     tensors, inside = unwrapped(content, path)
-    return Found(path, tensors, config, forget, inside)
+    return Found(path, tensors, config, forget, inside, model_name=_model_name(content))
+
+
+def _model_name(content: Mapping[str, Any]) -> str:
+    """The name that metadata give: timm's training scripts write `arch` beside the weights."""
+    metadata = content.metadata if isinstance(content, Mapped) else content
+    names = (metadata.get(key) for key in ("architecture", "arch"))
+    return next((name for name in names if isinstance(name, str)), "")
 
 
 def weights_in(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,7 +14,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.containers import SUFFIXES
 from vitreous.weights.files import atomic_file, atomic_folder
-from vitreous.weights.format import Format, Found, Inference
+from vitreous.weights.format import AssumptionWarning, Format, Found, Inference
 from vitreous.weights.limits import unknown_kinds
 from vitreous.weights.mapping import is_dropped, read_rows, write_rows
 from vitreous.weights.native import CARD, is_checkpoint
@@ -28,11 +29,17 @@ class CannotHold(ValueError):
 
 
 def read_foreign(
-    format: Format, found: Found, overrides: Mapping[str, Any], image_size: Any = None, new_head: bool = False
+    format: Format,
+    found: Found,
+    overrides: Mapping[str, Any],
+    image_size: Any = None,
+    new_head: bool = False,
+    warn: bool = True,
 ) -> ViT:
-    """The model of a checkpoint. Its provenance says what was given, or taken by convention, and what was left out.
+    """Read the model of a checkpoint. Its provenance records overrides, assumptions and ignored tensors.
 
-    new_head: the classifier is going to be replaced, and so left out where a model of ours cannot have it.
+    new_head: the classifier is going to be replaced, and so ignored where a model of ours cannot have it.
+    warn: whether to issue an AssumptionWarning for what is uncertain.
     """
     hints = get_type_hints(ViTConfig)
     for field in overrides:
@@ -52,6 +59,8 @@ def read_foreign(
         raise (BadValue if asked else BadCheckpoint)(f"{found.path}, read as {format.title}: {error}") from error
     if config.depth * 4 > len(found.tensors):  # said before a thousand layers are built in vain
         raise BadCheckpoint(f"{found.path} has {len(found.tensors)} tensors, too few for depth {config.depth}")
+    if warn and guess.warning:
+        warnings.warn(guess.warning, AssumptionWarning, stacklevel=4)  # where vitreous.load was called
     model = build_blank(config)
     table = format.table(config)
     tensors = read_rows(table, found.tensors, model.state_dict(), found.path, format.dropped)

@@ -4,6 +4,7 @@ Names read from facebookresearch/dinov2. Registers have no position; the token f
 as are the heads that stand beside the backbone in what its training writes.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from vitreous.weights.limits import absent, numeric_losses, unfit_positions, unf
 from vitreous.weights.mapping import Row, renamed
 from vitreous.weights.timm_layout import Names, infer_timm, plain_obstacles, timm_table
 
+PUBLISHED = re.compile(r"dinov2_vit[sblg]14")  # how the names of its authors' files begin
 NAMES = Names(registers="register_tokens", gated=("mlp.w12", "mlp.w3"), register_entries=False)
 ABSENT = ("stem", "distillation_token", "qk_norm", "classifier", "head of two layers")
 
@@ -39,14 +41,15 @@ class DinoV2(Format):
         return Found(found.path, renamed(found.tensors, [(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")]), found.config)
 
     def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        infer_timm(found, guess, image_size, NAMES, entries=True)
+        published = PUBLISHED.match(found.path.name) is not None
+        infer_timm(found, guess, image_size, NAMES, entries=True, published=published)
         antialiased = guess.fields["registers"] > 0
         own = guess.fields["position"].prefix_entries
         position = Learned1d(own, "dinov2-registers" if antialiased else "dinov2")
-        guess.assume("DINOv2's", norm_eps=1e-6, position=position)
-        guess.prepare("DINOv2's", IMAGENET)
+        guess.follow("DINOv2's", norm_eps=1e-6, position=position)
+        guess.prepare("DINOv2's", IMAGENET, always=True)
         if isinstance(guess.fields["mlp"], Gelu):
-            guess.assume("DINOv2's", mlp=Gelu("erf"))
+            guess.follow("DINOv2's", mlp=Gelu("erf"))
 
     def table(self, config: ViTConfig) -> list[Row]:
         return timm_table(config, NAMES)

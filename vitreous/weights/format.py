@@ -1,6 +1,7 @@
 """What every format of another system must say of itself, and what was found in a checkpoint."""
 
 import dataclasses
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +12,18 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from vitreous.model.checks import as_size
+from vitreous.model.codec import to_dict
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
 from vitreous.weights.mapping import Row
 from vitreous.weights.tensors import BadCheckpoint
 
-# What the heads of published models are, where they are not of 64 numbers each.
+# Published models whose heads are not of 64 dimensions, by width: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+
+
+class AssumptionWarning(UserWarning):
+    """A checkpoint does not state something that its model depends on, and the usual value was taken."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Found:
     forget: Callable[[], None] = lambda: None  # see Mapped
     inside: tuple[str, ...] = ()  # the keys under which the tensors were, where there may be others beside them
     left_out: tuple[str, ...] = ()  # tensors beside the model that was taken, many in one line
+    model_name: str = ""  # from the file's metadata, if it has any
 
     def count(self, pattern: str) -> int:
         """How many layers there are: `blocks.{i}.norm1.weight` for i from 0."""
@@ -49,37 +56,60 @@ class Found:
 
 
 class Inference:
-    """The fields of a config as they are found out. What tensors cannot tell is taken by convention, and said."""
+    """The fields of a config as they are found out, and the reasons for those that a checkpoint does not state."""
 
     def __init__(self, found: Found, overrides: Mapping[str, Any], new_head: bool = False):
         self.path, self.overrides = found.path, overrides
         self.new_head = new_head  # whether the classifier is going to be replaced, whatever it is
         self.fields: dict[str, Any] = {}
         self._reasons: dict[str, str] = {}
+        self._uncertain: set[str] = set()
 
     @property
     def assumed(self) -> list[str]:
+        """One line for each field that the checkpoint does not state."""
         return [f"{name}: {reason}" for name, reason in self._reasons.items() if name not in self.overrides]
 
+    @property
+    def warning(self) -> str | None:
+        """One line that names the uncertain fields, the values assumed, and how to set them; None if there are none."""
+        names = [name for name in self._reasons if name in self._uncertain and name not in self.overrides]
+        if not names:
+            return None
+        assumed = "; ".join(f"{name}={_as_json(self.fields[name])} ({self._reasons[name]})" for name in names)
+        return f"{self.path} does not state all of its model; assumed: {assumed}. If any is wrong, {must_give(*names)}"
+
     def set(self, **fields: Any) -> None:
-        """What the tensors, or the file beside them, say."""
+        """Fields that the tensors, or the file beside them, state."""
         self.fields |= fields
         self._reasons = {name: reason for name, reason in self._reasons.items() if name not in fields}
 
-    def assume(self, reason: str, **fields: Any) -> None:
-        """What neither says, and why it is probably so. The last word on a field counts."""
+    def follow(self, reason: str, **fields: Any) -> None:
+        """Fields that are not stated, but the same in all models of the format. The last call for a field counts."""
         self.fields |= fields
         self._reasons |= dict.fromkeys(fields, reason)
+        self._uncertain -= fields.keys()
 
-    def prepare(self, reason: str, how: Preprocessing) -> None:
-        """What is probably done to pictures. Published numbers are for three channels: others get their mean."""
+    def assume(self, reason: str, **fields: Any) -> None:
+        """Fields that are not stated and may well be otherwise: the usual value, and why. Loading warns of them."""
+        self.follow(reason, **fields)
+        self._uncertain |= fields.keys()
+
+    def prepare(self, reason: str, how: Preprocessing, always: bool = False) -> None:
+        """Assume preprocessing, or, if `always`, follow the format's.
+
+        Published means and deviations are for three channels: other numbers of channels get their average.
+        """
         if self.fields["channels"] != 3 and len(how.mean) == 3:
             mean, std = ((sum(numbers) / 3,) for numbers in (how.mean, how.std))
             how, reason = dataclasses.replace(how, mean=mean, std=std), f"{reason}, the mean of three channels for each"
-        self.assume(reason, preprocessing=how)
+        (self.follow if always else self.assume)(reason, preprocessing=how)
 
-    def heads(self, width: int) -> None:
-        """By convention a head has 64 numbers."""
+    def heads(self, width: int, published: bool = False) -> None:
+        """The number of heads by width: usually a head has 64 dimensions.
+
+        published: the checkpoint is known to be one of its system's own models, which all have these.
+        """
         if "num_heads" in self.overrides:
             return
         if width not in HEADS and (width % 64 or not width):
@@ -87,7 +117,14 @@ class Inference:
                 f"{self.path} does not say how many heads it has, and its width ({width}) is no multiple of 64: "
                 f"{must_give('num_heads')}"
             )
-        self.assume("as published models of this width have them", num_heads=HEADS.get(width, width // 64))
+        if width in HEADS:
+            heads, reason = HEADS[width], "as in SO400M, ViT-H, ViT-g and ViT-G"
+        else:
+            heads, reason = width // 64, "64 dimensions per head, the usual number"
+        if published:
+            self.set(num_heads=heads)
+        else:
+            self.assume(reason, num_heads=heads)
 
     def grid(
         self, places: int, entries: Sequence[int], unit: tuple[int, int], image_size: Any = None, native: Any = None
@@ -103,10 +140,15 @@ class Inference:
             self.set(image_size=as_size(native))
             return fitting
         if side := _side(places - entries[0]):
-            self.assume("the number of positions is a square", image_size=(side * unit[0], side * unit[1]))
+            covered = (side * unit[0], side * unit[1])
+            if native is not None:
+                height, width = as_size(native)
+                self.assume(f"stated is {height} x {width}, but the positions are for this size", image_size=covered)
+            else:
+                self.follow("the number of positions is a square", image_size=covered)
             return entries[0]
         if image_size is not None and (fitting := _fitting(places, entries, unit, as_size(image_size))) is not None:
-            self.assume("the size asked for fits the number of positions", image_size=as_size(image_size))
+            self.follow("the requested size fits the number of positions", image_size=as_size(image_size))
             return fitting
         for other in entries[1:]:
             if native is None and (side := _side(places - other)):
@@ -122,8 +164,13 @@ class Inference:
         )
 
 
+def _as_json(value: Any) -> str:
+    """A field's value as `--set` takes it."""
+    return json.dumps(to_dict(value) if dataclasses.is_dataclass(value) else value)
+
+
 def must_give(*fields: str) -> str:
-    """How to say what a file does not, in Python and on the command line."""
+    """How to give what a file does not state, in Python and on the command line."""
     python = ", ".join(f'"{field}": ...' for field in fields)
     shell = " ".join(f"--set {field}=..." for field in fields)
     return f"give overrides={{{python}}}, or convert it once: vitreous convert SRC DST --to vitreous {shell}"

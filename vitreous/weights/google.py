@@ -61,9 +61,9 @@ class Google(Format):
         places = found.shape(POSITIONS, 3)[1] - entries
         guess.grid(places, (0,), (patch[0] * stride, patch[1] * stride), image_size)
         guess.set(pool=ClassToken() if entries else GlobalAverage("before"), position=Learned1d(True, "google"))
-        guess.assume("vit_jax's", norm_eps=1e-6, mlp=Gelu("tanh"))
+        guess.follow("vit_jax's", norm_eps=1e-6, mlp=Gelu("tanh"))
         squashed = Preprocessing(fit="squash", interpolation="bilinear")
-        guess.assume("that of vit_jax's own evaluation, which resizes to the square", preprocessing=squashed)
+        guess.follow("that of vit_jax's own evaluation, which resizes to the square", preprocessing=squashed)
 
     def table(self, config: ViTConfig) -> list[Row]:
         table = _stem_rows(config) + patch_rows()

@@ -102,7 +102,7 @@ def infer_fields(found: Found, guess: Inference, image_size: Any = None) -> None
     if "layer_norm_eps" in config:
         guess.set(norm_eps=real(path, config, "layer_norm_eps", 0.0))
     else:
-        guess.assume("transformers' own for this kind of model", norm_eps=EPS[family])
+        guess.follow("transformers' own for this kind of model", norm_eps=EPS[family])
     hidden, attention = rate(path, config, "hidden_dropout_prob"), rate(path, config, "attention_probs_dropout_prob")
     guess.set(dropout=Dropout(embedding=hidden, attention=attention, hidden=hidden))
     _infer_tokens(found, guess, family, image_size)

@@ -68,7 +68,7 @@ def infer_preprocessing(found: Found, guess: Inference) -> None:
         guess.set(preprocessing=how)
     if shown is not None and shown != (native := guess.fields["image_size"]):
         reason = f"that of its positions; its processor shows pictures at {shown[0]} x {shown[1]}, as image_size= can"
-        guess.assume(reason, image_size=native)
+        guess.follow(reason, image_size=native)
 
 
 def read_processor(

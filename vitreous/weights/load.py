@@ -30,28 +30,46 @@ def load(
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> AnyModel:
-    """A model in evaluation mode, from a checkpoint of ours or of another system; which one is found out.
+    """Load a model in evaluation mode from a checkpoint of ours or of another system, which is detected.
 
     source: a folder, a file, or `hf-hub:owner/name[@revision]`.
     image_size: resample its positions, in its system's own way.
     num_classes: give it a fresh head.
-    overrides: fields of its config; for other systems' files those that tensors cannot tell, such as `num_heads`, or
+    overrides: fields of its config; for other systems' files those that tensors do not show, such as `num_heads`, or
         the native `image_size` where the grid is not square.
+
+    What such a file leaves open is assumed, with one `AssumptionWarning` that names the fields and their values.
     """
+    return _load(source, format, image_size, num_classes, overrides)
+
+
+def _load(
+    source: str | Path,
+    format: str | None = None,
+    image_size: int | Sequence[int] | None = None,
+    num_classes: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    warn: bool = True,
+) -> AnyModel:
     path = Path(source)
     if format is not None:
         format = own_name(format)
     if is_hub(source):
         snapshot = download(source)
-        model = load(snapshot.folder, format, image_size, num_classes, overrides)
+        model = _load(snapshot.folder, format, image_size, num_classes, overrides, warn)
         vars(model)["provenance"] = snapshot.record(provenance_of(model))
         return model
     if format == "vitreous" or (format is None and _is_ours(path)):
         return load_folder(path, image_size=image_size, num_classes=num_classes, overrides=overrides)
     found = model_in(open_found(path))
     theirs = detect(found) if format is None else format_named(format)
-    model = read_foreign(theirs, found, overrides or {}, image_size, new_head=num_classes is not None)
+    model = read_foreign(theirs, found, overrides or {}, image_size, num_classes is not None, warn)
     return adapt(model, model.config, provenance_of(model), _unless_native(model, image_size), num_classes)
+
+
+def load_written(source: Path, format: str, overrides: Mapping[str, Any] | None = None) -> AnyModel:
+    """Load what has just been written, without a warning: the caller reports what the format does not keep."""
+    return _load(source, format, overrides=overrides, warn=False)
 
 
 def load_encoder(
@@ -95,7 +113,9 @@ def save(
 
 
 def describe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Description:
-    """What `vitreous info` says of a checkpoint of any format, read with these `overrides`."""
+    """Describe a checkpoint of any format for `vitreous info`, read with these `overrides`. Nothing is warned of: the
+    provenance lists every assumption.
+    """
     if is_hub(source):
         snapshot = download(source)
         found = describe(snapshot.folder, overrides)
@@ -103,7 +123,7 @@ def describe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     path = Path(source)
     if _is_ours(path):
         return describe_folder(path, overrides)
-    model = load(path, overrides=overrides)
+    model = _load(path, overrides=overrides, warn=False)
     tensors = list(model.state_dict().values())
     kinds = [NAMES_OF_TYPES[tensor.dtype] for tensor in tensors]
     return Description(

@@ -56,7 +56,7 @@ class Lucidrains(Format):
         _infer_heads(found, guess, width)
         _infer_tokens(found, guess, image_size)
         plain = Preprocessing(mean=(0.0,), std=(1.0,))
-        guess.assume("vit-pytorch's", norm_eps=1e-5, mlp=Gelu("erf"))
+        guess.follow("vit-pytorch's", norm_eps=1e-5, mlp=Gelu("erf"))
         guess.assume("vit-pytorch has none", preprocessing=plain)
 
     def table(self, config: ViTConfig) -> list[Row]:
@@ -202,7 +202,7 @@ def _infer_tokens(found: Found, guess: Inference, image_size: Any) -> None:
     patch = guess.overrides.get("patch_size", guess.fields["patch_size"])
     if "pos_embedding" not in found.tensors:
         guess.set(class_token=False, pool=GlobalAverage("before"), position=SinCos2d("big_vision"))
-        guess.assume("positions are computed, for any size", image_size=as_size(image_size or 224))
+        guess.follow("positions are computed, for any size", image_size=as_size(image_size or 224))
         return
     has_class = _rows(found, "cls_token") > 0
     guess.set(class_token=has_class)
@@ -212,7 +212,7 @@ def _infer_tokens(found: Found, guess: Inference, image_size: Any) -> None:
     else:
         guess.set(pool=GlobalAverage("before"))
     guess.grid(found.shape("pos_embedding", 2)[0], (int(has_class),), patch, image_size)
-    guess.assume("vit-pytorch takes one size only; Google's way", position=Learned1d())
+    guess.follow("vit-pytorch takes one size only; Google's way", position=Learned1d())
 
 
 def _rows(found: Found, name: str) -> int:

@@ -6,6 +6,7 @@ fixed sines and cosines there and learned in fine-tuning; we keep the table as i
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from vitreous.weights.limits import absent, numeric_losses, unfit_positions, unf
 from vitreous.weights.mapping import Row
 from vitreous.weights.timm_layout import infer_timm, plain_obstacles, timm_table
 
+PUBLISHED = re.compile(r"mae_(pretrain|finetuned|visualize)_vit_")  # how the names of its authors' files begin
 ABSENT = ("stem", "distillation_token", "registers", "qk_norm", "layer_scale", "SwiGLU", "head of two layers")
 
 
@@ -38,13 +40,13 @@ class Mae(Format):
         return "decoder_embed.weight" in found.tensors or _has_fixed_positions(found)
 
     def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        infer_timm(found, guess, image_size)
+        infer_timm(found, guess, image_size, published=PUBLISHED.match(found.path.name) is not None)
         own = guess.fields["position"].prefix_entries
         # Pictures above 224 pixels are shown whole.
         shown = dataclasses.replace(IMAGENET, crop_fraction=0.875 if min(guess.fields["image_size"]) <= 224 else 1.0)
         position = Learned1d(own, "huggingface")
-        guess.assume("MAE's", norm_eps=1e-6, mlp=Gelu("erf"), position=position)
-        guess.prepare("MAE's", shown)
+        guess.follow("MAE's", norm_eps=1e-6, mlp=Gelu("erf"), position=position)
+        guess.prepare("MAE's", shown, always=True)
 
     def table(self, config: ViTConfig) -> list[Row]:
         return timm_table(config)

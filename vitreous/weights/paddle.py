@@ -42,9 +42,9 @@ class Paddle(Format):
         if is_small(fields["width"], fields["depth"], fields["mlp_width"], fields["qkv_bias"]):
             guess.assume(SMALL, num_heads=SMALL_HEADS, qk_scale=SMALL_SCALE)
         which = "with" if fields["qkv_bias"] else "without"
-        guess.assume(f"PaddleClas's {which} a bias on queries, keys and values", norm_eps=usual_eps(fields["qkv_bias"]))
+        guess.follow(f"PaddleClas's {which} a bias on queries, keys and values", norm_eps=usual_eps(fields["qkv_bias"]))
         own = fields["position"].prefix_entries
-        guess.assume("timm's way of resampling, for want of one of PaddleClas's", position=Learned1d(own, "timm"))
+        guess.follow("timm's way of resampling, for want of one of PaddleClas's", position=Learned1d(own, "timm"))
         if fields["distillation_token"] or fields["width"] in DEIT_WIDTHS:
             guess.prepare("PaddleClas's for DeiT", IMAGENET)
         else:

@@ -54,7 +54,7 @@ class PaddleViT(Format):
         )
         _infer_heads(found, guess, width)
         guess.grid(found.shape("position_embedding", 3)[1], (1 + distilled,), (patch[0], patch[1]), image_size)
-        guess.assume("PaddleViT's", norm_eps=1e-6, position=Learned1d(interpolation="huggingface"))
+        guess.follow("PaddleViT's", norm_eps=1e-6, position=Learned1d(interpolation="huggingface"))
         # Its configs cut out the centre at 224 pixels, and show the whole picture at 384.
         crop = 1.0 if min(guess.fields["image_size"]) >= 384 else 0.875
         if distilled:

@@ -97,6 +97,7 @@ class Mapped(dict[str, Tensor]):
     def __init__(self, tensors: Mapping[str, Tensor] | None = None, *files: mmap.mmap):
         super().__init__(tensors or {})
         self.files = files
+        self.metadata: dict[str, str] = {}
 
     def forget(self) -> None:
         """Give back the memory that using them has taken so far. What is used again is read again.
@@ -118,7 +119,7 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     start = 8 + int.from_bytes(mapped[:8], "little")
     header = json.loads(mapped[8:start])
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in STORED:
@@ -132,7 +133,9 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
         flat = torch.frombuffer(mapped, dtype=dtype, count=(last - first) // dtype.itemsize, offset=start + first)
         flat = flat.clone() if flat.data_ptr() % alignment else flat
         tensors[name] = flat.reshape(entry["shape"])
-    return Mapped(tensors, mapped)
+    result = Mapped(tensors, mapped)
+    result.metadata = metadata
+    return result
 
 
 def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:

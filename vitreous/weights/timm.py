@@ -28,6 +28,7 @@ from vitreous.weights.mapping import Row, renamed
 from vitreous.weights.tensors import BadCheckpoint, write_tensors
 from vitreous.weights.timm_config import HYBRIDS, TimmConfig, timm_config
 from vitreous.weights.timm_layout import infer_timm, plain_obstacles, timm_table
+from vitreous.weights.timm_names import is_architecture
 from vitreous.weights.timm_unlike import refuse_unlike
 
 POOLS: dict[str, type[Pool]] = {"token": ClassToken, "avg": GlobalAverage, "map": AttentionPool}
@@ -42,20 +43,27 @@ class Timm(Format):
 
     def normalise(self, found: Found) -> Found:
         """DeiT-III's own files call LayerScale gamma_1 and gamma_2."""
-        return Found(found.path, renamed(found.tensors, [(r"\.gamma_([12])$", r".ls\1.gamma")]), found.config)
+        return dataclasses.replace(found, tensors=renamed(found.tensors, [(r"\.gamma_([12])$", r".ls\1.gamma")]))
 
     def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
         said = TimmConfig.of(found)
         refuse_unlike(found, said.architecture)
         infer_timm(
-            found, guess, image_size, native=said.image_size, num_heads=said.num_heads, entries=said.prefix_entries
+            found,
+            guess,
+            image_size,
+            native=said.image_size,
+            num_heads=said.num_heads,
+            entries=said.prefix_entries,
+            published=is_architecture(said.architecture, found.shape("patch_embed.proj.weight", 4)[0]),
         )
         fields = guess.fields
         _infer_mlp(guess, said)
         _infer_pool(found, guess, said)
-        norms, places = ("", "") if said.document else _look_alikes(fields)
-        guess.assume(f"timm's{norms}", norm_eps=1e-6)
-        guess.assume(f"timm's{places}", position=Learned1d(fields["position"].prefix_entries, "timm"))
+        guess.follow("timm's", norm_eps=1e-6)
+        guess.follow("timm's", position=Learned1d(fields["position"].prefix_entries, "timm"))
+        if not said.is_known:
+            _assume_plain(guess)
         if said.shown:
             labels = said.labels(fields["num_classes"])
             guess.set(preprocessing=said.preprocessing(fields["channels"]), labels=labels)
@@ -102,38 +110,41 @@ class Timm(Format):
             write_file(tensors, path)
 
 
-def _look_alikes(fields: Mapping[str, Any]) -> tuple[str, str]:
-    """Of timm's models with the same tensors, what they do otherwise: about norms, and about positions."""
-    after = not fields["qkv_bias"] and not fields["class_token"]
-    rotated = fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries
-    return (
-        "; its rpn models have the same tensors, and norms after the layers" if after else "",
-        "; its rope_ape models have the same tensors, and rotate queries and keys besides" if rotated else "",
-    )
+def _assume_plain(guess: Inference) -> None:
+    """Assume that this is none of timm's models that compute otherwise with the same tensors."""
+    fields = guess.fields
+    if fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries:
+        reason = "as in DeiT-III; rope_ape models have the same tensors, rotate queries and keys, and are not supported"
+        guess.assume(reason, position=fields["position"])
+    if not fields["qkv_bias"] and not fields["class_token"]:
+        reason = (
+            "and norms before the layers; rpn models have the same tensors, norms after them, and are not supported"
+        )
+        guess.assume(reason, qkv_bias=False)
 
 
 def _infer_mlp(guess: Inference, said: TimmConfig) -> None:
     if isinstance(guess.fields["mlp"], SwiGlu):
-        said.check_gate()
-        if not said.document:
-            guess.assume("as in timm's DINOv2; what is built with mlp_layer=SwiGLUPacked alone has GELU", mlp=SwiGlu())
-    elif said.document:
+        if "mlp" not in guess.overrides:
+            said.check_gate()
+        if not said.is_known:
+            guess.assume("as in DINOv2; gated MLPs with GELU have the same shapes", mlp=SwiGlu())
+    elif said.is_known:
         guess.set(mlp=Gelu(said.approximation))
     else:
-        guess.assume("timm's", mlp=Gelu("erf"))
+        guess.assume("timm's default; some of SigLIP's models have 'tanh'", mlp=Gelu("erf"))
 
 
 def _infer_pool(found: Found, guess: Inference, said: TimmConfig) -> None:
     pool = _pool(found, said.pool, guess.fields["pool"])
-    if isinstance(pool, ClassToken) and not said.pool:
-        guess.assume("timm's, where there is a class token", pool=pool)
-    elif pool == GlobalAverage("after") and not said.pool:
-        others = (
-            "token, avgmax and pool_include_prefix can have it too" if guess.fields["class_token"] else "avgmax too"
-        )
-        guess.assume(f"timm's global_pool avg, for which fc_norm is; {others}", pool=pool)
-    else:
+    # fc_norm beside a class token is none of a named model's but EVA's: somebody has changed its pooling.
+    changed = pool == GlobalAverage("after") and guess.fields["class_token"] and "eva_" not in said.architecture
+    if said.pool or isinstance(pool, AttentionPool) or (said.is_known and not changed):
         guess.set(pool=pool)
+    elif isinstance(pool, ClassToken):
+        guess.assume("usual with a class token; global_pool may be another", pool=pool)
+    else:
+        guess.assume("usual with these norms; global_pool token, avgmax and max may have them too", pool=pool)
 
 
 def _pool(found: Found, said: str | None, seen: Pool) -> Pool:

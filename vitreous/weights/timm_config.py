@@ -13,8 +13,9 @@ from typing import Any, Literal
 from vitreous.model.checks import Size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, AttentionPool, Gelu, GlobalAverage, Learned1d, Preprocessing, SwiGlu
-from vitreous.weights.format import Found
+from vitreous.weights.format import Found, must_give
 from vitreous.weights.tensors import BadCheckpoint
+from vitreous.weights.timm_names import ARCHITECTURE, architecture_of
 
 # What config.json must call a model with a ResNet in front; everything else goes into its `model_args`.
 HYBRIDS = {
@@ -32,6 +33,7 @@ TWO_HEADS = re.compile(r"test_vit2?")
 NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
 # The same tensors, computed with otherwise: rotated queries and keys beside positions, norms after the layers.
 UNLIKE = re.compile(r"vit_.*_(rope|rpn)_.*")
+SWIGLU = re.compile(r"vit_giant_patch14_(reg\d+_)?(dinov2|tipsv2)")
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
 
 
@@ -40,7 +42,7 @@ ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "t
 
 @dataclass(frozen=True)
 class TimmConfig:
-    """A config.json of timm's, or nothing at all."""
+    """A config.json of timm's, or what the name of the architecture alone settles, or nothing at all."""
 
     path: Path
     architecture: str
@@ -59,11 +61,16 @@ class TimmConfig:
         for name, value in (("act_layer", args.get("act_layer")), ("global_pool", _pool_said(args, document))):
             if value is not None and not isinstance(value, str):
                 raise BadCheckpoint(f"{found.path}: {name} of config.json is {value!r:.80}, but must be a name")
-        if UNLIKE.fullmatch(architecture := document.get("architecture", "")):
+        if UNLIKE.fullmatch(architecture := architecture_of(found)):
             raise BadCheckpoint(f"{found.path} is timm's {architecture}, which no model of ours computes")
         if args.get("pool_include_prefix"):
             raise BadCheckpoint(f"{found.path} pools the class token with the patches, which no model of ours does")
         return cls(found.path, architecture, document, args, shown)
+
+    @property
+    def is_known(self) -> bool:
+        """True if the architecture is one of timm's, so that it settles what `model_args` do not change."""
+        return ARCHITECTURE.fullmatch(self.architecture) is not None
 
     @property
     def image_size(self) -> Size | None:
@@ -92,7 +99,16 @@ class TimmConfig:
         return False if NO_ENTRIES.fullmatch(self.architecture) else None
 
     def check_gate(self) -> None:
-        """Of a gated MLP, which is SwiGLU by its activation alone."""
+        """Refuse a gated MLP unless it is known to be SwiGLU.
+
+        Any of timm's models can be built with `mlp_layer`, which config.json does not hold. Such an MLP has the shapes
+        of SwiGLU, but the activation of its architecture, and with GluMlp the gate in the other half.
+        """
+        if self.architecture and not SWIGLU.fullmatch(self.architecture):
+            raise BadCheckpoint(
+                f"{self.path} has a gated MLP, but timm's {self.architecture} has none, and nothing states which half "
+                f"is the gate and what its activation is: if it is SwiGLU, {must_give('mlp')}"
+            )
         if (name := self.args.get("act_layer")) not in (None, "silu", "swish"):
             raise BadCheckpoint(f"{self.path} has a gated MLP with act_layer {name!r}, but must have 'silu'")
 

@@ -175,11 +175,12 @@ def infer_timm(
     native: Any = None,
     num_heads: int | None = None,
     entries: bool | None = None,
+    published: bool = False,
 ) -> None:
-    """The fields that shapes decide; numerics and preprocessing are for the format to say.
+    """Infer the fields that follow from shapes; numerics and preprocessing are up to the format.
 
-    native, num_heads: what a config beside the tensors says, if anything does. entries: whether the tokens before the
-    patches have positions: always (True), usually (None), usually not (False).
+    native, num_heads: from a config beside the tensors, if there is one. entries: whether prefix tokens have positions:
+    always (True), usually (None), usually not (False). published: as in `Inference.heads`.
     """
     shapes = {name: _shape(name, tensor, names.matrix) for name, tensor in found.tensors.items()}
     width, channels, *patch = found.shape("patch_embed.proj.weight", 4)
@@ -198,7 +199,7 @@ def infer_timm(
         registers=registers,
     )
     if num_heads is None:
-        guess.heads(width)
+        guess.heads(width, published)
     else:
         guess.set(num_heads=num_heads)
     stride = stem.stride if stem is not None else 1

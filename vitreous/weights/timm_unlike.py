@@ -1,4 +1,4 @@
-"""timm's relatives of a ViT: parts that a model of ours does not have, told by their tensors, or by missing ones."""
+"""timm's relatives of a ViT: unsupported parts, detected by their tensors, by missing ones, or by their order."""
 
 import re
 
@@ -27,12 +27,24 @@ FINAL = ("norm.weight", "fc_norm.weight")
 
 
 def refuse_unlike(found: Found, architecture: str) -> None:
-    """By the parts that are otherwise, and by the name, if config.json has one."""
+    """Refuse a model with unsupported parts; the message names them, and the architecture if it is known."""
     names = found.tensors
     parts = [part for pattern, part in PARTS.items() if any(re.search(pattern, name) for name in names)]
     parts += [part for name, part in MISSING.items() if name not in names]
     if not any(name in names for name in FINAL):
         parts.append("no norm after the last block (norm)")
+    if _has_norms_after(found):
+        parts.append("norms after the layers instead of before them (norm1 follows attn), as rpn models have")
     if parts:
         said = f" ({architecture})" if architecture else ""
         raise BadCheckpoint(f"{found.path} is a model of timm's{said} that has no counterpart here: {'; '.join(parts)}")
+
+
+def _has_norms_after(found: Found) -> bool:
+    """True if a block's tensors are in the order of timm's ResPostBlock: attn, norm1, mlp, norm2.
+
+    A plain block has norm1 first, and where names are sorted, as safetensors does, norm1 comes after mlp.
+    """
+    parts = [name.split(".")[2] for name in found.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
+    first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
+    return first == ["attn", "norm1", "mlp", "norm2"]

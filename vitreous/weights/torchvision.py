@@ -5,6 +5,7 @@ class token, and one linear layer on it or two with tanh between them (`represen
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vitreous.weights.format import Format, Found, Inference
 from vitreous.weights.limits import absent, numeric_losses, unfit_attention, unfit_positions, unfit_sizes
 from vitreous.weights.mapping import Row, apart, positions, renamed, repeated, row, rows
 
+PUBLISHED = re.compile(r"vit_[blh]_(14|16|32)(_\w+)?-[0-9a-f]{8}\.pth")  # files of its model zoo
 BLOCK = "encoder.layers.encoder_layer_{i}"
 ABSENT = ("stem", "patch_norm", "distillation_token", "registers", "qk_norm", "layer_scale", "SwiGLU")
 
@@ -47,9 +49,9 @@ class Torchvision(Format):
         )
         if "heads.pre_logits.weight" in found.tensors:
             guess.set(head=TanhHead(found.shape("heads.pre_logits.weight", 2)[0]))
-        guess.heads(width)
+        guess.heads(width, PUBLISHED.fullmatch(found.path.name) is not None)
         guess.grid(found.shape("encoder.pos_embedding", 3)[1], (1,), (patch[0], patch[1]), image_size)
-        guess.assume("torchvision's", norm_eps=1e-6, mlp=Gelu("erf"), position=Learned1d(interpolation="torchvision"))
+        guess.follow("torchvision's", norm_eps=1e-6, mlp=Gelu("erf"), position=Learned1d(interpolation="torchvision"))
         if min(guess.fields["image_size"]) <= 224:
             shown = dataclasses.replace(IMAGENET, interpolation="bilinear")
             guess.prepare("that of torchvision's models for 224 pixels", shown)

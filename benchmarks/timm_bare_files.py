@@ -1,0 +1,93 @@
+"""Read every ViT of timm's from a bare file of its weights, and compare the outputs with those of timm's live model.
+
+Each architecture is built with one block and random weights, and saved twice: under a neutral name, and under its own.
+A model must be read exactly, or refused; under a neutral name, where tensors leave a choice, a wrong one must have come
+with a warning. `python -m benchmarks.timm_bare_files [PATTERN]` prints one line for each name, and counts; it exits
+with 1 if any model was read wrongly without a warning, or wrongly though the file had its name.
+"""
+
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import vitreous
+from benchmarks.peers import import_timm
+from vitreous.weights.tensors import BadCheckpoint
+
+MODULES = (
+    *("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam"),
+    *("beit", "eva", "naflexvit"),
+)
+TOLERANCE = 1e-5  # of the largest output
+
+
+def architectures(pattern: str = "*") -> list[str]:
+    timm = import_timm()
+    return [name for module in MODULES for name in timm.list_models(pattern, module=module)]
+
+
+@torch.no_grad()
+def build(name: str, **options: Any) -> nn.Module:
+    """Build timm's model with one block and with random numbers in all of its parameters."""
+    torch.manual_seed(0)
+    if "sapiens2" in name:
+        options["num_kv_heads"] = None  # by default there is one number for each block
+    model: nn.Module = import_timm().create_model(name, **{"depth": 1, "num_classes": 10, **options}).eval()
+    for key, parameter in model.named_parameters():
+        if parameter.ndim > 1 and key.endswith("weight"):
+            nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)
+        else:
+            nn.init.normal_(parameter, mean=0.5 if "norm" in key and key.endswith("weight") else 0.0, std=0.4)
+    return model
+
+
+@torch.no_grad()
+def outcome(model: nn.Module, file: Path) -> str:
+    """Load a file of the model's weights; "exact" or "wrong", "warned" or "silent", or "refused" and why."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = vitreous.load(file)
+        except BadCheckpoint as reason:
+            return f"refused: {str(reason).replace(str(file), 'it')}"
+    said = "warned" if any(issubclass(one.category, UserWarning) for one in caught) else "silent"
+    height, width = found.config.image_size  # less than timm's where patches do not cover all of its images
+    images = torch.randn(2, 3, *model.patch_embed.img_size)
+    expected, actual = model(images), found(images[:, :, :height, :width])
+    if expected.shape != actual.shape:
+        return f"wrong, {said} (shapes {list(actual.shape)} and {list(expected.shape)})"
+    error = ((actual - expected).abs().max() / expected.abs().max()).item()
+    return f"{'exact' if error < TOLERANCE else 'wrong'}, {said} ({error:.1e})"
+
+
+def main() -> None:
+    """Print the table and the counts."""
+    counts: dict[str, Counter[str]] = {"neutral name": Counter(), "own name": Counter()}
+    failed = []
+    for name in architectures(*sys.argv[1:]):
+        model = build(name)
+        tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
+        with tempfile.TemporaryDirectory() as folder:
+            for kind, stem in (("neutral name", "weights"), ("own name", name)):
+                file = Path(folder) / f"{stem}.safetensors"
+                save_file(tensors, file)
+                result = outcome(model, file)
+                print(f"{name:45} {kind:13} {result[:200]}", flush=True)
+                counts[kind][result.split(":")[0].split(" (")[0]] += 1
+                if result.startswith("wrong") and (kind == "own name" or "silent" in result):
+                    failed.append(f"{name} ({kind})")
+    for kind, results in counts.items():
+        print(f"{kind}: " + ", ".join(f"{count} {result}" for result, count in results.most_common()))
+    print(f"wrong without a warning, or with the name: {', '.join(failed) or 'none'}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
