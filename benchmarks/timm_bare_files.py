@@ -38,7 +38,7 @@ def build(name: str, **options: Any) -> nn.Module:
     """Build timm's model with one block and with random numbers in all of its parameters."""
     torch.manual_seed(0)
     if "sapiens2" in name:
-        options["num_kv_heads"] = None  # by default there is one number for each block
+        options["num_kv_heads"] = (None,)  # for the one block
     model: nn.Module = import_timm().create_model(name, **{"depth": 1, "num_classes": 10, **options}).eval()
     for key, parameter in model.named_parameters():
         if parameter.ndim > 1 and key.endswith("weight"):

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from vitreous.model.segmenter import SegmenterConfig as SegmenterConfig
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
+    from vitreous.weights.format import AssumptionWarning as AssumptionWarning
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
 
 _HOMES = {
+    "AssumptionWarning": "vitreous.weights.format",
     "build": "vitreous.model.build",
     "create": "vitreous.model.presets",
     "Features": "vitreous.model.tokens",
