@@ -59,7 +59,8 @@ def outcome(model: nn.Module, file: Path) -> str:
             return f"refused: {str(reason).replace(str(file), 'it')}"
     said = "warned" if any(issubclass(one.category, UserWarning) for one in caught) else "silent"
     height, width = found.config.image_size  # less than timm's where patches do not cover all of its images
-    images = torch.randn(2, 3, *model.patch_embed.img_size)
+    size: tuple[int, int] = model.get_submodule("patch_embed").img_size  # type: ignore[assignment]
+    images = torch.randn(2, 3, *size)
     expected, actual = model(images), found(images[:, :, :height, :width])
     if expected.shape != actual.shape:
         return f"wrong, {said} (shapes {list(actual.shape)} and {list(expected.shape)})"

@@ -1,13 +1,16 @@
 """JSON of unknown origin: whatever is wrong with it is one line that names the file."""
 
 import json
+import shutil
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vitreous
+from vitreous import cli
 from vitreous.json_files import MAX_JSON_DEPTH, parse_json, read_json_object
 from vitreous.weights.load import describe
 from vitreous.weights.tensors import BadCheckpoint
@@ -88,3 +91,18 @@ def test_deep_nesting_in_the_header_of_safetensors_is_one_line(tmp_path: Path, d
     (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(BadCheckpoint, match=r"x\.safetensors"):
         vitreous.load(tmp_path / "x.safetensors")
+
+
+def test_info_on_a_deeply_nested_config_is_one_line(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Nested in its provenance, a config was read, and the report of it was a traceback."""
+    document = json.loads((folders / "vitreous" / "config.json").read_text())
+    document["provenance"]["x"] = "@"
+    shutil.copytree(folders / "vitreous", tmp_path / "x")
+    (tmp_path / "x" / "config.json").write_text(json.dumps(document).replace('"@"', nested(900, "list")))
+    monkeypatch.setattr(sys, "argv", ["vitreous", "info", str(tmp_path / "x")])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 1
+    assert "config.json is nested too deeply" in capsys.readouterr().err
