@@ -11,7 +11,9 @@ ROOT = Path(__file__).parent.parent / "vitreous"
 
 # From the bottom up; a package may import itself and what stands on a lower line.
 LAYERS = [
-    {"kernels", "threads", "json_files"},
+    {"kernels", "threads", "json_files", "network"},
+    {"hub_transport"},
+    {"hub_client"},
     {"model"},
     {"infer", "weights", "data"},
     {"train", "evaluate", "explain", "export"},

@@ -6,8 +6,8 @@ in the cache is loaded as any other. Nothing in it is executed. Without a networ
 """
 
 import hashlib
+import os
 import re
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,9 +127,11 @@ def _shards(names: Collection[str], index: str) -> list[str]:
 
 
 def download(source: str | Path) -> Snapshot:
-    """The files of a model, in the cache: those that are not there yet are fetched."""
+    """Fetch the files of a model that are not in the cache yet, and return the folder in the cache."""
     import huggingface_hub
     from huggingface_hub import constants
+
+    from vitreous.hub_client import check_commit, metadata
 
     name = parse(source)
     cached = _cached(name)
@@ -137,23 +139,28 @@ def download(source: str | Path) -> Snapshot:
         return _offline(name, cached, "HF_HUB_OFFLINE forbids to fetch it: unset it, once")
     try:
         # Asked once: without a network, listing the tree would go on asking for half a minute.
-        about = huggingface_hub.HfApi(library_name="vitreous", library_version=vitreous.__version__).model_info(
-            name.repository, revision=name.revision or constants.DEFAULT_REVISION, timeout=SECONDS, files_metadata=True
-        )
+        with metadata():
+            about = huggingface_hub.HfApi(library_name="vitreous", library_version=vitreous.__version__).model_info(
+                name.repository,
+                revision=name.revision or constants.DEFAULT_REVISION,
+                timeout=SECONDS,
+                files_metadata=True,
+            )
+        commit = check_commit(about.sha)
     except Exception as error:  # whatever the HTTP library of the day raises where there is no network
         if refused := refusal(error, str(name), name.repository, name.revision):
             raise refused from None
         page = f"{constants.ENDPOINT}/{name.repository}"
         return _offline(name, cached, f"{page} is out of reach ({line(error)}): try again later")
-    listing = {file.rfilename: file for file in about.siblings or []}
+    listing = {file.rfilename: file for file in about.siblings or [] if isinstance(file.rfilename, str)}
     wanted = _chosen(name, listing)
-    old = cached if cached is not None and cached.name == about.sha else None
+    old = cached if cached is not None and cached.name == commit else None
     new = [listing[file] for file in wanted if old is None or not (old / file).exists()]
     if old is not None and not new:
         return Snapshot(old, name.repository)
     _check_sizes(name, new)
-    folder = _fetch(name, wanted)
-    if folder.name != about.sha:
+    folder = _fetch(name, {file.rfilename: file.size for file in new})
+    if folder.name != commit:
         raise OSError(f"{name} was changed while it was being fetched: try again")
     for file in new:
         _check_sum(name, folder / file.rfilename, file)
@@ -193,20 +200,13 @@ def _chosen(name: Name, listing: Collection[str]) -> list[str]:
         raise BadCheckpoint(f"{name} {error}") from None
 
 
-def _fetch(name: Name, wanted: list[str]) -> Path:
-    import huggingface_hub
+def _fetch(name: Name, sizes: Mapping[str, int | None]) -> Path:
     from huggingface_hub import constants
 
+    from vitreous.hub_client import fetch
+
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name.repository,
-                revision=name.revision,
-                allow_patterns=wanted,
-                library_name="vitreous",
-                library_version=vitreous.__version__,
-            )
-        )
+        return fetch(name.repository, sizes, name.revision)
     except Exception as error:
         page = f"{constants.ENDPOINT}/{name.repository}"
         raise refusal(error, str(name), name.repository, name.revision) or OSError(
@@ -214,31 +214,30 @@ def _fetch(name: Name, wanted: list[str]) -> Path:
         ) from None
 
 
-# ---- What arrives ----------------------------------------------------------------------------------------------------
+# ---- Checks of files -------------------------------------------------------------------------------------------------
 
 
 def _check_sizes(name: Name, files: list[Any]) -> None:
-    """Before anything is fetched. A hub that says no sizes is believed to have small files."""
-    from huggingface_hub import constants
+    """Raise for sizes in the hub's listing that are invalid or too large, before anything is fetched."""
+    from vitreous.hub_client import check_space
 
     for file in files:
+        if not (file.size is None or (type(file.size) is int and file.size >= 0)):
+            raise BadCheckpoint(f"{name}: {file.rfilename} has the size {file.size!r}, but must have a number of bytes")
         if file.rfilename.endswith((".json", ".md")) and (file.size or 0) > MAX_JSON_BYTES:
             most = f"but must have at most {MAX_JSON_BYTES:,}"
             raise BadCheckpoint(f"{name}: {file.rfilename} has {file.size:,} bytes, {most}")
-    cache = Path(constants.HF_HUB_CACHE).absolute()
-    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    needed, free = sum(file.size or 0 for file in files), shutil.disk_usage(there).free
+    needed = sum(file.size or 0 for file in files)
     if needed > MAX_BYTES:
         raise BadCheckpoint(f"{name} has {needed / 1e9:,.1f} GB, but must have at most {MAX_BYTES / 1e9:,.1f} GB")
-    if needed > free:
-        raise OSError(
-            f"{name} needs {needed / 1e6:,.1f} MB in {cache}, which has {free / 1e6:,.1f} MB left: make room, or set "
-            "HF_HOME to a folder on a larger disk"
-        )
+    check_space(str(name), needed)
 
 
 def _check_sum(name: Name, path: Path, file: Any) -> None:
-    """Large files have a SHA-256, others git's own sum. What is wrong is removed, so that it will be fetched anew."""
+    """Compare a file in the cache with its SHA-256 if it is large, otherwise with git's checksum.
+
+    A wrong file is removed, so that it will be fetched again.
+    """
     with path.open("rb") as stream:
         if file.lfs is not None:
             found, right = hashlib.file_digest(stream, "sha256").hexdigest(), file.lfs.sha256
@@ -247,10 +246,19 @@ def _check_sum(name: Name, path: Path, file: Any) -> None:
             framed = b"blob %d\0%b" % (len(content), content)
             found, right = hashlib.sha1(framed, usedforsecurity=False).hexdigest(), file.blob_id
     if right is not None and found != right:
-        blob = path.resolve()
-        path.unlink()
-        blob.unlink(missing_ok=True)
+        _remove(path)
         raise OSError(f"{name}: {path.name} has arrived with the checksum {found}, but must have {right}: try again")
+
+
+def _remove(path: Path) -> None:
+    """Remove a file of a snapshot and the blob that it links to, which must be in the cache's folder of blobs.
+
+    `unlink` removes an entry of a folder and never what a link points to; the path is compared without following links.
+    """
+    blob = Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else None
+    path.unlink()
+    if blob is not None and blob.parent == path.parents[2] / "blobs":  # blobs/ lies beside snapshots/COMMIT/FILE
+        blob.unlink(missing_ok=True)
 
 
 def _license(card: Path) -> str | None:

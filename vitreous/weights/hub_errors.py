@@ -42,7 +42,7 @@ def line(error: BaseException, length: int = 300) -> str:
         text = f"it answered with status {status(error)}: {_said(error)}"
     else:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    text = " ".join(text.split()).rstrip(":.")
+    text = " ".join("".join(char if char.isprintable() else " " for char in text).split()).rstrip(":.")
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

@@ -40,6 +40,8 @@ def push(model: AnyModel, path: Path, format: str, repository: str, provenance: 
     """
     from huggingface_hub import CommitOperationAdd, HfApi, constants
 
+    from vitreous.hub_client import metadata
+
     record = {**provenance_of(model), **(provenance or {}), "vitreous": vitreous.__version__}
     parameters = sum(tensor.numel() for tensor in model.state_dict().values())
     card = model_card(
@@ -50,21 +52,22 @@ def push(model: AnyModel, path: Path, format: str, repository: str, provenance: 
     page = f"{constants.ENDPOINT}/{repository}"
     api = HfApi(library_name="vitreous", library_version=vitreous.__version__)
     try:
-        api.create_repo(repository, exist_ok=True)
-        there = {file.rfilename for file in api.model_info(repository).siblings or []}
-        if strangers := [file for file in choose(there | sent) if file not in sent]:
-            raise ValueError(
-                f"it holds {strangers[0]}, which would be read as a part of this model: "
-                "delete it there, or push to another repository"
+        with metadata():
+            api.create_repo(repository, exist_ok=True)
+            there = {file.rfilename for file in api.model_info(repository).siblings or []}
+            if strangers := [file for file in choose(there | sent) if file not in sent]:
+                raise ValueError(
+                    f"it holds {strangers[0]}, which would be read as a part of this model: "
+                    "delete it there, or push to another repository"
+                )
+            commit = api.create_commit(
+                repository,
+                [
+                    *(CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file) for file in files),
+                    CommitOperationAdd(path_in_repo=CARD, path_or_fileobj=card.encode("utf-8", "replace")),
+                ],
+                commit_message=f"Upload with Vitreous {vitreous.__version__}",
             )
-        commit = api.create_commit(
-            repository,
-            [
-                *(CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file) for file in files),
-                CommitOperationAdd(path_in_repo=CARD, path_or_fileobj=card.encode("utf-8", "replace")),
-            ],
-            commit_message=f"Upload with Vitreous {vitreous.__version__}",
-        )
     except Exception as error:
         reason = line(error)
         if status(error) in (401, 403):

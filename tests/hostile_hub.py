@@ -1,0 +1,107 @@
+"""A hub on 127.0.0.1 of which any answer can be replaced by a hostile one, and a second host to redirect to."""
+
+import hashlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+REPOSITORY, COMMIT = "eve/model", "a" * 40
+TOKEN = "hf_" + "s" * 34
+
+
+@dataclass
+class HostileHub:
+    """`files` of one repository; `answers` replace what is said to a listing, a HEAD or a GET of a file.
+
+    An answer is a function that returns the pieces of a raw HTTP response, which are sent one after the other.
+    """
+
+    url: str = ""
+    elsewhere: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    answers: dict[str, Callable[[str], Iterable[bytes]]] = field(default_factory=dict)
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # host, method and path, Authorization
+    sent: int = 0  # bytes of hostile answers
+
+    def listing(self, **changes: object) -> bytes:
+        """A listing as the hub writes it, with `changes`."""
+        siblings = [
+            {
+                "rfilename": name,
+                "size": len(content),
+                "blobId": hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest(),
+            }
+            for name, content in self.files.items()
+        ]
+        return json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings} | changes).encode()
+
+    def answer(self, kind: str, name: str) -> Iterable[bytes]:
+        if kind in self.answers:
+            return self.answers[kind](name)
+        if kind == "listing":
+            return [response(self.listing(), {"Content-Type": "application/json"})]
+        content = self.files[name]
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        return [response(content, headers, body=kind == "file")]
+
+
+def response(content: bytes, headers: dict[str, str], body: bool = True, status: str = "200 OK") -> bytes:
+    lines = [f"HTTP/1.1 {status}", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in ({"Content-Length": str(len(content))} | headers).items() if value]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (content if body else b"")
+
+
+def start(hub: HostileHub) -> Callable[[], None]:
+    """Serve a hub, and return a function that stops it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            host = "elsewhere" if self.server is servers[1] else "hub"
+            path = self.path.split("?")[0]
+            hub.requests.append((host, f"{self.command} {path}", self.headers.get("Authorization")))
+            kind = "listing" if path.startswith("/api/") else "head" if self.command == "HEAD" else "file"
+            self.close_connection = True
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+            try:
+                for piece in hub.answer(kind, path.rsplit("/", 1)[-1]):
+                    self.connection.sendall(piece)
+                    hub.sent += len(piece)
+            except OSError:
+                pass  # the client has had enough
+
+        do_HEAD = do_GET
+
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Handler) for _ in range(2)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    hub.url, hub.elsewhere = (
+        f"http://{host}:{server.server_port}" for host, server in zip(HOSTS, servers, strict=True)
+    )
+
+    def stop() -> None:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+
+    return stop
+
+
+HOSTS = ("127.0.0.1", "localhost")
+
+
+def use(monkeypatch: pytest.MonkeyPatch, hub: HostileHub, cache: Path) -> None:
+    """Do what HF_ENDPOINT and HF_HUB_CACHE would do in a new process."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)

@@ -1,0 +1,277 @@
+"""A hub that lies: nothing outside the cache is touched, no answer takes forever, and the token stays with the hub."""
+
+import gzip
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hostile_hub import COMMIT, REPOSITORY, TOKEN, HostileHub, response, start, use
+from vitreous.weights.hub import download
+
+HUB = f"hf-hub:{REPOSITORY}"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostileHub]:
+    site = HostileHub(files={"config.json": b"{}", "model.safetensors": b"weights" * 100})
+    stop = start(site)
+    use(monkeypatch, site, tmp_path / "home" / "cache")
+    (tmp_path / "home").mkdir()
+    yield site
+    stop()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds in place of a minute."""
+    for name, value in {
+        "vitreous.network.STALL_SECONDS": 0.4,
+        "vitreous.network.WINDOW_SECONDS": 0.4,
+        "vitreous.hub_transport.METADATA_SECONDS": 0.4,
+    }.items():
+        monkeypatch.setattr(name, value)
+
+
+def head(**headers: str) -> Callable[[str], Iterable[bytes]]:
+    """An answer to HEAD with some headers in place of the usual."""
+    usual = {"ETag": '"e"', "X-Repo-Commit": COMMIT}
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda _: [response(b"", usual | {"Content-Length": "2"} | names, body=False)]
+
+
+def everything(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_an_honest_answer_is_loaded(hub: HostileHub) -> None:
+    folder = download(HUB).folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == hub.files
+
+
+# ---- Paths -----------------------------------------------------------------------------------------------------------
+
+TRAVERSALS = [
+    '"../../../../victim"',
+    '"/tmp/victim"',
+    '"a/b"',
+    '".."',
+    ".",
+    '"a\\b"',
+    "W/..",
+    "WW..",
+    '"' + "x" * 200,
+    '""',
+]
+
+
+@pytest.mark.parametrize("header", ["ETag", "X_Linked_Etag"])
+@pytest.mark.parametrize("etag", TRAVERSALS)
+def test_an_etag_names_no_path(hub: HostileHub, tmp_path: Path, header: str, etag: str) -> None:
+    (tmp_path / "home" / "victim").write_bytes(b"{}")
+    before = {path: content for path, content in everything(tmp_path).items() if "cache" not in path.parts}
+    hub.answers["head"] = head(**{header: etag})
+    with pytest.raises(OSError, match=r"(ETag|Etag): .*but must have"):
+        download(HUB)
+    after = {path: content for path, content in everything(tmp_path).items() if "cache" not in path.parts}
+    assert after == before
+    assert not list((tmp_path / "home" / "cache").rglob("config.json"))
+
+
+def test_a_wrong_checksum_removes_nothing_outside_the_cache(hub: HostileHub, tmp_path: Path) -> None:
+    """As after an older release, or another program, made a link in the cache to somewhere else."""
+    victim = tmp_path / "home" / "victim"
+    victim.write_bytes(b"{}")
+    snapshot = download(HUB).folder
+    (snapshot / "config.json").unlink()
+    blobs = snapshot.parents[1] / "blobs"
+    blob = next(path for path in blobs.iterdir() if path.read_bytes() == b"{}")
+    blob.unlink()
+    blob.symlink_to(victim)
+    right = hub.listing()
+    wrong = right.replace(hashlib.sha1(b"blob 2\0{}").hexdigest().encode(), b"0" * 40)
+    hub.answers["listing"] = lambda _: [response(wrong, {})]
+    with pytest.raises(OSError, match="has arrived with the checksum"):
+        download(HUB)
+    assert victim.read_bytes() == b"{}"
+    assert not blob.is_symlink()
+
+
+@pytest.mark.parametrize("commit", ["../../../../victim", "main", "A" * 40, "a" * 39, "a" * 40 + "/x", 5, None])
+def test_a_commit_names_no_path(hub: HostileHub, tmp_path: Path, commit: object) -> None:
+    hub.answers["listing"] = lambda _: [response(hub.listing(sha=commit), {})]
+    with pytest.raises(OSError, match="40 hex digits"):
+        download(HUB)
+    del hub.answers["listing"]
+    hub.answers["head"] = head(X_Repo_Commit=str(commit))
+    with pytest.raises(OSError, match="40 hex digits"):
+        download(HUB)
+    assert not list(tmp_path.rglob("config.json"))
+
+
+@pytest.mark.parametrize("name", ["..\\x.npz", "\0.npz", "C:x.npz", "\x1b[2J.npz", "x\n.npz", "\ud800.npz"])
+def test_a_listed_name_names_no_path(hub: HostileHub, name: str) -> None:
+    hub.answers["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": name, "size": 1}]), {})]
+    with pytest.raises(OSError, match="is not the name of a file"):
+        download(HUB)
+    assert [method for _, method, _ in hub.requests] == [f"GET /api/models/{REPOSITORY}/revision/main"]
+
+
+# ---- Redirects and the token -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/x", "data:,x"])
+@pytest.mark.parametrize("kind", ["listing", "head", "file"])
+def test_redirects_lead_to_web_servers_only(hub: HostileHub, kind: str, location: str) -> None:
+    redirect = response(b"", {"Location": location, "ETag": '"e"', "X-Repo-Commit": COMMIT}, status="302 Found")
+    hub.answers[kind] = lambda _: [redirect]
+    with pytest.raises(OSError, match="not followed"):
+        download(HUB)
+
+
+@pytest.mark.parametrize("kind", ["listing", "head", "file"])
+def test_redirects_that_loop_end(hub: HostileHub, kind: str) -> None:
+    headers = {"ETag": '"e"', "X-Repo-Commit": COMMIT}
+    hub.answers[kind] = lambda name: [
+        response(
+            b"", headers | {"Location": f"/api/models/{name}" if kind == "listing" else f"/x/{name}"}, status="302 F"
+        )
+    ]
+    with pytest.raises(OSError, match="redirects"):
+        download(HUB)
+    assert len(hub.requests) < 70
+
+
+def test_a_listing_comes_from_the_hub_itself(hub: HostileHub) -> None:
+    hub.answers["listing"] = lambda _: [response(b"", {"Location": f"{hub.elsewhere}/api/x"}, status="302 Found")]
+    with pytest.raises(OSError, match="not followed"):
+        download(HUB)
+    assert {host for host, _, _ in hub.requests} == {"hub"}
+
+
+def test_the_token_is_sent_to_the_hub_only(hub: HostileHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+    def redirect(name: str) -> Iterable[bytes]:
+        headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT, "X-Linked-Size": str(len(hub.files[name]))}
+        return [response(b"", headers | {"Location": f"{hub.elsewhere}/hop/{name}"}, False, "302 Found")]
+
+    def hop(name: str) -> Iterable[bytes]:  # and from there on to the hub's own port, by another name
+        if hub.requests[-1][1] == f"GET /hop/{name}":
+            there = hub.url.replace("127.0.0.1", "localhost")
+            return [response(b"", {"Location": f"{there}/there/{name}"}, status="302 Found")]
+        return [response(hub.files[name], {})]
+
+    hub.answers |= {"head": redirect, "file": hop}
+    download(HUB)
+    seen = {(host, request.split("/")[1] in ("hop", "there")): token for host, request, token in hub.requests}
+    assert seen == {("hub", False): f"Bearer {TOKEN}", ("elsewhere", True): None, ("hub", True): None}
+
+
+# ---- Length and time -------------------------------------------------------------------------------------------------
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
+
+
+def endless(_: str) -> Iterator[bytes]:
+    yield CHUNKED
+    yield from itertools.repeat(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
+
+
+def drip(start: bytes, each: bytes) -> Callable[[str], Iterator[bytes]]:
+    def answer(_: str) -> Iterator[bytes]:
+        yield start
+        while True:
+            time.sleep(0.05)
+            yield each
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(endless, id="endless"),
+        pytest.param(lambda _: [response(b"", {"Content-Length": str(6 << 30)})], id="declared"),
+        pytest.param(lambda _: [response(gzip.compress(b" " * (1 << 20)), {"Content-Encoding": "gzip"})], id="packed"),
+    ],
+)
+def test_a_long_listing_is_not_read(
+    hub: HostileHub, monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Iterable[bytes]]
+) -> None:
+    monkeypatch.setattr("vitreous.hub_transport.MAX_METADATA_BYTES", 1 << 19)
+    hub.answers["listing"] = answer
+    with pytest.raises(OSError, match=r"the answer to GET http://127.0.0.1:\d+/api/models/eve/model\S* (is|has)"):
+        download(HUB)
+    assert hub.sent < 1 << 24
+
+
+@pytest.mark.parametrize("kind", ["listing", "head", "file"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(drip(b"HTTP/1.1 200 OK\r\nX-", b"x"), id="headers"),
+        pytest.param(drip(b"HTTP/1.1 200 OK\r\nContent-Length: 700\r\n\r\n", b" "), id="body"),
+        pytest.param(drip(CHUNKED + b"1;", b"x"), id="chunk"),
+        pytest.param(drip(b"", b""), id="silence"),
+    ],
+)
+def test_a_slow_answer_is_not_awaited(
+    hub: HostileHub, impatient: None, kind: str, answer: Callable[[str], Iterable[bytes]]
+) -> None:
+    hub.answers[kind] = answer
+    start = time.monotonic()
+    with pytest.raises(OSError, match=r"127\.0\.0\.1:\d+"):
+        download(HUB)
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(endless, id="endless"),
+        pytest.param(lambda _: [response(b"x" * 5000, {})], id="declared"),
+    ],
+)
+def test_a_file_is_no_longer_than_listed(hub: HostileHub, answer: Callable[[str], Iterable[bytes]]) -> None:
+    hub.answers["file"] = answer
+    with pytest.raises(OSError, match=r"the answer to GET http://127.0.0.1:\d+/\S+/(config.json|model.safetensors) "):
+        download(HUB)
+    assert hub.sent < 1 << 24
+
+
+def test_a_size_other_than_listed_is_refused(hub: HostileHub) -> None:
+    hub.answers["head"] = head(X_Linked_Size=str(1 << 50))
+    with pytest.raises(OSError, match=r"has the size 1,125,899,906,842,624, but the hub lists"):
+        download(HUB)
+    hub.answers["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": "x.npz"}]), {})]
+    with pytest.raises(OSError, match=r"x.npz needs 1,125,899,906.8 MB"):
+        download(HUB)
+
+
+def test_connections_that_break_again_and_again_are_slow(hub: HostileHub, impatient: None) -> None:
+    hub.files = {"model.safetensors": b"x" * 100_000}
+
+    def broken(_: str) -> Iterable[bytes]:
+        return [response(b"x" * 10, {"Content-Length": "100000"})]
+
+    hub.answers["file"] = broken
+    with pytest.raises(OSError, match=r"eve/model is too slow: \d+ bytes in \d+ s"):
+        download(HUB)
+
+
+@pytest.mark.parametrize("header", [{"Retry-After": "99999999"}, {"RateLimit": '"api";r=0;t=99999999'}])
+def test_a_hub_does_not_keep_us_waiting(hub: HostileHub, header: dict[str, str]) -> None:
+    hub.answers["file"] = lambda _: [response(b"", header, status="429 Too Many Requests")]
+    with pytest.raises(OSError, match="asks to wait 99999999 s"):
+        download(HUB)
+
+
+def test_control_characters_do_not_reach_the_terminal(hub: HostileHub) -> None:
+    hub.answers["listing"] = lambda _: [response(b'{"error": "\x1b[2J"}', {}, status="500 Error")]
+    with pytest.raises(OSError, match="500") as caught:
+        download(HUB)
+    assert str(caught.value).isprintable()

@@ -1,0 +1,99 @@
+"""Bounds on what a server may send: how many bytes, and how slowly."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Generic, TypeVar
+
+STALL_SECONDS = 30.0  # without a single byte
+WINDOW_SECONDS = 60.0  # over which the rate of a download is measured
+MIN_BYTES_PER_SECOND = 4096  # half of what a throttled 64 kbit/s mobile connection brings
+
+T = TypeVar("T")
+
+
+class BadAnswer(OSError):
+    """An answer of a server that was not read to its end: too long, too slow or invalid. Asking again is no use."""
+
+
+class BackgroundReader(Generic[T]):
+    """Run a blocking generator in a daemon thread, so that the caller can stop waiting for the next item.
+
+    The timeout of a socket does not do: it is for one read, and a server that sends a header line, a chunk size or a
+    TLS handshake byte by byte resets it with every byte, before there is anything to check.
+    """
+
+    def __init__(self, items: Callable[[], Generator[T, None, None]]) -> None:
+        self._entries: queue.Queue[tuple[list[T], BaseException | None]] = queue.Queue(maxsize=8)
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, args=(items,), daemon=True).start()
+
+    def _run(self, items: Callable[[], Generator[T, None, None]]) -> None:
+        end: BaseException | None = None
+        try:
+            with contextlib.closing(items()) as generator:
+                for item in generator:
+                    self._put([item], None)
+                    if self._closed.is_set():
+                        return
+        except BaseException as error:
+            end = error
+        self._put([], end)
+
+    def _put(self, item: list[T], error: BaseException | None) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Full):
+                self._entries.put((item, error), timeout=0.1)
+                return
+
+    def next(self, seconds: float | None) -> T | None:
+        """Return the next item, or None at the end. Raises TimeoutError after `seconds`, and the generator's errors."""
+        try:
+            item, error = self._entries.get(timeout=None if seconds is None else max(seconds, 0.001))
+        except queue.Empty:
+            raise TimeoutError from None
+        if error is not None:
+            raise error
+        return item[0] if item else None
+
+    def close(self) -> None:
+        """Stop the generator at its next item. The thread may stay blocked in a read until then."""
+        self._closed.set()
+
+
+class Pace:
+    """The progress of a download, which may consist of several connections and files at once."""
+
+    def __init__(self, description: str) -> None:
+        self.description = description
+        self._lock = threading.Lock()
+        self._start, self._bytes = time.monotonic(), 0
+
+    def add(self, count: int) -> None:
+        """Count bytes that have arrived. Raises BadAnswer after a window that was too slow."""
+        with self._lock:
+            self._bytes += count
+            seconds = time.monotonic() - self._start
+            if seconds < WINDOW_SECONDS:
+                return
+            if self._bytes < MIN_BYTES_PER_SECOND * seconds:
+                raise BadAnswer(
+                    f"{self.description} is too slow: {self._bytes:,} bytes in {seconds:.0f} s, but at least "
+                    f"{MIN_BYTES_PER_SECOND:,} bytes per second must arrive"
+                )
+            self._start, self._bytes = time.monotonic(), 0
+
+    def next(self, reader: BackgroundReader[bytes]) -> bytes | None:
+        """Return the next chunk, or None at the end. Raises BadAnswer for a stall, or after too slow a window."""
+        stalled_at = time.monotonic() + STALL_SECONDS
+        while True:
+            self.add(0)
+            now = time.monotonic()
+            if now >= stalled_at:
+                raise BadAnswer(f"{self.description} has stalled: no byte in {STALL_SECONDS:.0f} s")
+            with contextlib.suppress(TimeoutError):
+                chunk = reader.next(min(stalled_at, self._start + WINDOW_SECONDS) - now)
+                self.add(len(chunk or b""))
+                return chunk
