@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from hostile_hub import HostileHub, response, start, use
 from vitreous.data.hub import CONVERTED, choose
 from vitreous.data.open import open_data
 from vitreous.data.source import Source
@@ -167,6 +168,25 @@ def test_mistakes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         OSError, match=rf"hf:ann/text is not in the cache, and {address}/datasets/ann/text is out of reach"
     ):
         open_data("hf:ann/text")
+
+
+def test_a_hostile_hub_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = HostileHub(files={"train.parquet": parquet(0, 8)})
+    stop = start(site)
+    use(monkeypatch, site, tmp_path / "hf")
+    monkeypatch.setattr("vitreous.hub_transport.MAX_METADATA_BYTES", 1 << 16)
+    etag = {"ETag": '"../../../victim"', "X-Repo-Commit": "a" * 40, "Content-Length": str(len(parquet(0, 8)))}
+    for kind, answer, error in (
+        ("listing", response(b" " * (1 << 17), {}), r"has 131,072 bytes, but must have at most 65,536"),
+        ("listing", response(site.listing(siblings=[{"rfilename": "../x.parquet"}]), {}), "not the name of a file"),
+        ("head", response(b"", etag, body=False), r"has ETag: '\"\.\./"),
+        ("file", response(b"x" * 100_000, {}), r"has 100,000 bytes, but must have at most"),
+    ):
+        monkeypatch.setattr(site, "answers", {kind: lambda _, answer=answer: [answer]})
+        with pytest.raises(OSError, match=error):
+            open_data("hf:eve/model")
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".parquet" or path.name == "victim"]
+    stop()
 
 
 def test_files_of_a_configuration() -> None:

@@ -6,7 +6,7 @@ in huggingface_hub's cache; with HF_HUB_OFFLINE=1, or without a network, only th
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from vitreous.data.parquet import open_parquet
@@ -22,11 +22,12 @@ def open_hub(spec: str) -> Found:
         raise ValueError(f"{spec!r} is not of the form hf:owner/name, hf:owner/name:config or hf:owner/name@revision")
     repo, config, revision = match.groups()
     for candidate in [revision] if revision else [None, CONVERTED]:
-        files, folder = _list(spec, repo, candidate)
-        if files:
-            chosen = choose(spec, files, config)
+        sizes, folder = _list(spec, repo, candidate)
+        if sizes:
+            chosen = choose(spec, sizes, config)
             if folder is None:
-                folder = _download(spec, repo, candidate, [file for part in chosen.values() for file in part])
+                wanted = {file: sizes[file] for part in chosen.values() for file in part}
+                folder = _download(spec, repo, candidate, wanted)
             return open_parquet(spec, {part: [folder / file for file in inside] for part, inside in chosen.items()})
     raise ValueError(f"{spec}: the repository has no Parquet files, and the hub has not converted it")
 
@@ -64,21 +65,27 @@ def _place(file: str) -> tuple[str, str]:
     return part, "/".join(rest) or "default"
 
 
-def _list(spec: str, repo: str, revision: str | None) -> tuple[list[str], Path | None]:
-    """The Parquet files of a revision, none if there is no such revision; and their folder, if the cache was asked."""
+def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, int | None], Path | None]:
+    """List the Parquet files of a revision with their sizes; none if there is no such revision.
+
+    Without a network the cache is listed, and its folder is returned as well.
+    """
     import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+    from vitreous.hub_client import metadata
 
     reason = "HF_HUB_OFFLINE is set"
     if not constants.HF_HUB_OFFLINE:
         try:
             # One question, asked once: listing the tree would go on asking for half a minute without a network.
-            about = huggingface_hub.HfApi().dataset_info(repo, revision=revision, timeout=10)
-            files = [file.rfilename for file in about.siblings or []]
-            return [file for file in files if file.endswith(".parquet")], None
+            with metadata():
+                about = huggingface_hub.HfApi().dataset_info(repo, revision=revision, timeout=10, files_metadata=True)
+            files = [file for file in about.siblings or [] if str(file.rfilename).endswith(".parquet")]
+            return {file.rfilename: file.size for file in files}, None
         except RevisionNotFoundError:
-            return [], None
+            return {}, None
         except GatedRepoError:
             raise OSError(f"{spec}: first accept its terms on its page, then log in with `hf auth login`") from None
         except RepositoryNotFoundError:
@@ -95,19 +102,19 @@ def _list(spec: str, repo: str, revision: str | None) -> tuple[list[str], Path |
         )
     except OSError:
         if revision == CONVERTED:
-            return [], None
+            return {}, None
         address = f"{constants.ENDPOINT}/datasets/{repo}"
         raise OSError(f"{spec} is not in the cache, and {address} is out of reach ({reason})") from None
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet")], folder
+    return {path.relative_to(folder).as_posix(): None for path in folder.rglob("*.parquet")}, folder
 
 
-def _download(spec: str, repo: str, revision: str | None, files: list[str]) -> Path:
-    import huggingface_hub
+def _download(spec: str, repo: str, revision: str | None, sizes: Mapping[str, int | None]) -> Path:
+    """Fetch files into the cache, and return their folder there."""
+    from vitreous.hub_client import check_space, fetch
 
     try:
-        return Path(
-            huggingface_hub.snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=files)
-        )
+        check_space(spec, sum(size or 0 for size in sizes.values()))
+        return fetch(repo, sizes, revision, repo_type="dataset")
     except Exception as error:
         raise OSError(f"{spec}: could not be downloaded: {_line(error)}") from error
 
