@@ -1,6 +1,8 @@
 """For the tests of data: a cache of their own, and a web server that does what servers do, good and bad."""
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +29,7 @@ class Web:
     ranges: bool = True
     tag: str = '"1"'
     length: bool = True
+    seconds_per_byte: float = 0.0
 
 
 @pytest.fixture
@@ -59,7 +62,13 @@ def web() -> Iterator[Web]:
             if site.breaks and len(rest) > 1:
                 site.breaks -= 1
                 rest = rest[: len(rest) // 2]
-            self.wfile.write(rest)
+            if site.seconds_per_byte:
+                with contextlib.suppress(OSError):
+                    for i in range(len(rest)):
+                        self.wfile.write(rest[i : i + 1])
+                        time.sleep(site.seconds_per_byte)
+            else:
+                self.wfile.write(rest)
             self.close_connection = True
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

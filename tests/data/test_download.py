@@ -72,6 +72,28 @@ def test_a_wrong_checksum_is_refused_and_the_file_removed(web, tmp_path) -> None
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5).read_bytes() == BODY
 
 
+@pytest.mark.parametrize("length", [True, False], ids=["declared", "undeclared"])
+def test_a_file_that_is_too_long_is_refused(web, tmp_path, length: bool) -> None:  # type: ignore[no-untyped-def]
+    web.files["/a.bin"], web.length = BODY, length
+    with pytest.raises(OSError, match=r"127.*a\.bin (has 3,000,000|is longer than the 1,000) bytes"):
+        fetch(f"{web.url}/a.bin", tmp_path / "a.bin", max_bytes=1000)
+    assert not (tmp_path / "a.bin").exists()
+
+
+def test_a_slow_server_is_given_up(web, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("vitreous.network.WINDOW_SECONDS", 0.5)
+    web.files["/a.bin"], web.seconds_per_byte = BODY, 0.05
+    with pytest.raises(OSError, match=r"127.*a\.bin is too slow"):
+        fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
+
+
+def test_a_server_that_begins_anew_for_ever_is_given_up(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    web.files["/a.bin"], web.ranges, web.breaks = BODY, False, 100
+    with pytest.raises(OSError, match=r"127.*a\.bin: it began anew \d times"):
+        fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
+    assert len(web.asked) < 10
+
+
 def test_errors_name_the_address(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(OSError, match=r"could not download http://127.*/none: the server answers 404"):
         fetch(f"{web.url}/none", tmp_path / "none")

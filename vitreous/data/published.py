@@ -23,6 +23,8 @@ from vitreous.data.formats import read_cifar, read_idx, read_mat
 from vitreous.data.split import Found, by_part, listed
 from vitreous.data.stored import FileSource, missing_files
 
+MAX_BYTES = 1 << 30  # of one published file: the largest, the images of pets, has 0.8 GB
+
 
 @dataclass(frozen=True)
 class Published:
@@ -44,7 +46,7 @@ def open_published(name: str, root: Path | None) -> Found:
     with only_one(cache / "download"):
         if not (cache / "unpacked").exists():
             try:
-                files = [fetch(url, cache / Path(url).name, checksum) for url, checksum in published.files]
+                files = [fetch(url, cache / Path(url).name, checksum, MAX_BYTES) for url, checksum in published.files]
             except OSError as error:
                 raise OSError(f"{name}: {error}; with --data-root DIR a local copy is used") from None
             unpack(files, cache / "unpacked")
