@@ -33,11 +33,7 @@ class HostileHub:
     def listing(self, **changes: object) -> bytes:
         """A listing as the hub writes it, with `changes`."""
         siblings = [
-            {
-                "rfilename": name,
-                "size": len(content),
-                "blobId": hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest(),
-            }
+            {"rfilename": name, "size": len(content), "blobId": git_sum(content)}
             for name, content in self.files.items()
         ]
         return json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings} | changes).encode()
@@ -47,9 +43,19 @@ class HostileHub:
             return self.answers[kind](name)
         if kind == "listing":
             return [response(self.listing(), {"Content-Type": "application/json"})]
+        if kind == "tree":
+            entries = [
+                {"type": "file", "path": name, "size": len(content), "oid": git_sum(content)}
+                for name, content in self.files.items()
+            ]
+            return [response(json.dumps(entries).encode(), {"Content-Type": "application/json"})]
         content = self.files[name]
         headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
         return [response(content, headers, body=kind == "file")]
+
+
+def git_sum(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
 
 
 def response(content: bytes, headers: dict[str, str], body: bool = True, status: str = "200 OK") -> bytes:
@@ -69,7 +75,9 @@ def start(hub: HostileHub) -> Callable[[], None]:
             host = "elsewhere" if self.server is servers[1] else "hub"
             path = self.path.split("?")[0]
             hub.requests.append((host, f"{self.command} {path}", self.headers.get("Authorization")))
-            kind = "listing" if path.startswith("/api/") else "head" if self.command == "HEAD" else "file"
+            kind = "head" if self.command == "HEAD" else "file"
+            if path.startswith("/api/"):
+                kind = "tree" if "/tree/" in path else "listing"
             self.close_connection = True
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
             try:
