@@ -60,6 +60,8 @@ def git_sum(content: bytes) -> str:
 
 def response(content: bytes, headers: dict[str, str], body: bool = True, status: str = "200 OK") -> bytes:
     lines = [f"HTTP/1.1 {status}", "Connection: close"]
+    if "RateLimit" not in headers:
+        lines.append('RateLimit: "api";r=499;t=271')  # the real hub sends it with every answer
     lines += [f"{name}: {value}" for name, value in ({"Content-Length": str(len(content))} | headers).items() if value]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (content if body else b"")
 

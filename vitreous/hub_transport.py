@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx2
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.utils import _http
+from huggingface_hub.utils import _http, parse_ratelimit_headers
 
 from vitreous.network import MIN_BYTES_PER_SECOND, BackgroundReader, BadAnswer, Pace
 
@@ -201,12 +201,19 @@ def _check_headers(exchange: Exchange, request: httpx2.Request, response: httpx2
                 raise bad(header, "letters, digits, '.', '-' and '_'")
     if response.has_redirect_location:
         _check_redirect(exchange, request, response)
-    wait = (
-        response.headers.get("Retry-After", ""),
-        *re.findall(r"\bt\s*=\s*(\d+)", response.headers.get("RateLimit", "")),
-    )
-    if any(text.isdecimal() and int(text) > MAX_WAIT_SECONDS for text in wait):
-        raise BadAnswer(f"{_named(request)} has status {response.status_code} and asks to wait {max(wait, key=len)} s")
+    if (wait := _requested_wait(response)) > MAX_WAIT_SECONDS:
+        raise BadAnswer(f"{_named(request)} has status {response.status_code} and asks to wait {wait:,} s")
+
+
+def _requested_wait(response: httpx2.Response) -> int:
+    """Return the seconds that huggingface_hub would sleep before it repeats the request."""
+    if response.status_code not in (408, 429, 500, 502, 503, 504):
+        return 0
+    limit = parse_ratelimit_headers(response.headers)
+    if response.status_code == 429 and limit is not None and limit.remaining == 0:
+        return limit.reset_in_seconds
+    seconds = response.headers.get("Retry-After", "").strip()
+    return int(seconds) if seconds.isdigit() else 0
 
 
 def _check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
