@@ -5,6 +5,7 @@ headers of an answer. Inside `exchange()` it does neither. Requests of other cod
 """
 
 import contextlib
+import queue
 import re
 import shutil
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 import httpx2
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.utils import _http, parse_ratelimit_headers
+from huggingface_hub.utils import _http
 
 from vitreous.network import MIN_BYTES_PER_SECOND, BackgroundReader, BadAnswer, Pace
 
@@ -86,7 +87,7 @@ class BoundedTransport(httpx2.BaseTransport):
         if exchange.pace is not None:
             exchange.pace.add(0)  # connections that break again and again without bringing anything are slow, too
         request.headers["Accept-Encoding"] = "identity"  # or few bytes could unpack to many
-        if not _may_see_token(request.url):
+        if not may_see_token(request.url):
             request.headers.pop("Authorization", None)
 
         def receive() -> Generator[httpx2.Response | bytes, None, None]:
@@ -106,7 +107,7 @@ class BoundedTransport(httpx2.BaseTransport):
             assert isinstance(response, httpx2.Response)
             _check_headers(exchange, request, response)
             limit = _check_size(exchange, request, response)
-        except TimeoutError:
+        except queue.Empty:
             reader.close()
             raise BadAnswer(f"{_named(request)} did not begin within {METADATA_SECONDS:.0f} s") from None
         except BaseException:
@@ -147,7 +148,7 @@ class _BoundedStream(httpx2.SyncByteStream):
             return self.pace.next(reader)
         try:
             return reader.next(None if self.end is None else self.end - time.monotonic())
-        except TimeoutError:
+        except queue.Empty:
             raise BadAnswer(f"{self.name} did not end within {METADATA_SECONDS:.0f} s") from None
 
     def close(self) -> None:
@@ -171,7 +172,8 @@ def _is_file(exchange: Exchange, request: httpx2.Request, response: httpx2.Respo
     return exchange.file is not None and request.method == "GET" and response.is_success
 
 
-def _may_see_token(url: httpx2.URL) -> bool:
+def may_see_token(url: httpx2.URL) -> bool:
+    """True for the hub itself, on its own port or encrypted, and for the official hub, to which mirrors redirect."""
     hub = httpx2.URL(constants.ENDPOINT)
     upgraded = url.scheme == "https" and url.host == hub.host
     return upgraded or url.origin in (hub.origin, httpx2.URL(OFFICIAL).origin)
@@ -200,7 +202,7 @@ def _check_headers(exchange: Exchange, request: httpx2.Request, response: httpx2
             if not re.fullmatch(r"[\w-][\w.-]{0,127}", file_name, re.ASCII):
                 raise bad(header, "letters, digits, '.', '-' and '_'")
     if response.has_redirect_location:
-        _check_redirect(exchange, request, response)
+        check_redirect(exchange, request, response)
     if (wait := _requested_wait(response)) > MAX_WAIT_SECONDS:
         raise BadAnswer(f"{_named(request)} has status {response.status_code} and asks to wait {wait:,} s")
 
@@ -209,14 +211,14 @@ def _requested_wait(response: httpx2.Response) -> int:
     """Return the seconds that huggingface_hub would sleep before it repeats the request."""
     if response.status_code not in (408, 429, 500, 502, 503, 504):
         return 0
-    limit = parse_ratelimit_headers(response.headers)
+    limit = _http.parse_ratelimit_headers(response.headers)
     if response.status_code == 429 and limit is not None and limit.remaining == 0:
         return limit.reset_in_seconds
     seconds = response.headers.get("Retry-After", "").strip()
     return int(seconds) if seconds.isdigit() else 0
 
 
-def _check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
+def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
     """Files may come from other hosts, as large ones do. Answers about a repository may not, nor anything unencrypted
     in place of something encrypted."""
     location = response.headers["Location"]
@@ -226,7 +228,7 @@ def _check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx
         target = httpx2.URL("")
     schemes = ("https",) if request.url.scheme == "https" else ("http", "https")
     good = target.scheme in schemes and target.host
-    if not good or (exchange.file is None and not _may_see_token(target)):
+    if not good or (exchange.file is None and not may_see_token(target)):
         raise BadAnswer(f"{_named(request)} redirects to {location[:200]!r}, which is not followed")
 
 

@@ -49,11 +49,8 @@ class BackgroundReader(Generic[T]):
                 return
 
     def next(self, seconds: float | None) -> T | None:
-        """Return the next item, or None at the end. Raises TimeoutError after `seconds`, and the generator's errors."""
-        try:
-            item, error = self._entries.get(timeout=None if seconds is None else max(seconds, 0.001))
-        except queue.Empty:
-            raise TimeoutError from None
+        """Return the next item, or None at the end. Raises queue.Empty after `seconds`, and the generator's errors."""
+        item, error = self._entries.get(timeout=None if seconds is None else max(seconds, 0.001))
         if error is not None:
             raise error
         return item[0] if item else None
@@ -93,7 +90,7 @@ class Pace:
             now = time.monotonic()
             if now >= stalled_at:
                 raise BadAnswer(f"{self.description} has stalled: no byte in {STALL_SECONDS:.0f} s")
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(queue.Empty):
                 chunk = reader.next(min(stalled_at, self._start + WINDOW_SECONDS) - now)
                 self.add(len(chunk or b""))
                 return chunk

@@ -1,5 +1,6 @@
 """A hub that lies: nothing outside the cache is touched, no answer takes forever, and the token stays with the hub."""
 
+import contextlib
 import gzip
 import hashlib
 import itertools
@@ -7,7 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
+from huggingface_hub import constants
 
 from hostile_hub import COMMIT, REPOSITORY, TOKEN, HostileHub, response, start, use
 from vitreous.weights.hub import download
@@ -169,6 +172,43 @@ def test_the_token_is_sent_to_the_hub_only(hub: HostileHub, monkeypatch: pytest.
     download(HUB)
     seen = {(host, request.split("/")[1] in ("hop", "there")): token for host, request, token in hub.requests}
     assert seen == {("hub", False): f"Bearer {TOKEN}", ("elsewhere", True): None, ("hub", True): None}
+
+
+@pytest.mark.parametrize(
+    ("url", "location", "followed"),
+    [
+        ("https://hub.org/x", "https://store.net/y", True),
+        ("https://hub.org/x", "/y", True),
+        ("http://hub.org/x", "https://hub.org/y", True),
+        ("https://hub.org/x", "http://store.net/y", False),
+        ("https://hub.org/x", "http://hub.org/y", False),
+    ],
+)
+def test_redirects_stay_encrypted(url: str, location: str, followed: bool) -> None:
+    from vitreous.hub_transport import Exchange, check_redirect
+
+    answer = httpx2.Response(302, headers={"Location": location})
+    with contextlib.nullcontext() if followed else pytest.raises(OSError, match="not followed"):
+        check_redirect(Exchange("config.json"), httpx2.Request("GET", url), answer)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url", "sent"),
+    [
+        ("https://hub.org", "https://hub.org/x", True),
+        ("http://hub.org", "https://hub.org/x", True),
+        ("https://hub.org", "https://huggingface.co/x", True),
+        ("https://hub.org", "http://hub.org/x", False),
+        ("https://hub.org", "https://hub.org.evil.net/x", False),
+        ("http://hub.org:80", "http://hub.org:81/x", False),
+        ("https://hub.org", "http://huggingface.co/x", False),
+    ],
+)
+def test_hosts_that_see_the_token(monkeypatch: pytest.MonkeyPatch, endpoint: str, url: str, sent: bool) -> None:
+    from vitreous.hub_transport import may_see_token
+
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    assert may_see_token(httpx2.URL(url)) == sent
 
 
 # ---- Length and time -------------------------------------------------------------------------------------------------
