@@ -30,6 +30,7 @@ class Web:
     tag: str = '"1"'
     length: bool = True
     seconds_per_byte: float = 0.0
+    silences: int = 0  # of the next answers, which stop midway without closing the connection
 
 
 @pytest.fixture
@@ -62,7 +63,11 @@ def web() -> Iterator[Web]:
             if site.breaks and len(rest) > 1:
                 site.breaks -= 1
                 rest = rest[: len(rest) // 2]
-            if site.seconds_per_byte:
+            if site.silences:
+                site.silences -= 1
+                self.wfile.write(rest[: len(rest) // 2])
+                time.sleep(1)
+            elif site.seconds_per_byte:
                 with contextlib.suppress(OSError):
                     for i in range(len(rest)):
                         self.wfile.write(rest[i : i + 1])

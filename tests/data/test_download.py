@@ -87,6 +87,13 @@ def test_a_slow_server_is_given_up(web, tmp_path, monkeypatch: pytest.MonkeyPatc
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
 
 
+def test_a_connection_that_falls_silent_is_resumed(web, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("vitreous.data.download.TIMEOUT", 0.3)
+    web.files["/a.bin"], web.silences = BODY, 1
+    assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", SHA256).read_bytes() == BODY
+    assert len(web.asked) == 2
+
+
 def test_a_server_that_begins_anew_for_ever_is_given_up(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.ranges, web.breaks = BODY, False, 100
     with pytest.raises(OSError, match=r"127.*a\.bin: it began anew \d times"):

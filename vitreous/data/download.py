@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import queue
 import shutil
 import sys
 import urllib.error
@@ -23,7 +24,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from vitreous.network import WINDOW_SECONDS, BackgroundReader, BadAnswer, Pace
 
 CHUNK = 1 << 20
-TIMEOUT = 30.0  # seconds without an answer
+TIMEOUT = 20.0  # seconds without a byte, after which the connection counts as broken
 MAX_BYTES = 1 << 36  # 64 GiB
 MAX_RESTARTS = 5  # of a download from its first byte
 
@@ -88,7 +89,7 @@ class _Download:
     def _append(self, have: int, reader: BackgroundReader[Any]) -> bool:
         try:
             answer = reader.next(WINDOW_SECONDS)
-        except TimeoutError:
+        except queue.Empty:
             raise BadAnswer(f"could not download {self.url}: no answer within {WINDOW_SECONDS:.0f} s") from None
         start = have if answer is not None and answer.status == 206 else 0
         if have and not start:
