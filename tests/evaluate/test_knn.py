@@ -92,10 +92,33 @@ def test_more_neighbours_in_one_pass_are_the_same_as_alone() -> None:
     assert together == [knn(bank, queries, 7, (k,))[0] for k in (1, 3, 50)]
 
 
-def test_a_class_that_nobody_voted_for_is_no_answer() -> None:
-    bank = FeatureSet(torch.eye(4), torch.tensor([3, 3, 2, 2]))
-    [result] = knn(bank, FeatureSet(torch.eye(4), torch.tensor([3, 0, 2, 1])), 4, (1,))
-    assert (result.top1, result.top5) == (0.5, 0.5)
+def hits_as_dino_counts(bank: FeatureSet, queries: FeatureSet, classes: int, k: int) -> tuple[float, float]:
+    """DINO's eval_knn.py in plain loops: all classes are ranked by their votes, those without votes last."""
+    top1 = top5 = 0
+    for query, true in zip(queries.features.double().numpy(), queries.labels.tolist(), strict=True):
+        rows = bank.features.double().numpy()
+        similarity = rows @ query / np.linalg.norm(rows, axis=1) / np.linalg.norm(query)
+        votes = [0.0] * classes
+        for index in np.argsort(-similarity, kind="stable")[:k]:
+            votes[int(bank.labels[index])] += math.exp(similarity[index] / 0.07)
+        ranking = sorted(range(classes), key=lambda label: -votes[label])
+        top1 += ranking[0] == true
+        top5 += true in ranking[: min(5, k)]
+    return top1 / len(queries), top5 / len(queries)
+
+
+@pytest.mark.parametrize("classes", [7, 40])
+@pytest.mark.parametrize("k", [1, 2, 4, 5, 20])
+def test_top_1_and_top_5_are_dinos(classes: int, k: int) -> None:
+    bank, queries = clustered(120, classes), clustered(60, classes, seed=1)
+    [result] = knn(bank, queries, classes, (k,))
+    assert (result.top1, result.top5) == pytest.approx(hits_as_dino_counts(bank, queries, classes, k))
+
+
+def test_classes_without_votes_fill_the_five_in_their_order() -> None:
+    bank = FeatureSet(torch.ones(5, 2), torch.full((5,), 3))
+    [result] = knn(bank, FeatureSet(torch.ones(6, 2), torch.arange(6)), 6, (5,))
+    assert (result.top1, result.top5) == pytest.approx((1 / 6, 5 / 6))  # all but class 5
 
 
 def test_hits_are_not_numbers_that_are_none() -> None:

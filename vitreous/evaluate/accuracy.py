@@ -17,10 +17,12 @@ class Accuracy(NamedTuple):
     top5: float
 
 
-def count_hits(scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> Int[Tensor, "2"]:
-    """How many pictures have their class first, and among the first five. Of equal scores the lower class is first.
+def count_hits(
+    scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"], ranks: tuple[int, int] = (1, 5)
+) -> Int[Tensor, "2"]:
+    """Count the images whose class is among the `ranks` best scores. Of equal scores the lower class ranks first.
 
-    A class with -inf was not answered and is never a hit, nor is anything among scores that are not numbers.
+    Infinite scores of the true class and rows with NaN are never hits.
 
     >>> count_hits(torch.tensor([[0.0, 2.0, 1.0], [1.0, 1.0, 0.0]]), torch.tensor([2, 1]))
     tensor([0, 2])
@@ -29,7 +31,7 @@ def count_hits(scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> 
     earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     rank = ((scores > own) | ((scores == own) & earlier)).sum(dim=1)
     answered = own[:, 0].isfinite() & ~scores.isnan().any(dim=1)
-    return torch.stack([(answered & (rank < best)).sum() for best in (1, 5)])
+    return torch.stack([(answered & (rank < best)).sum() for best in ranks])
 
 
 def accuracy(hits: Int[Tensor, "2"], count: int) -> Accuracy:

@@ -1,6 +1,7 @@
 """Weighted k-NN, as DINO (arXiv 2104.14294) measures features: nothing is trained, the nearest pictures vote.
 
-A neighbour's vote weighs exp(cosine similarity / 0.07). No table of all pairs is ever made: queries and bank are both
+A neighbour's vote weighs exp(cosine similarity / 0.07). As in DINO's eval_knn.py, top-5 is the top min(5, k) of all
+classes ranked by their votes: classes without a vote rank last, in their order, but may be among the five. No table of all pairs is ever made: queries and bank are both
 taken in pieces, so that temporary tensors stay within a budget whatever the number of pictures.
 
 q: queries; n: pictures of the bank; d: width; k: neighbours.
@@ -58,7 +59,7 @@ def knn(
         similarity, indices = nearest(test.features[part].to(device), train.features, max(neighbours), rows)
         true = test.labels[part].to(device)
         for k, scores in votes(similarity, labels[indices], num_classes, neighbours, temperature):
-            hits[k] += count_hits(scores, true)
+            hits[k] += count_hits(scores, true, (1, min(5, k)))
     return [KnnResult(k, *accuracy(hits[k], len(test))) for k in neighbours]
 
 
@@ -101,7 +102,7 @@ def votes(
     neighbours: Sequence[int],
     temperature: float = TEMPERATURE,
 ) -> Iterator[tuple[int, Float[Tensor, "q classes"]]]:
-    """For each number of neighbours, in rising order, the sum of the votes for each class; -inf where there is none.
+    """Yield each number of neighbours, in rising order, with the sum of the votes for each class.
 
     Votes are added one neighbour after the other, so that the sum is the same on every device and at every run.
     """
@@ -110,7 +111,7 @@ def votes(
     for rank in range(max(neighbours)):
         total.scatter_add_(1, labels[:, rank : rank + 1], weights[:, rank : rank + 1])
         if rank + 1 in neighbours:
-            yield rank + 1, total.masked_fill(total == 0, -torch.inf)
+            yield rank + 1, total.clone()
 
 
 def _check(neighbours: Sequence[int], count: int, temperature: float) -> None:
