@@ -1,12 +1,15 @@
-"""Which weights are moved, by which optimizer, how fast: groups by layer and by kind."""
+"""Optimizers and their parameter groups: learning rate by layer, weight decay by kind of parameter."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.sgd import sgd
 
+from vitreous.model.resnet import ResNet
+from vitreous.model.vit import ViT
 from vitreous.train.config import Optim
 from vitreous.train.muon import Muon
 
@@ -47,56 +50,55 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
 
-def build_optimizers(model: nn.Module, config: Optim, depth: int) -> Optimizers:
-    """Optimizers for every weight of `model` that requires a gradient."""
-    lr = config.lr
-    if lr is None:
+def build_optimizers(module: nn.Module, config: Optim, encoder: ViT | ResNet) -> Optimizers:
+    """Optimizers for every parameter of `module` that requires a gradient.
+
+    `encoder` is the part of `module` whose layers `config.layer_decay` slows down.
+    """
+    if config.lr is None:
         raise ValueError("lr is None, but must be chosen before the optimizer is built")
-    named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
+    rates = learning_rates(encoder, config.lr, config.layer_decay)
     if config.optimizer != "muon":
-        groups = _groups(named, config, depth, lr)
+        groups = _groups(named, config, rates)
         return _with_peaks([_adamw(groups, config) if config.optimizer == "adamw" else _sgd(groups, config)])
     inside = [(name, weight) for name, weight in named if ".blocks." in f".{name}" and weight.ndim == 2]
     outside = [(name, weight) for name, weight in named if not (".blocks." in f".{name}" and weight.ndim == 2)]
-    muon = Muon(_groups(inside, config, depth, lr), lr, config.momentum)
-    return _with_peaks([muon, _adamw(_groups(outside, config, depth, lr), config)])
+    muon = Muon(_groups(inside, config, rates), config.lr, config.momentum)
+    return _with_peaks([muon, _adamw(_groups(outside, config, rates), config)])
 
 
-def layer_of(name: str, depth: int) -> int:
-    """How far up a weight sits: 0 below the blocks, 1 to depth in them, depth + 1 above.
+def learning_rates(encoder: ViT | ResNet, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
+    """Peak learning rate of every encoder parameter that lies in or below the blocks.
 
-    >>> [layer_of(name, 12) for name in ("patches.projection.bias", "encoder.blocks.3.mlp.up.bias", "head.bias")]
-    [0, 4, 13]
+    As in BEiT and MAE: block i of L is slowed by layer_decay ** (L - i), everything below the blocks by
+    layer_decay ** (L + 1). Every other parameter (final norm, head, decoder) gets the full rate. Parameters are found
+    by identity, so that neither their names nor blocks beside the encoder matter.
     """
-    if name.startswith("decoder."):  # a segmenter's, with blocks of its own
-        return depth + 1
-    if found := re.search(r"(?:^|\.)blocks\.(\d+)\.", name):
-        return int(found[1]) + 1
-    below = ("stem.", "patches.", "prefix.", "position.")
-    return 0 if name.removeprefix("student.").removeprefix("encoder.").startswith(below) else depth + 1
+    blocks = list(encoder.encoder.blocks) if isinstance(encoder, ViT) else []
+    below = [getattr(encoder, name) for name in ("stem", "patches", "prefix", "position") if hasattr(encoder, name)]
+    rates = {weight: lr * layer_decay ** (len(blocks) + 1) for part in below for weight in part.parameters()}
+    for number, block in enumerate(blocks):
+        rates |= dict.fromkeys(block.parameters(), lr * layer_decay ** (len(blocks) - number))
+    return rates
 
 
 def decays(name: str, weight: Tensor) -> bool:
-    """Matrices and filters are decayed; biases, norms, scales, tokens and positions are not."""
+    """True for matrices and filters; biases, norms, scales, tokens and positions are not decayed."""
     special = ("prefix.", "position.", ".query", "decoder.classes")
     return weight.ndim >= 2 and not any(part in f".{name}" for part in special)
 
 
-def _groups(named: Iterable[tuple[str, nn.Parameter]], config: Optim, depth: int, lr: float) -> list[dict[str, object]]:
-    groups: dict[tuple[int, bool, int], dict[str, object]] = {}
+def _groups(
+    named: Iterable[tuple[str, nn.Parameter]], config: Optim, rates: dict[nn.Parameter, float]
+) -> list[dict[str, object]]:
+    groups: dict[tuple[float, bool, int], dict[str, object]] = {}
     for name, weight in named:
-        layer, decayed = layer_of(name, depth) if config.layer_decay != 1 else depth + 1, decays(name, weight)
+        lr, decayed = rates.get(weight, config.lr or 0.0), decays(name, weight)
         parts = next((count for part, count in PACKED.items() if part in name), 1) if config.optimizer == "muon" else 1
-        group = groups.setdefault(
-            (layer, decayed, parts),
-            {
-                "params": [],
-                "lr": lr * config.layer_decay ** (depth + 1 - layer),
-                "weight_decay": config.weight_decay if decayed else 0.0,
-                "parts": parts,
-            },
-        )
-        group["params"].append(weight)  # type: ignore[attr-defined]
+        weight_decay = config.weight_decay if decayed else 0.0
+        group = {"params": [], "lr": lr, "weight_decay": weight_decay, "parts": parts}
+        groups.setdefault((lr, decayed, parts), group)["params"].append(weight)  # type: ignore[attr-defined]
     return list(groups.values())
 
 
@@ -104,13 +106,42 @@ def _adamw(groups: list[dict[str, object]], config: Optim) -> torch.optim.Optimi
     return torch.optim.AdamW(groups, lr=config.lr or 0.0, betas=config.betas, fused=True)
 
 
+class ShardSGD(torch.optim.SGD):
+    """torch's fused SGD, applied to the local shards of FSDP parameters, for which torch has no fused kernel.
+
+    The update is elementwise, so every process can do its own part.
+    """
+
+    found_inf: Tensor  # 1 where the step is to be skipped
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None and _local(weight).numel()]
+            sgd(
+                [_local(weight) for weight in weights],
+                [_local(weight.grad) for weight in weights],
+                [_local(self.state[weight]["momentum_buffer"]) for weight in weights],
+                fused=True,
+                found_inf=self.found_inf,
+                **{
+                    name: group[name]
+                    for name in ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
+                },
+            )
+
+
 def _sgd(groups: list[dict[str, object]], config: Optim) -> torch.optim.Optimizer:
-    sgd = torch.optim.SGD(groups, lr=config.lr or 0.0, momentum=config.momentum, fused=True)
+    optimizer = ShardSGD(groups, lr=config.lr or 0.0, momentum=config.momentum, fused=True)
     # torch leaves the buffers uninitialised where the very first step is skipped; from zeros that step is the same.
-    for group in sgd.param_groups:
+    for group in optimizer.param_groups:
         for weight in group["params"]:
-            sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-    return sgd
+            optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    return optimizer
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _with_peaks(parts: list[torch.optim.Optimizer]) -> Optimizers:

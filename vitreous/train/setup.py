@@ -84,14 +84,13 @@ def set_up(config: TrainConfig, data: DataSet, world: World, make_task: MakeTask
     if make_task is not None and config.train_only != "lora":  # which is merged before it is saved
         check_not_swapped(model)  # or its checkpoints could not be read
     module = task.module().train()
-    depth = encoder.config.depth if isinstance(encoder, ViT) else 0
     if config.checkpoint_blocks:
         if not isinstance(encoder, ViT):
             fail("checkpoint_blocks", True, "left out for a model without blocks")
         encoder.encoder.recompute = True
     wrapped = parallelise(module, world, config.parallel)
     fast = compiled(wrapped, config, world, make_task is None) if config.compile else wrapped
-    optimizers = build_optimizers(module, config.optim, depth)
+    optimizers = build_optimizers(module, config.optim, encoder)
     ema = Ema(model, config.optim.ema) if config.optim.ema is not None else None
     steps_per_epoch = len(data.train) // place.batch_size
     total = config.steps or max(round((config.epochs or 1) * steps_per_epoch), 1)
