@@ -1,8 +1,8 @@
 """Weighted k-NN, as DINO (arXiv 2104.14294) measures features: nothing is trained, the nearest pictures vote.
 
 A neighbour's vote weighs exp(cosine similarity / 0.07). As in DINO's eval_knn.py, top-5 is the top min(5, k) of all
-classes ranked by their votes: classes without a vote rank last, in their order, but may be among the five. No table of all pairs is ever made: queries and bank are both
-taken in pieces, so that temporary tensors stay within a budget whatever the number of pictures.
+classes ranked by their votes: classes without a vote rank last, in their order, but may be among the five. The table of
+all pairs is never held at once: queries and bank are processed in chunks that fit a memory budget.
 
 q: queries; n: pictures of the bank; d: width; k: neighbours.
 """
