@@ -50,6 +50,8 @@ class TrainConfig:
     """The run's folder; runs/NAME-N where left out."""
     resume: bool = False
     """Go on with the run in --out, exactly where it stopped."""
+    allow_data_change: bool = False
+    """With --resume: accept that pictures were added or removed. Known ones keep their part, new ones join train."""
     data_root: Path | None = None
     """A local copy of a data set that would be downloaded."""
     val_fraction: float = 0.2
@@ -158,3 +160,5 @@ class TrainConfig:
         check_real("max_unreadable", self.max_unreadable or 0, 0, 1)
         if self.resume and self.out is None:
             fail("resume", self.resume, "given together with --out, the folder of the run to go on with")
+        if self.allow_data_change and not self.resume:
+            fail("allow_data_change", self.allow_data_change, "given together with --resume")

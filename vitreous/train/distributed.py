@@ -4,16 +4,18 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,19 @@ class World:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+    def first_only(self, function: Callable[[], T]) -> T:
+        """Call a function in the first process; all processes get its result, or its error."""
+        outcome: Any = None
+        if self.first:
+            try:
+                outcome = (function(), None)
+            except (ValueError, OSError) as error:
+                outcome = (None, error)
+        result, problem = self.gather(outcome)[0]
+        if problem is not None:
+            raise problem
+        return result  # type: ignore[no-any-return]
 
     def wait(self) -> None:
         if self.many:

@@ -4,7 +4,6 @@ Whatever a step depends on is either in the checkpoint or follows from (seed, st
 resumed ends with the same weights as one that was not.
 """
 
-import json
 import os
 import shlex
 import shutil
@@ -17,14 +16,16 @@ import torch
 
 from vitreous.data.source import Source
 from vitreous.train import checkpoint
+from vitreous.train.folder import METRICS, SAVED, STEP
+from vitreous.train.metrics_log import append_row, drop_rows_after
 from vitreous.train.monitor import Interrupted, Monitor, stop_signals
 from vitreous.train.progress import Progress as Display
 from vitreous.train.schedule import share_of_peak
 from vitreous.train.setup import Job
 from vitreous.train.task import Measured
 from vitreous.train.track import log_to_tensorboard
-from vitreous.weights.files import atomic_file, atomic_folder
-from vitreous.weights.native import write_files
+from vitreous.weights.files import atomic_folder, foreign_files
+from vitreous.weights.native import FILES, write_files
 
 NOTHING, SAVE, STOP = range(3)  # what is to be done after a step, the most urgent last
 
@@ -33,12 +34,15 @@ MAX_UNREADABLE = 0.05  # of the training pictures, where nothing else is said
 
 
 def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any]:
-    """Train to the end, or until told to stop; returns the figures of the last evaluation."""
+    """Train to the end, or until a signal asks to stop; returns the metrics of the last evaluation."""
     config, world, state = job.config, job.world, job.state
     progress = checkpoint.Progress()
     if resume:
         progress = checkpoint.load(folder / "last", state, world)
-        _forget_rows_after(folder / "metrics.jsonl", progress.step)
+    if world.first_only(lambda: drop_rows_after(folder / METRICS, progress.step)):
+        display.say(f"{folder / METRICS}: dropped its last line, which was cut off")
+    if resume and world.first:
+        _keep(folder, progress.step, config.keep)  # in case that the run was killed between a save and its copy
     counted = job.task.counted
     monitor, clock, figures = Monitor(world, job.data.train, counted), _Clock(progress.seconds), {}
     with stop_signals() as asked:
@@ -98,8 +102,7 @@ def _finish_epoch(
             _save_best(job, folder, row)
     row |= {"seconds": progress.seconds, "skipped_steps": monitor.skipped}
     if world.first:
-        with (folder / "metrics.jsonl").open("a") as rows:
-            rows.write(json.dumps(row) + "\n")
+        append_row(folder / METRICS, row)
         if config.tensorboard:
             log_to_tensorboard(folder, row)
     if world.most(evaluated or clock.due(config.save_minutes)):
@@ -121,14 +124,15 @@ def evaluate(job: Job, source: Source) -> Measured:
 
 def _save(job: Job, folder: Path, progress: checkpoint.Progress) -> None:
     checkpoint.save(folder / "last", job.state, progress, job.world, {"run": folder.name, "step": progress.step})
-    if job.world.first and job.config.keep:
+    if job.world.first:
+        (folder / SAVED).touch()
         _keep(folder, progress.step, job.config.keep)
 
 
 def _save_best(job: Job, folder: Path, row: dict[str, Any]) -> None:
     model, weights = job.state.export()
     if job.world.first:
-        with atomic_folder(folder / "best") as aside:
+        with atomic_folder(folder / "best", ours=FILES) as aside:
             figures = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
             split = {"seed": job.config.seed, "val_fraction": job.config.val_fraction}
             provenance = {"run": folder.name, "step": row["step"], "metrics": figures, "data": job.data.name} | split
@@ -136,11 +140,21 @@ def _save_best(job: Job, folder: Path, row: dict[str, Any]) -> None:
 
 
 def _keep(folder: Path, step: int, count: int) -> None:
-    """A copy of `last` under its step, without new bytes on the disk; the oldest beyond `count` go."""
-    copy = folder / f"step-{step:08d}"
-    if not copy.exists():
-        shutil.copytree(folder / "last", copy, copy_function=os.link)
-    for old in sorted(folder.glob("step-*"))[:-count]:
+    """Keep `last` under its step as well, by hard links, and remove the oldest of our copies beyond `count`."""
+    if not count:
+        return
+    last, copy = folder / "last", folder / f"step-{step:08d}"
+    names = set(foreign_files(last, ())) - set(foreign_files(last, checkpoint.OURS))
+    if not names <= set(foreign_files(copy, ())):
+        with atomic_folder(copy, ours=checkpoint.OURS) as aside:
+            for name in names:
+                (aside / name).parent.mkdir(exist_ok=True)
+                os.link(last / name, aside / name)
+    copies = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and not path.is_symlink()]
+    ours = [
+        path for path in copies if (path / checkpoint.PROGRESS).is_file() and not foreign_files(path, checkpoint.OURS)
+    ]
+    for old in sorted(ours, key=lambda path: int(path.name.removeprefix("step-")))[:-count]:
         shutil.rmtree(old)
 
 
@@ -152,14 +166,6 @@ def _refuse_too_many_unreadable(job: Job, names: list[str]) -> None:
             f"{len(names)} of {len(job.data.train)} training pictures ({share:.1%}) cannot be read, more than "
             f"--max-unreadable {allowed:g} allows, such as {names[0]}"
         )
-
-
-def _forget_rows_after(path: Path, step: int) -> None:
-    """A run that was killed may have reported steps that its checkpoint does not have; they will come again."""
-    if path.exists():
-        rows = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
-        with atomic_file(path) as aside:
-            aside.write_text("".join(line + "\n" for line in rows))
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:

@@ -1,9 +1,9 @@
-"""`vitreous train` from beginning to end: look at the data, choose what was left open, train, evaluate, report."""
+"""`vitreous train` from beginning to end: open the data, choose defaults, train, evaluate, report."""
 
 import dataclasses
 import json
 import time
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 from rich.console import Console
@@ -11,14 +11,17 @@ from rich.console import Console
 from vitreous.data.masks import open_masked
 from vitreous.data.open import open_data
 from vitreous.data.source import DataSet
+from vitreous.json_files import read_json_object
 from vitreous.model.checks import fail
 from vitreous.model.codec import from_dict, to_dict
 from vitreous.model.segmenter import SegmenterConfig
 from vitreous.train import loop
-from vitreous.train.checkpoint import Progress
+from vitreous.train.checkpoint import Progress, read_progress
 from vitreous.train.config import TrainConfig
+from vitreous.train.data_record import DataRecord, resume_data
 from vitreous.train.defaults import choose
 from vitreous.train.distributed import World, world
+from vitreous.train.folder import CONFIG, DATA, SAVED, check_free, has_checkpoint, lock, release
 from vitreous.train.progress import Progress as Display
 from vitreous.train.setup import MakeTask, set_up
 from vitreous.train.start import check_start, start_config
@@ -32,27 +35,35 @@ def train(config: TrainConfig, command: str = "vitreous train", make_task: MakeT
     config.check()
     if config.resume:
         config = stored(config)
-    with world(config.device) as here:
+    with world(config.device) as here, ExitStack() as held:
         console = Console(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
         check_start(config)
+        resume = config.resume and _find_checkpoint(config, here, held, console)
         data = _open(config)
+        if config.resume:
+            data = _as_recorded(data, config, here, console)
         chosen = here.gather(choose(config, data, here.device.type, here.size))[0]  # free memory and names may differ
         config = chosen.config
         assert config.out is not None
         folder = config.out
-        resume = config.resume and (folder / "last").exists()
-        _refuse_another_run(folder, config)
-        classes = {"classify": data.classes, "segment": data.mask_classes}.get(config.task)
-        console.print(
-            f"{data.name}: {data.note}" if classes is None else f"{data.name}: {len(classes)} classes; {data.note}"
-        )
+        if not config.resume:
+            check_free(folder)
+        classes = _classes(config, data)
+        console.print(f"{data.name}: {len(classes)} classes; {data.note}" if classes else f"{data.name}: {data.note}")
         for note in chosen.notes:
             console.print(f"  chosen: {note}")
         if chosen.advice:
             console.print(f"  {chosen.advice}")
         job = set_up(config, data, here, make_task)
-        _claim(folder, config, resume, here)
-        before = progress_in(folder) if resume else Progress()
+        if not config.resume:
+            _claim(config, here, held)
+        if here.first and (config.allow_data_change or not (folder / DATA).exists()):
+            DataRecord.of(data, classes).write(folder / DATA)
+        before = read_progress(folder / "last") if resume else Progress()
+        if before.step > job.total_steps:
+            raise ValueError(
+                f"{folder / 'last' / 'progress.json'} is at step {before.step}, but the run has {job.total_steps} steps"
+            )
         if before.step == job.total_steps:
             console.print("this run was finished: it is measured once more")
         epochs = job.total_steps / job.steps_per_epoch
@@ -60,7 +71,8 @@ def train(config: TrainConfig, command: str = "vitreous train", make_task: MakeT
             try:
                 loop.run(job, folder, display, resume)
             except ValueError:
-                _release(folder, here)
+                if here.first:
+                    release(folder)
                 raise
         seconds = before.seconds + time.monotonic() - started
         return summarise(job, folder, console, chosen.notes, command, seconds)
@@ -75,13 +87,33 @@ def _open(config: TrainConfig) -> DataSet:
     return open_data(config.data, **where, labelled=config.task == "classify")
 
 
-def stored(config: TrainConfig) -> TrainConfig:
-    """The config of the run to go on with; only where and how fast it runs may differ from then."""
+def _classes(config: TrainConfig, data: DataSet) -> tuple[str, ...]:
+    """Classes that the task learns, in the order of the model's outputs."""
+    return {"classify": data.classes, "segment": data.mask_classes}.get(config.task, ())
+
+
+def _as_recorded(data: DataSet, config: TrainConfig, here: World, console: Console) -> DataSet:
+    """The data of a resumed run, compared with that of its start."""
     assert config.out is not None
-    path = config.out / "config.json"
+    path = config.out / DATA
+    if here.first_only(path.exists):
+        return resume_data(data, DataRecord.read(path), _classes(config, data), config.allow_data_change)
+    console.print(f"{config.out} has no {DATA}, so it is not known whether the data has changed since the run began")
+    return data
+
+
+def stored(config: TrainConfig) -> TrainConfig:
+    """The config of the run to resume; only where and how fast it runs may differ."""
+    assert config.out is not None
+    path = config.out / CONFIG
     if not path.exists():
         raise ValueError(f"there is no run to resume in {config.out}: it has no config.json")
-    before = from_dict(TrainConfig, json.loads(path.read_text()))
+    try:
+        before = from_dict(TrainConfig, read_json_object(path))
+        before.check()
+    except ValueError as error:
+        named = str(error).startswith(str(path))
+        raise ValueError(str(error) if named else f"{path}: {error}") from error
     _refuse_changes(config, before, TrainConfig(data="any"))
     return dataclasses.replace(
         before,
@@ -91,23 +123,16 @@ def stored(config: TrainConfig) -> TrainConfig:
         workers=config.workers if config.workers is not None else before.workers,
         parallel=config.parallel,
         data_root=config.data_root or before.data_root,
+        allow_data_change=config.allow_data_change,
         max_unreadable=config.max_unreadable if config.max_unreadable is not None else before.max_unreadable,
     )
 
 
-def progress_in(folder: Path) -> Progress:
-    """How far the run in this folder has come."""
-    try:
-        return Progress(**json.loads((folder / "last" / "progress.json").read_text()))
-    except FileNotFoundError:  # killed while it exchanged two checkpoints, which loading puts right
-        return Progress()
-
-
-MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable")
+MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable", "allow_data_change")
 
 
 def _refuse_changes(said: Any, before: Any, default: Any) -> None:
-    """A resumed run goes on as it began, so what is said must be what was said then."""
+    """Refuse flags that differ from those that the run began with."""
     for field in dataclasses.fields(said):
         now, then, left_out = (getattr(config, field.name) for config in (said, before, default))
         if dataclasses.is_dataclass(now):
@@ -116,23 +141,36 @@ def _refuse_changes(said: Any, before: Any, default: Any) -> None:
             fail(field.name, now, f"left out or {then!r}, as in the run to go on with")
 
 
-def _refuse_another_run(folder: Path, config: TrainConfig) -> None:
-    if (folder / "config.json").exists() and not config.resume:
-        raise ValueError(f"{folder} already holds a run: choose another --out, or go on with it by --resume")
+def _lock(config: TrainConfig, here: World, held: ExitStack) -> None:
+    """Keep other runs out of the folder until `held` is closed. The first process does it for all."""
+    folder = config.out
+    assert folder is not None
+    here.first_only(lambda: held.enter_context(lock(folder)))
 
 
-def _claim(folder: Path, config: TrainConfig, resume: bool, here: World) -> None:
+def _find_checkpoint(config: TrainConfig, here: World, held: ExitStack, console: Console) -> bool:
+    """Lock the folder of a run to resume; True if it has a checkpoint, False if it was killed before its first."""
+    _lock(config, here, held)
+    folder = config.out
+    assert folder is not None
+    found = here.first_only(lambda: has_checkpoint(folder))
+    if found and here.first:
+        (folder / SAVED).touch()  # runs of earlier versions lack it
+    if not found:
+        console.print(f"{folder} has no checkpoint yet: starting from the beginning")
+    return found
+
+
+def _claim(config: TrainConfig, here: World, held: ExitStack) -> None:
     """Make a folder this run's, once nothing can be wrong with its arguments any more."""
-    here.wait()  # until everyone has looked whether it is another's
-    if here.first and not resume:
+    folder = config.out
+    assert folder is not None
+    here.wait()  # until all processes have seen that it is free
+    if here.first:
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(folder / "config.json") as aside:
+    _lock(config, here, held)
+    here.first_only(lambda: check_free(folder))  # another run may have claimed it meanwhile
+    if here.first:
+        (folder / SAVED).unlink(missing_ok=True)
+        with atomic_file(folder / CONFIG) as aside:
             aside.write_text(json.dumps(to_dict(config), indent=2))
-
-
-def _release(folder: Path, here: World) -> None:
-    """A run that cannot be, and has saved nothing, leaves nothing behind."""
-    if here.first and not any((folder / name).exists() for name in ("last", "best", "metrics.jsonl")):
-        (folder / "config.json").unlink()
-        if not any(folder.iterdir()):
-            folder.rmdir()

@@ -16,6 +16,8 @@ from vitreous.model.codec import to_dict
 from vitreous.train.accounts import account, judge
 from vitreous.train.config import TrainConfig
 from vitreous.train.figures import duration
+from vitreous.train.folder import METRICS
+from vitreous.train.metrics_log import read_rows
 from vitreous.train.report import RunReport, write_report
 from vitreous.train.setup import Job
 from vitreous.train.task import Measured
@@ -30,7 +32,9 @@ def summarise(
     """Evaluate `best/`, write metrics.json and the report, say where they are. Every process takes part."""
     part, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
     measured = judge(job, folder, source)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(folder / METRICS)
+    if not rows:
+        raise ValueError(f"{folder / METRICS} has no rows, so there is nothing to report")
     figures = measured.metrics()
     unreadable = _unreadable(job, rows, part, measured)
     metrics: dict[str, Any] = {

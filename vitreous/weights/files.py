@@ -7,6 +7,7 @@ What is guaranteed, on a file system that keeps its promises (rename is atomic, 
   systems). Elsewhere the old one is renamed aside and the new one renamed in, and for the moment between the two there
   is nothing at `path`. A crash in that moment loses nothing: `recover`, which every save and every load of a checkpoint
   calls, puts the old one back.
+- Files that others have put into a folder survive its replacement where the caller says which files are its own.
 - When the body fails, is interrupted, or finds the disk full, what was at `path` stays as it was, and what was written
   aside is removed. What a killed process left aside is removed by the next save to the same path.
 
@@ -16,13 +17,14 @@ Two processes that save to one path at the same time do not mix: each writes asi
 import contextlib
 import ctypes
 import errno
+import fnmatch
 import os
 import re
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 try:
@@ -57,10 +59,13 @@ def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iter
 
 
 @contextlib.contextmanager
-def atomic_folder(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[Path]:
-    """An empty folder aside to write into; it takes the place of `path`, with all that was in it, on success.
+def atomic_folder(
+    path: str | os.PathLike[str], needed: int | None = None, ours: Sequence[str] | None = None
+) -> Iterator[Path]:
+    """Yield an empty folder to write into, which replaces the folder at `path` if the body succeeds.
 
-    The module's docstring says exactly what is guaranteed. `needed`: as in `atomic_file`.
+    The module's docstring has the guarantees. `needed`: as in `atomic_file`. `ours`: patterns of the files that may be
+    lost, relative to `path`; all other files in the old folder are copied into the new one. None: all may be lost.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
@@ -68,14 +73,30 @@ def atomic_folder(path: str | os.PathLike[str], needed: int | None = None) -> It
     recover(path)
     with _aside(path, needed, folder=True) as aside:
         yield aside
+        for name in foreign_files(path, ours) if ours is not None else ():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path / name, aside / name, follow_symlinks=False)
         for folder, _, names in os.walk(aside, topdown=False):
             for name in names:
-                _sync(Path(folder, name))
+                if not os.path.islink(os.path.join(folder, name)):
+                    _sync(Path(folder, name))
             _sync(Path(folder))
         _put_in_place(aside, path)
     _sync(path.parent)
     for old in (aside, _old(path)):  # where an exchange, or two renames, have left the one before
         shutil.rmtree(old, ignore_errors=True)
+
+
+def foreign_files(folder: Path, ours: Sequence[str]) -> list[str]:
+    """Files below a folder, relative to it, that match none of the patterns of ours."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in [*names, *links]:
+            relative = Path(parent, name).relative_to(folder).as_posix()
+            if not any(fnmatch.fnmatchcase(relative, pattern) for pattern in ours):
+                found.append(relative)
+    return sorted(found)
 
 
 def recover(path: str | os.PathLike[str]) -> None:

@@ -32,6 +32,7 @@ from vitreous.weights.refusal import if_run, not_there
 from vitreous.weights.tensors import BadCheckpoint, check_tensors, read_header, read_tensors, write_tensors
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+FILES = (WEIGHTS, CONFIG, CARD)
 VERSION = 1
 FIELDS = ("format", "version", "model", "provenance")
 
@@ -62,7 +63,7 @@ def save_folder(model: AnyModel, path: str | os.PathLike[str], provenance: Mappi
     if folder.is_dir():
         _check_replaceable(folder)
     size = sum(tensor.nbytes for tensor in model.state_dict().values())
-    with atomic_folder(folder, needed=size) as aside:
+    with atomic_folder(folder, needed=size, ours=FILES) as aside:  # hidden files, such as .git, are kept
         write_files(model, aside, provenance, name=folder.resolve().name)
 
 
@@ -96,7 +97,7 @@ def _json(document: dict[str, Any]) -> bytes:
 
 def _check_replaceable(folder: Path) -> None:
     names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
-    foreign = sorted(names - {WEIGHTS, CONFIG, CARD})
+    foreign = sorted(names - set(FILES))
     if foreign or (names and not is_checkpoint(folder)):
         held = foreign[0] if foreign else f"a {min(names)} that is not ours"
         raise ValueError(f"{folder} holds {held}, which saving would delete: name a new folder, or our checkpoint")
