@@ -157,3 +157,17 @@ def test_every_kind_of_model(monkeypatch, small: ViTConfig, picture: Path, tmp_p
     some = [name for name in METHODS if name not in ("faithfulness", "distance", "lens")]  # the charts are slow
     assert run(monkeypatch, tmp_path / "model", picture, "--out", tmp_path / "out", "--methods", *some) == 0
     assert len(list((tmp_path / "out").glob("*.png"))) >= len(some)
+
+
+@pytest.mark.parametrize("name", ["report.html", "numbers.json", "heads.png"])
+def test_files_of_others_are_not_replaced(
+    monkeypatch, checkpoint: Path, picture: Path, tmp_path: Path, name: str
+) -> None:  # type: ignore[no-untyped-def]
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("{}")
+    assert run(monkeypatch, checkpoint, picture, "--out", out, "--methods", "heads") == 1
+    assert [path.name for path in out.iterdir()] == [name]
+    (out / name).unlink()
+    for _ in range(2):  # what explain has written itself is replaced
+        assert run(monkeypatch, checkpoint, picture, "--out", out, "--methods", "heads") == 0

@@ -155,6 +155,24 @@ def test_a_file_is_no_place_for_masks(model: Segmenter, tmp_path: Path) -> None:
         segment_files(SegmentPredictor(model, device="cpu"), [], False, tmp_path / "preds.parquet")
 
 
+def test_masks_of_others_are_not_replaced(model: Segmenter, tmp_path: Path) -> None:
+    """A data set keeps its masks where a prediction for its pictures would be called the same."""
+    (tmp_path / "data" / "masks").mkdir(parents=True)
+    (tmp_path / "data" / "images").mkdir()
+    for name in ("one", "two"):
+        Image.fromarray(noise(30, 30)).save(tmp_path / "data" / "images" / f"{name}.png")
+    truth = tmp_path / "data" / "masks" / "two.png"
+    Image.fromarray(noise(30, 30)[..., 0]).save(truth)
+    before, paths = truth.read_bytes(), sorted((tmp_path / "data" / "images").iterdir())
+    predictor = SegmentPredictor(model, device="cpu")
+    with pytest.raises(ValueError, match=r"two\.png exists and was not written by predict"):
+        segment_files(predictor, paths, False, tmp_path / "data")
+    assert truth.read_bytes() == before
+    assert not (tmp_path / "data" / "masks" / "one.png").exists()
+    for _ in range(2):  # what predict has written itself is replaced
+        segment_files(predictor, paths, False, tmp_path / "out")
+
+
 def test_grey_models_take_grey_pictures(small: ViTConfig, tmp_path: Path) -> None:
     encoder = dataclasses.replace(
         small,

@@ -1,6 +1,7 @@
 """`vitreous explain`: from a checkpoint and a picture to figures, a report, and a few numbers in the terminal."""
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -14,13 +15,21 @@ import vitreous
 from vitreous.data.terminal import console as standard_output
 from vitreous.explain import figures
 from vitreous.explain.maps import MAPS, DrawnMap, draw_map, peak, put_to_the_test
+from vitreous.explain.methods import METHODS
 from vitreous.explain.report import Findings, write_page
 from vitreous.explain.study import Study, open_model, open_study, which_methods
+from vitreous.json_files import read_json_object
 from vitreous.train.figures import duration
 from vitreous.train.look import can_draw
 from vitreous.weights.files import atomic_file
 
 NONE = "none"
+PAGE, NUMBERS, FIGURES = (
+    "report.html",
+    "numbers.json",
+    tuple(f"{name}.png" for name in ("seen", "pca_foreground", *METHODS)),
+)
+KEYS = {"class", "predictions", "faithfulness", "attention_distance", "lens", "left_out"}  # of numbers.json
 
 
 def explain_files(
@@ -42,6 +51,7 @@ def explain_files(
         raise ValueError(f"{image!r} is a folder, but explain takes one picture")
     if picture is not None and not picture.is_file():
         raise ValueError(f"there is no picture {image!r}; `{NONE}` asks for the figures that need none")
+    check_output(out)
     model = open_model(checkpoint, image_size, device)
     wanted, left_out = which_methods(model, picture is not None, methods)
     study = open_study(model, picture, out, target, layers, heads, query, batch_size)
@@ -53,10 +63,23 @@ def explain_files(
     title = f"{who}: what it has learned" if picture is None else f"{picture.name}, seen by {who}"
     facts = _facts(study, checkpoint, image, time.perf_counter() - began)
     page = write_page(study, found, title, facts, shlex.join(["vitreous", *sys.argv[1:]]))
-    with atomic_file(out / "numbers.json") as aside:
+    with atomic_file(out / NUMBERS) as aside:
         aside.write_text(json.dumps(numbers(study, found), indent=2))
-    _say(study, found, [*found.paths, out / "numbers.json", page])
+    _say(study, found, [*found.paths, out / NUMBERS, page])
     return found
+
+
+def check_output(out: Path) -> None:
+    """Refuse a folder with files that would be replaced, unless they are of an earlier explanation."""
+    taken = [name for name in (PAGE, NUMBERS, *FIGURES) if os.path.lexists(out / name)]
+    if not taken:
+        return
+    try:
+        ours = NUMBERS in taken and read_json_object(out / NUMBERS).keys() >= KEYS
+    except ValueError:
+        ours = False
+    if not ours:
+        raise ValueError(f"{out} already has {taken[0]}, which explain would replace: choose another --out")
 
 
 def examine(study: Study, wanted: Sequence[str], begin: Callable[[str], None] = lambda method: None) -> Findings:

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from vitreous.model.checks import check_real, fail
 from vitreous.model.segment_loss import IGNORED
 from vitreous.weights.files import atomic_file
+
+SOFTWARE = "vitreous"
 
 
 def background_of(classes: Sequence[str]) -> int | None:
@@ -68,8 +71,24 @@ def write_mask(
         colours = np.full((256, 3), 255, np.uint8)
         colours[table[:count]] = palette(background)[:count]
         image.putpalette(colours.tobytes())
+    write_png(image, path)
+
+
+def write_png(image: Image.Image, path: Path) -> None:
+    """Write a PNG, whole or not at all, that says in its header who wrote it."""
+    about = PngInfo()
+    about.add_text("Software", SOFTWARE)
     with atomic_file(path) as aside:
-        image.save(aside, "PNG")
+        image.save(aside, "PNG", pnginfo=about)
+
+
+def is_written_here(path: Path) -> bool:
+    """True if a file is a PNG of `write_png`."""
+    try:
+        with Image.open(path) as image:
+            return image.info.get("Software") == SOFTWARE
+    except OSError:
+        return False
 
 
 def overlay(

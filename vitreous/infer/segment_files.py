@@ -3,19 +3,19 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from vitreous.data.terminal import console as standard_output
-from vitreous.infer.masks import overlay, write_mask
+from vitreous.infer.masks import is_written_here, overlay, write_mask, write_png
 from vitreous.infer.outputs import Written, clean, summary
 from vitreous.infer.segments import Segmentation, SegmentPredictor
 from vitreous.model.checks import fail
-from vitreous.weights.files import atomic_file
 
+KINDS = ("masks", "overlays")
 SHOWN = 0.005  # a smaller share of a picture is not worth a word
 
 
@@ -24,6 +24,8 @@ def segment_files(predictor: SegmentPredictor, paths: Sequence[Path], as_json: b
     if out is not None and not out.is_dir() and (out.suffix or out.exists()):
         fail("out", out, "a folder for masks, without an ending, because the checkpoint is a segmenter")
     names = _names(paths)
+    if out is not None:
+        _check_replaceable(out, names.values())
     console = standard_output(soft_wrap=True)
     pictures = errors = 0
     for path, answer in zip(paths, predictor.stream(paths), strict=True):
@@ -52,16 +54,23 @@ def _names(paths: Sequence[Path]) -> dict[Path, str]:
     return {path: str(there.relative_to(root)) for path, there in absolute.items()}
 
 
+def _check_replaceable(out: Path, names: Iterable[str]) -> None:
+    """Refuse to replace masks or overlays that predict has not written, such as the masks of a data set."""
+    for name in names:
+        for file in (out / kind / f"{name}.png" for kind in KINDS):
+            if os.path.lexists(file) and not is_written_here(file):
+                raise ValueError(f"{file} exists and was not written by predict: choose another --out")
+
+
 def _write(predictor: SegmentPredictor, answer: Segmentation, out: Path, name: str) -> None:
     assert answer.mask is not None
     assert answer.pixels is not None
-    mask, laid = (out / kind / f"{name}.png" for kind in ("masks", "overlays"))
+    mask, laid = (out / kind / f"{name}.png" for kind in KINDS)
     for file in (mask, laid):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_mask(answer.mask, mask, predictor.background, predictor.config.ids)
     pixels = answer.pixels.repeat(3, axis=2) if answer.pixels.shape[2] == 1 else answer.pixels
-    with atomic_file(laid) as aside:
-        Image.fromarray(overlay(pixels, answer.mask, background=predictor.background)).save(aside, "PNG")
+    write_png(Image.fromarray(overlay(pixels, answer.mask, background=predictor.background)), laid)
 
 
 def _shares(predictor: SegmentPredictor, answer: Segmentation) -> list[tuple[str, float]]:

@@ -46,7 +46,7 @@ def check_free(folder: Path) -> None:
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Keep other runs out of a folder. The system releases the lock when this process ends, however it ends."""
-    if fcntl is None:
+    if not fcntl:
         yield
         return
     descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o666)
