@@ -1,6 +1,7 @@
 """Faults around a run: deaths at any point, full disks, changed data, second runs, damaged and foreign files."""
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -360,6 +361,15 @@ def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
     other.kill()  # the system lets go of the lock
     other.join()
     train(resumed(run))
+
+
+def test_a_file_system_without_locks_is_warned_about(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*rest: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_folder.fcntl, "lockf", refuse)
+    with pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\)"), run_folder.lock(run):
+        pass
 
 
 @pytest.mark.parametrize(

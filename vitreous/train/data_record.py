@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.source import DataSet, Subset
-from vitreous.data.split import listed, pick, plural
+from vitreous.data.split import listed, part_name, pick, plural
 from vitreous.json_files import parse_json
 from vitreous.weights.files import atomic_file
 
@@ -139,13 +139,20 @@ def _changes(before: DataRecord, now: DataRecord) -> str:
 def _unacceptable(before: DataRecord, now: DataRecord) -> str:
     """Why a change cannot be accepted, or nothing."""
     trained = before.names("train") - before.names("val", "test")
-    if leaked := trained & now.names("val", "test"):
+    held_out, vanished = now.names("val", "test"), {_without_split(name) for name in trained - now.names()}
+    leaked = {name for name in held_out - before.names() if _without_split(name) in vanished} | (trained & held_out)
+    if leaked:
         return f"{plural(len(leaked), 'sample')} that the run was trained on would be evaluated on"
     if any(POSITION.search(name) for name in before.names() | now.names()):
         return "its samples are known by their position only, so the old ones cannot be told from the new ones"
     if _relabelled(before, now):
         return "the labels of known samples differ"
     return ""
+
+
+def _without_split(name: str) -> str:
+    """A path without the folder of its split, which a sample that is moved to another split keeps."""
+    return "/".join(piece for piece in Path(name).parts if part_name(piece) is None)
 
 
 def _relabelled(before: DataRecord, now: DataRecord) -> set[str]:

@@ -68,7 +68,7 @@ class World:
         result, problem = self.gather(outcome)[0]
         if problem is not None:
             raise problem
-        return result  # type: ignore[no-any-return]
+        return result
 
     def wait(self) -> None:
         if self.many:
