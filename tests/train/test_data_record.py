@@ -144,8 +144,7 @@ def test_a_file_moved_from_train_to_val_is_refused(tmp_path: Path) -> None:
 def test_a_row_moved_from_train_to_val_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path, list(range(10)))
     table, rows = tmp_path / "table.csv", ["path,label,split"]
-    for name in range(10):
-        rows.append(f"set/{CLASSES[name % 2]}/{name:03d}.png,{CLASSES[name % 2]},{'val' if name > 7 else 'train'}")
+    rows += [f"set/{CLASSES[i % 2]}/{i:03d}.png,{CLASSES[i % 2]},{'val' if i > 7 else 'train'}" for i in range(10)]
     table.write_text("\n".join(rows))
     data = open_data(str(table))
     before = recorded(tmp_path, data, data.classes)
