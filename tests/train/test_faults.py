@@ -14,15 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from train_runs import SERVER, tiny
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
+from vitreous.train import checkpoint, loop, summary
 from vitreous.train import folder as run_folder
-from vitreous.train import loop, summary
 from vitreous.train.config import TrainConfig
 from vitreous.train.data_record import DataRecord
+from vitreous.train.distributed import World
 from vitreous.train.run import train
 from vitreous.weights import files
 from vitreous.weights.load import save
@@ -243,16 +245,20 @@ def test_a_damaged_file_is_named_in_one_line(name: str, content: str, message: s
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["training/*.safetensors", "model.safetensors", "progress.json"])
-@pytest.mark.parametrize("place", [0.001, 0.5, 0.999])
-def test_a_flipped_byte_is_noticed(name: str, place: float, run: Path) -> None:
-    (file,) = (run / "last").glob(name)
-    content = bytearray(file.read_bytes())
-    content[int(place * len(content))] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"damaged|progress") as error:
+def test_a_flipped_byte_is_noticed(run: Path) -> None:
+    here = World(0, 1, torch.device("cpu"))
+    for file in sorted(path for path in (run / "last").rglob("*") if path.is_file() and path.suffix != ".md"):
+        content = file.read_bytes()
+        for place in (0, len(content) // 2, len(content) - 1):
+            file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            with pytest.raises(ValueError, match=r"damaged|missing|JSON"):
+                checkpoint.verify(run / "last", here)
+        file.write_bytes(content)
+    checkpoint.verify(run / "last", here)
+    (shard,) = (run / "last" / "training").iterdir()
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match=r"shard-.*\.safetensors is damaged"):
         train(resumed(run))
-    assert str(file) in str(error.value)
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "removed"])
