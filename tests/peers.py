@@ -39,3 +39,11 @@ def import_transformers() -> ModuleType:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
+
+
+def import_accelerate() -> ModuleType:
+    try:
+        import accelerate
+    except ModuleNotFoundError as missing:
+        pytest.skip(f"{missing.name} is not installed: `make setup` installs it")
+    return accelerate

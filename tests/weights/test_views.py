@@ -1,19 +1,25 @@
-"""Weights that lie in a mapped file as they are: query, key and value may be three rows of one tensor in it."""
+"""Tensors of loaded models: mapped from the file where possible, and each with a storage of its own."""
 
 import copy
 import dataclasses
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import load_torch_model, save_torch_model
+from safetensors.torch import load_model, save_model
 from torch.nn.functional import cross_entropy
 
 import vitreous
 from parity import noisy
-from peers import import_timm
+from peers import import_accelerate, import_timm
 from vitreous.model.build import build
-from vitreous.model.config import ViTConfig
-from vitreous.model.options import AttentionPool, Gelu
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.kinds import AnyConfig, AnyModel, build_any
+from vitreous.model.options import AttentionPool, Gelu, ResNetStem
+from vitreous.model.segmenter import MaskDecoder, SegmenterConfig
 from vitreous.model.vit import ViT
 
 PLAIN = ViTConfig(
@@ -28,6 +34,7 @@ PLAIN = ViTConfig(
     labels=(),
 )
 BARE = dataclasses.replace(PLAIN, num_classes=0)
+HYBRID = dataclasses.replace(PLAIN, stem=ResNetStem((1, 1), 32), patch_size=(1, 1), image_size=(64, 64))
 WITHOUT_BIAS = dataclasses.replace(
     PLAIN, width=128, num_heads=2, patch_norm=True, patch_method="linear", qkv_bias=False
 )
@@ -42,6 +49,21 @@ CASES = {
     "mae": (PLAIN, "x.pth"),
     "lucidrains": (WITHOUT_BIAS, "x.safetensors"),
 }
+COPIED = {  # matrices are transposed in these files
+    "google": (PLAIN, "x.npz"),
+    "google, hybrid": (HYBRID, "x.npz"),
+    "big_vision": (PLAIN, "x.npz"),
+    "paddle": (PLAIN, "x.pdparams"),
+    "paddlevit": (PLAIN, "x.pdparams"),
+}
+NATIVE = {
+    "timm, hybrid": (dataclasses.replace(HYBRID, stem=ResNetStem((), 64, "timm"), patch_size=(8, 8)), "x.pth"),
+    "vitreous, hybrid": (HYBRID, "folder"),
+    "vitreous, ResNet": (ResNetConfig(stages=(1, 1), width=32, num_classes=3), "folder"),
+    "vitreous, linear segmenter": (SegmenterConfig(BARE, num_classes=3), "folder"),
+    "vitreous, mask segmenter": (SegmenterConfig(BARE, MaskDecoder(), num_classes=3), "folder"),
+}
+EVERY: dict[str, tuple[AnyConfig, str]] = CASES | COPIED | NATIVE
 
 
 @pytest.fixture
@@ -59,7 +81,7 @@ def load(path: Path) -> ViT:
     return model
 
 
-def same(one: ViT, other: ViT) -> bool:
+def same(one: AnyModel, other: AnyModel) -> bool:
     ours, theirs = one.state_dict(), other.state_dict()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -131,3 +153,82 @@ def test_copies_are_copies(timms: Path) -> None:
             weight.zero_()
     assert same(twin, load(timms))
     assert same(wide.float(), twin)
+
+
+# ---- A storage for every tensor --------------------------------------------------------------------------------------
+
+
+def loaded(case: str, folder: Path, **options: Any) -> AnyModel:
+    config, name = EVERY[case]
+    model = noisy(build_any(config))
+    vitreous.save(model, folder / name, format=case.split(",")[0], lossy=True)  # type: ignore[arg-type]
+    return vitreous.load(folder / name, **options)
+
+
+def check_own_storages(model: AnyModel) -> None:
+    """Neither storages nor memory are shared, and no storage is larger than its tensor."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) == len(tensors)
+    ranges = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors.values())
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
+    for name, tensor in tensors.items():
+        assert tensor.is_contiguous(), name
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_every_tensor_has_a_storage_of_its_own(case: str, tmp_path: Path) -> None:
+    check_own_storages(loaded(case, tmp_path))
+    classes = {} if "segmenter" in case else {"num_classes": 4}
+    check_own_storages(loaded(case, tmp_path, image_size=(96, 64), **classes))
+
+
+def test_tied_and_strided_tensors_are_separated(timms: Path) -> None:
+    """A pickle may hold tensors that overlap, repeat one row, or are transposed."""
+    tensors = torch.load(timms)
+    shared = torch.randn(2 * 384 * 128)
+    for layer in (0, 1):
+        tensors[f"blocks.{layer}.attn.qkv.weight"] = shared[layer * 128 :][: 384 * 128].view(384, 128)
+        tensors[f"blocks.{layer}.attn.proj.weight"] = shared[: 128 * 128].view(128, 128).T
+        tensors[f"blocks.{layer}.norm1.weight"] = shared[:1].expand(128)
+    torch.save(tensors, timms)
+    model = load(timms)
+    check_own_storages(model)
+    block = model.encoder.blocks[1]
+    assert torch.equal(block.attention.q.weight, tensors["blocks.1.attn.qkv.weight"][:128])
+    assert torch.equal(block.attention.output.weight, tensors["blocks.1.attn.proj.weight"])
+    assert torch.equal(block.attention_norm.weight, tensors["blocks.1.norm1.weight"])
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_safetensors_and_the_hub_save_and_load_it(case: str, tmp_path: Path) -> None:
+    model = loaded(case, tmp_path)
+    save_model(model, tmp_path / "model.safetensors")
+    again = build_any(model.config)
+    load_model(again, tmp_path / "model.safetensors")
+    assert same(again, model)
+
+    (tmp_path / "hub").mkdir()
+    save_torch_model(model, tmp_path / "hub")
+    again = build_any(model.config)
+    load_torch_model(again, tmp_path / "hub")
+    assert same(again, model)
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_accelerate_saves_and_loads_it(case: str, tmp_path: Path) -> None:
+    accelerate = import_accelerate()
+    model, accelerator = loaded(case, tmp_path), accelerate.Accelerator(cpu=True)
+    accelerator.save_model(model, tmp_path / "model")
+    again = build_any(model.config)
+    accelerate.load_checkpoint_in_model(again, tmp_path / "model")
+    assert same(again, model)
+
+    before = copy.deepcopy(model)
+    accelerator.prepare(model)
+    accelerator.save_state(tmp_path / "state")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    accelerator.load_state(tmp_path / "state")
+    assert same(model, before)

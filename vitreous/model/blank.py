@@ -34,8 +34,8 @@ class _NoDraws(TorchFunctionMode):
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put a checkpoint's tensors into a blank model. What is in no checkpoint would stay without memory: refused."""
-    model.load_state_dict(tensors, assign=True)
+    """Assign a checkpoint's tensors to a blank model. Raises if a tensor of the model is not in the checkpoint."""
+    model.load_state_dict(own_storages(tensors), assign=True)
     for name, part in model.named_modules():
         for key, value in (vars(part) | part._buffers).items():
             if isinstance(value, Tensor) and value.is_meta:
@@ -44,6 +44,27 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                     f"{where} is made as {type(part).__name__} is built and is in no checkpoint: compute it in "
                     "forward, or register it as a persistent buffer"
                 )
+
+
+def own_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give every tensor a storage of its own, and make it contiguous.
+
+    Query, key and value may be rows of one packed tensor. safetensors, accelerate and huggingface_hub take tensors with
+    one storage for copies of each other, and drop them or refuse to save them. Rows keep their memory and get a new
+    storage object around it, so that mapped files stay mapped. Only overlapping and strided tensors are copied.
+    """
+    result, end = dict(tensors), 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
+        if not tensor.is_contiguous():
+            result[name] = tensor.contiguous()
+        elif tensor.data_ptr() < end:  # overlaps the tensor before it
+            result[name] = tensor.clone()
+        else:
+            end = tensor.data_ptr() + tensor.nbytes
+            if tensor.untyped_storage().nbytes() != tensor.nbytes:
+                memory = tensor.detach().flatten().view(torch.uint8).numpy()  # numpy has no bfloat16
+                result[name] = torch.from_numpy(memory).view(tensor.dtype).view(tensor.shape)
+    return result
 
 
 @overload

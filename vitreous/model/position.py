@@ -210,5 +210,5 @@ class ConditionalPosition(Position):
 
 
 def _replaced(old: nn.Parameter, new: Tensor) -> nn.Parameter:
-    """A parameter in the place of another, frozen where that was."""
-    return nn.Parameter(new.clone(), requires_grad=old.requires_grad)
+    """A contiguous parameter with new values, frozen if the old one was."""
+    return nn.Parameter(new.clone(memory_format=torch.contiguous_format), requires_grad=old.requires_grad)

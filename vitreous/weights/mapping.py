@@ -99,7 +99,7 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 def apart(parts: int, matrix: How | None = None) -> How:
-    """One of theirs, in which several of ours stand on each other. Ours are its rows themselves: nothing is copied."""
+    """A packed foreign weight (e.g. qkv) that maps to several of our layers. They are views of its rows, not copies."""
     read, write = matrix or SAME
     return How(lambda theirs: list(read(theirs)[0].chunk(parts)), lambda ours: write([stacked(ours)]))
 
