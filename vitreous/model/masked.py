@@ -170,7 +170,7 @@ class MaskedAutoencoder(nn.Module):
         (b, _, width), layout = seen.shape, Layout(prefix.shape[1], features.grid)
         everywhere = self.mask.to(seen.dtype).expand(b, layout.grid[0] * layout.grid[1], -1)
         everywhere = everywhere.scatter(1, kept[..., None].expand(-1, -1, width), seen)
-        tokens = self.position.embed(torch.cat([prefix, everywhere], dim=1), layout)
+        tokens = self.position(torch.cat([prefix, everywhere], dim=1), layout)
         for block in self.blocks:
             tokens = block(tokens, AttentionTerms())
         return self.paint(self.norm(tokens)[:, layout.prefix :])

@@ -16,6 +16,18 @@ from vitreous.model.checks import Size, check_tiling
 from vitreous.model.init import lecun_normal_
 
 
+class PatchProjection(nn.Conv2d):
+    """A convolution of images, [b, c, h, w], and the same function of patches that are already cut, [b, n, c * h * w].
+
+    Both go through `forward`, so that torch's hooks on this module (pruning, offloading) run for both.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim == 3:
+            return F.linear(input, self.weight.flatten(1), self.bias)
+        return super().forward(input)
+
+
 class PatchEmbedding(nn.Module):
     """Patches of any size, from images of any size and number of channels.
 
@@ -36,7 +48,7 @@ class PatchEmbedding(nn.Module):
     ):
         super().__init__()
         self.patch_size, self.method, self.pad = patch_size, method, pad
-        self.projection = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size)
+        self.projection = PatchProjection(channels, width, kernel_size=patch_size, stride=patch_size)
         lecun_normal_(self.projection)
         pixels = channels * patch_size[0] * patch_size[1]
         self.pixel_norm = nn.Identity() if norm_eps is None else nn.LayerNorm(pixels, norm_eps)
@@ -54,8 +66,7 @@ class PatchEmbedding(nn.Module):
         return self.project(patches if kept is None else pick(patches, kept)), grid
 
     def project(self, patches: Float[Tensor, "b n cpp"]) -> Float[Tensor, "b n d"]:
-        projected = F.linear(self.pixel_norm(patches), self.projection.weight.flatten(1), self.projection.bias)
-        return self.norm(projected)
+        return self.norm(self.projection(self.pixel_norm(patches)))
 
     def _fit(self, images: Tensor) -> Tensor:
         size = (images.shape[2], images.shape[3])

@@ -24,10 +24,17 @@ from vitreous.model.tokens import Layout
 
 
 class Position(nn.Module):
-    """The hooks, none of them used: on its own, a bag of patches."""
+    """The hooks of a position embedding, none of them used: without position, an image is a bag of patches.
+
+    A model calls the module itself, once and before the other hooks, so that torch's own forward hooks run: pruning and
+    weight normalisation recompute a tensor in them.
+    """
+
+    def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
+        return self.embed(tokens, layout)
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Called once, on the embedded tokens: those of all patches, or of the ones that `layout` says."""
+        """Add to the embedded tokens, which are those of all patches or of the `kept` ones of `layout`."""
         return tokens
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
@@ -48,8 +55,11 @@ class Position(nn.Module):
 class AddedPosition(Position, ABC):
     """A vector for every place, added to the token that stands there: E_pos of equation 1.
 
-    The first `entries` prefix tokens have a learned vector of their own.
+    The first `entries` prefix tokens have a learned vector of their own. Learned positions decide together with the
+    tokens which dtype their sum has; `fixed` ones take the dtype of the tokens.
     """
+
+    fixed = False
 
     def __init__(self, width: int, entries: int):
         super().__init__()
@@ -67,8 +77,7 @@ class AddedPosition(Position, ABC):
         if layout.kept is not None:
             whole = torch.arange(layout.prefix, device=tokens.device).expand(tokens.shape[0], -1)
             position = position[torch.cat([whole, layout.kept + layout.prefix], dim=1)]
-        # Learned positions decide with the tokens in which type the sum is; fixed ones follow the tokens.
-        return tokens + (position if any(True for _ in self.parameters()) else position.to(tokens.dtype))
+        return tokens + (position.to(tokens.dtype) if self.fixed else position)
 
 
 class Learned1dPosition(AddedPosition):
@@ -107,6 +116,8 @@ class Learned2dPosition(AddedPosition):
 
 class SinCos2dPosition(AddedPosition):
     """[sin x, cos x, sin y, cos y] at geometrically spaced frequencies; nothing to learn, nothing to resample."""
+
+    fixed = True
 
     def __init__(self, width: int, convention: Literal["mae", "big_vision"], temperature: float):
         super().__init__(width, entries=0)

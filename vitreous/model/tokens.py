@@ -55,7 +55,9 @@ class PrefixTokens(nn.Module):
         self.length = sum(lengths.values())
 
     def forward(self, patches: Float[Tensor, "b n d"]) -> Float[Tensor, "b t d"]:
-        tokens = [token.expand(patches.shape[0], -1, -1) for token in self.parameters()]
+        # By name: a pruned or parametrised token, or one in a replica of nn.DataParallel, is not in parameters().
+        learned = (self.class_token, self.distillation_token, self.registers)
+        tokens = [token.expand(patches.shape[0], -1, -1) for token in learned if token is not None]
         return torch.cat([*tokens, patches], dim=1)
 
 

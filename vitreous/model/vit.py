@@ -71,7 +71,7 @@ class ViT(nn.Module):
         """
         layout = Layout(self.prefix.length, grid, kept)
         check_count(patches.shape[1], layout)
-        tokens = self.embedding_dropout(self.position.embed(self.prefix(patches), layout))
+        tokens = self.embedding_dropout(self.position(self.prefix(patches), layout))
         if self.training and self.config.patch_dropout:
             return drop_patches(tokens, layout, self.config.patch_dropout)
         return tokens, layout

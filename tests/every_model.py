@@ -1,0 +1,77 @@
+"""A small model for every position, pooling, head, stem, token and decoder that a config can choose."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.model import options
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.kinds import AnyConfig, build_any
+from vitreous.model.masked import MaskedAutoencoder, MaskedPatchPrediction
+from vitreous.model.segmenter import LinearDecoder, MaskDecoder, SegmenterConfig
+
+SMALL = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=48, num_classes=5)
+BARE = dataclasses.replace(SMALL, num_classes=0)
+CHANGES: dict[str, dict[str, Any]] = {
+    "Learned1d": {},
+    "Learned1d without entries": {"position": options.Learned1d(False)},
+    "Learned2d": {"position": options.Learned2d()},
+    "SinCos2d": {"position": options.SinCos2d()},
+    "RelativeBias": {"position": options.RelativeBias()},
+    "Rotary2d": {"position": options.Rotary2d()},
+    "Conditional": {"position": options.Conditional()},
+    "NoPosition": {"position": options.NoPosition()},
+    "average, norm before": {"pool": options.GlobalAverage("before")},
+    "average, norm after": {"pool": options.GlobalAverage("after")},
+    "attention pooling": {"pool": options.AttentionPool(), "class_token": False},
+    "tanh head": {"head": options.TanhHead(8)},
+    "MLP head": {"head": options.MlpHead(8)},
+    "no head": {"num_classes": 0},
+    "registers": {"registers": 3},
+    "distillation": {"distillation_token": True, "registers": 2},
+    "SwiGLU, LayerScale, QK norm": {"mlp": options.SwiGlu(), "layer_scale": 0.1, "qk_norm": True},
+    "linear patches with norms": {"patch_method": "linear", "patch_norm": True},
+    "padded": {"pad": True},
+    "stem": {"stem": options.ResNetStem((1, 1), 32), "patch_size": (1, 1)},
+    "stem without stages": {"stem": options.ResNetStem((), 32), "patch_size": (2, 2)},
+}
+VITS: dict[str, ViTConfig] = {name: dataclasses.replace(SMALL, **changes) for name, changes in CHANGES.items()}
+CONFIGS: dict[str, AnyConfig] = {
+    **VITS,
+    "ResNet": ResNetConfig(image_size=(24, 32), stages=(1, 1), width=32, num_classes=5),
+    "linear decoder": SegmenterConfig(BARE, LinearDecoder(cells=2), num_classes=3),
+    "mask decoder": SegmenterConfig(BARE, MaskDecoder(), num_classes=3),
+}
+MASKED: dict[str, Callable[[], nn.Module]] = {
+    "MPP": lambda: MaskedPatchPrediction(build_any(BARE)),  # type: ignore[arg-type]
+    "MAE": lambda: MaskedAutoencoder(build_any(BARE), width=16, depth=1, num_heads=2),  # type: ignore[arg-type]
+}
+EVERY = [*CONFIGS, *MASKED]
+
+
+def every_model(name: str) -> nn.Module:
+    """In evaluation mode, with no parameter left at a value that another one may have."""
+    model = MASKED[name]() if name in MASKED else build_any(CONFIGS[name])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+def inputs_of(name: str, batch: int = 2) -> tuple[Tensor, ...]:
+    """What the model is called with."""
+    images, patches = torch.randn(batch, 3, 24, 32), 12
+    match name:
+        case "MPP":
+            return images, torch.rand(batch, 3, 24, 32), torch.rand(batch, 3, patches)
+        case "MAE":
+            return images, torch.rand(batch, patches)
+    return (images,)
+
+
+def output_of(result: Any) -> Tensor:
+    """The tensor that a model is trained by: its logits, or the losses of a masked one."""
+    return result if isinstance(result, Tensor) else result.losses
