@@ -1,10 +1,8 @@
 """Tensors of loaded models: mapped from the file where possible, and each with a storage of its own."""
 
 import copy
-import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,57 +11,12 @@ from safetensors.torch import load_model, save_model
 from torch.nn.functional import cross_entropy
 
 import vitreous
+from foreign_models import EVERY, MAPPED, loaded
 from parity import noisy
 from peers import import_accelerate, import_timm
 from vitreous.model.build import build
-from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.kinds import AnyConfig, AnyModel, build_any
-from vitreous.model.options import AttentionPool, Gelu, ResNetStem
-from vitreous.model.segmenter import MaskDecoder, SegmenterConfig
+from vitreous.model.kinds import AnyModel, build_any
 from vitreous.model.vit import ViT
-
-PLAIN = ViTConfig(
-    image_size=(32, 32),
-    patch_size=(8, 8),
-    width=64,
-    depth=2,
-    num_heads=1,
-    mlp_width=96,
-    mlp=Gelu("erf"),
-    num_classes=5,
-    labels=(),
-)
-BARE = dataclasses.replace(PLAIN, num_classes=0)
-HYBRID = dataclasses.replace(PLAIN, stem=ResNetStem((1, 1), 32), patch_size=(1, 1), image_size=(64, 64))
-WITHOUT_BIAS = dataclasses.replace(
-    PLAIN, width=128, num_heads=2, patch_norm=True, patch_method="linear", qkv_bias=False
-)
-CASES = {
-    "vitreous": (PLAIN, "folder"),
-    "huggingface": (PLAIN, "folder"),
-    "timm": (PLAIN, "x.safetensors"),
-    "timm, pooled": (dataclasses.replace(PLAIN, class_token=False, pool=AttentionPool()), "x.safetensors"),
-    "timm, a pickle": (PLAIN, "x.pth"),
-    "torchvision": (PLAIN, "x.pth"),
-    "dinov2": (BARE, "x.pth"),
-    "mae": (PLAIN, "x.pth"),
-    "lucidrains": (WITHOUT_BIAS, "x.safetensors"),
-}
-COPIED = {  # matrices are transposed in these files
-    "google": (PLAIN, "x.npz"),
-    "google, hybrid": (HYBRID, "x.npz"),
-    "big_vision": (PLAIN, "x.npz"),
-    "paddle": (PLAIN, "x.pdparams"),
-    "paddlevit": (PLAIN, "x.pdparams"),
-}
-NATIVE = {
-    "timm, hybrid": (dataclasses.replace(HYBRID, stem=ResNetStem((), 64, "timm"), patch_size=(8, 8)), "x.pth"),
-    "vitreous, hybrid": (HYBRID, "folder"),
-    "vitreous, ResNet": (ResNetConfig(stages=(1, 1), width=32, num_classes=3), "folder"),
-    "vitreous, linear segmenter": (SegmenterConfig(BARE, num_classes=3), "folder"),
-    "vitreous, mask segmenter": (SegmenterConfig(BARE, MaskDecoder(), num_classes=3), "folder"),
-}
-EVERY: dict[str, tuple[AnyConfig, str]] = CASES | COPIED | NATIVE
 
 
 @pytest.fixture
@@ -94,9 +47,9 @@ def places(folder: Path) -> list[range]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MAPPED)
 def test_matrices_are_mapped_and_not_copied(case: str, tmp_path: Path) -> None:
-    config, name = CASES[case]
+    config, name = MAPPED[case]
     model = noisy(build(config))
     vitreous.save(model, tmp_path / name, format=case.split(",")[0], lossy=True)
     again = load(tmp_path / name)
@@ -156,13 +109,6 @@ def test_copies_are_copies(timms: Path) -> None:
 
 
 # ---- A storage for every tensor --------------------------------------------------------------------------------------
-
-
-def loaded(case: str, folder: Path, **options: Any) -> AnyModel:
-    config, name = EVERY[case]
-    model = noisy(build_any(config))
-    vitreous.save(model, folder / name, format=case.split(",")[0], lossy=True)  # type: ignore[arg-type]
-    return vitreous.load(folder / name, **options)
 
 
 def check_own_storages(model: AnyModel) -> None:

@@ -40,9 +40,9 @@ def denormalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) 
 
 
 def _mean_and_std(images: Tensor, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
-    """Sent without waiting for what the device has yet to do."""
+    """Both as [1, c, 1, 1], copied to the device of the images without waiting for it."""
     mean, std = (
-        torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True).view(1, -1, 1, 1)
+        torch.tensor(values, dtype=images.dtype, device="cpu").to(images.device, non_blocking=True).view(1, -1, 1, 1)
         for values in (preprocessing.mean, preprocessing.std)
     )
     return mean, std

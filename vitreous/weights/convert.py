@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import torch
+
 from vitreous.model.blank import build_blank, fill
 from vitreous.model.checks import BadValue, suggestion
 from vitreous.model.codec import decode, to_dict
@@ -99,7 +101,8 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
             "Write it all the same with lossy=True (--lossy)"
         )
     ours = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    tensors = write_rows(format.table(config), ours) | format.additions(config)
+    with torch.device("cpu"):  # whatever torch's default device is
+        tensors = write_rows(format.table(config), ours) | format.additions(config)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     needed = sum(tensor.nbytes for tensor in tensors.values())
     _check_replaceable(target)

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitreous.model.checks import as_size
 from vitreous.model.kinds import AnyModel
 from vitreous.model.resnet import ResNet
@@ -30,7 +32,10 @@ def load(
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> AnyModel:
-    """Load a model in evaluation mode from a checkpoint of ours or of another system, which is detected.
+    """Load a model, in evaluation mode, from a checkpoint of ours or of another system. The format is detected.
+
+    It is on torch's default device, like a model that `vitreous.create` makes: on the CPU, unless
+    `torch.set_default_device` or `with torch.device(...)` names another. On "meta" it has shapes and no weights.
 
     source: a folder, a file, or `hf-hub:owner/name[@revision]`.
     image_size: resample its positions, in its system's own way.
@@ -51,6 +56,9 @@ def _load(
     overrides: Mapping[str, Any] | None = None,
     warn: bool = True,
 ) -> AnyModel:
+    if (device := torch.get_default_device()).type != "cpu":
+        with torch.device("cpu"):  # files are read into the host's memory
+            return _load(source, format, image_size, num_classes, overrides, warn).to(device)
     path = Path(source)
     if format is not None:
         format = own_name(format)

@@ -82,10 +82,10 @@ TRANSPOSED = one(lambda x: x.T.contiguous(), lambda x: x.T.contiguous())
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """One on the other: torch.cat, but quick to load with.
+    """torch.cat along the first dimension, but fast on fresh memory.
 
-    What takes time is fresh memory, which the system finds page by page, and for which several threads wait on each
-    other; numpy has one. And where there is no memory, torch.cat would load torch's compiler to learn the shape.
+    New pages are faulted in one by one, and torch's threads wait on each other for them; numpy has one thread. On meta
+    tensors, torch.cat would import torch's compiler to infer the shape.
     """
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
     if parts[0].is_meta:
