@@ -23,6 +23,23 @@ def check_images(images: Tensor, channels: int) -> None:
         )
 
 
+def check_matches(images: Tensor, weight: Tensor) -> None:
+    """Raise if images and weights differ in dtype or device: called after torch has refused them, to say what to do.
+
+    Not before: weights that are offloaded or sharded only get their final dtype and device as a layer is called.
+    """
+    if images.device != weight.device:
+        raise ValueError(
+            f"images are on {images.device}, but the model is on {weight.device}: "
+            f'pass images.to("{weight.device}"), or move the model with model.to("{images.device}")'
+        )
+    if images.dtype != weight.dtype:
+        raise ValueError(
+            f"images are {images.dtype}, but the model's weights are {weight.dtype}: pass images.to({weight.dtype}), "
+            "or use vitreous.Predictor, which converts them"
+        )
+
+
 def normalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) -> Float[Tensor, "b c h w"]:
     """Pixels in [0, 1] as the model wants them.
 

@@ -18,7 +18,7 @@ from vitreous.model.checks import Size, as_size
 from vitreous.model.config import ResNetConfig
 from vitreous.model.heads import build_head
 from vitreous.model.init import lecun_normal_
-from vitreous.model.inputs import check_images
+from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.options import LinearHead, ResNetNumerics
 
 
@@ -170,7 +170,12 @@ class ResNet(nn.Module):
 
     def feature_map(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
         check_images(images, self.config.channels)
-        x = F.max_pool2d(centred_padding(self.root(images), 3, 2), 3, 2)  # BiT pads with zeros here, not with -inf
+        try:
+            x = self.root(images)
+        except RuntimeError:
+            check_matches(images, self.root.weight)
+            raise
+        x = F.max_pool2d(centred_padding(x, 3, 2), 3, 2)  # BiT pads with zeros here, not with -inf
         return F.relu(self.norm(self.stages(x)))
 
     def resized(self, image_size: int | Size) -> "ResNet":

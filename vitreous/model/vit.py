@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitreous.model.checks import Size, as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.encoder import Encoder
-from vitreous.model.inputs import check_images
+from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.patch import PatchEmbedding
 from vitreous.model.position import Position
 from vitreous.model.tokens import Features, Layout, PrefixTokens, check_count, drop_patches
@@ -60,7 +60,11 @@ class ViT(nn.Module):
         """
         check_images(images, self.config.channels)
         self.config.grid_for((images.shape[2], images.shape[3]))  # refuses a size that does not fit
-        return self.patches(self.stem(images), kept)
+        try:
+            return self.patches(self.stem(images), kept)
+        except RuntimeError:
+            check_matches(images, self.patches.projection.weight)
+            raise
 
     def embed(
         self, patches: Float[Tensor, "b n d"], grid: Size, kept: Int[Tensor, "b n"] | None = None

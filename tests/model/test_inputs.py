@@ -1,0 +1,71 @@
+"""Images whose dtype or device is not the model's are answered with what to do; what torch accepts is never refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from every_model import EVERY, every_model, inputs_of
+from vitreous.model import inputs as model_inputs
+from vitreous.model.vit import ViT
+
+# jaxtyping's checker, which runs only under pytest, is not part of what users see.
+pytestmark = pytest.mark.usefixtures("unchecked")
+CASES = [
+    *((name, torch.float16, torch.float32) for name in EVERY),
+    ("Learned1d", torch.float32, torch.float16),
+    ("Learned1d", torch.bfloat16, torch.float64),
+]
+
+
+@pytest.mark.parametrize(("name", "weights", "images"), CASES, ids=str)
+def test_images_of_another_dtype_are_answered_with_both(name: str, weights: torch.dtype, images: torch.dtype) -> None:
+    model, inputs = every_model(name).to(weights), [tensor.to(images) for tensor in inputs_of(name)]
+    calls: list[Callable[..., Any]] = [model]
+    if isinstance(model, ViT):
+        calls += [model.features, model.attention, model.intermediate]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"{images}.*{weights}.*images\.to\({weights}\)"):
+            call(*inputs)
+
+
+def test_replicas_without_parameters_answer_too() -> None:
+    model = every_model("Learned1d").half()
+    model.patches.projection.weight = plain(model.patches.projection)
+    with pytest.raises(ValueError, match=r"torch\.float32.*torch\.float16"):
+        model(torch.zeros(1, 3, 24, 32))
+
+
+def plain(module: nn.Module) -> Tensor:
+    """The weight as `nn.DataParallel` has it: a tensor, and no longer a parameter."""
+    return module._parameters.pop("weight").detach()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["Learned1d", "SinCos2d", "stem", "ResNet", "mask decoder"])
+def test_autocast_takes_images_of_another_dtype(name: str) -> None:
+    model = every_model(name).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(*inputs_of(name)).isfinite().all()
+
+
+def test_a_layer_that_converts_its_weight_is_left_alone() -> None:
+    """As offloading and sharding do: the weight has its final dtype only while the layer is called."""
+    model = every_model("Learned1d")
+    expected = model(images := torch.randn(1, 3, 24, 32))
+    projection = model.patches.projection.half()
+    projection.register_forward_pre_hook(lambda module, _: module.float() and None)
+    torch.testing.assert_close(model(images), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_another_device_is_answered_with_both() -> None:
+    with pytest.raises(ValueError, match=r"images are on cpu.*model is on meta"):
+        model_inputs.check_matches(torch.zeros(1), torch.zeros(1, device="meta"))
+
+
+def test_other_errors_of_torch_stay() -> None:
+    model = every_model("Learned1d")
+    model.patches.projection.bias = nn.Parameter(torch.zeros(7))
+    with pytest.raises(RuntimeError, match="bias"):
+        model(torch.zeros(1, 3, 24, 32))
