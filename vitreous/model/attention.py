@@ -125,6 +125,6 @@ class PoolingAttention(nn.Module):
         return self.output((weights[:, :, None] @ v).transpose(1, 2).flatten(2))
 
     def _query_keys_values(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q = into_heads(self.q(self.query), self.num_heads).expand(len(tokens), -1, -1, -1)
+        q = into_heads(self.q(self.query), self.num_heads).expand(tokens.shape[0], -1, -1, -1)
         k, v = (into_heads(part(tokens), self.num_heads) for part in (self.k, self.v))
         return q, k, v
