@@ -42,6 +42,10 @@ def check_count(patches: int, layout: Layout) -> None:
 class PrefixTokens(nn.Module):
     """Learned tokens put before the patches: x_class of equation 1 and its later companions."""
 
+    class_token: nn.Parameter | None
+    distillation_token: nn.Parameter | None
+    registers: nn.Parameter | None
+
     def __init__(self, width: int, class_token: bool, distillation_token: bool, registers: int):
         super().__init__()
         lengths = {
