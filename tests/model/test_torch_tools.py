@@ -27,7 +27,7 @@ def set_up(name: str) -> tuple[Any, Tensor]:
     return model, images
 
 
-@some
+@pytest.mark.parametrize("name", ["RelativeBias", "attention pooling", "mask decoder"])  # presets: test_compile.py
 def test_export_with_a_dynamic_batch(name: str) -> None:
     model, images = set_up(name)
     batch = torch.export.Dim("batch")
@@ -84,7 +84,7 @@ def test_second_derivatives_with_unfused_attention(name: str) -> None:
     torch.testing.assert_close(product, (ahead - behind) / (2 * step), atol=1e-4, rtol=1e-4)
 
 
-@some
+@pytest.mark.parametrize("name", ["Learned1d", "attention pooling", "stem"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_traces_hold_for_one_image_size_and_any_batch(name: str) -> None:
     model, images = set_up(name)
