@@ -83,6 +83,25 @@ def test_any_form_has_an_answer(body: bytes) -> None:
             assert isinstance(form_field(start + body, "multipart/form-data; boundary=x", "image"), bytes)
 
 
+BOUNDARIES = st.one_of(
+    st.integers(0, 600).map(lambda length: "boundary=" + "x" * length),
+    st.text(st.characters(max_codepoint=255), max_size=300).map("boundary={}".format),
+    st.text(st.characters(max_codepoint=255), max_size=50),
+    st.sampled_from(
+        ["boundary*=utf-8''%ff", "boundary*0=x; boundary*1=y", "boundary", 'boundary=""', "boundary=x;" * 99]
+    ),
+)
+PARTS = st.sampled_from(
+    [b"--x", b"--", b"\r\n", b"Content-Disposition: form-data; name=", b'"', b"image", b";", b"*=", b"="]
+)
+
+
+@given(st.lists(PARTS | st.binary(max_size=4), max_size=30).map(b"".join), BOUNDARIES)
+def test_any_form_with_any_boundary_has_an_answer(body: bytes, boundary: str) -> None:
+    with contextlib.suppress(ApiError):  # and no other error
+        assert isinstance(form_field(body, f"multipart/form-data; {boundary}", "image"), bytes)
+
+
 @pytest.mark.parametrize(("others", "allowed"), [(31, True), (32, False)])
 def test_as_many_parts_as_allowed(others: int, allowed: bool) -> None:
     """Each takes time, and in a large body there is room for millions."""
