@@ -78,6 +78,7 @@ BAD: dict[str, tuple[str, str, bytes, str | None, int, str]] = {
     "too many bytes": ("POST", "/v1/classify", PNG + bytes(LIMIT), "image/png", 413, "body_too_large"),
     "much JSON": ("POST", "/v1/images/0/masked", b" " * (LIMIT + 1), "application/json", 413, "body_too_large"),
     "form without boundary": ("POST", "/v1/classify", form(b"image", PNG), "multipart/form-data", 400, "bad_form"),
+    "form of a long boundary": ("POST", "/v1/classify", form(b"image", PNG), f"{FORM}{'y' * 300}", 400, "bad_form"),
     "form of another boundary": ("POST", "/v1/classify", form(b"image", PNG), f"{FORM}y", 400, "bad_form"),
     "form without image": ("POST", "/v1/classify", form(b"picture", PNG), FORM, 400, "no_image"),
     "form that ends early": ("POST", "/v1/classify", form(b"image", PNG, b""), FORM, 400, "no_image"),
@@ -122,6 +123,15 @@ def test_a_bomb_takes_no_memory(live: Live) -> None:
         for data in (bomb(12_000), bomb(12_000, METADATA), bomb(12_000, sides(8)), WEBP_BOMB):
             assert live.ask("POST", path, data).status == 413
     assert live.memory < before + 50
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+def test_large_headers_take_no_memory(live: Live, end: bytes) -> None:
+    before = live.memory
+    start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    for large in (start + b"X: " + b"a" * 10**7, start + b"X: y\r\n" * 10**6, b"GET /" + b"a" * 10**7):
+        assert live.send(large + end).code == "headers_too_large"
+    assert live.memory < before + 20
 
 
 def test_too_many_bytes_in_chunks(live: Live) -> None:

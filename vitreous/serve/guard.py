@@ -74,8 +74,6 @@ class Guard:
             if refusal is None:
                 await self.app(scope, body.receive, answer)
             else:
-                if refusal.status_code == 413:
-                    await body.drain()
                 await refuse(refusal, answer)
         except Exception:
             status = status or 500
@@ -141,33 +139,18 @@ class Body:
         self.guard.held += count
         self.whole = not message.get("more_body", False)
         if self.size > self.limit:
-            await self.drain()
             raise too_large(self.limit)
         if self.guard.held > self.guard.settings.max_held:
             raise busy("too much is being uploaded")
         return message
 
-    async def drain(self) -> None:
-        """Read on for a while: a sender that is cut off in mid-sentence does not listen to the answer."""
-        if header(self.scope, b"expect") is not None:  # it waits for leave to send, and so listens
-            return
-        read = 0
-        try:
-            async with asyncio.timeout(DRAIN_SECONDS):
-                while not self.whole and read < self.guard.settings.max_held:
-                    message = await self._receive()
-                    read += len(message.get("body", b""))
-                    self.whole = message["type"] != "http.request" or not message.get("more_body", False)
-        except TimeoutError:
-            pass
-
 
 async def refuse(error: ApiError, send: Send) -> None:
     """Without the framework, which costs more than the refusal is worth."""
     body = json.dumps(error_body(error.code, error.message)).encode()
-    headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
-    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": error.status_code, "headers": headers})
+    sent = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    sent += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": error.status_code, "headers": sent})
     await send({"type": "http.response.body", "body": body})
 
 
