@@ -47,11 +47,83 @@ def test_own_names(live: Live, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "localhost:x", ""]
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", ""]
 )
 def test_names_of_strangers(live: Live, host: str) -> None:
     """A page whose name was made to point here would otherwise be taken for ours by a browser."""
     assert called(live, host) == (421, "wrong_host")
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize(
+    ("hosts", "status", "code"),
+    [
+        (["localhost", "localhost"], 400, "bad_host"),
+        (["localhost", "evil.example"], 400, "bad_host"),
+        (["localhost:x"], 400, "bad_host"),
+        (["user@localhost"], 400, "bad_host"),
+        (["localhost/"], 400, "bad_host"),
+        (["[::1"], 400, "bad_host"),
+        (["localhost "], 200, ""),
+        ([], 400, "bad_host"),
+    ],
+)
+def test_a_request_has_one_valid_host(live: Live, version: str, hosts: list[str], status: int, code: str) -> None:
+    """RFC 9112, 3.2. HTTP/1.0 may do without, but then nothing shows that this is not a rebound name."""
+    if not hosts and version == "1.0":
+        status, code = 421, "wrong_host"
+    lines = "".join(f"Host: {host}\r\n" for host in hosts)
+    for path in ("/v1/model", "/healthz", "/"):
+        reply = live.send(f"GET {path} HTTP/{version}\r\n{lines}\r\n".encode())
+        assert (reply.status, "" if reply.status == 200 else reply.code) == (status, code)
+
+
+def test_http_1_0_needs_no_host_where_any_name_will_do(served: list[Served]) -> None:
+    with in_thread(served, Settings(host="0.0.0.0")) as live:
+        assert live.send(b"GET /v1/model HTTP/1.0\r\n\r\n").status == 200
+        assert live.send(b"GET /v1/model HTTP/1.1\r\n\r\n").code == "bad_host"
+
+
+ORIGINS = {
+    "a program": ({}, True),
+    "the server's page": ({"Sec-Fetch-Site": "same-origin", "Origin": "http://HOST"}, True),
+    "behind a proxy that changes the Host": ({"Sec-Fetch-Site": "same-origin", "Origin": "https://x.example"}, True),
+    "an address typed in": ({"Sec-Fetch-Site": "none"}, True),
+    "another site": ({"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"}, False),
+    "another site that hides its name": ({"Sec-Fetch-Site": "cross-site", "Origin": "null"}, False),
+    "another site's image or link": ({"Sec-Fetch-Site": "cross-site"}, False),
+    "another port of this machine": ({"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:1"}, False),
+    "the page in an older browser": ({"Origin": "http://HOST"}, True),
+    "another site in an older browser": ({"Origin": "https://evil.example"}, False),
+    "a nameless page in an older browser": ({"Origin": "null"}, False),
+    "another port in an older browser": ({"Origin": "http://127.0.0.1:1"}, False),
+}
+
+
+@pytest.mark.parametrize("who", ORIGINS)
+def test_other_websites_cannot_make_the_server_compute(live: Live, who: str) -> None:
+    """A page can send requests from its visitor's browser to this machine, even if it cannot read the answers."""
+    headers, allowed = ORIGINS[who]
+    host = f"127.0.0.1:{live.port}"
+    lines = "".join(f"{name}: {value.replace('HOST', host)}\r\n" for name, value in headers.items())
+    for method, path in (
+        ("POST", "/v1/classify"), ("POST", "/v1/embed"), ("POST", "/v1/explain"), ("POST", "/v1/images"),
+        ("GET", "/v1/filters"), ("GET", "/metrics"),
+    ):  # fmt: skip
+        body = PNG if method == "POST" else b""
+        head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
+        reply = live.send(head.encode() + body)
+        assert reply.status == (200 if allowed else 403)
+        assert allowed or reply.code == "cross_site"
+    page = live.send(f"GET / HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n".encode())
+    assert page.status == 200  # a link to the page may be anywhere
+
+
+def test_a_key_is_enough_for_requests_from_other_websites(served: list[Served]) -> None:
+    with in_thread(served, Settings(api_key="sesame")) as live:
+        foreign = {"Origin": "https://pictures.example", "Sec_Fetch_Site": "cross-site"}
+        assert live.ask("POST", "/v1/classify", PNG, **foreign).status == 401
+        assert live.ask("POST", "/v1/classify", PNG, X_API_Key="sesame", **foreign).status == 200
 
 
 def test_any_name_where_it_listens_elsewhere(served: list[Served]) -> None:
@@ -168,7 +240,7 @@ def asked(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"host", b"localhost"), *headers]}
     asyncio.run(guard(scope, receive, send))
     return sent[0]["status"], dict(sent[0]["headers"])
 
@@ -197,11 +269,11 @@ def test_a_full_line_is_told_before_anything_is_read(path: str, status: int) -> 
 
 
 def test_a_length_that_is_too_large_is_refused_before_it_comes() -> None:
-    """A client that asks for leave to send hears no at once; one that does not is read on, so that it listens."""
     guard = Guard(reads_all, Settings(max_body_mb=0.1), Metrics(), full=lambda: False)
     declared = (b"content-length", b"200000")
     assert asked(guard, "/v1/classify", None, declared, (b"expect", b"100-continue"))[0] == 413
-    assert asked(guard, "/v1/classify", [bytes(200_000)], declared)[0] == 413
+    assert asked(guard, "/v1/classify", None, declared)[0] == 413
+    assert asked(guard, "/v1/classify", [bytes(150_000)])[0] == 413
 
 
 def test_bodies_of_all_requests_together_are_bounded() -> None:

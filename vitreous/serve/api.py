@@ -70,7 +70,7 @@ def router(served: Sequence[Served], settings: Settings, batcher: Batcher) -> AP
 
     description = {"model": served[0].id, "models": [about(one) for one in served]}
 
-    @routes.get("/model", responses=answers(Models, 401))
+    @routes.get("/model", responses=answers(Models, 401, 403))
     async def models() -> JSONResponse:
         """What is being served."""
         return JSONResponse(description)

@@ -100,7 +100,7 @@ def add_states(app: FastAPI, metrics: Metrics) -> None:
             raise ApiError(503, "not_ready", "the server is starting or shutting down")
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=may_go_wrong(401), tags=["server"])
+    @app.get("/metrics", response_class=PlainTextResponse, responses=may_go_wrong(401, 403), tags=["server"])
     async def figures() -> PlainTextResponse:
         """Figures for Prometheus."""
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

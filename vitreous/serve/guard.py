@@ -1,13 +1,13 @@
-"""The door: every request passes here first, before anything is read of it and before the framework sees it.
+"""Middleware around the whole app: checks every request by its headers, before its body is read.
 
-It looks at the name that it is called by, asks for the key, sends away at once whoever comes while the line is full,
-counts the bytes that come in and the time that they take, and gives every answer the headers that keep a browser from
-doing more than the page needs.
+It checks the Host header, refuses requests that other websites make a browser send, requires the API key, refuses
+requests while the queue is full, limits the size and duration of bodies, and adds security headers to every answer.
 """
 
 import asyncio
 import hmac
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -36,7 +36,8 @@ HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
-DRAIN_SECONDS = 2.0  # for which a body that is too large is read on, so that its sender hears why
+# uri-host [":" port] of RFC 3986; the host may be empty.
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.IGNORECASE)
 
 
 class Guard:
@@ -84,15 +85,20 @@ class Guard:
             self.metrics.request(_route(scope), status, time.monotonic() - began)
 
     def _refusal(self, scope: Scope, body: "Body") -> ApiError | None:
-        """What the headers alone are enough for."""
-        path = scope["path"]
-        if _is_misled(scope, self.settings):
-            said = "this server is for its own machine: call it localhost, 127.0.0.1 or [::1]"
-            return ApiError(421, "wrong_host", said)
-        guarded = self.settings.api_key is not None and path not in OPEN and not path.startswith("/page/")
-        if guarded and not _has_key(scope, self.settings.api_key or ""):
-            said = "this server wants its key, as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
-            return ApiError(401, "unauthorized", said, {"WWW-Authenticate": "Bearer"})
+        """The error that the headers alone give rise to, if any."""
+        path, key = scope["path"], self.settings.api_key
+        if not _has_valid_host(scope):
+            return ApiError(400, "bad_host", "a request must have one Host header, of the form HOST or HOST:PORT")
+        if _is_rebound(scope, self.settings):
+            message = "this server answers only to the names localhost, 127.0.0.1 and [::1]"
+            return ApiError(421, "wrong_host", message)
+        if path not in OPEN and not path.startswith("/page/"):
+            if key is None and _is_cross_site(scope):
+                message = "requests from other websites are refused: use this server's own page, or a program"
+                return ApiError(403, "cross_site", message)
+            if key is not None and not _has_key(scope, key):
+                message = "missing or invalid API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
+                return ApiError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
         if body.declared is not None and body.declared > body.limit:
             return too_large(body.limit)
         if path in BATCHED and scope["method"] == "POST" and self.full():
@@ -159,29 +165,48 @@ def too_large(limit: int) -> ApiError:
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+    """The first header of this name."""
+    return next(iter(headers(scope, name)), None)
 
 
-def _is_misled(scope: Scope, settings: Settings) -> bool:
-    """A stranger's page may let its own name point to 127.0.0.1, and then a browser takes this server for a part of it.
-    But it says the name. Where the app listens elsewhere, whatever its settings say, names are not ours to judge; and
-    where there is a key, a stranger's page does not have it."""
-    named, server = header(scope, b"host"), scope.get("server")
-    if named is None or not settings.local or settings.api_key is not None:
+def headers(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1").strip() for key, value in scope["headers"] if key == name]
+
+
+def _has_valid_host(scope: Scope) -> bool:
+    """RFC 9112, section 3.2: one Host header with a valid value. Only HTTP/1.0 may do without."""
+    hosts = headers(scope, b"host")
+    if not hosts:
+        return scope.get("http_version") == "1.0"
+    return len(hosts) == 1 and HOST.fullmatch(hosts[0]) is not None
+
+
+def _is_rebound(scope: Scope, settings: Settings) -> bool:
+    """True for a DNS rebinding attack: a website lets its own name point to 127.0.0.1, so that the browser takes this
+    server for a part of that site. Then the Host header has that name, so only loopback names are accepted, and no
+    request without a name. Not checked where the server can be reached from elsewhere, by names that it does not know,
+    nor where there is an API key, which the website does not have."""
+    server = scope.get("server")
+    if not settings.local or settings.api_key is not None or server is None or not is_loopback(server[0]):
         return False
-    if server is None or not is_loopback(server[0]):
-        return False
-    name, _, port = named.lower().rpartition(":")
-    if not port.isdecimal():  # there is none: the colon, if any, is within [::1]
-        name = named.lower()
-    return name not in ("localhost", "127.0.0.1", "[::1]", settings.host)
+    match = HOST.fullmatch(header(scope, b"host") or "")
+    return match is None or match[1].lower() not in ("localhost", "127.0.0.1", "[::1]", settings.host)
+
+
+def _is_cross_site(scope: Scope) -> bool:
+    """True if a browser sends the request for a page of another origin. Programs send neither of these headers."""
+    site = header(scope, b"sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")  # none: the user typed the address
+    origin = header(scope, b"origin")  # from browsers without Sec-Fetch-Site, and where there is no HTTPS
+    return origin is not None and origin.lower().partition("://")[2] != (header(scope, b"host") or "").lower()
 
 
 def _has_key(scope: Scope, key: str) -> bool:
-    """Compared in a time that does not tell how much of it was right."""
+    """Compares in constant time."""
     scheme, _, token = (header(scope, b"authorization") or "").partition(" ")
-    said = token.strip() if scheme.lower() == "bearer" else header(scope, b"x-api-key") or ""
-    return hmac.compare_digest(said.encode(), key.encode())
+    sent = token.strip() if scheme.lower() == "bearer" else header(scope, b"x-api-key") or ""
+    return hmac.compare_digest(sent.encode(), key.encode())
 
 
 def _route(scope: Scope) -> str:

@@ -140,7 +140,7 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
 }
 BYTES_SCHEMA = {"schema": {"type": "string", "format": "binary"}}
 SHAPE_HEADER = {"description": "The sides of the array, as in 12,197,197.", "schema": {"type": "string"}}
-MODEL_WRONG = (401, 404, 409, 413, 422, 429, 503)  # what every question about a model may meet
+MODEL_WRONG = (401, 403, 404, 409, 413, 422, 429, 503)  # what every question about a model may meet
 
 
 def told(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]:

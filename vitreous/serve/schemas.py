@@ -116,7 +116,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 REASONS = {
     400: ("no_image", "the body is empty, but must be a picture"),
-    401: ("unauthorized", "this server wants its key, as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"),
+    401: ("unauthorized", "missing or invalid API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"),
+    403: ("cross_site", "requests from other websites are refused: use this server's own page, or a program"),
     404: ("unknown_model", "there is no model 'vit' here: use vit-b16"),
     408: ("slow_upload", "the request was not complete after 30 s"),
     409: ("no_head", "the model 'dinov2' has no classes: ask it at /v1/embed"),
