@@ -17,6 +17,7 @@ from vitreous.model.segmenter import Segmenter
 from vitreous.serve.errors import ApiError
 from vitreous.weights.hub import is_hub
 from vitreous.weights.load import load
+from vitreous.weights.tensors import copy_to_memory
 
 Task = Literal["classify", "embed", "segment"]
 Precision = Literal["fp32", "bf16", "auto"]
@@ -91,12 +92,14 @@ def open_served(
     precision: Precision = "fp32",
     max_batch: int = 16,
 ) -> list[Served]:
-    """Load every checkpoint, or raise what is wrong with the first that cannot be."""
+    """Load every checkpoint into memory, so that its file may change or disappear meanwhile."""
     names = [str(one) for one in checkpoints]
-    return [
-        serving(load(name, image_size=image_size or None), id, clean(short_name(name)), device, precision, max_batch)
-        for id, name in zip(ids_for(names), names, strict=True)
-    ]
+    served = []
+    for id, name in zip(ids_for(names), names, strict=True):
+        model = load(name, image_size=image_size or None)
+        copy_to_memory(model)
+        served.append(serving(model, id, clean(short_name(name)), device, precision, max_batch))
+    return served
 
 
 def serving(

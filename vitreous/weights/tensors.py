@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous.model.checks import suggestion
 
@@ -136,6 +136,17 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
     result = Mapped(tensors, mapped)
     result.metadata = metadata
     return result
+
+
+@torch.no_grad()
+def copy_to_memory(model: nn.Module) -> None:
+    """Replace memory-mapped weights by copies, one tensor at a time.
+
+    A process dies (SIGBUS) when it reads a mapped file that was truncated, such as by `cp` over it. So what runs for
+    long must not depend on the file.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:
