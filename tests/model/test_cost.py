@@ -1,12 +1,14 @@
 import dataclasses
+import itertools
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import _kept_for_backward, cost
-from vitreous.model.options import RelativeBias
+from vitreous.model.options import NoPosition, Position, RelativeBias
 
 
 def multiply_adds(config: ViTConfig) -> int:
@@ -31,3 +33,15 @@ def test_memory_is_what_a_real_step_keeps(small: ViTConfig) -> None:
     assert cost(small).activation_bytes == _kept_for_backward(build(small), torch.randn(1, 3, 24, 32))
     by_depth = [cost(dataclasses.replace(small, depth=depth)).activation_bytes for depth in (1, 2, 3)]
     assert by_depth[2] - by_depth[1] == by_depth[1] - by_depth[0] > 0  # every layer keeps the same
+
+
+@pytest.mark.parametrize("position", [NoPosition(), RelativeBias()])
+def test_memory_of_inference_is_what_the_allocator_gives_out(small: ViTConfig, position: Position) -> None:
+    config = dataclasses.replace(small, position=position, image_size=(96, 128))
+    model = build(config).eval()
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        model(torch.empty(1, config.channels, *config.image_size))
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    peak = max(itertools.accumulate(event.nbytes() for event in events))
+    assert cost(config).inference_bytes == pytest.approx(peak, rel=0.3)  # operators use buffers by themselves

@@ -4,6 +4,8 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -63,3 +65,37 @@ def test_an_idle_connection_does_not_hold_the_server_up(checkpoint: Path) -> Non
         live.process.send_signal(signal.SIGTERM)
         assert live.process.wait(10) == 0
         assert connection.recv(1) == b""
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from vitreous.serve import run
+from vitreous.serve.settings import Settings
+
+def open_held(*arguments):
+    served = opened(*arguments)
+    def hold(*_):
+        print("computing", flush=True)
+        time.sleep(600)
+    served[0].predictor.model.register_forward_pre_hook(hold)
+    return served
+
+opened, run.open_served = run.open_served, open_held
+run.serve_checkpoints([Path(sys.argv[1])], Settings(port=0), device="cpu")
+"""
+
+
+@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
+def test_a_long_first_pass_does_not_hold_the_server_up(checkpoint: Path, order: signal.Signals) -> None:
+    command = [sys.executable, "-c", HOLD, str(checkpoint)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        lines = [running.stdout.readline(), running.stdout.readline()]
+        assert "computing\n" in lines
+        running.send_signal(order)
+        try:
+            _, errors = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert (running.returncode, errors) == (0, "")

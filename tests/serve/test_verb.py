@@ -1,5 +1,8 @@
 """`vitreous serve` on the command line."""
 
+import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -7,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import vitreous
 from live_server import HOST, process
 from pictures import encoded, smooth
-from vitreous.serve.models import ids_for
+from vitreous.model import options
+from vitreous.serve.capacity import check_capacity
+from vitreous.serve.models import ids_for, open_served
 
 
 def refused(*arguments: str) -> tuple[int, str]:
@@ -70,6 +76,34 @@ def test_a_port_that_is_taken(checkpoint: Path) -> None:
 def test_what_cannot_be(arguments: list[str], status: int, message: str) -> None:
     got, said = refused(*arguments)
     assert (got, message in said) == (status, True), said
+
+
+def test_a_model_that_this_machine_cannot_run(tmp_path: Path) -> None:
+    """A few bytes can describe a model that takes all memory and never answers: positions would be a large table."""
+    model = vitreous.create(
+        "ViT-Ti/16", num_classes=3, image_size=32, overrides={"position": options.NoPosition(), "depth": 1}
+    )
+    vitreous.save(model, tmp_path / "small")
+    config = tmp_path / "small" / "config.json"
+    assert '"image_size": [' in config.read_text()
+    config.write_text(re.sub(r'"image_size": \[[^]]*\]', '"image_size": [16384, 16384]', config.read_text()))
+    status, message = refused(str(tmp_path / "small"), "--port", "0", "--device", "cpu", "--max-batch", "4096")
+    assert status == 1
+    assert message.startswith("vitreous: small takes images of 16384 x 16384 pixels: a batch of 4096 needs")
+    [served] = open_served([tmp_path / "small"], device="cpu")
+    with pytest.raises(ValueError, match="operations, which take longer than the timeout"):
+        check_capacity(served, max_batch=1, timeout=0.1)
+
+
+def test_a_served_file_may_be_overwritten(checkpoint: Path, tmp_path: Path) -> None:
+    """As `cp` does: it truncates the file, and whoever has mapped it dies when it reads on."""
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    picture = encoded(smooth(50, 60))
+    with process([copy]) as live:
+        before = live.ask("POST", "/v1/classify", picture).json
+        os.truncate(copy / "model.safetensors", 0)
+        assert live.ask("POST", "/v1/classify", picture).json == before
+        assert live.ask("POST", "/v1/images", picture).status == 200
 
 
 def test_ids_are_short_and_differ() -> None:

@@ -1,11 +1,16 @@
-"""What a model costs, found by running it on tensors without memory: exact for any config, instant for any size."""
+"""Cost of a model, found by running it on tensors without memory: exact for any config, instant for any size."""
 
+import weakref
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from vitreous.model.kinds import AnyConfig, build_any
@@ -13,15 +18,16 @@ from vitreous.model.kinds import AnyConfig, build_any
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one image."""
+    """Cost of one image."""
 
     parameters: int
     flops: int  # a multiplication and an addition count as two
-    activation_bytes: int  # what training keeps for the backward pass, in float32; half of it in bfloat16
+    activation_bytes: int  # kept for the backward pass in training, in float32; half of it in bfloat16
+    inference_bytes: int  # the most that a forward pass without gradients holds at a time, in float32, without weights
 
 
 def cost(config: AnyConfig) -> Cost:
-    """Parameters, operations and memory of the model that `config` describes.
+    """Parameters, operations and memory of the model that `config` describes, for one image.
 
     >>> from vitreous.model.config import ViTConfig
     >>> cost(ViTConfig()).flops  # 17.6 billion multiply-adds
@@ -29,14 +35,49 @@ def cost(config: AnyConfig) -> Cost:
     """
     with FakeTensorMode():
         model = build_any(config)
-        images = torch.empty(1, config.channels, *config.image_size)
+        memory = _PeakMemory(model)
+        with memory:
+            images = torch.empty(1, config.channels, *config.image_size)
         # torch counts every fused attention but the CPU's.
         fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
         counter = FlopCounterMode(display=False, custom_mapping=fused)
-        with counter:
+        with counter, memory, torch.no_grad():
             model.eval()(images)
         kept = _kept_for_backward(model.train(), images)
-    return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops(), kept)
+    return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops(), kept, memory.peak)
+
+
+class _PeakMemory(TorchDispatchMode):
+    """Counts the bytes of all live tensors that are made while it is on, each storage once, weights excluded."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.live = self.peak = 0
+        self._weights = {weight.untyped_storage()._cdata for weight in (*model.parameters(), *model.buffers())}
+        self._tensors: Counter[int] = Counter()  # that share a storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._add(tensor)
+        self.peak = max(self.peak, self.live)
+        return made
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._weights:
+            return
+        if not self._tensors[key]:
+            self.live += size
+        self._tensors[key] += 1
+        weakref.finalize(tensor, self._remove, key, size)
+
+    def _remove(self, key: int, size: int) -> None:
+        self._tensors[key] -= 1
+        if not self._tensors[key]:
+            self.live -= size
 
 
 def _attention_flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:

@@ -53,6 +53,7 @@ def create_app(served: Sequence[Served], settings: Settings) -> FastAPI:
         yield
         app.state.ready = False
         warming.cancel()
+        await asyncio.wait([warming])
         await batcher.stop()
 
     async def warm_up(app: FastAPI) -> None:

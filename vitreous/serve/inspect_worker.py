@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+LAST_STEP = 2.0  # seconds that close() waits for the current step to end
+
 Step = Callable[[], None]  # called between two steps of some work
 Work = Callable[[Step], Any]
 
@@ -80,12 +82,12 @@ class Worker:
             self._leave(job)
 
     def close(self) -> None:
-        """What is being done stops at its next step; those who wait are told that there is no more."""
+        """Stop the current work at its next step and refuse what waits; do not wait long for a step to end."""
         with self._change:
             self._closed = True
             self._change.notify()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(LAST_STEP)
 
     # ---- On the side of those who ask ----
 

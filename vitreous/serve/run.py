@@ -1,8 +1,10 @@
 """`vitreous serve`: load, listen, and stop in good order. What was accepted is answered before the process ends."""
 
 import logging
+import os
 import socket
 import sys
+import threading
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from vitreous.serve.app import create_app
+from vitreous.serve.capacity import check_capacity
 from vitreous.serve.models import Precision, open_served
 from vitreous.serve.protocol import Protocol
 from vitreous.serve.settings import Settings, is_loopback
@@ -53,10 +56,12 @@ def serve_checkpoints(
     precision: Precision = "fp32",
     open_page: bool = False,
 ) -> None:
-    """Until a signal comes. A port that is taken and a checkpoint that cannot be loaded are errors before that."""
+    """Serve until a signal comes. Raises if the port is taken, or if a checkpoint cannot be loaded or run."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would tell of every form that is not right
     listener = listen(settings.host, settings.port)
     served = open_served(checkpoints, image_size, device, precision, settings.max_batch)
+    for one in served:
+        check_capacity(one, settings.max_batch, settings.timeout)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if not is_loopback(host) and settings.api_key is None:
@@ -66,6 +71,12 @@ def serve_checkpoints(
     greeting = f"Serving {names} at {url} (Ctrl+C stops it)"
     server = Server(uvicorn_config(app, settings), app, greeting, url if open_page else None)
     server.run(sockets=[listener])
+    if any(thread.daemon and thread.name.startswith("vitreous") for thread in threading.enumerate()):
+        # A thread computes something that nobody waits for. torch cannot be interrupted, and Python's own exit would
+        # tear it down while it runs.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def uvicorn_config(app: FastAPI, settings: Settings, **changes: Any) -> uvicorn.Config:
