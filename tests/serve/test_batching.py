@@ -159,6 +159,62 @@ def test_stopping_answers_what_was_asked_and_ends_the_threads() -> None:
     assert not [one for one in threading.enumerate() if one.name.startswith("vitreous-batch")]
 
 
+def test_large_images_are_computed_one_at_a_time_while_small_ones_pass() -> None:
+    """They are held up until all small ones have been answered, which could never be if they took both threads."""
+    large, small = Recorder(held=True), Recorder()
+
+    async def use(batcher: Batcher) -> list[int]:
+        slow = [asyncio.create_task(batcher.ask("a", picture(n), large, large=True)) for n in range(16)]
+        await asyncio.sleep(0.05)
+        quick = [asyncio.create_task(batcher.ask("a", picture(n), small)) for n in range(100, 140)]
+        assert await asyncio.wait_for(asyncio.gather(*quick), 10) == list(range(100, 140))
+        assert large.batches == [[0]]
+        large.go_on.set()
+        return await asyncio.gather(*slow)
+
+    assert with_batcher(use) == list(range(16))
+    assert large.batches == [[number] for number in range(16)]
+
+
+def test_large_images_may_take_only_a_part_of_the_queue() -> None:
+    record = Recorder(held=True)
+
+    async def use(batcher: Batcher) -> list[Any]:
+        slow = [asyncio.create_task(batcher.ask("a", picture(n), record, large=True)) for n in range(20)]
+        await asyncio.sleep(0.05)
+        quick = [asyncio.create_task(batcher.ask("a", picture(n), Recorder())) for n in range(100, 110)]
+        assert await asyncio.wait_for(asyncio.gather(*quick), 10) == list(range(100, 110))
+        record.go_on.set()
+        return await asyncio.gather(*slow, return_exceptions=True)
+
+    answers = with_batcher(use, room=16)
+    refused = [answer for answer in answers if isinstance(answer, ApiError)]
+    assert {(error.status_code, error.code) for error in refused} == {(429, "busy")}
+    assert 20 - len(refused) in (4, 5)  # a quarter of the queue waits; the first may have been taken out already
+
+
+def test_a_batch_that_nobody_waits_for_does_not_hold_up_the_end() -> None:
+    record = Recorder(held=True)
+
+    async def run() -> None:
+        batcher = Batcher(1, 0, 100, Metrics())
+        batcher.start()
+        asked = asyncio.create_task(batcher.ask("a", picture(1), record))
+        while not record.batches:
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.wait([asked])
+        await asyncio.wait_for(batcher.stop(), 15)
+
+    try:
+        asyncio.run(run())
+    finally:
+        record.go_on.set()
+    for one in threading.enumerate():
+        if one.name.startswith("vitreous-batch"):
+            one.join(20)
+
+
 def test_free_memory_is_given_back_after_a_batch() -> None:
     calls: list[int] = []
 

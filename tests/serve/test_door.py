@@ -1,19 +1,22 @@
 """Who is let in, by what the headers say, and what those hear who are not; and clients that leave again."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
 
 import vitreous
-from live_server import HOST, Live, in_thread
+from live_server import HOST, Live, in_thread, read_reply
 from pictures import encoded, smooth
+from vitreous.infer import predictor as predictor_module
 from vitreous.serve.app import create_app
 from vitreous.serve.errors import ApiError
 from vitreous.serve.guard import Guard, refuse
@@ -207,6 +210,28 @@ def test_what_those_asked_who_left_is_not_computed(live: Live, served: list[Serv
         hold.remove()
         for one in connections:
             one.close()
+
+
+def test_large_images_do_not_keep_small_ones_waiting(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding is held up for images of five million pixels, of which there are more than threads."""
+    go_on, large, decode = threading.Event(), encoded(np.zeros((2000, 2500, 3), np.uint8)), predictor_module.fit
+
+    def held_up(data: Any, *rest: Any) -> Any:
+        assert data != large or go_on.wait(30)
+        return decode(data, *rest)
+
+    monkeypatch.setattr(predictor_module, "fit", held_up)
+    head = f"POST /v1/classify HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(large)}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        stack.callback(go_on.set)
+        connections = []
+        for number in range(4):
+            connections.append(stack.enter_context(socket.create_connection((HOST, live.port), timeout=30)))
+            connections[-1].sendall(head + large)
+            wait_until(live, "vitreous_open_requests", number + 2)  # and this question
+        assert live.ask("POST", "/v1/classify", PNG).status == 200
+        go_on.set()
+        assert [read_reply(one).status for one in connections] == [200] * 4
 
 
 def test_an_answer_about_the_inside_has_ten_times_as_long(served: list[Served]) -> None:

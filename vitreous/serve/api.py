@@ -36,7 +36,8 @@ def router(served: Sequence[Served], settings: Settings, batcher: Batcher) -> AP
         picture = await read_picture(request, settings)
         try:
             async with asyncio.timeout(max(request.scope["deadline"] - time.monotonic(), 0)):
-                return await unless_gone(request, batcher.ask((one.id, task), picture, compute_for(one, task)))
+                answer = batcher.ask((one.id, task), picture.data, compute_for(one, task), picture.large)
+                return await unless_gone(request, answer)
         except TimeoutError:
             raise ApiError(503, "timeout", f"there was no answer after {settings.timeout:g} s") from None
 

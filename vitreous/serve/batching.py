@@ -1,8 +1,11 @@
-"""Requests that came one by one are answered together: a model is much quicker with many pictures at once.
+"""Batches requests that arrive one by one: a model is much faster with many images at once.
 
-Whoever asks waits in one bounded line. Two threads take turns: one reads the pictures of its batch while the other
-computes, so neither the device nor the processor is left waiting. A batch holds questions of one kind; it is closed
-when it is full, or when its first question has waited long enough. Questions that nobody waits for are passed over.
+Requests wait in one bounded queue. Two threads take turns: one decodes the images of its batch while the other
+computes, so neither the device nor the processor idles. A batch holds requests of one kind; it is closed when it is
+full, or when its first request has waited long enough. Requests whose client has gone are skipped.
+
+Large images take seconds and much memory to decode. They are computed one at a time by one of the threads, so the other
+is always there for small ones, and they may take only a part of the queue.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,8 @@ from vitreous.serve.memory import Tidy
 from vitreous.serve.metrics import Metrics
 
 WORKERS = 2
+LARGE_PART = 4  # large images may take one part in so many of the queue
+LAST_BATCH = 2.0  # seconds that stop() waits for a batch that nobody waits for any more
 
 # Pictures in, and for each of them its answer or the error that it is; never an exception for one picture's sake.
 Compute = Callable[[Sequence[bytes]], Sequence[Any]]
@@ -32,6 +38,7 @@ class _Question:
     compute: Compute
     answer: "asyncio.Future[Any]"
     since: float
+    large: bool
     dropped: bool = False
 
 
@@ -48,6 +55,8 @@ class Batcher:
         self._tidy = Tidy()
         self._workers: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._unanswered = 0  # questions that somebody waits for
+        self._large_busy = False  # a large image is being computed
 
     @property
     def full(self) -> bool:
@@ -69,20 +78,24 @@ class Batcher:
         for worker in self._workers:
             worker.start()
 
-    async def ask(self, kind: Hashable, picture: bytes, compute: Compute) -> Any:
-        """What `compute` answers for this picture. Questions of the same kind share their batches and their compute."""
+    async def ask(self, kind: Hashable, picture: bytes, compute: Compute, large: bool = False) -> Any:
+        """The answer of `compute` for this image. Questions of the same kind share their batches and their compute."""
         assert self._loop is not None
-        question = _Question(kind, picture, compute, self._loop.create_future(), time.monotonic())
+        question = _Question(kind, picture, compute, self._loop.create_future(), time.monotonic(), large)
         with self._change:
             if self._closed:
                 raise ApiError(503, "stopping", "the server is shutting down")
             if self.full:
                 raise busy()
+            if large and sum(other.large for other in self._line) >= max(self.room // LARGE_PART, 1):
+                raise busy("too many large images are waiting")
             self._line.append(question)
             self._change.notify()
+        self._unanswered += 1
         try:
             return await question.answer
         finally:
+            self._unanswered -= 1
             question.dropped = True  # answered or not: nobody waits for it any more
 
     def _deliver(self, answered: deque[tuple[_Question, Any]]) -> None:
@@ -98,12 +111,14 @@ class Batcher:
             self._loop.call_soon(self._deliver, answered)
 
     async def stop(self) -> None:
-        """Answer what has been asked, and end the threads."""
+        """Answer what has been asked, and end the threads. A batch that nobody waits for is not waited for."""
         with self._change:
             self._closed = True
             self._change.notify_all()
+        while self._unanswered:
+            await asyncio.sleep(0.01)
         for worker in self._workers:
-            await asyncio.to_thread(worker.join)
+            await asyncio.to_thread(worker.join, LAST_BATCH)
 
     # ---- In the workers ----
 
@@ -121,32 +136,46 @@ class Batcher:
                     batch
                 )
             self.metrics.computed(time.monotonic() - began)
+            if batch[0].large:
+                with self._change:
+                    self._large_busy = False
+                    self._change.notify_all()
             assert self._loop is not None
-            self._loop.call_soon_threadsafe(self._deliver, deque(zip(batch, answers, strict=True)))
+            with suppress(RuntimeError):  # the loop has ended meanwhile, and with it all who waited
+                self._loop.call_soon_threadsafe(self._deliver, deque(zip(batch, answers, strict=True)))
             self._tidy()
 
     def _take(self) -> list[_Question]:
-        """The next batch; an empty one when there will be none any more."""
+        """The next batch; an empty one after the last."""
         with self._gathering:
             while True:
                 with self._change:
-                    self._change.wait_for(lambda: self._line or self._closed)
-                    self._line = [question for question in self._line if not question.dropped]
-                    if not self._line and self._closed:
+                    self._change.wait_for(lambda: self._next() or (self._closed and not self._line))
+                    first = self._next()
+                    if first is None and self._closed and not self._line:
                         return []
-                    if self._line and (batch := self._gather(self._line[0])):
+                    if first is not None and (batch := self._gather(first)):
+                        self._large_busy = self._large_busy or first.large
                         return batch
 
+    def _next(self) -> _Question | None:
+        """The first question that may be computed now. Drops those that nobody waits for."""
+        self._line = [question for question in self._line if not question.dropped]
+        return next((question for question in self._line if not (question.large and self._large_busy)), None)
+
     def _gather(self, first: _Question) -> list[_Question]:
-        """Those of one kind that come in time, taken out of the line."""
-        self._change.wait_for(
-            lambda: self._closed or len(self._of(first.kind)) >= self.max_batch,
-            timeout=max(first.since + self.max_wait - time.monotonic(), 0),
-        )
-        batch = self._of(first.kind)
+        """Take the questions of one kind that come in time out of the queue; a large one alone."""
+        if first.large:
+            batch = [first]
+        else:
+            self._change.wait_for(
+                lambda: self._closed or len(self._small(first.kind)) >= self.max_batch,
+                timeout=max(first.since + self.max_wait - time.monotonic(), 0),
+            )
+            batch = self._small(first.kind)
         taken = set(batch)
         self._line = [question for question in self._line if question not in taken]
         return [question for question in batch if not question.dropped]
 
-    def _of(self, kind: Hashable) -> list[_Question]:
-        return [question for question in self._line if question.kind == kind][: self.max_batch]
+    def _small(self, kind: Hashable) -> list[_Question]:
+        return [question for question in self._line if question.kind == kind and not question.large][: self.max_batch]

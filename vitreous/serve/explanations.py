@@ -52,7 +52,7 @@ def router(settings: Settings, desk: Desk) -> APIRouter:
                 if about and wanted is None:
                     wanted = told["predictions"][0]["index"]
                 work = lambda subject: as_json(numbers.importance(subject, method, wanted))  # noqa: E731
-                id, name = hashlib.sha256(picture).hexdigest()[:32], ("explain", method, wanted)
+                id, name = hashlib.sha256(picture.data).hexdigest()[:32], ("explain", method, wanted)
                 found = _json(await desk.ask(request, one, id, name, work, PACES[method]))
         except TimeoutError:
             raise ApiError(503, "timeout", f"there was no answer after {TIMES * settings.timeout:g} s") from None

@@ -16,6 +16,7 @@ from vitreous.serve.inspect_shelf import Shelf
 from vitreous.serve.inspect_subject import Held, Looked, Subject, held, looked, subject
 from vitreous.serve.inspect_worker import Busy, Pace, Step, Stopped, Worker
 from vitreous.serve.leaving import gone
+from vitreous.serve.limits import Upload
 from vitreous.serve.models import Served, pick
 
 MEGABYTE = 2**20
@@ -49,8 +50,9 @@ class Desk:
     def model(self, id: str | None) -> Looked:
         return self.models[pick(self.served, id).id]
 
-    async def receive(self, request: Request, model: Looked, data: bytes, about: Callable[..., Answer]) -> Response:
-        """A picture that was sent: decoded for every model, held under what its bytes are, and told `about`."""
+    async def receive(self, request: Request, model: Looked, sent: Upload, about: Callable[..., Answer]) -> Response:
+        """Decode an uploaded image for every model, hold it under the hash of its bytes, and answer `about` it."""
+        data = sent.data
         id = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()[:32]
         key: Hashable = (model.id, id)
         name: Hashable = ("answer", key, "picture")
@@ -64,7 +66,7 @@ class Desk:
 
         if self.pictures.get(id) is None:
             self.kept.drop(name)  # the picture itself is needed as well
-        return await self._answer(request, name, work, Pace.QUICK)
+        return await self._answer(request, name, work, Pace.LONG if sent.large else Pace.QUICK)
 
     async def ask(
         self, request: Request, model: Looked, id: str, name: Hashable, make: Callable[[Subject], Answer], pace: Pace

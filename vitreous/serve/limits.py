@@ -1,9 +1,10 @@
-"""What may come in: a JPEG, PNG or WebP, by its first bytes, of a size that its header says. Nothing is decoded here.
+"""Checks uploaded images by their headers: format and number of pixels. Nothing is decoded here.
 
-How many bytes a body may have and how long it may take is seen to for every request alike, in guard.py.
+The size and duration of bodies are limited for every request alike, in guard.py.
 """
 
 import asyncio
+from typing import NamedTuple
 
 from fastapi import Request
 
@@ -21,8 +22,19 @@ TYPES = ("image/jpeg", "image/png", "image/webp")
 UNTOLD = ("image/*", "application/octet-stream", "", "application/x-www-form-urlencoded")
 
 
-async def read_picture(request: Request, settings: Settings) -> bytes:
-    """The picture that came as the body, or as the field `image` of a form; not yet decoded, but not too large."""
+LARGE_PIXELS = 2**22  # an image with more takes a good part of a second to decode, and more than 100 MB
+JPEG_ADVANTAGE = 4  # JPEGs are decoded at a reduced size, without copies
+
+
+class Upload(NamedTuple):
+    """An image that may be decoded. `large`: it needs so much time and memory that few may be decoded at once."""
+
+    data: bytes
+    large: bool
+
+
+async def read_picture(request: Request, settings: Settings) -> Upload:
+    """The image that came as the body, or as the field `image` of a form; not yet decoded, but not too large."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     data = await request.body()
     if kind == "multipart/form-data":
@@ -35,14 +47,14 @@ async def read_picture(request: Request, settings: Settings) -> bytes:
         said = f"the body is {kind!r}, but must be {', '.join(TYPES)}, or multipart/form-data with a field 'image'"
         raise ApiError(415, "unsupported_type", said)
     if len(data) <= SMALL:
-        check_picture(data, settings)
+        pixels = check_picture(data, settings)
     else:
-        await asyncio.to_thread(check_picture, data, settings)
-    return data
+        pixels = await asyncio.to_thread(check_picture, data, settings)
+    return Upload(data, pixels > LARGE_PIXELS * (JPEG_ADVANTAGE if format_of(data) == "JPEG" else 1))
 
 
-def check_picture(data: bytes, settings: Settings) -> None:
-    """An ApiError where a picture is not to be decoded, by its header alone."""
+def check_picture(data: bytes, settings: Settings) -> int:
+    """The number of pixels by the header alone; ApiError if the image must not be decoded."""
     if not data:
         raise ApiError(400, "no_image", "the body is empty, but must be a picture")
     if format_of(data) is None:
@@ -55,6 +67,7 @@ def check_picture(data: bytes, settings: Settings) -> None:
     if height * width > settings.max_pixels:
         said = f"{width} x {height} pixels are {height * width:,}, but at most {settings.max_pixels:,} are decoded"
         raise ApiError(413, "too_many_pixels", said)
+    return height * width
 
 
 def stored_size(data: bytes) -> Size:
