@@ -21,10 +21,11 @@ from vitreous.model.vit import ViT
 
 @dataclass(frozen=True)
 class PlaceSimilarity:
-    """Of every place (first two dimensions) to every place (last two), or why there is none."""
+    """Similarity of every place (first two dimensions) to every place (last two), or why there is none."""
 
     values: Float[Tensor, "gh gw gh gw"] | None
     words: str  # what is measured, or why nothing is
+    bounded: bool = True  # the values lie between -1 and 1, as cosines do
 
 
 @torch.no_grad()
@@ -40,7 +41,7 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PlaceSimilarity
     terms = position.attend(Layout(0, grid), device)
     if terms.bias is not None:
         words = "What is added to attention between two places, before the softmax: the mean over heads."
-        return PlaceSimilarity(_by_places(terms.bias.float().mean(dim=-3), grid), words)
+        return PlaceSimilarity(_by_places(terms.bias.float().mean(dim=-3), grid), words, bounded=False)
     if terms.rotation is not None:
         cos, sin = (part.float() for part in terms.rotation)
         words = (

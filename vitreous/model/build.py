@@ -81,7 +81,9 @@ def replace_head(model: ViT | ResNet, num_classes: int, labels: tuple[str, ...] 
             with next(model.parameters()).device:
                 new = _fresh_head(model.config)
             if known:
-                _keep(old, new, known)
+                with torch.device("meta"):
+                    more = dataclasses.replace(model.config, num_classes=num_classes + 1, labels=())
+                    _keep(old, new, _fresh_head(more), known)
             setattr(model, name, new)
 
 
@@ -93,12 +95,15 @@ def _fresh_head(config: ViTConfig | ResNetConfig) -> nn.Module:
 
 
 @torch.no_grad()
-def _keep(old: nn.Module, new: nn.Module, known: list[tuple[int, int]]) -> None:
-    """Rows of known classes, and the layers below them."""
+def _keep(old: nn.Module, new: nn.Module, larger: nn.Module, known: list[tuple[int, int]]) -> None:
+    """Copy the rows of known classes, and the layers below them.
+
+    Whatever kind the head is, tensors with a row for each class are those that a head for one class more has larger.
+    """
     there, here = (list(places) for places in zip(*known, strict=True))
-    values = old.state_dict()
+    values, sizes = old.state_dict(), larger.state_dict()
     for name, value in new.state_dict().items():
-        if name in ("weight", "bias") or name.startswith("classifier."):
+        if sizes[name].shape != value.shape:
             value[there] = values[name][here].to(value.dtype)
         else:
             value.copy_(values[name])

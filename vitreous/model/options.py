@@ -3,6 +3,7 @@
 Each has only its own fields and checks them itself; `build.py` turns each into a module with one `match`.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,6 +17,17 @@ from vitreous.model.checks import (
     check_whole,
     fail,
 )
+
+
+def label_of(option: object) -> str:
+    """The short name of an option for people and programs: its class's `label`, or else the class name in words.
+
+    >>> label_of(SinCos2d()), label_of(TanhHead())
+    ('sincos', 'tanh head')
+    """
+    words = re.sub(r"(?<=[a-z])(?=[A-Z0-9])", " ", type(option).__name__).lower()
+    return str(getattr(option, "label", words))
+
 
 # ---- Position: how a token knows where it stands ---------------------------------------------------------------------
 
@@ -31,6 +43,8 @@ def check_interpolation(value: object) -> None:
 class NoPosition:
     """A bag of patches (appendix D.4, "no positional information")."""
 
+    label = "none"
+
 
 @dataclass(frozen=True)
 class Learned1d:
@@ -38,6 +52,8 @@ class Learned1d:
 
     `prefix_entries`: whether the class and distillation tokens have an entry of their own. Registers never do.
     """
+
+    label = "learned"
 
     prefix_entries: bool = True
     interpolation: Interpolation = "google"
@@ -51,6 +67,8 @@ class Learned1d:
 class Learned2d:
     """A learned vector per row and per column, half the width each, concatenated (appendix D.4)."""
 
+    label = "learned 2d"
+
     prefix_entries: bool = True
     interpolation: Interpolation = "google"
 
@@ -62,6 +80,8 @@ class Learned2d:
 @dataclass(frozen=True)
 class SinCos2d:
     """Fixed sines and cosines of x and y. The exponents are divided by d/4 (MAE) or by d/4 - 1 (big_vision)."""
+
+    label = "sincos"
 
     convention: Literal["mae", "big_vision"] = "mae"
     temperature: float = 10_000.0
@@ -75,6 +95,8 @@ class SinCos2d:
 class RelativeBias:
     """A learned number per head and (dy, dx), added to the attention logits; one table for all layers, as in T5."""
 
+    label = "relative"
+
     interpolation: Interpolation = "google"
 
     def __post_init__(self) -> None:
@@ -84,6 +106,8 @@ class RelativeBias:
 @dataclass(frozen=True)
 class Rotary2d:
     """Queries and keys rotated by angles proportional to y and x: attention then depends on differences only."""
+
+    label = "rotary"
 
     base: float = 100.0
 
@@ -97,6 +121,8 @@ class Conditional:
 
     After more of the blocks, each with its own, it also tells what is near: of use where pictures are few.
     """
+
+    label = "conditional"
 
     kernel_size: int = 3
     blocks: int = 1

@@ -1,25 +1,16 @@
-"""What `GET /v1/model` says of each model: what it is called, what it is made of and what it can be asked."""
+"""The description of each model in `GET /v1/model`: its name, its parts and its tasks."""
 
 from typing import Any
 
 import vitreous
 from vitreous.infer.outputs import clean
 from vitreous.model.config import ViTConfig
+from vitreous.model.options import label_of
 from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.serve.inspect_tour import prefix_names
 from vitreous.serve.models import Served
 from vitreous.weights.adapt import provenance_of
-
-POSITIONS = {
-    "Learned1d": "learned",
-    "Learned2d": "learned 2d",
-    "SinCos2d": "sincos",
-    "RelativeBias": "relative",
-    "Rotary2d": "rotary",
-    "Conditional": "conditional",
-    "NoPosition": "none",
-}
 
 
 def about(served: Served) -> dict[str, Any]:
@@ -53,7 +44,7 @@ def _inside(config: ViTConfig | None) -> dict[str, Any]:
         "depth": config.depth,
         "heads": config.num_heads,
         "tokens": {"prefix": prefix_names(config), "patches": patches, "total": config.tokens},
-        "position": POSITIONS[type(config.position).__name__],
+        "position": label_of(config.position),
     }
 
 

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request, Response
 
 from vitreous.explain.filters import as_pictures, filter_components
 from vitreous.explain.position import position_similarity
-from vitreous.model.position import RelativeBiasPosition
 from vitreous.serve.asked import Model, check_size
 from vitreous.serve.errors import ApiError
 from vitreous.serve.inspect_answers import BYTES, Answer
@@ -20,17 +19,17 @@ FILTERS = 28  # as many as the paper shows
 def add_routes(api: APIRouter, desk: Desk) -> None:
     @api.get("/v1/position", responses=bytes_told("uint8 [n, n]"), **PLAIN)
     async def position(request: Request, model: Model = None) -> Response:
-        """uint8 [n, n]: how alike two places are to the model, value / 127.5 - 1."""
+        """uint8 [n, n]: how alike two places are to the model, value / 127.5 - 1; a bias as a part of the largest."""
         one = desk.model(model)
         n = math.prod(one.vit.config.grid)
         check_size(n**2, "the likeness of places", n)
 
         def work() -> Answer:
-            values = position_similarity(one.vit)
-            if values.values is None:
-                raise ApiError(404, "no_positions", values.words)
-            flat = values.values.reshape(n, n)
-            if isinstance(one.vit.position, RelativeBiasPosition):  # no cosine: told as a share of the largest
+            found = position_similarity(one.vit)
+            if found.values is None:
+                raise ApiError(404, "no_positions", found.words)
+            flat = found.values.reshape(n, n)
+            if not found.bounded:
                 flat = flat / flat.abs().max().clamp_min(1e-30)
             return Answer(signed_bytes(flat).tobytes(), BYTES, (n, n))
 
