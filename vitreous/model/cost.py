@@ -47,11 +47,11 @@ def cost(config: AnyConfig) -> Cost:
     return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops(), kept, memory.peak)
 
 
-class _PeakMemory(TorchDispatchMode):
+class _PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all live tensors that are made while it is on, each storage once, weights excluded."""
 
     def __init__(self, model: nn.Module):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._weights = {weight.untyped_storage()._cdata for weight in (*model.parameters(), *model.buffers())}
         self._tensors: Counter[int] = Counter()  # that share a storage

@@ -51,13 +51,13 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.lingering:
+            self.transport.discard(data)
+            return
         for start in range(0, len(data), PIECE):
-            piece = data[start : start + PIECE]
-            if self.transport.lingering:
-                self.transport.discard(piece)
-                continue
             if self._ignoring or self.transport.is_closing():
                 return
+            piece = data[start : start + PIECE]
             self._header_bytes += len(piece)
             super().data_received(piece)
             if self._header_bytes > MAX_HEADER_BYTES:
@@ -141,6 +141,7 @@ class Protocol(HttpToolsProtocol):
         self._ignoring = True
         if self.transport.is_closing():
             return
+        self.transport.unread = linger
         if self.cycle is not None and not self.cycle.response_complete:
             if not self._in_body or self.cycle.response_started:  # an earlier request, or an answer half sent
                 self.cycle.keep_alive = False
@@ -152,7 +153,6 @@ class Protocol(HttpToolsProtocol):
             return
         body = json.dumps(error_body(code, message)).encode()
         head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.unread = linger
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
 
