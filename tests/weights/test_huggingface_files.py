@@ -117,7 +117,7 @@ def test_their_processor_makes_of_a_picture_what_we_do(fit: Any, interpolation: 
 def test_a_processor_of_no_kind_is_that_of_the_model(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS["no kind"]))
     found = vitreous.load(folder).config.preprocessing
-    assert found == Preprocessing(IMAGENET.mean, IMAGENET.std, "crop", 32 / 36, "bilinear")
+    assert found == Preprocessing(IMAGENET.mean, IMAGENET.std, "crop", 32 / 36, "bilinear", "huggingface")
 
 
 def test_a_processor_with_another_size(tmp_path: Path) -> None:
@@ -159,7 +159,8 @@ def test_what_we_do_otherwise_is_said(fields: dict[str, Any], said: str, folder:
 def test_no_processor(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     model = vitreous.load(folder)
-    assert model.config.preprocessing == Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear")
+    expected = Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear", geometry="huggingface")
+    assert model.config.preprocessing == expected
     assert any("preprocessing" in line for line in provenance_of(model)["assumed"])
 
 

@@ -82,7 +82,7 @@ def test_deit_three_calls_its_layer_scales_otherwise(tmp_path: Path) -> None:
     assert "blocks.0.gamma_1" in state
     torch.save({"model": state}, tmp_path / "deit3.pth")
     ours = vitreous.load(tmp_path / "deit3.pth")
-    assert ours.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0)
+    assert ours.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0, geometry="timm")
     check_close(ours, model, NATIVE, OTHER)
 
 

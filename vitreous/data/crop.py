@@ -1,4 +1,4 @@
-"""Where pictures are cut: the centre for evaluation, a random part for training. Arithmetic on sizes, no pixels."""
+"""Random crops for training, and nearest-pixel sampling for masks. Arithmetic on sizes, no pixels."""
 
 import functools
 import math
@@ -7,35 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitreous.model.checks import Size
-from vitreous.model.options import Preprocessing
-
-
-def resized_for(picture: Size, size: Size, how: Preprocessing) -> Size:
-    """What a picture is resized to before its centre is cut out: `size` itself where nothing is."""
-    match how.fit:
-        case "squash":
-            return size
-        case "squash-crop":
-            return (round(size[0] / how.crop_fraction), round(size[1] / how.crop_fraction))
-        case "crop":
-            return covering(picture, size, how.crop_fraction)
-
-
-def covering(picture: Size, size: Size, crop_fraction: float) -> Size:
-    """The size, of the picture's aspect, that just covers size / crop_fraction.
-
-    >>> covering((375, 500), (224, 224), 0.875)
-    (256, 341)
-    """
-    height, width = (round(side / crop_fraction) for side in size)
-    if picture[0] * width <= picture[1] * height:  # the height decides
-        return (height, height * picture[1] // picture[0])
-    return (width * picture[0] // picture[1], width)
-
-
-def centre(resized: Size, size: Size) -> Size:
-    """Top and left of the window of `size` in the middle."""
-    return (round((resized[0] - size[0]) / 2), round((resized[1] - size[1]) / 2))
 
 
 def nearest(start: int, length: int, resized: int, offset: int, count: int) -> np.ndarray:

@@ -20,11 +20,13 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitreous.data import modes
-from vitreous.data.crop import centre, crop_box, nearest, resized_for
+from vitreous.data.crop import crop_box, nearest
 from vitreous.data.jpeg import FACTORS, JpegHeader, decode_rows, read_header
 from vitreous.data.source import Picture
+from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.checks import Size
 from vitreous.model.options import Preprocessing
+from vitreous.model.segment_loss import IGNORED
 
 # Larger pictures are refused by their header: a small file can ask for all of a machine's memory. Pillow's limit.
 MAX_PIXELS = 178_956_970
@@ -159,7 +161,7 @@ def resize(
 def fit(
     picture: Picture, size: Size, preprocessing: Preprocessing, channels: int = 3
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
-    """A picture as a model is shown it in evaluation: all of it, squashed, or its centre at its own aspect."""
+    """Resize and crop (or pad) a picture for evaluation, as `preprocessing` describes."""
     stored = _read(picture)
     resized = resized_for(stored.size, size, preprocessing)
     # Twice the size that is needed: the resize, not the JPEG's reduced scale, then decides what the pixels are.
@@ -169,8 +171,23 @@ def fit(
         image, side = _trim(image, axis + 1, resized[axis], size[axis])
         resized = (side, resized[1]) if axis == 0 else (resized[0], side)
     image = resize(image, resized, preprocessing.interpolation)
-    top, left = centre(resized, size)
+    top, left = centre(resized, size, preprocessing)
+    if preprocessing.fit == "pad":
+        image, top, left = _pad(image, top, left, size, preprocessing)
     return image[:, top : top + size[0], left : left + size[1]].contiguous()
+
+
+def _pad(
+    image: UInt8[Tensor, "c h w"], top: int, left: int, size: Size, preprocessing: Preprocessing
+) -> tuple[UInt8[Tensor, "c h2 w2"], int, int]:
+    """Surround an image that is smaller than `size` with the mean colour; (top, left) is where the window begins."""
+    mean = preprocessing.mean * (len(image) if len(preprocessing.mean) == 1 else 1)
+    colour = torch.tensor([min(max(round(255 * value), 0), 255) for value in mean], dtype=torch.uint8)
+    height, width = (max(side, want) for side, want in zip(image.shape[1:], size, strict=True))
+    padded = colour[:, None, None].repeat(1, height, width)
+    down, right = max(-top, 0), max(-left, 0)
+    padded[:, down : down + image.shape[1], right : right + image.shape[2]] = image
+    return padded, max(top, 0), max(left, 0)
 
 
 def _trim(image: UInt8[Tensor, "c h w"], dim: int, resized: int, wanted: int) -> tuple[Tensor, int]:
@@ -219,11 +236,11 @@ def random_resized_crop(
 def fit_mask(
     ids: UInt8[np.ndarray, "h w"], picture: Picture, size: Size, preprocessing: Preprocessing
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
-    """Of a picture's mask what `fit` shows of the picture: at every pixel the nearest id."""
+    """Resize and crop a mask exactly as `fit` does its picture, taking the nearest id; padding is ignored."""
     stored = _read_with(ids, picture)
     resized = resized_for(stored.size, size, preprocessing)
     factor = _factor(stored.size, (2 * resized[0], 2 * resized[1])) if stored.jpeg else 1
-    return _nearest(ids, (0, 0, *stored.size), factor, resized, size)
+    return _nearest(ids, (0, 0, *stored.size), factor, resized, centre(resized, size, preprocessing), size)
 
 
 def crop_mask(
@@ -234,10 +251,10 @@ def crop_mask(
     scale: tuple[float, float],
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
-    """Of a picture's mask what `random_resized_crop` shows of the picture by the same numbers."""
+    """Crop and resize a mask exactly as `random_resized_crop` does its picture with the same numbers."""
     stored = _read_with(ids, picture)
     box = crop_box(stored.size, numbers, scale, ratio)
-    return _nearest(ids, box, _factor(box[2:], size) if stored.jpeg else 1, size, size)
+    return _nearest(ids, box, _factor(box[2:], size) if stored.jpeg else 1, size, (0, 0), size)
 
 
 def _read_with(ids: np.ndarray, picture: Picture) -> _Stored:
@@ -249,16 +266,21 @@ def _read_with(ids: np.ndarray, picture: Picture) -> _Stored:
     return stored
 
 
-def _nearest(ids: np.ndarray, box: tuple[int, int, int, int], factor: int, resized: Size, size: Size) -> Tensor:
-    """A box of the mask, `resized`, and of that the window of `size` in the middle.
+def _nearest(
+    ids: np.ndarray, box: tuple[int, int, int, int], factor: int, resized: Size, start: Size, size: Size
+) -> Tensor:
+    """Resize a box of the mask to `resized` and cut out the window of `size` that begins at `start`.
 
     A JPEG that was decoded at 1 / factor shows whole groups of so many pixels. The mask's box must begin and end with
     one as well, or the two would be apart by up to a pixel.
     """
-    offsets, places = centre(resized, size), []
+    places, inside = [], []
     for axis in (0, 1):
         first = box[axis] // factor * factor
         length = -(-(box[axis] + box[2 + axis]) // factor) * factor - first
-        at = nearest(first, length, resized[axis], offsets[axis], size[axis])
-        places.append(np.minimum(at, ids.shape[axis] - 1))  # the last group may reach beyond the end
-    return torch.from_numpy(ids.take(places[0], axis=0).take(places[1], axis=1))
+        at = nearest(first, length, resized[axis], start[axis], size[axis])
+        places.append(np.clip(at, 0, ids.shape[axis] - 1))  # the last group may reach beyond the end
+        window = np.arange(start[axis], start[axis] + size[axis])
+        inside.append((window >= 0) & (window < resized[axis]))
+    shown = ids.take(places[0], axis=0).take(places[1], axis=1)
+    return torch.from_numpy(np.where(np.logical_and.outer(*inside), shown, np.uint8(IGNORED)))

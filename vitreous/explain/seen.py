@@ -1,5 +1,6 @@
 """The picture as it is, and which part of it the model saw: maps are drawn there, at the picture's own aspect."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import UInt8
 from PIL import Image
 
-from vitreous.data.crop import resized_for
 from vitreous.data.decode import decode, size_of
 from vitreous.data.source import Picture
+from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.checks import Size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
@@ -47,14 +48,14 @@ class Canvas:
 
 
 def seen_part(picture: Size, size: Size, how: Preprocessing) -> Box:
-    """What is left of a picture when it is resized and its centre cut out, in the picture's own pixels.
+    """The part of a picture that the model sees, in the picture's own pixels. It extends beyond a padded picture.
 
     >>> seen_part((300, 600), (224, 224), Preprocessing(crop_fraction=1.0))
     Box(top=0.0, left=150.0, height=300.0, width=300.0)
     """
     resized = resized_for(picture, size, how)
     scale = [there / here for there, here in zip(picture, resized, strict=True)]
-    top, left = (round((have - want) / 2) for have, want in zip(resized, size, strict=True))
+    top, left = centre(resized, size, how)
     return Box(top * scale[0], left * scale[1], size[0] * scale[0], size[1] * scale[1])
 
 
@@ -74,14 +75,27 @@ def canvas_of(picture: Picture, config: ViTConfig) -> Canvas:
     pixels = F.interpolate(image[None].contiguous(), shown, **way)[0].permute(1, 2, 0).contiguous().numpy()
     seen = seen_part((height, width), config.image_size, config.preprocessing)
     down, across = shown[0] / height, shown[1] / width
+    box = Box(seen.top * down, seen.left * across, seen.height * down, seen.width * across)
+    if config.preprocessing.fit == "pad":
+        pixels, box = _padded(pixels, box)
     return Canvas(
         pixels,
-        Box(seen.top * down, seen.left * across, seen.height * down, seen.width * across),
+        box,
         config.image_size,
         config.unit,
         config.grid,
         blocky,
     )
+
+
+def _padded(pixels: UInt8[np.ndarray, "h w 3"], box: Box) -> tuple[UInt8[np.ndarray, "h2 w2 3"], Box]:
+    """Add white margins to a picture that the model sees padded, so that its box lies within."""
+    height, width, _ = pixels.shape
+    above, left = math.ceil(max(-box.top, 0)), math.ceil(max(-box.left, 0))
+    below = math.ceil(max(box.top + box.height - height, 0))
+    right = math.ceil(max(box.left + box.width - width, 0))
+    pixels = np.pad(pixels, ((above, below), (left, right), (0, 0)), constant_values=255)
+    return pixels, box._replace(top=box.top + above, left=box.left + left)
 
 
 def resized(values: np.ndarray, size: Size, smooth: bool) -> np.ndarray:

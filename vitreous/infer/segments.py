@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from vitreous.data.crop import covering
 from vitreous.data.decode import decode, resize
 from vitreous.infer.answers import Throughput
 from vitreous.infer.decoders import decoders
@@ -28,6 +27,7 @@ from vitreous.infer.masks import background_of, palette
 from vitreous.infer.place import choose_device, choose_dtype, placed
 from vitreous.infer.predictor import Input, encoded, many, name_of
 from vitreous.infer.suits import check_suits
+from vitreous.model.centre_crop import covering
 from vitreous.model.checks import Size, check_choice, check_fraction, check_whole
 from vitreous.model.inputs import normalise
 from vitreous.model.segmenter import Segmenter, slide
@@ -136,7 +136,7 @@ class SegmentPredictor:
     def scores(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
         """Of every class, at the size at which the model sees the pictures."""
         config = self.config
-        seen = covering((pixels.shape[2], pixels.shape[3]), config.image_size, 1.0)
+        seen = covering((pixels.shape[2], pixels.shape[3]), config.image_size)
         small = torch.stack([resize(one, seen, config.preprocessing.interpolation) for one in pixels])
         images = normalise(small.to(self.device).float() / 255, config.preprocessing).to(self.dtype)
         scores = slide(self.model, images, overlap=self.overlap)

@@ -264,29 +264,37 @@ Head = LinearHead | TanhHead | MlpHead
 # ---- Preprocessing ---------------------------------------------------------------------------------------------------
 
 
+# Whose rounding a resize and its centre crop follow: the systems differ by a pixel (see data/crop.py).
+Geometry = Literal["torchvision", "timm", "huggingface"]
+
+
 @dataclass(frozen=True)
 class Preprocessing:
-    """From a picture to the model's input: resize, crop, scale to [0, 1], subtract `mean`, divide by `std`.
+    """Steps from an image to the model's input: resize, crop, scale to [0, 1], subtract `mean`, divide by `std`.
 
-    `fit="crop"` resizes the shorter side to size / crop_fraction and cuts out the centre; "squash" resizes to the size,
-    whatever the aspect; "squash-crop" resizes so to size / crop_fraction and cuts out the centre (transformers' DeiT).
-    A mean or std of one number stands for every channel.
+    fit: "crop" resizes the shorter side to size / crop_fraction and cuts out the centre. "squash" resizes to the size,
+        ignoring the aspect ratio. "squash-crop" does so to size / crop_fraction and cuts out the centre (transformers'
+        DeiT). "pad" resizes the longer side to size / crop_fraction and fills the rest with `mean` (timm's "border").
+    geometry: the system whose rounding of sizes and margins applies. Config files without it mean "torchvision".
+    A mean or std of one number applies to every channel.
     """
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
-    fit: Literal["crop", "squash", "squash-crop"] = "crop"
+    fit: Literal["crop", "squash", "squash-crop", "pad"] = "crop"
     crop_fraction: float = 0.875
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    geometry: Geometry = "torchvision"
 
     def __post_init__(self) -> None:
         check_numbers("preprocessing.mean", self.mean)
         check_numbers("preprocessing.std", self.std)
         for value in self.std:
             check_positive("preprocessing.std", value)
-        check_choice("preprocessing.fit", self.fit, ("crop", "squash", "squash-crop"))
+        check_choice("preprocessing.fit", self.fit, ("crop", "squash", "squash-crop", "pad"))
         check_real("preprocessing.crop_fraction", self.crop_fraction, 0.01, 1)
         check_choice("preprocessing.interpolation", self.interpolation, ("bilinear", "bicubic"))
+        check_choice("preprocessing.geometry", self.geometry, get_args(Geometry))
 
     def check_channels(self, channels: int) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):

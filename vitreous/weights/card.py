@@ -152,6 +152,11 @@ def _preprocessing(config: AnyConfig) -> str:
             f"Resized ({how.interpolation}), whatever the aspect, and cropped to the central {height} x {width} "
             f"pixels, which are {how.crop_fraction:g} of either side"
         )
+    elif how.fit == "pad":
+        fit = (
+            f"Resized ({how.interpolation}) so that the longer side is {how.crop_fraction:g} of {height} x {width} "
+            "pixels or just fits them, and padded with the mean colour"
+        )
     else:
         fit = (
             f"Resized ({how.interpolation}) and cropped to the central {height} x {width} pixels, "

@@ -11,6 +11,7 @@ from rich.table import Table
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
+from vitreous.weights.containers import SUFFIXES
 from vitreous.weights.convert import losses_at
 from vitreous.weights.formats import format_named, own_name
 from vitreous.weights.load import load, load_written, save
@@ -50,6 +51,9 @@ def convert(
     if own_name(to) != "vitreous":
         for line in losses_at(target, format_named(to), model.config):
             console.print(f"  computed otherwise: {line}")
+        if target.suffix not in SUFFIXES:
+            for line in format_named(to).remarks(model.config):
+                console.print(f"  note: {line}")
     written, untold = read_again(target, to, model.config)
     for line in untold:
         console.print(f"  not kept: {line}")

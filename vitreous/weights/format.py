@@ -225,6 +225,10 @@ class Format(ABC):
         """
         return []
 
+    def remarks(self, config: ViTConfig) -> list[str]:
+        """Differences too small to need `lossy`, one line each, for the report of `convert` on a folder."""
+        return []
+
     def additions(self, config: ViTConfig) -> dict[str, Tensor]:
         """Tensors that the other system wants and a model of ours has no use for."""
         return {}

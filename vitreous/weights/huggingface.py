@@ -19,9 +19,9 @@ from vitreous.model.options import GlobalAverage, SwiGlu, TanhHead
 from vitreous.weights.containers import write_file
 from vitreous.weights.format import Format, Found, Inference
 from vitreous.weights.huggingface_config import CLASSES, EPS, family_of, infer_fields, transformers_config
-from vitreous.weights.huggingface_limits import crop_is_lost, obstacles
+from vitreous.weights.huggingface_limits import as_transformers_reads_it, crop_losses, obstacles
 from vitreous.weights.huggingface_processor import infer_preprocessing, transformers_processor
-from vitreous.weights.limits import numeric_losses
+from vitreous.weights.limits import margin_differences, numeric_losses
 from vitreous.weights.mapping import How, Row, one, positions, renamed, repeated, row, rows, stacked
 from vitreous.weights.tensors import write_tensors
 from vitreous.weights.timm_layout import with_registers
@@ -73,9 +73,12 @@ class HuggingFace(Format):
 
     def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
         if folder:
-            return crop_is_lost(config)
+            return crop_losses(config)
         family = family_of(config)
         return numeric_losses(config, f"transformers' {CLASSES[family]}", EPS[family])
+
+    def remarks(self, config: ViTConfig) -> list[str]:
+        return margin_differences(config, as_transformers_reads_it(config), self.title)
 
     def additions(self, config: ViTConfig) -> dict[str, Tensor]:
         masks = {"embeddings.mask_token": torch.zeros(1, config.width)}

@@ -1,10 +1,21 @@
 """What transformers' models have no place for, so that a model of ours with it cannot be written for them."""
 
+import dataclasses
 import math
 
+from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import ClassToken, GlobalAverage, Learned1d, LinearHead, SwiGlu, TanhHead
+from vitreous.model.options import (
+    ClassToken,
+    GlobalAverage,
+    Learned1d,
+    LinearHead,
+    Preprocessing,
+    SwiGlu,
+    TanhHead,
+)
 from vitreous.weights.huggingface_config import mlp_ratio
+from vitreous.weights.limits import resize_differences
 
 
 def obstacles(config: ViTConfig) -> list[str]:
@@ -66,8 +77,14 @@ def _output(config: ViTConfig) -> list[str]:
     return lines
 
 
-def crop_is_lost(config: ViTConfig) -> list[str]:
-    height, width = config.image_size
-    if config.preprocessing.fit != "crop" or height == width:
-        return []
-    return [f"pictures are resized to cover {height} x {width}, and by transformers' processors to cover a square"]
+def crop_losses(config: ViTConfig) -> list[str]:
+    """Lines on what transformers' processors do differently with the preprocessor_config.json that we write."""
+    if config.preprocessing.fit == "pad":
+        return ["images are padded, and by transformers' processors cropped"]
+    return resize_differences(config, as_transformers_reads_it(config), "transformers' processors")
+
+
+def as_transformers_reads_it(config: ViTConfig) -> Preprocessing:
+    """The preprocessing of transformers with the preprocessor_config.json that we write: sizes are whole numbers."""
+    how, size = config.preprocessing, config.image_size
+    return dataclasses.replace(how, crop_fraction=max(size) / max(scaled(size, how)), geometry="huggingface")

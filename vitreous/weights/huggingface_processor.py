@@ -5,12 +5,14 @@ models of 518), the provenance says so, and `load(..., image_size=224)` does the
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vitreous.json_files import read_json_object
+from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import IMAGENET, Preprocessing
+from vitreous.model.options import IMAGENET, Geometry, Preprocessing
 from vitreous.weights.format import Found, Inference
 from vitreous.weights.huggingface_config import Family, family_in
 from vitreous.weights.huggingface_json import Size, flag, numbers, real, size, whole, word
@@ -38,12 +40,12 @@ PROCESSORS: dict[Family, str] = {
 
 # What the processors of the published models do: for weights that come without one.
 PUBLISHED: dict[Family, Preprocessing] = {
-    "vit": Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear"),
-    "deit": Preprocessing(mean=IMAGENET.mean, std=IMAGENET.std, fit="squash-crop"),
-    "vit_mae": Preprocessing(mean=IMAGENET.mean, std=IMAGENET.std, fit="squash", crop_fraction=1.0),
-    "vit_msn": Preprocessing(IMAGENET.mean, IMAGENET.std, "squash", crop_fraction=1.0, interpolation="bilinear"),
-    "dinov2": IMAGENET,
-    "dinov2_with_registers": IMAGENET,
+    "vit": Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear", geometry="huggingface"),
+    "deit": replace(IMAGENET, fit="squash-crop", geometry="huggingface"),
+    "vit_mae": replace(IMAGENET, fit="squash", crop_fraction=1.0, geometry="huggingface"),
+    "vit_msn": replace(IMAGENET, fit="squash", crop_fraction=1.0, interpolation="bilinear", geometry="huggingface"),
+    "dinov2": replace(IMAGENET, geometry="huggingface"),
+    "dinov2_with_registers": replace(IMAGENET, geometry="huggingface"),
 }
 RESAMPLING: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 PIXEL = 1 / 255
@@ -74,9 +76,9 @@ def infer_preprocessing(found: Found, guess: Inference) -> None:
 def read_processor(
     file: Path, document: Mapping[str, Any], shortest: bool
 ) -> tuple[Preprocessing, Size | None, list[str]]:
-    """What is done to pictures; the size they get; and what is done otherwise by us.
+    """The preprocessing, the size of its result, and a line for each step that we do differently.
 
-    shortest: whether one number for the size is that of the shorter side.
+    shortest: whether a size of one number is that of the shorter side.
     """
     unlike = []
     number = whole(file, document, "resample", 3)
@@ -96,10 +98,13 @@ def read_processor(
         if not 0.01 <= fraction <= 1:
             unlike.append(f"its processor cuts {crop[0]} x {crop[1]} out of {document['size']}, we all that there is")
             fraction = 1.0
-    exact = real(file, document, "crop_fraction", fraction)  # of our own writing, where sides had to be rounded
-    if 0.01 <= exact <= 1 and (not crop or round(max(crop) / exact) == round(max(crop) / fraction)):
-        fraction = exact
-    return Preprocessing(mean, std, fit, fraction, RESAMPLING.get(number, "bicubic")), crop or resized, unlike
+    how = Preprocessing(mean, std, fit, fraction, RESAMPLING.get(number, "bicubic"), "huggingface")
+    # What we wrote ourselves, which rounds differently, if it still leads to the same sizes.
+    exact, geometry = real(file, document, "crop_fraction", fraction), word(file, document, "geometry", "huggingface")
+    if 0.01 <= exact <= 1 and geometry in get_args(Geometry):
+        own = replace(how, crop_fraction=exact, geometry=geometry)
+        how = own if not crop or scaled(crop, own) == scaled(crop, how) else how
+    return how, crop or resized, unlike
 
 
 def _resized(file: Path, document: Mapping[str, Any], shortest: bool) -> tuple[int | None, Size | None]:
@@ -140,7 +145,7 @@ def _one_for_all(values: tuple[float, ...]) -> tuple[float, ...]:
 def transformers_processor(config: ViTConfig) -> dict[str, Any]:
     """The preprocessor_config.json with which `AutoImageProcessor` does to pictures what we do."""
     how, (height, width) = config.preprocessing, config.image_size
-    kind = {"squash": "ViT", "squash-crop": "DeiT", "crop": "Bit"}[how.fit]
+    kind = {"squash": "ViT", "squash-crop": "DeiT", "crop": "Bit", "pad": "Bit"}[how.fit]
     sides: dict[str, int] = {"height": height, "width": width}
     document: dict[str, Any] = {
         "image_processor_type": f"{kind}ImageProcessor",
@@ -156,8 +161,10 @@ def transformers_processor(config: ViTConfig) -> dict[str, Any]:
         "do_convert_rgb": config.channels == 3,
     }
     if how.fit != "squash":
-        before = {side: round(length / how.crop_fraction) for side, length in sides.items()}
-        document["size"] = {"shortest_edge": max(before.values())} if how.fit == "crop" else before
+        before = scaled((height, width), how)
+        whole = {"height": before[0], "width": before[1]}
+        document["size"] = whole if how.fit == "squash-crop" else {"shortest_edge": max(before)}
         document["crop_size"] = sides
-    document["crop_fraction"] = how.crop_fraction  # for ourselves: sizes are rounded
+    # For ourselves: sizes are rounded, and transformers rounds margins differently.
+    document |= {"crop_fraction": how.crop_fraction, "geometry": how.geometry}
     return document

@@ -1,8 +1,10 @@
 """What a model may have and another system has not, one line each: for systems with little more than a plain ViT."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+from vitreous.model.centre_crop import centre, resized_for
+from vitreous.model.checks import Size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
     AttentionPool,
@@ -15,6 +17,7 @@ from vitreous.model.options import (
     LinearHead,
     MlpHead,
     NoPosition,
+    Preprocessing,
     RelativeBias,
     ResNetStem,
     Rotary2d,
@@ -92,6 +95,43 @@ def unfit_scale(config: ViTConfig, system: str) -> list[str]:
     if config.qk_scale is None or math.isclose(config.qk_scale, config.head_width**-0.5):
         return []
     return [f"qk_scale {config.qk_scale:g}: in {system} it is 1 / sqrt(head_dim)"]
+
+
+def resize_differences(config: ViTConfig, theirs: Preprocessing, system: str) -> list[str]:
+    """Lines on resizing, if another system, reading our preprocessing as `theirs`, resizes differently."""
+    ours, size, lines = config.preprocessing, config.image_size, []
+    if ours.interpolation != theirs.interpolation:
+        lines.append(f"images are resized by {ours.interpolation} interpolation, by {system} by {theirs.interpolation}")
+    for picture in _sample_sizes(size):
+        (height, width), (other_height, other_width) = (resized_for(picture, size, how) for how in (ours, theirs))
+        if (height, width) != (other_height, other_width):
+            lines.append(
+                f"an image of {picture[0]} x {picture[1]} pixels is resized to {height} x {width}, and by {system} to "
+                f"{other_height} x {other_width}"
+            )
+            break
+    return lines
+
+
+def margin_differences(config: ViTConfig, theirs: Preprocessing, system: str) -> list[str]:
+    """A line if another system cuts the centre out of some image one pixel further to the left or top."""
+    ours, size = config.preprocessing, config.image_size
+    for picture in _sample_sizes(size):
+        resized = resized_for(picture, size, ours)
+        places = centre(resized, size, ours), centre(resized, size, theirs)
+        if places[0] != places[1]:
+            before = f"of {resized[0]} x {resized[1]} pixels the crop begins"
+            return [f"{before} at {places[0]}, and in {system} at {places[1]}"]
+    return []
+
+
+def _sample_sizes(size: Size) -> Iterator[Size]:
+    """Image sizes that show any difference in rounding: odd and even margins on either axis."""
+    for longer in range(8):
+        yield size[0], 2 * size[1] + longer
+        yield 2 * size[0] + longer, size[1]
+    yield 375, 500
+    yield 500, 375
 
 
 def numeric_losses(config: ViTConfig, system: str, norm_eps: float, gelu: str | None = "erf") -> list[str]:

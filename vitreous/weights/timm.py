@@ -23,10 +23,17 @@ from vitreous.model.options import (
 )
 from vitreous.weights.containers import write_file
 from vitreous.weights.format import Format, Found, Inference
-from vitreous.weights.limits import absent, numeric_losses, unfit_positions, unfit_sizes
+from vitreous.weights.limits import (
+    absent,
+    margin_differences,
+    numeric_losses,
+    resize_differences,
+    unfit_positions,
+    unfit_sizes,
+)
 from vitreous.weights.mapping import Row, renamed
 from vitreous.weights.tensors import BadCheckpoint, write_tensors
-from vitreous.weights.timm_config import HYBRIDS, TimmConfig, timm_config
+from vitreous.weights.timm_config import HYBRIDS, TimmConfig, as_timm_reads_it, timm_config
 from vitreous.weights.timm_layout import infer_timm, plain_obstacles, timm_table
 from vitreous.weights.timm_names import is_architecture
 from vitreous.weights.timm_unlike import refuse_unlike
@@ -72,10 +79,11 @@ class Timm(Format):
         elif fields["distillation_token"]:
             guess.prepare("DeiT's", IMAGENET)
         elif fields["layer_scale"] is not None:
-            whole = dataclasses.replace(IMAGENET, crop_fraction=1.0)
+            whole = dataclasses.replace(IMAGENET, crop_fraction=1.0, geometry="timm")
             guess.prepare("that of timm's models with LayerScale: DeiT-III and DINOv2", whole)
         else:
-            guess.assume("that of timm's AugReg models", preprocessing=Preprocessing(crop_fraction=0.9))
+            augreg = Preprocessing(crop_fraction=0.9, geometry="timm")
+            guess.assume("that of timm's AugReg models", preprocessing=augreg)
 
     def table(self, config: ViTConfig) -> list[Row]:
         return timm_table(config)
@@ -101,6 +109,10 @@ class Timm(Format):
         if config.stem is not None and config.stem.numerics != "timm":
             lines.append("the ResNet divides by deviations with Google's small numbers, and timm with its own")
         return lines
+
+    def remarks(self, config: ViTConfig) -> list[str]:
+        theirs = as_timm_reads_it(config)
+        return resize_differences(config, theirs, "timm") or margin_differences(config, theirs, "timm")
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
         if path.is_dir():

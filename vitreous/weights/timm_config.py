@@ -8,11 +8,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from vitreous.model.centre_crop import scaled
 from vitreous.model.checks import Size
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import IMAGENET, AttentionPool, Gelu, GlobalAverage, Learned1d, Preprocessing, SwiGlu
+from vitreous.model.options import (
+    IMAGENET,
+    AttentionPool,
+    Gelu,
+    Geometry,
+    GlobalAverage,
+    Learned1d,
+    Preprocessing,
+    SwiGlu,
+)
 from vitreous.weights.format import Found, must_give
 from vitreous.weights.tensors import BadCheckpoint
 from vitreous.weights.timm_names import ARCHITECTURE, architecture_of
@@ -35,6 +45,8 @@ NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
 UNLIKE = re.compile(r"vit_.*_(rope|rpn)_.*")
 SWIGLU = re.compile(r"vit_giant_patch14_(reg\d+_)?(dinov2|tipsv2)")
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
+# timm's crop_mode, and what we call it.
+FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squash": "squash-crop", "border": "pad"}
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -127,13 +139,13 @@ class TimmConfig:
 
     @property
     def unlike(self) -> list[str]:
-        """What timm does to pictures, and we do otherwise."""
+        """Steps of timm's preprocessing that we do differently."""
         how, crop = self.shown.get("interpolation", "bicubic"), self.shown.get("crop_mode", "center")
         lines = [] if how in ("bilinear", "bicubic") else [f"timm resizes by {how!r:.40}, we by bicubic interpolation"]
-        return lines + ([] if crop in ("center", "squash") else [f"timm crops by {crop!r:.40}, we at the centre"])
+        return lines + ([] if crop in FITS else [f"timm crops by {crop!r:.40}, we at the centre"])
 
     def preprocessing(self, channels: int) -> Preprocessing:
-        """What is left out is as timm has it by default."""
+        """Preprocessing as in timm's `create_transform`, with timm's defaults for missing fields."""
         try:
             fraction = float(self.shown.get("crop_pct", 0.875))
             mean, std = (
@@ -145,13 +157,27 @@ class TimmConfig:
         shown = Preprocessing(
             mean=_per_channel(mean, channels),
             std=_per_channel(std, channels),
+            fit=FITS.get(self.shown.get("crop_mode", "center"), "crop"),
+            crop_fraction=fraction,
             interpolation="bilinear" if self.shown.get("interpolation") == "bilinear" else "bicubic",
+            geometry="timm",
         )
-        if self.shown.get("crop_mode") != "squash":
-            return dataclasses.replace(shown, fit="crop", crop_fraction=fraction)
-        if fraction == 1:
-            return dataclasses.replace(shown, fit="squash")
-        return dataclasses.replace(shown, fit="squash-crop", crop_fraction=fraction)
+        if shown.fit == "squash-crop" and fraction == 1:
+            shown = dataclasses.replace(shown, fit="squash", crop_fraction=Preprocessing.crop_fraction)
+        size = self.image_size
+        if size is None:
+            return shown
+        if (own := self._written_here(size, shown)) is not None:
+            return own
+        return dataclasses.replace(shown, interpolation="bilinear") if ignores_interpolation(size, shown) else shown
+
+    def _written_here(self, size: Size, shown: Preprocessing) -> Preprocessing | None:
+        """The preprocessing of a model that we wrote for timm, if crop_pct is still what we wrote for it."""
+        own, fraction = self.document.get("geometry"), self.document.get("crop_fraction")
+        if own not in get_args(Geometry) or not isinstance(fraction, float) or not 0.01 <= fraction <= 1:
+            return None
+        ours = dataclasses.replace(shown, geometry=own, crop_fraction=fraction)
+        return ours if _crop_pct(size, ours) == self.shown.get("crop_pct") else None
 
     def labels(self, num_classes: int) -> tuple[str, ...]:
         """In the order of the classes; none where they are not as many."""
@@ -206,6 +232,9 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         **({"label_names": list(config.labels)} if config.labels else {}),
         "model_args": args,
         "pretrained_cfg": _pretrained_cfg(config),
+        # For ourselves: timm rounds differently, and crop_pct is chosen so that it gets the same sizes.
+        "crop_fraction": config.preprocessing.crop_fraction,
+        "geometry": config.preprocessing.geometry,
     }
 
 
@@ -227,6 +256,30 @@ def _pool_names(config: ViTConfig) -> tuple[str, bool]:
             return "token", False
 
 
+def ignores_interpolation(size: Size, how: Preprocessing) -> bool:
+    """True where timm resizes bilinearly whatever its config says: for centre crops that are not square."""
+    target = scaled(size, how)
+    return how.fit == "crop" and target[0] != target[1]
+
+
+def as_timm_reads_it(config: ViTConfig) -> Preprocessing:
+    """The preprocessing of timm with the `pretrained_cfg` that we write."""
+    how = dataclasses.replace(
+        config.preprocessing, crop_fraction=_crop_pct(config.image_size, config.preprocessing), geometry="timm"
+    )
+    return dataclasses.replace(how, interpolation="bilinear") if ignores_interpolation(config.image_size, how) else how
+
+
+def _crop_pct(size: Size, how: Preprocessing) -> float:
+    """The crop_pct from which timm, which rounds down, gets the size that we resize to."""
+    if how.fit == "squash":
+        return 1.0
+    target = scaled(size, how)
+    if scaled(size, dataclasses.replace(how, geometry="timm")) == target:
+        return how.crop_fraction
+    return max(size) / (max(target) + 0.5)
+
+
 def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
     shown = config.preprocessing
     return {
@@ -234,8 +287,8 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "input_size": [config.channels, *config.image_size],
         "fixed_input_size": True,
         "interpolation": shown.interpolation,
-        "crop_pct": 1.0 if shown.fit == "squash" else shown.crop_fraction,
-        "crop_mode": "center" if shown.fit == "crop" else "squash",
+        "crop_pct": _crop_pct(config.image_size, config.preprocessing),
+        "crop_mode": {"crop": "center", "pad": "border"}.get(shown.fit, "squash"),
         "mean": list(shown.mean) * (config.channels if len(shown.mean) == 1 else 1),
         "std": list(shown.std) * (config.channels if len(shown.std) == 1 else 1),
         # Named here, timm takes the first filters for ones of three channels, and changes those of any other number.
