@@ -1,12 +1,15 @@
 """From a picture as it is stored to pixels of the size that is needed: upright, 8 bits, grey or RGB.
 
-Everything here runs in the workers, on one picture. Only what is needed is decoded: JPEG files at the smallest
-sufficient scale (jpeg.py), then one antialiased resize on uint8.
+Everything here runs in the workers, on one picture: decode, then one antialiased resize on uint8. Decoding is exact,
+unless the caller asks for `fast`: a JPEG much larger than needed then comes at a reduced scale (jpeg.py), which is
+several times as quick and changes pixels by a few levels.
 
 c: channels, h, w: height and width in pixels.
 """
 
 import math
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,14 +31,41 @@ from vitreous.model.checks import Size
 from vitreous.model.options import Preprocessing
 from vitreous.model.segment_loss import IGNORED
 
-# Larger pictures are refused by their header: a small file can ask for all of a machine's memory. Pillow's limit.
+# Larger pictures are rejected by their header: a small file can ask for all of a machine's memory. Pillow's limit.
 MAX_PIXELS = 178_956_970
+MAX_BYTES = 1 << 30  # of memory to decode one picture, estimated from its header
+LARGE_BYTES = 1 << 27  # pictures that need more are decoded one at a time in a process
 
 Interpolation = Literal["bilinear", "bicubic"]
 
 
 class UnreadableImage(ValueError):
     """A picture that cannot be read, and why. The caller knows its name."""
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+
+_large = threading.Lock()
+
+
+def _new_lock() -> None:
+    """Replace the lock in a forked worker: another thread of the parent may have held it."""
+    global _large
+    _large = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
+
+
+def check_memory(size: Size, needed: int) -> None:
+    """Reject a picture of this size, before it is decoded, if it has too many pixels or needs too much memory."""
+    shown = f"{size[0]} x {size[1]} pixels"
+    if math.prod(size) > MAX_PIXELS:
+        raise UnreadableImage(f"{shown} are more than {MAX_PIXELS:,}: too large to be decoded safely")
+    if needed > MAX_BYTES:
+        limit = f"more than the limit of {MAX_BYTES >> 20:,} MiB"
+        raise UnreadableImage(f"{shown} need {needed >> 20:,} MiB to decode, {limit}: too large to be decoded safely")
 
 
 # ---- Headers ---------------------------------------------------------------------------------------------------------
@@ -46,9 +76,20 @@ class _Stored:
     """A picture whose header has been read: an array, a JPEG, or an image that Pillow has opened."""
 
     size: Size  # upright
+    bytes: int  # needed to decode it
     orientation: int = 1
     jpeg: JpegHeader | None = None
     image: Image.Image | None = None
+
+
+@contextmanager
+def _turn(stored: _Stored) -> Iterator[None]:
+    """Let large pictures wait for each other, so that many of them at once cannot use up the memory."""
+    if stored.bytes > LARGE_BYTES:
+        with _large:
+            yield
+    else:
+        yield
 
 
 @contextmanager
@@ -69,21 +110,23 @@ def explained() -> Iterator[None]:
 
 def _read(picture: Picture) -> _Stored:
     if isinstance(picture, np.ndarray):
-        return _Stored(_array_size(picture))
+        return _Stored(_array_size(picture), 4 * picture.nbytes)
     if not picture:
         raise UnreadableImage("the file is empty")
     with explained():
         jpeg = read_header(picture)
+        image = None if jpeg else modes.open_image(picture)
         if jpeg:
-            stored, orientation, image = (jpeg.height, jpeg.width), jpeg.orientation, None
+            stored, needed = (jpeg.height, jpeg.width), jpeg.bytes
         else:
-            image = modes.open_image(picture)
-            stored, orientation = (image.height, image.width), modes.orientation_of(image, picture)
-        if math.prod(stored) > MAX_PIXELS:
-            raise UnreadableImage(
-                f"{stored[0]} x {stored[1]} pixels are more than {MAX_PIXELS:,}: too large to be decoded safely"
-            )
-    return _Stored(stored[::-1] if orientation >= 5 else stored, orientation, jpeg, image)
+            assert image is not None
+            stored, needed = (image.height, image.width), modes.bytes_to_decode(image)
+        check_memory(stored, needed)  # before Pillow looks for EXIF, which may decode the picture
+        orientation = jpeg.orientation if jpeg else modes.orientation_of(image, picture)  # type: ignore[arg-type]
+        if orientation != 1:  # turning it upright takes another copy
+            needed += 3 * math.prod(stored)
+            check_memory(stored, needed)
+    return _Stored(stored[::-1] if orientation >= 5 else stored, needed, orientation, jpeg, image)
 
 
 def _array_size(array: np.ndarray) -> Size:
@@ -115,7 +158,10 @@ def _factor(size: Size, at_least: Size) -> int:
 def _pixels(
     picture: Picture, stored: _Stored, channels: int, factor: int = 1, bottom: int | None = None
 ) -> tuple[UInt8[Tensor, "c h w"], int]:
-    """Decode at 1 / factor of the size if the format can, at least down to row `bottom`; and the factor it was."""
+    """Decode at 1 / factor of the size if the format can, at least down to row `bottom`; and the factor it was.
+
+    A grey picture has one channel even if three are asked for: repeating it after the resize saves memory.
+    """
     if channels not in (1, 3):
         raise ValueError(f"channels is {channels}, but pictures are decoded to 1 (grey) or 3 (RGB)")
     with explained():
@@ -125,33 +171,43 @@ def _pixels(
             pixels = decode_rows(picture, stored.jpeg, channels == 1, factor, rows)  # type: ignore[arg-type]
         if isinstance(picture, np.ndarray):
             pixels, factor = picture[:, :, None] if picture.ndim == 2 else picture, 1
-            pixels = modes.over_white(pixels) if pixels.shape[2] == 4 else pixels.copy()
+            pixels = modes.in_strips(pixels, modes.over_white, 3) if pixels.shape[2] == 4 else pixels.copy()
         elif pixels is None:
             image = stored.image or modes.open_image(picture)
             factor = modes.reduce(image, channels == 1, factor)
             pixels = modes.pixels_of(image)
+            image.close()  # frees its copy before the resize takes memory
         if channels == 1 and pixels.shape[2] == 3:
-            pixels = modes.grey_of(pixels)
-        elif channels == 3 and pixels.shape[2] == 1:
-            pixels = pixels.repeat(3, axis=2)
+            pixels = modes.in_strips(pixels, modes.grey_of, 1)
         return torch.from_numpy(modes.upright(pixels, stored.orientation)).permute(2, 0, 1), factor
 
 
-def decode(picture: Picture, channels: int = 3, at_least: Size | None = None) -> UInt8[Tensor, "c h w"]:
-    """The upright picture as grey (1 channel) or RGB (3), with channels last in memory.
+def _expanded(image: UInt8[Tensor, "c1 h w"], channels: int) -> UInt8[Tensor, "c2 h w"]:
+    """Repeat the one channel of a grey picture; channels stay last in memory."""
+    if len(image) == channels:
+        return image
+    return image.permute(1, 2, 0).repeat(1, 1, channels).permute(2, 0, 1)
 
-    A JPEG may come at 1/2, 1/4 or 1/8 of its size as long as neither side falls below `at_least`. Alpha is laid on
-    white, an animation shows its first frame. A file that cannot be read raises UnreadableImage.
+
+def decode(picture: Picture, channels: int = 3, at_least: Size | None = None) -> UInt8[Tensor, "c h w"]:
+    """Decode to grey (1 channel) or RGB (3), upright, with channels last in memory.
+
+    With `at_least`, for display, a JPEG may come at 1/2, 1/4 or 1/8 of its size as long as neither side falls below.
+    Alpha is laid on white, an animation shows its first frame. A file that cannot be read raises UnreadableImage.
     """
     stored = _read(picture)
-    return _pixels(picture, stored, channels, _factor(stored.size, at_least) if at_least else 1)[0]
+    with _turn(stored):
+        image, _ = _pixels(picture, stored, channels, _factor(stored.size, at_least) if at_least else 1)
+        return _expanded(image, channels)
 
 
 def resize(
     image: UInt8[Tensor, "c h w"], size: Size, interpolation: Interpolation
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
     """Antialiased, as Pillow does it, and several times as fast. The result has its channels last in memory."""
-    batch = image[None].contiguous(memory_format=torch.channels_last)
+    batch = image[None]
+    if len(image) > 1:
+        batch = batch.contiguous(memory_format=torch.channels_last)
     return F.interpolate(batch, size, mode=interpolation, antialias=True)[0]
 
 
@@ -159,22 +215,26 @@ def resize(
 
 
 def fit(
-    picture: Picture, size: Size, preprocessing: Preprocessing, channels: int = 3
+    picture: Picture, size: Size, preprocessing: Preprocessing, channels: int = 3, fast: bool = False
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
     """Resize and crop (or pad) a picture for evaluation, as `preprocessing` describes."""
     stored = _read(picture)
     resized = resized_for(stored.size, size, preprocessing)
-    # Twice the size that is needed: the resize, not the JPEG's reduced scale, then decides what the pixels are.
-    twice = (2 * resized[0], 2 * resized[1])
-    image, _ = _pixels(picture, stored, channels, _factor(stored.size, twice))
-    for axis in (0, 1):
-        image, side = _trim(image, axis + 1, resized[axis], size[axis])
-        resized = (side, resized[1]) if axis == 0 else (resized[0], side)
-    image = resize(image, resized, preprocessing.interpolation)
+    with _turn(stored):
+        image, _ = _pixels(picture, stored, channels, _fit_factor(stored, resized) if fast else 1)
+        for axis in (0, 1):
+            image, side = _trim(image, axis + 1, resized[axis], size[axis])
+            resized = (side, resized[1]) if axis == 0 else (resized[0], side)
+        image = _expanded(resize(image, resized, preprocessing.interpolation), channels)
     top, left = centre(resized, size, preprocessing)
     if preprocessing.fit == "pad":
         image, top, left = _pad(image, top, left, size, preprocessing)
     return image[:, top : top + size[0], left : left + size[1]].contiguous()
+
+
+def _fit_factor(stored: _Stored, resized: Size) -> int:
+    """The reduction that leaves twice the size needed, so that the resize has most of the say in the pixels."""
+    return _factor(stored.size, (2 * resized[0], 2 * resized[1])) if stored.jpeg else 1
 
 
 def _pad(
@@ -218,6 +278,7 @@ def random_resized_crop(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     interpolation: Interpolation = "bicubic",
     channels: int = 3,
+    fast: bool = False,
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
     """A part of the picture, chosen by four uniform `numbers` (see `crop_box`), resized to `size`.
 
@@ -225,21 +286,23 @@ def random_resized_crop(
     """
     stored = _read(picture)
     top, left, height, width = crop_box(stored.size, numbers, scale, ratio)
-    image, factor = _pixels(picture, stored, channels, _factor((height, width), size), bottom=top + height)
-    part = image[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
-    return resize(part, size, interpolation)
+    reduced = _factor((height, width), size) if fast else 1
+    with _turn(stored):
+        image, factor = _pixels(picture, stored, channels, reduced, bottom=top + height)
+        part = image[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
+        return _expanded(resize(part, size, interpolation), channels)
 
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------
 
 
 def fit_mask(
-    ids: UInt8[np.ndarray, "h w"], picture: Picture, size: Size, preprocessing: Preprocessing
+    ids: UInt8[np.ndarray, "h w"], picture: Picture, size: Size, preprocessing: Preprocessing, fast: bool = False
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
     """Resize and crop a mask exactly as `fit` does its picture, taking the nearest id; padding is ignored."""
     stored = _read_with(ids, picture)
     resized = resized_for(stored.size, size, preprocessing)
-    factor = _factor(stored.size, (2 * resized[0], 2 * resized[1])) if stored.jpeg else 1
+    factor = _fit_factor(stored, resized) if fast else 1
     return _nearest(ids, (0, 0, *stored.size), factor, resized, centre(resized, size, preprocessing), size)
 
 
@@ -250,11 +313,12 @@ def crop_mask(
     numbers: Sequence[float],
     scale: tuple[float, float],
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    fast: bool = False,
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
     """Crop and resize a mask exactly as `random_resized_crop` does its picture with the same numbers."""
     stored = _read_with(ids, picture)
     box = crop_box(stored.size, numbers, scale, ratio)
-    return _nearest(ids, box, _factor(box[2:], size) if stored.jpeg else 1, size, (0, 0), size)
+    return _nearest(ids, box, _factor(box[2:], size) if stored.jpeg and fast else 1, size, (0, 0), size)
 
 
 def _read_with(ids: np.ndarray, picture: Picture) -> _Stored:

@@ -32,6 +32,12 @@ class JpegHeader:
     scan_at: int  # where the coded pixels begin
     one_scan: bool  # rows follow each other from top to bottom; a progressive file has several passes over all rows
 
+    @property
+    def bytes(self) -> int:
+        """Memory to decode it: the pixels, Pillow's copy where it decodes, and the coefficients of several passes."""
+        copy = 4 if self.components == 4 or _simplejpeg() is None else 0
+        return self.height * self.width * (3 + copy + (0 if self.one_scan else 2 * self.components))
+
 
 def read_header(data: bytes) -> JpegHeader | None:
     """Walk over the segments up to the coded pixels; None if this is not a JPEG, or not one that is easily read."""

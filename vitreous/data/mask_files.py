@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitreous.data import modes
-from vitreous.data.decode import MAX_PIXELS, UnreadableImage, explained
+from vitreous.data.decode import UnreadableImage, check_memory, explained
 from vitreous.model.checks import Size
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -43,8 +43,8 @@ def read_header(data: bytes) -> MaskHeader:
     width, height, bits, kind = struct.unpack_from(">IIBB", data, 16)
     if kind not in (_GREY, _PALETTE, *_COLOURED) or not width or not height:
         raise UnreadableImage("a PNG file with a broken header")
-    if width * height > MAX_PIXELS:
-        raise UnreadableImage(f"{height} x {width} pixels are more than {MAX_PIXELS:,}: too large to be decoded safely")
+    # Pillow's copy, numpy's, and a third while one is made of the other
+    check_memory((height, width), height * width * (12 if kind in _COLOURED else 3 * max(bits // 8, 1)))
     return MaskHeader((height, width), bits, _COLOURED.get(kind), kind == _PALETTE)
 
 

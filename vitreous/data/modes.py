@@ -3,9 +3,14 @@
 import io
 import re
 import warnings
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from PIL import Image, ImageChops
+
+STRIP = 1 << 20  # pixels that are converted at a time
+# Bytes for each pixel that Pillow's decoders allocate beside the image: canvases of an animation, whole frames.
+DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _PILLOW = r"PIL\."  # its modules
@@ -47,34 +52,82 @@ def reduce(image: Image.Image, grey: bool, factor: int) -> int:
     return factor if image.size == (-(-width // factor), -(-height // factor)) else 1
 
 
+def bytes_to_decode(image: Image.Image) -> int:
+    """Memory to decode an opened image: Pillow's copy, its decoder's, and the result; then that of a resize."""
+    own = 2 if image.mode.startswith("I;16") else 1 if image.mode in ("1", "L", "P") else 4
+    result = 1 if _is_grey(image) else 3
+    resizing = 4 if result == 1 else 0  # torch's kernel widens one channel to four
+    each = result + max(own + DECODER_BYTES.get(image.format or "", 0), resizing)
+    return image.width * image.height * each
+
+
 def pixels_of(image: Image.Image) -> np.ndarray:
-    """Decode: uint8 [h, w, 1] if the picture is grey, [h, w, 3] if not."""
-    if image.mode == "F" or image.mode.startswith("I"):
-        return _eight_bits(np.asarray(image), image.format == "PNG")[..., None]
+    """Decode to uint8: [h, w, 1] if the picture is grey, [h, w, 3] if not. Conversion takes little memory besides."""
+    image.load()
+    if _is_deep(image):
+        return _eight_bits(image)
+    convert, channels = _converter(image)
+    return _convert(image, convert, channels)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    return image.mode == "F" or image.mode.startswith("I")
+
+
+def _is_grey(image: Image.Image) -> bool:
+    return _is_deep(image) or (image.mode in ("1", "L") and not image.has_transparency_data)
+
+
+def _converter(image: Image.Image) -> tuple[Callable[[Image.Image], np.ndarray], int]:
+    """The conversion of a strip of this image to 8 bits, and the number of channels that it results in."""
     if image.has_transparency_data:
-        return over_white(np.asarray(image.convert("RGBA")))
+        return lambda strip: over_white(np.asarray(strip.convert("RGBA"))), 3
     if image.mode in ("1", "L"):
-        return np.array(image.convert("L"))[..., None]
+        return lambda strip: np.asarray(strip.convert("L"))[..., None], 1
     # Adobe stores inks inverted, and says so. Pillow believes that every CMYK JPEG is Adobe's.
     if image.mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
-        image = ImageChops.invert(image)
-    return np.array(image.convert("RGB"))
+        return lambda strip: np.asarray(ImageChops.invert(strip).convert("RGB")), 3
+    return lambda strip: np.asarray(strip.convert("RGB")), 3
 
 
-def _eight_bits(values: np.ndarray, sixteen: bool) -> np.ndarray:
+def _convert(image: Image.Image, convert: Callable[[Image.Image], np.ndarray], channels: int) -> np.ndarray:
+    result = np.empty((image.height, image.width, channels), np.uint8)
+    for rows in _strips(image.height, image.width):
+        result[rows] = convert(image.crop((0, rows.start, image.width, rows.stop)))
+    return result
+
+
+def in_strips(pixels: np.ndarray, convert: Callable[[np.ndarray], np.ndarray], channels: int) -> np.ndarray:
+    """`convert(pixels)`, a few rows at a time: conversions compute with numbers several times as large as pixels."""
+    height, width = pixels.shape[:2]
+    result = np.empty((height, width, channels), np.uint8)
+    for rows in _strips(height, width):
+        result[rows] = convert(pixels[rows])
+    return result
+
+
+def _strips(height: int, width: int) -> Iterator[slice]:
+    rows = max(STRIP // width, 1)
+    return (slice(top, min(top + rows, height)) for top in range(0, height, rows))
+
+
+def _eight_bits(image: Image.Image) -> np.ndarray:
     """Scale the format's range to 0..255; Pillow's own conversion clips it.
 
-    16-bit files say what their range is. For 32-bit integers and floats it is the smallest usual one that holds the
+    The range of 16-bit files is known. For 32-bit integers and floats it is the smallest usual one that holds the
     picture: 1 (floats), 255 (floats), 65535, or else up to the brightest pixel.
     """
-    if values.dtype.itemsize == 2 or sixteen:
-        return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    is_float = values.dtype.kind == "f"
-    values = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
-    brightest = values.max()
-    ranges = (1.0, 255.0, 65535.0) if is_float else (65535.0,)
+    if image.mode.startswith("I;16") or image.format == "PNG":
+        return _convert(image, lambda strip: ((np.asarray(strip).astype(np.uint32) + 128) // 257)[..., None], 1)
+
+    def values(strip: Image.Image) -> np.ndarray:
+        return np.nan_to_num(np.asarray(strip).astype(np.float64), posinf=0, neginf=0)
+
+    strips = (image.crop((0, rows.start, image.width, rows.stop)) for rows in _strips(image.height, image.width))
+    brightest = max(float(values(strip).max()) for strip in strips)
+    ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
     top = next((top for top in ranges if brightest <= top), brightest)
-    return np.clip(np.rint(values * (255 / top)), 0, 255).astype(np.uint8)
+    return _convert(image, lambda strip: np.clip(np.rint(values(strip) * (255 / top)), 0, 255)[..., None], 1)
 
 
 def over_white(rgba: np.ndarray) -> np.ndarray:
