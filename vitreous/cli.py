@@ -107,6 +107,7 @@ def predict(
     batch_size: int = 32,
     device: str = "auto",
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    decode: Literal["exact", "fast"] = "exact",
     json: bool = False,
     out: Path | None = None,
 ) -> None:
@@ -123,12 +124,13 @@ def predict(
         batch_size: Pictures at once.
         device: auto, cpu, cuda, mps.
         precision: Of the computation.
+        decode: Of JPEGs: fast reads large ones at a reduced scale, which changes some answers.
         json: Print a line of JSON for each picture instead of a table.
         out: Write to a .json, .jsonl, .csv or .parquet file instead; for a segmenter, a folder for masks and overlays.
     """
     from vitreous.infer.command import predict_files
 
-    predict_files(checkpoint, images, image_size, top, flip, batch_size, device, precision, json, out)
+    predict_files(checkpoint, images, image_size, top, flip, batch_size, device, precision, json, out, decode)
 
 
 @app.command
@@ -142,6 +144,7 @@ def embed(
     batch_size: int = 32,
     device: str = "auto",
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    decode: Literal["exact", "fast"] = "exact",
 ) -> None:
     """Pictures as vectors: the pooled features before the head, to search, cluster or learn from.
 
@@ -156,10 +159,11 @@ def embed(
         batch_size: Pictures at once.
         device: auto, cpu, cuda, mps.
         precision: Of the computation.
+        decode: Of JPEGs: fast reads large ones at a reduced scale, which changes some vectors.
     """
     from vitreous.infer.command import embed_files
 
-    embed_files(checkpoint, images, image_size, flip, batch_size, device, precision, out)
+    embed_files(checkpoint, images, image_size, flip, batch_size, device, precision, out, decode)
 
 
 app.command(explain)

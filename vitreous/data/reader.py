@@ -44,7 +44,10 @@ class Request(NamedTuple):
 
 
 class Reader(Dataset[Batch]):
-    """What a worker runs: a request to a batch. Without augmentation, pictures are fitted as in evaluation."""
+    """Turns a request into a batch, in a worker. Without augmentation, pictures are fitted as in evaluation.
+
+    exact_from: the first epoch whose JPEGs are decoded exactly; before it, large ones come at a reduced scale.
+    """
 
     def __init__(
         self,
@@ -55,11 +58,13 @@ class Reader(Dataset[Batch]):
         augmentation: Augmentation | None = None,
         seed: int = 0,
         masks: bool = False,
+        exact_from: int = 0,
     ):
         if masks and not source.mask_classes:
             raise ValueError("masks are asked for, but this data set has none: it has labels for pictures only")
         self.source, self.size, self.channels, self.masks = source, size, channels, masks
         self.preprocessing, self.augmentation, self.seed = preprocessing, augmentation, seed
+        self.exact_from = exact_from
 
     def __getitem__(self, request: Request) -> Batch:
         epoch, indices, keys = request
@@ -69,36 +74,37 @@ class Reader(Dataset[Batch]):
         labels = torch.from_numpy(self.source.labels[indices.numpy()])
         masks = torch.full((len(indices), *self.size), IGNORED, dtype=torch.uint8) if self.masks else None
         problems = []
+        fast = epoch < self.exact_from
         for i, index in enumerate(indices.tolist()):
             try:
                 picture = self.source.picture(index)
-                images[i] = self._read(picture, numbers[i])
+                images[i] = self._read(picture, numbers[i], fast)
                 if masks is not None:
-                    masks[i] = self._read_mask(index, picture, numbers[i])
+                    masks[i] = self._read_mask(index, picture, numbers[i], fast)
             except (UnreadableImage, OSError) as problem:
                 labels[i] = -1
                 problems.append(f"{self.source.name(index)}: {problem}")
         return Batch(images, labels, indices, keys, epoch, problems, masks)
 
-    def _read(self, picture: Picture, numbers: Sequence[float]) -> Tensor:
+    def _read(self, picture: Picture, numbers: Sequence[float], fast: bool) -> Tensor:
         how = self._how()
         if isinstance(how, Preprocessing):
-            return fit(picture, self.size, how, self.channels)
+            return fit(picture, self.size, how, self.channels, fast)
         interpolation = self.preprocessing.interpolation
         return random_resized_crop(
-            picture, self.size, numbers, how, interpolation=interpolation, channels=self.channels
+            picture, self.size, numbers, how, interpolation=interpolation, channels=self.channels, fast=fast
         )
 
-    def _read_mask(self, index: int, picture: Picture, numbers: Sequence[float]) -> Tensor:
-        """The same of the mask."""
+    def _read_mask(self, index: int, picture: Picture, numbers: Sequence[float], fast: bool) -> Tensor:
+        """Read a mask and cut it as `_read` does its picture."""
         try:
             ids = self.source.mask(index)
         except (UnreadableImage, OSError) as problem:
             raise UnreadableImage(f"its mask: {problem}") from problem
         how = self._how()
         if isinstance(how, Preprocessing):
-            return fit_mask(ids, picture, self.size, how)
-        return crop_mask(ids, picture, self.size, numbers, how)
+            return fit_mask(ids, picture, self.size, how, fast)
+        return crop_mask(ids, picture, self.size, numbers, how, fast=fast)
 
     def _how(self) -> Preprocessing | tuple[float, float]:
         """Pictures are fitted to the size, or a random part of them is, of such a share of their area."""

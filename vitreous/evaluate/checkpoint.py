@@ -33,7 +33,7 @@ def evaluate_classifier(model: ViT | ResNet, data: str, setting: Setting = USUAL
     where = choose_device(setting.device, torch.device("cpu"))
     model = model.to(where)
     config = model.config
-    reader = Reader(source, config.image_size, config.channels, config.preprocessing)
+    reader = Reader(source, config.image_size, config.channels, config.preprocessing, exact_from=setting.exact_from)
     started = time.perf_counter()
     answers = Answers.join(
         [

@@ -38,6 +38,7 @@ def evaluate_files(
     refuse_unused(probe is not None, probing, Probing(), "--probe", ("features", "cache"))
     refuse_unused(probe == "knn", probing, Probing(), "--probe knn", ("neighbours",))
     refuse_unused(probe == "fewshot", probing, Probing(), "--probe fewshot", ("shots",))
+    refuse_unused(probe is None, setting, Setting(), "a classifier, without --probe", ("decode",))
     if probe is not None:
         if ignore:
             fail("ignore", " ".join(ignore), "left out with --probe: it leaves out classes of pixels")
@@ -45,6 +46,7 @@ def evaluate_files(
         return
     model = load(checkpoint, image_size=setting.image_size or None)
     if isinstance(model, Segmenter):
+        refuse_unused(False, setting, Setting(), "a classifier", ("decode",))
         print_segmentation(*evaluate_segmenter(model, data, setting, ignore), as_json, out)
         return
     if ignore:

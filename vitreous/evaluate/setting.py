@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vitreous.data.open import open_data
 from vitreous.data.source import DataSet, Source
@@ -24,6 +25,12 @@ class Setting:
     precision: str = "fp32"
     workers: int = 2
     flip: bool = False
+    decode: Literal["exact", "fast"] = "exact"  # fast: large JPEGs at a reduced scale
+
+    @property
+    def exact_from(self) -> int:
+        """As `Reader` takes it; evaluation is epoch 0."""
+        return 0 if self.decode == "exact" else 1
 
     def open(self, data: str) -> tuple[DataSet, str, Source]:
         """The data, the name of the part that is measured, and that part."""

@@ -20,6 +20,7 @@ def evaluate(
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
     workers: int = 2,
     flip: bool = False,
+    decode: Literal["exact", "fast"] = "exact",
     probe: Literal["knn", "linear", "fewshot"] | None = None,
     features: Literal["pooled", "class+mean"] = "pooled",
     cache: Path | None = None,
@@ -46,6 +47,7 @@ def evaluate(
         precision: Of the computation.
         workers: Processes that decode pictures.
         flip: Average with the mirror image.
+        decode: Of JPEGs: fast reads large ones at a reduced scale, which changes some answers. Only for classifiers.
         probe: Measure the frozen encoder instead of the head: what k-NN, a linear classifier, or least squares on a few
             pictures of each class learn from its features of the train part.
         features: For a probe: what the head gets, or the class token beside the mean of the patches.
@@ -60,6 +62,8 @@ def evaluate(
     from vitreous.evaluate.command import Probing, evaluate_files
     from vitreous.evaluate.setting import Setting
 
-    setting = Setting(part, image_size, data_root, val_fraction, seed, batch_size, device, precision, workers, flip)
+    setting = Setting(
+        part, image_size, data_root, val_fraction, seed, batch_size, device, precision, workers, flip, decode
+    )
     probing = Probing(features, cache, neighbours, shots)
     evaluate_files(checkpoint, data, setting, probe, probing, ignore, json, out)

@@ -15,6 +15,7 @@ from vitreous.model.segmenter import Segmenter
 from vitreous.weights.load import load, load_encoder
 
 Precision = Literal["fp32", "bf16", "auto"]
+Decode = Literal["exact", "fast"]
 TOP = 5  # labels of a picture, where nobody says how many
 
 
@@ -29,6 +30,7 @@ def predict_files(
     precision: Precision,
     as_json: bool,
     out: Path | None,
+    decode: Decode = "exact",
 ) -> None:
     """Labels and probabilities of every picture."""
     paths = expand(images)
@@ -36,11 +38,13 @@ def predict_files(
     if isinstance(model, Segmenter):
         if top is not None:
             fail("top", top, "left out for a segmenter: it says what share of a picture every class has")
+        if decode != "exact":
+            fail("decode", decode, "exact for a segmenter: it needs every pixel")
         segment_files(SegmentPredictor(model, device, precision, flip, batch_size=batch_size), paths, as_json, out)
         return
     if out is not None:
         writer_for(out)  # a name that cannot be written to is said before the work, not after it
-    predictor = Predictor(model, device, batch_size, precision, TOP if top is None else top, flip)
+    predictor = Predictor(model, device, batch_size, precision, TOP if top is None else top, flip, decode=decode)
     answers = predictor.stream(paths)
     if out is not None:
         written = write(answers, out, Shape(labels=predictor.top))
@@ -64,11 +68,13 @@ def embed_files(
     device: str,
     precision: Precision,
     out: Path,
+    decode: Decode = "exact",
 ) -> None:
     """The features of every picture."""
     writer_for(out)
     paths = expand(images)
-    predictor = Predictor(load_encoder(checkpoint, image_size or None), device, batch_size, precision, flip=flip)
+    encoder = load_encoder(checkpoint, image_size or None)
+    predictor = Predictor(encoder, device, batch_size, precision, flip=flip, decode=decode)
     written = write(predictor.stream_embeddings(paths), out, Shape(width=predictor.width))
     _say(predictor, written, out)
 

@@ -50,6 +50,7 @@ class Predictor:
     flip: average the probabilities of the picture and its mirror image.
     compile: torch.compile the model; batches are then padded to one size, so that it is compiled once.
     workers: threads that decode; 0 is whoever asks, None is one for each processor, at most 16.
+    decode: "exact"; "fast" reads JPEGs much larger than needed at a reduced scale, which changes some answers.
 
     The caller's model is never moved or converted: where its device or type differs, the predictor has a copy of its
     own. Otherwise the two share everything, and every run puts the model into evaluation mode.
@@ -71,6 +72,7 @@ class Predictor:
         flip: bool = False,
         compile: bool = False,
         workers: int | None = None,
+        decode: Literal["exact", "fast"] = "exact",
     ):
         check_suits(model, "Predictor")
         config = model.config
@@ -78,6 +80,7 @@ class Predictor:
         check_whole("top", top, 1, 2**31)
         check_whole("workers", 0 if workers is None else workers, 0, 2**10)
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
+        check_choice("decode", decode, ("exact", "fast"))
         if config.channels not in (1, 3):
             raise ValueError(f"the model takes {config.channels} channels, but pictures have 1 (grey) or 3 (RGB)")
         self.device = choose_device(device, next(model.parameters()).device)
@@ -87,6 +90,7 @@ class Predictor:
         self.top = min(top, config.num_classes)
         self.labels = config.labels or tuple(f"class {i}" for i in range(config.num_classes))
         self.workers = min(cores(), 16) if workers is None else workers
+        self.fast_decode = decode == "fast"
         self.throughput = Throughput(0, 0.0)
         self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
         self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
@@ -218,7 +222,8 @@ class Predictor:
     def _prepare(self, picture: Input) -> UInt8[Tensor, "c h w"] | str:
         """The picture's pixels as the model is to see them, or what is wrong with it. Runs in a thread."""
         try:
-            return fit(encoded(picture), self.config.image_size, self.config.preprocessing, self.config.channels)
+            config = self.config
+            return fit(encoded(picture), config.image_size, config.preprocessing, config.channels, self.fast_decode)
         except OSError as error:
             return error.strerror or str(error)
         except (ValueError, MemoryError) as error:

@@ -74,6 +74,8 @@ class TrainConfig:
     """Of the computation; weights are fp32. auto is bf16 on a GPU that has it."""
     workers: int | None = None
     """Processes that decode pictures."""
+    decode: Literal["auto", "exact", "fast"] = "auto"
+    """Of JPEGs in training: fast reads large ones at a reduced scale; auto is fast until the last tenth of epochs."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How torchrun's processes share the work."""
     compile: bool = False

@@ -1,7 +1,9 @@
 """Everything a run needs, put together from its config: data, model, task, optimizer, loaders."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -101,7 +103,7 @@ def set_up(config: TrainConfig, data: DataSet, world: World, make_task: MakeTask
         task,
         State(model, module, optimizers, ema),
         Stepper(task, wrapped, fast, optimizers, world, dtype_of(config, world), config.accumulate, config.optim.clip),
-        build_loader(config, data.train, model, world, place),
+        build_loader(config, data.train, model, world, place, total / steps_per_epoch),
         steps_per_epoch,
         total,
     )
@@ -144,10 +146,30 @@ def check_teacher(teacher: ViT | ResNet, where: str, student: ViT | ResNet, data
         theirs.grid_for(ours.image_size)  # or says which sizes its patches tile
 
 
-def build_loader(config: TrainConfig, source: Source, model: AnyModel, world: World, place: Place) -> TrainLoader:
+def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
+    """The first epoch in which JPEGs are decoded exactly: for `auto`, that of the last tenth, at least one epoch.
+
+    >>> exact_from("auto", 300), exact_from("auto", 5), exact_from("auto", 0.5), exact_from("exact", 300)
+    (270, 4, 0, 0)
+    """
+    whole = math.ceil(epochs)
+    return {"exact": 0, "fast": whole, "auto": whole - math.ceil(whole / 10)}[decode]
+
+
+def build_loader(
+    config: TrainConfig, source: Source, model: AnyModel, world: World, place: Place, epochs: float
+) -> TrainLoader:
     shape, augmentation = model.config, config.augment.on(Augmentation())
-    masks = config.task == "segment"
-    reader = Reader(source, shape.image_size, shape.channels, shape.preprocessing, augmentation, config.seed, masks)
+    reader = Reader(
+        source,
+        shape.image_size,
+        shape.channels,
+        shape.preprocessing,
+        augmentation,
+        config.seed,
+        masks=config.task == "segment",
+        exact_from=exact_from(config.decode, epochs),
+    )
     if augmentation.crop != "resized" and can_reside(source, shape.image_size, shape.channels):
         held = hold(reader, world.device)
         return ResidentLoader(held.images, held.labels, config.seed, place, augmentation.repeats, held.masks)

@@ -1,0 +1,118 @@
+"""Decoding one image takes a bounded amount of memory, which its header tells beforehand."""
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pictures import encoded
+from vitreous.data import decode as module
+from vitreous.data import modes
+from vitreous.data.decode import UnreadableImage, decode, fit, size_of
+from vitreous.model.options import Preprocessing
+
+MEASURE = """
+import re, sys
+import numpy as np
+from pathlib import Path
+from vitreous.data.decode import fit
+from vitreous.model.options import Preprocessing
+fit(np.zeros((9, 9, 3), np.uint8), (8, 8), Preprocessing())
+data = Path(sys.argv[1]).read_bytes()
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+Path("/proc/self/clear_refs").write_text("5")
+before = peak()
+fit(data, (8, 8), Preprocessing())
+print(peak() - before)
+"""
+
+
+def blank_png(height: int, width: int, bits: int, kind: int, bytes_each: int) -> bytes:
+    """A PNG of zeros, small as a file however large it is."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    pixels = zlib.compress(b"\0" * (1 + width * bytes_each) * height, 1)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("kind", ["16-bit grey PNG", "RGBA PNG", "CMYK TIFF", "float TIFF", "WebP"])
+def test_decoding_takes_no_more_memory_than_its_header_tells(kind: str, tmp_path: Path) -> None:
+    size = (2500, 4000)
+    match kind:
+        case "16-bit grey PNG":
+            data = blank_png(*size, 16, 0, 2)
+        case "RGBA PNG":
+            data = blank_png(*size, 8, 6, 4)
+        case "WebP":
+            data = encoded(Image.new("RGB", size[::-1]), "WEBP")
+        case _:
+            mode = kind.split()[0].replace("float", "F")
+            data = encoded(Image.new(mode, size[::-1]), "TIFF", compression="tiff_lzw")
+    (tmp_path / "image").write_bytes(data)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "image")]
+    taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+    assert taken < 1.2 * modes.bytes_to_decode(modes.open_image(data)) + (30 << 20)
+
+
+@pytest.mark.parametrize("kind", [(16, 2, 6), (8, 6, 4)], ids=["16-bit RGB", "RGBA"])
+def test_an_image_that_needs_too_much_memory_is_rejected_with_size_and_limit(kind: tuple[int, int, int]) -> None:
+    bits, colour, _ = kind
+    data = blank_png(0, 0, bits, colour, 0)  # a header is enough
+    header = struct.pack(">IIBBBBB", 13_000, 13_000, bits, colour, 0, 0, 0)
+    data = data[:16] + header + struct.pack(">I", zlib.crc32(b"IHDR" + header)) + data[33:]
+    for read in (size_of, decode, lambda data: fit(data, (8, 8), Preprocessing())):
+        with pytest.raises(UnreadableImage, match=r"13000 x 13000 pixels need 1,128 MiB .* limit of 1,024 MiB"):
+            read(data)
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE_BYTES", 1000)
+    data, most, running, lock = encoded(np.zeros((50, 50, 3), np.uint8)), 0, 0, threading.Lock()
+    real = modes.pixels_of
+
+    def counted(image: Image.Image) -> np.ndarray:
+        nonlocal most, running
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.01)
+        with lock:
+            running -= 1
+        return real(image)
+
+    monkeypatch.setattr(modes, "pixels_of", counted)
+    threads = [threading.Thread(target=fit, args=(data, (8, 8), Preprocessing())) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_strips_are_converted_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    grey, colour = generator.integers(0, 256, (37, 23)).astype(np.uint8), generator.integers(0, 256, (37, 23, 4))
+    rgba = Image.fromarray(colour.astype(np.uint8), "RGBA")
+    palette = rgba.convert("RGB").quantize(40)
+    images = [rgba, rgba.convert("RGB"), palette, rgba.convert("LA"), rgba.convert("CMYK"), rgba.convert("HSV"),
+              Image.fromarray(grey), Image.fromarray(grey).convert("1"), Image.fromarray(grey.astype(np.float32)),
+              Image.fromarray(grey.astype(np.uint16) * 257), Image.fromarray(grey.astype(np.int32) * 300)]  # fmt: skip
+    seen = palette.copy()
+    seen.info["transparency"] = 3
+    images.append(seen)
+    whole = [modes.pixels_of(image) for image in images]
+    monkeypatch.setattr(modes, "STRIP", 100)
+    for image, expected in zip(images, whole, strict=True):
+        assert np.array_equal(modes.pixels_of(image), expected), image.mode
