@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "vitreous"
 
 # From the bottom up; a package may import itself and what stands on a lower line.
 LAYERS = [
-    {"kernels", "threads", "json_files", "network"},
+    {"kernels", "threads", "json_files", "network", "regular_files", "printable"},
     {"hub_transport"},
     {"hub_client"},
     {"model"},

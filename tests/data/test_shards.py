@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pictures import encoded
+from vitreous.data.check import check
 from vitreous.data.open import open_data
 from vitreous.data.shards import expand
 from vitreous.data.source import Source
+from vitreous.data.tars import list_members
 
 
 def write(path: Path, members: dict[str, bytes]) -> Path:
@@ -154,7 +157,7 @@ def test_a_shard_that_changed_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", samples(0, 10))
     source = open_data(str(path)).train
     path.write_bytes(path.read_bytes()[:600])
-    with pytest.raises(OSError, match="has changed since it was indexed"):
+    with pytest.raises(OSError, match="has changed meanwhile"):
         source.picture(len(source) - 1)
 
 
@@ -162,3 +165,39 @@ def test_expansion() -> None:
     assert expand("a.tar") == ["a.tar"]
     assert expand("{a,b}-{9..11}.tar") == [f"{x}-{n}.tar" for x in "ab" for n in (9, 10, 11)]
     assert expand("{a}.tar") == ["a.tar"]
+
+
+def test_a_shard_that_is_cut_short_is_reported_and_trained_on_without_its_end(tmp_path: Path) -> None:
+    """Whatever the cut goes through: an image, its label, a header, or between two samples."""
+    images = {i: encoded(np.full((40, 40, 3), 10 * i, np.uint8)) for i in range(12)}
+    files = {f"{i:02d}.{kind}": body for i in range(12)
+             for kind, body in (("png", images[i]), ("cls", f"{i % 2 + 10}".encode()))}  # fmt: skip
+    whole = write(tmp_path / "whole" / "a.tar", files).read_bytes()
+    ends = {name: start + size for name, start, size in list_members(tmp_path / "whole" / "a.tar").members}
+    cuts = [ends["09.png"] - 30, ends["09.png"] + 600, ends["09.cls"] - 1, ends["09.cls"] + 600, ends["09.cls"] + 511]
+    for cut in cuts:
+        (tmp_path / "a.tar").write_bytes(whole[:cut])
+        data = open_data(str(tmp_path / "a.tar"))
+        assert "damaged: a.tar: it " in data.note
+        read = {data.train.name(i): data.train.labels[i] for i in range(len(data.train))}
+        read |= {data.val.name(i): data.val.labels[i] for i in range(len(data.val))}
+        assert {name: label for name, label in read.items() if "09" not in name} == {
+            f"a.tar/{i:02d}.png": i % 2 for i in range(9)
+        }
+        assert data.classes == ("10", "11")  # no label was read from half of one
+        report = check(str(tmp_path / "a.tar"))
+        assert report.problems == 1
+        assert "a.tar: it " in str(report)
+
+
+def test_an_image_that_is_cut_short_is_unreadable_by_its_name(tmp_path: Path) -> None:
+    """Its label came before it."""
+    files = {}
+    for i in range(8):
+        files |= {f"{i}.cls": f"{i % 2}".encode(), f"{i}.png": encoded(np.full((40, 40, 3), 10 * i, np.uint8))}
+    whole = write(tmp_path / "a.tar", files)
+    start, size = next(member[1:] for member in list_members(whole).members if member.name == "7.png")
+    whole.write_bytes(whole.read_bytes()[: start + size - 20])
+    report = check(str(whole))
+    assert [(entry.name, "cut short" in reason) for entry, reason in report.unreadable] == [("a.tar/7.png", True)]
+    assert report.problems == 2

@@ -13,6 +13,7 @@ import numpy as np
 from vitreous.data.rows import order_labels
 from vitreous.data.source import ArraySource, Source
 from vitreous.data.split import WHOLE, Found, listed, part_name
+from vitreous.regular_files import check_regular
 
 IMAGES = ("x", "image", "images", "data", "pictures")
 LABELS = ("y", "label", "labels", "target", "targets")
@@ -55,6 +56,7 @@ def from_arrays(
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
+        check_regular(path)
         with np.load(path, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:

@@ -125,6 +125,7 @@ def examine(found: Found, parts: dict[str, Source], note: str) -> Report:
         duplicates=[group for group in groups if id(group) not in told],
         odd=dict(odd),
         sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1]) if sizes else None,
+        damaged=tuple(found.damaged),
     )
 
 

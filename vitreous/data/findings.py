@@ -42,11 +42,12 @@ class Report:
     duplicates: list[list[Entry]]  # the same picture more than once in one part and class
     odd: dict[str, list[Entry]]
     sizes: tuple[Size, Size, Size] | None  # smallest, median and largest by area
+    damaged: tuple[str, ...] = ()  # files that have lost something, such as shards that were cut short
 
     @property
     def problems(self) -> int:
         twins = {id(group) for group in (*self.leaks, *self.conflicts)}
-        return len(self.label_problems) + len(self.unreadable) + len(twins)
+        return len(self.label_problems) + len(self.unreadable) + len(twins) + len(self.damaged)
 
     @property
     def balance(self) -> tuple[str, int, str, int] | None:
@@ -69,6 +70,7 @@ class Report:
             "problems": self.problems,
             "counts": self.counts,
             "label_problems": self.label_problems,
+            "damaged": list(self.damaged),
             "unreadable": [{**vars(entry), "reason": reason} for entry, reason in self.unreadable],
             "leaks": [group(entries) for entries in self.leaks],
             "conflicts": [group(entries) for entries in self.conflicts],
@@ -98,7 +100,10 @@ class Report:
             yield "[bold green]no problems[/bold green]"
 
     def findings(self) -> Iterator[str]:
-        """What is wrong with single pictures."""
+        """Lines on damaged files and single pictures."""
+        for line in self.damaged[:SHOWN]:
+            yield _bad("damaged", line)
+        yield from _rest(self.damaged)
         for entry, reason in self.unreadable[:SHOWN]:
             yield _bad("unreadable", f"{self._told(entry)}: {reason}")
         yield from _rest(self.unreadable)

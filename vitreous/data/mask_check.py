@@ -20,6 +20,7 @@ from vitreous.data.mask_files import ColouredMask, colours_in, ids_in, read_head
 from vitreous.data.split import listed, plural
 from vitreous.model.checks import Size
 from vitreous.model.segment_loss import IGNORED
+from vitreous.regular_files import open_regular, read_regular
 
 _HEAD = 1 << 16  # the header of nearly every picture lies within this many bytes
 # More ids than there would be classes: COCO-Stuff has 182, ADE20K 150 and Cityscapes 34, and no picture shows nearly
@@ -52,7 +53,7 @@ def look_at_masks(root: Path, pairs: Sequence[Pair]) -> list[Look]:
 
 def _look(root: Path, pair: Pair) -> Look:
     try:
-        data = (root / pair[1]).read_bytes()
+        data = read_regular(root / pair[1])
         size = read_header(data).size
     except (UnreadableImage, OSError) as error:
         return Look(unreadable=_reason(error))
@@ -72,7 +73,7 @@ def _look(root: Path, pair: Pair) -> Look:
 
 def _picture_size(path: Path, expected: Size) -> Size:
     """From the first bytes, if they already say what is expected; they may lack a turn by EXIF, or be too few."""
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         head = file.read(_HEAD)
         if len(head) == _HEAD:
             try:
@@ -80,7 +81,7 @@ def _picture_size(path: Path, expected: Size) -> Size:
                     return expected
             except UnreadableImage:
                 pass
-            head += file.readall()
+            head += file.read()
     return size_of(head)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from vitreous.data.split import listed
 from vitreous.model.checks import fail, suggestion
 from vitreous.model.segment_loss import IGNORED
+from vitreous.regular_files import read_regular_text
 
 FILE = "classes.txt"
 MOST_IDS = 1 << 16  # a PNG has 16 bits for a pixel at most
@@ -22,7 +23,7 @@ _TURNED = re.compile(r"(.*[^\s:,;])\s*[\s:,;]\s*(\d+)")
 def read_classes(path: Path) -> dict[int, str]:
     """Names by id. Empty lines, and lines that begin with #, are left out."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular_text(path, encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]

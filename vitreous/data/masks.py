@@ -22,6 +22,7 @@ from vitreous.data.source import DataSet
 from vitreous.data.split import WHOLE, Found, arrange, by_part, listed, part_name, plural
 from vitreous.data.stored import FileSource
 from vitreous.model.checks import check_real
+from vitreous.regular_files import read_regular
 
 # What people call the two folders.
 PICTURES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
@@ -78,7 +79,7 @@ class MaskedFiles(FileSource):
         self.mask_classes, self.mask_ids, self.table = mask_classes, mask_ids, table
 
     def mask(self, index: int) -> np.ndarray:
-        return self.table.take(read_ids((self.root / self.masks[index]).read_bytes()))
+        return self.table.take(read_ids(read_regular(self.root / self.masks[index])))
 
 
 def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str] = ()) -> Found:

@@ -19,6 +19,7 @@ from vitreous.data.source import Source
 from vitreous.data.split import WHOLE, Found, label_problems, listed
 from vitreous.data.stored import SpanSource
 from vitreous.data.tables import IMAGE, LABEL, SPLIT, find_column, from_paths, row_parts
+from vitreous.regular_files import check_regular
 
 
 def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | None = None) -> Found:
@@ -66,6 +67,7 @@ def _parquet(path: Path) -> Any:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ValueError(f"{path} is a Parquet file, which needs pyarrow: pip install vitreous[data]") from None
+    check_regular(path)
     try:
         return parquet.ParquetFile(path)
     except ValueError as error:  # ArrowInvalid is one

@@ -83,7 +83,8 @@ class Reader(Dataset[Batch]):
                     masks[i] = self._read_mask(index, picture, numbers[i], fast)
             except (UnreadableImage, OSError) as problem:
                 labels[i] = -1
-                problems.append(f"{self.source.name(index)}: {problem}")
+                reason = (isinstance(problem, OSError) and problem.strerror) or problem
+                problems.append(f"{self.source.name(index)}: {reason}")
         return Batch(images, labels, indices, keys, epoch, problems, masks)
 
     def _read(self, picture: Picture, numbers: Sequence[float], fast: bool) -> Tensor:

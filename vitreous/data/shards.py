@@ -8,7 +8,6 @@ import glob
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -19,8 +18,10 @@ from vitreous.data.rows import Rows, assemble, class_labels
 from vitreous.data.source import Source
 from vitreous.data.split import WHOLE, Found, part_name, plural
 from vitreous.data.stored import EXTENSIONS, SpanSource
-from vitreous.data.tars import members
+from vitreous.data.tars import Member, list_members
+from vitreous.regular_files import open_regular
 
+Item = tuple[Member, object]  # an image and its label
 NAMES = ("classnames.txt", "classes.txt")  # one class a line, beside the shards
 
 
@@ -30,20 +31,26 @@ def open_shards(spec: str, root: Path | None = None) -> Found:
     addresses = [address for pattern in patterns for address in _matches(pattern, root or Path())]
     shards = [_local(address) for address in addresses]
     names = _class_names(shards[0].parent)
-    spans, pictures, labels, parts = [], [], [], []
+    spans, pictures, labels, parts, damaged = [], [], [], [], []
     for number, (shard, part) in enumerate(zip(shards, _parts(addresses), strict=True)):
-        for name, start, size, label in index(shard):
-            spans.append((number, start, size))
-            pictures.append(f"{shard.name}/{name}")
+        items, damage = index(shard)
+        if damage:
+            damaged.append(f"{shard.name}: {damage}")
+        for member, label in items:
+            spans.append((number, member.start, member.size))
+            pictures.append(f"{shard.name}/{member.name}")
             labels.append(label)
             parts.append(part)
     if not labels:
-        raise ValueError(f"{spec}: no pictures in {plural(len(shards), 'shard')}")
+        why = f" ({damaged[0]})" if damaged else ""
+        raise ValueError(f"{spec}: no pictures in {plural(len(shards), 'shard')}{why}")
 
     def make(keep: list[int], numbers: np.ndarray, classes: tuple[str, ...]) -> Source:
         return SpanSource(shards, np.array(spans, np.int64)[keep], [pictures[row] for row in keep], numbers, classes)
 
-    return assemble(spec, Rows(class_labels(labels, names), parts, names), make, [])
+    found = assemble(spec, Rows(class_labels(labels, names), parts, names), make, [])
+    found.damaged = damaged
+    return found
 
 
 def expand(pattern: str) -> list[str]:
@@ -64,23 +71,32 @@ def expand(pattern: str) -> list[str]:
     return ["".join(choice) for choice in product(*choices)]
 
 
-def index(shard: Path) -> Iterator[tuple[str, int, int, object]]:
-    """Name, start, size and label of every picture of a shard, in its order."""
-    pictures: dict[str, tuple[str, int, int]] = {}
+def index(shard: Path) -> tuple[list[Item], str | None]:
+    """Every image of a shard with its label, in the shard's order, and what is wrong with the end of the shard.
+
+    Where a shard is cut short, its last image may lack its label, and is then left out.
+    """
+    images: dict[str, Member] = {}
     labels: dict[str, object] = {}
-    with open(shard, "rb") as file:
-        for name, start, size in members(shard):
-            folder, _, base = name.rpartition("/")
+    listing, key = list_members(shard), ""
+    with open_regular(shard) as file:
+        for member in listing.members:
+            folder, _, base = member.name.rpartition("/")
             stem, _, extension = base.partition(".")  # at the first dot: x.seg.png is not the picture of x
             key, extension = f"{folder}/{stem}", extension.lower()
             if stem and extension in EXTENSIONS:
-                pictures[key] = (name, start, size)
+                images[key] = member
             elif stem and extension in ("cls", "json"):
-                file.seek(start)
-                label = _label(f"{shard}: {name}", extension, file.read(size))
+                file.seek(member.start)
+                content = file.read(member.size)
+                if len(content) < member.size:  # cut short: half a label may be another one
+                    continue
+                label = _label(f"{shard}: {member.name}", extension, content)
                 labels[key] = labels.get(key) if label is None else label
-    for key, (name, start, size) in pictures.items():
-        yield name, start, size, labels.get(key)
+    damage = listing.damage
+    if damage and key in images and labels and labels.get(key) is None:
+        damage += f"; {images.pop(key).name!r} has lost its label and is left out"
+    return [(member, labels.get(key)) for key, member in images.items()], damage
 
 
 def _label(where: str, extension: str, data: bytes) -> object:

@@ -37,6 +37,7 @@ class Found:
     parts: dict[str, Source]  # by "train", "val" and "test", or "all"
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)  # files that have lost something: training warns, a check counts
     same_classes: bool = False  # whether a class of train that val lacks is a mistake too
     labelled: bool = True  # whether pictures have classes to tell apart
 
@@ -45,7 +46,7 @@ def arrange(found: Found, val_fraction: float, seed: int) -> DataSet:
     """The data set to train on. Raises the first thing that is wrong with what was found."""
     if problems := found.problems + label_problems(found):
         raise ValueError(f"{found.name}: {problems[0]}")
-    parts, notes = dict(found.parts), list(found.notes)
+    parts, notes = dict(found.parts), [*found.notes, *(f"damaged: {line}" for line in found.damaged)]
     if WHOLE in parts and len(parts) > 1:  # x and y beside x_test and y_test: then the rest is to train on
         parts["train"] = parts.pop(WHOLE)
     if "val" not in parts and "test" in parts:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.source import Picture, Source
+from vitreous.regular_files import open_regular, read_regular
 
 EXTENSIONS = frozenset(["jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"])
 
@@ -47,7 +48,7 @@ class FileSource(Source):
         self.labels, self.classes = labels.astype(np.int64), classes
 
     def picture(self, index: int) -> Picture:
-        return (self.root / self.paths[index]).read_bytes()
+        return read_regular(self.root / self.paths[index])
 
     def name(self, index: int) -> str:
         return self.paths[index]
@@ -70,11 +71,11 @@ class SpanSource(Source):
 
     def picture(self, index: int) -> Picture:
         file, start, size = self.spans[index].tolist()
-        with open(self.files[file], "rb", buffering=0) as stream:
+        with open_regular(self.files[file]) as stream:
             stream.seek(start)
             data = stream.read(size)
         if len(data) != size:
-            raise OSError(f"{self.files[file]} ends inside {self.names[index]}: it has changed since it was indexed")
+            raise OSError(f"{self.files[file].name} ends inside of it: it was cut short, or has changed meanwhile")
         return data
 
     def name(self, index: int) -> str:

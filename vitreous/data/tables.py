@@ -15,6 +15,7 @@ from vitreous.data.rows import Rows, assemble, cell_text
 from vitreous.data.source import Source
 from vitreous.data.split import WHOLE, Found, listed, part_name
 from vitreous.data.stored import FileSource, missing_files
+from vitreous.regular_files import check_regular
 
 IMAGE = ("path", "file", "image", "filename", "file_name", "filepath", "file_path", "image_path", "img", "picture")
 LABEL = ("label", "class", "target", "labels", "class_name", "category", "fine_label")
@@ -78,6 +79,7 @@ def row_parts(table: Path, columns: Columns) -> list[str]:
 
 
 def _read_csv(path: Path) -> Columns:
+    check_regular(path)
     with open(path, encoding="utf-8-sig", newline="") as file:
         try:
             header = file.readline()
@@ -95,6 +97,7 @@ def _read_csv(path: Path) -> Columns:
 
 
 def _read_jsonl(path: Path) -> Columns:
+    check_regular(path)
     rows = []
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):

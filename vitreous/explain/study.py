@@ -20,6 +20,7 @@ from vitreous.infer.place import choose_device, placed
 from vitreous.model.checks import BadValue, Size, check_choice, check_whole, suggestion
 from vitreous.model.inputs import normalise
 from vitreous.model.vit import ViT
+from vitreous.regular_files import read_regular
 from vitreous.weights.load import load_encoder
 
 TOP = 5  # predictions that are told
@@ -101,7 +102,7 @@ def open_study(
         return plain
     if model.config.channels not in (1, 3):
         raise ValueError(f"the model takes {model.config.channels} channels, but pictures have 1 (grey) or 3 (RGB)")
-    config, data = model.config, picture.read_bytes()
+    config, data = model.config, read_regular(picture)
     try:
         pixels = fit(data, config.image_size, config.preprocessing, config.channels)
         canvas = canvas_of(data, config)

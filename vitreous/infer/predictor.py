@@ -33,6 +33,7 @@ from vitreous.model.checks import check_choice, check_whole
 from vitreous.model.inputs import normalise
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
+from vitreous.regular_files import read_regular
 from vitreous.threads import cores
 
 # A path, an encoded file, pixels [h, w] or [h, w, c] of uint8, or an image of Pillow's.
@@ -252,8 +253,7 @@ def many(pictures: Input | Iterable[Input]) -> Iterator[Input]:
 def encoded(picture: Input) -> Picture:
     """What decoders take: the bytes of a file, or pixels."""
     if isinstance(picture, str | os.PathLike):
-        with open(picture, "rb") as file:
-            return file.read()
+        return read_regular(picture)
     if isinstance(picture, Image.Image):
         with _PILLOW:  # the same image may have been given twice, and Pillow decodes late
             return _pixels(picture)

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitreous.model.checks import suggestion
+from vitreous.regular_files import check_regular
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())
@@ -73,6 +74,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 def read_header(file: Path) -> dict[str, Entry]:
     """Read the names, types and shapes of the tensors, but not their data."""
     try:
+        check_regular(file)
         with open(file, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
         if MAX_HEADER_BYTES < size <= file.stat().st_size:  # a longer one is no header, or a truncated file
