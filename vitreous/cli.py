@@ -16,6 +16,7 @@ import vitreous
 from vitreous.evaluate.verb import evaluate
 from vitreous.explain.verb import explain
 from vitreous.model.checks import suggestion
+from vitreous.printable import printable
 from vitreous.refuse import print_own_warnings, refuse
 from vitreous.serve.verb import serve
 from vitreous.threads import spin_briefly
@@ -89,7 +90,7 @@ def _train(config: TrainConfig, command: str) -> None:
     try:
         run(config, command)
     except Interrupted as stop:
-        print(f"vitreous: {stop}", file=sys.stderr)
+        print(printable(f"vitreous: {stop}"), file=sys.stderr)
         sys.exit(128 + stop.signal_number)
 
 

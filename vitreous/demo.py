@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from vitreous.data.open import open_data
 from vitreous.explain.command import explain_files
 from vitreous.model.vit import ViT
+from vitreous.printable import SafeConsole
 from vitreous.train.config import Augment, Optim, TrainConfig
 from vitreous.train.defaults import FEW_PICTURES
 from vitreous.train.run import train
@@ -52,7 +52,7 @@ def run(out: Path = FOLDER) -> None:
     digit = open_data("digits").val.picture(0)
     assert isinstance(digit, np.ndarray)
     images = (torch.from_numpy(digit).reshape(1, 1, 8, 8).float() / 255 - 0.5) / 0.5
-    console = Console()
+    console = SafeConsole()
     console.print()
     console.print(walk(model, images))
     console.print("\nWhat its answer rests on:")

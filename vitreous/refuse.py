@@ -6,6 +6,7 @@ import warnings
 from typing import NoReturn, TextIO
 
 from vitreous.model.checks import BadValue
+from vitreous.printable import printable
 
 
 def refuse(error: Exception) -> NoReturn:
@@ -17,7 +18,7 @@ def refuse(error: Exception) -> NoReturn:
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes it
         sys.exit(1)
-    print(f"vitreous: {_printable(error)}", file=sys.stderr)
+    print(f"vitreous: {printable(str(error))}", file=sys.stderr)
     sys.exit(2 if isinstance(error, BadValue) else 1)
 
 
@@ -39,11 +40,6 @@ def print_own_warnings() -> None:
         if not category.__module__.startswith("vitreous."):
             usual(message, category, filename, lineno, file, line)
         elif os.environ.get("RANK", "0") == "0":
-            print(f"vitreous: warning: {_printable(message)}", file=sys.stderr)
+            print(f"vitreous: warning: {printable(str(message))}", file=sys.stderr)
 
     warnings.showwarning = show
-
-
-def _printable(text: object) -> str:
-    """Escape what a terminal would interpret: names in the text may come from untrusted files."""
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in str(text))

@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from pictures import encoded
-from vitreous.data import decode as module
-from vitreous.data import modes
+from vitreous.data import modes, unreadable
 from vitreous.data.decode import UnreadableImage, decode, fit, size_of
 from vitreous.model.options import Preprocessing
 
@@ -78,7 +77,7 @@ def test_an_image_that_needs_too_much_memory_is_rejected_with_size_and_limit(kin
 
 
 def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(unreadable, "LARGE_BYTES", 1000)
     data, most, running, lock = encoded(np.zeros((50, 50, 3), np.uint8)), 0, 0, threading.Lock()
     real = modes.pixels_of
 

@@ -9,7 +9,6 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import track
 
 from vitreous.data.findings import Entry, Report
@@ -22,6 +21,7 @@ from vitreous.data.source import Source
 from vitreous.data.split import Found, arrange, label_problems, occurring
 from vitreous.data.terminal import console as standard_output
 from vitreous.model.checks import fail
+from vitreous.printable import SafeConsole
 
 
 def check(spec: str, root: Path | None = None) -> Report:
@@ -97,7 +97,7 @@ def examine(found: Found, parts: dict[str, Source], note: str) -> Report:
         except OSError as error:
             return Look(f"{place}".encode(), None, (), error.strerror or str(error))
 
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         some = (places[start : start + 4096] for start in range(0, len(places), 4096))  # a pool takes all it is given
         stream = (seen for chunk in some for seen in pool.map(look, chunk))

@@ -8,10 +8,7 @@ c: channels, h, w: height and width in pixels.
 """
 
 import math
-import os
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,53 +16,24 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from vitreous.data import modes
 from vitreous.data.crop import crop_box, nearest
 from vitreous.data.jpeg import FACTORS, JpegHeader, decode_rows, read_header
 from vitreous.data.source import Picture
+from vitreous.data.unreadable import MAX_PIXELS as MAX_PIXELS
+from vitreous.data.unreadable import UnreadableImage as UnreadableImage
+from vitreous.data.unreadable import check_memory as check_memory
+from vitreous.data.unreadable import explained as explained
+from vitreous.data.unreadable import take_turn
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.checks import Size
 from vitreous.model.options import Preprocessing
 from vitreous.model.segment_loss import IGNORED
 
-# Larger pictures are rejected by their header: a small file can ask for all of a machine's memory. Pillow's limit.
-MAX_PIXELS = 178_956_970
-MAX_BYTES = 1 << 30  # of memory to decode one picture, estimated from its header
-LARGE_BYTES = 1 << 27  # pictures that need more are decoded one at a time in a process
-
 Interpolation = Literal["bilinear", "bicubic"]
-
-
-class UnreadableImage(ValueError):
-    """A picture that cannot be read, and why. The caller knows its name."""
-
-
-# ---- Memory ----------------------------------------------------------------------------------------------------------
-
-_large = threading.Lock()
-
-
-def _new_lock() -> None:
-    """Replace the lock in a forked worker: another thread of the parent may have held it."""
-    global _large
-    _large = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)
-
-
-def check_memory(size: Size, needed: int) -> None:
-    """Reject a picture of this size, before it is decoded, if it has too many pixels or needs too much memory."""
-    shown = f"{size[0]} x {size[1]} pixels"
-    if math.prod(size) > MAX_PIXELS:
-        raise UnreadableImage(f"{shown} are more than {MAX_PIXELS:,}: too large to be decoded safely")
-    if needed > MAX_BYTES:
-        limit = f"more than the limit of {MAX_BYTES >> 20:,} MiB"
-        raise UnreadableImage(f"{shown} need {needed >> 20:,} MiB to decode, {limit}: too large to be decoded safely")
 
 
 # ---- Headers ---------------------------------------------------------------------------------------------------------
@@ -82,35 +50,9 @@ class _Stored:
     image: Image.Image | None = None
 
 
-@contextmanager
-def _turn(stored: _Stored) -> Iterator[None]:
-    """Let large pictures wait for each other, so that many of them at once cannot use up the memory."""
-    if stored.bytes > LARGE_BYTES:
-        with _large:
-            yield
-    else:
-        yield
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Decoders meet broken files with exceptions of all kinds; ours says why, in one line."""
-    try:
-        yield
-    except (UnreadableImage, MemoryError):
-        raise
-    except UnidentifiedImageError:
-        raise UnreadableImage("not a picture in a format that can be read") from None
-    except Image.DecompressionBombError:
-        raise UnreadableImage(f"more than {MAX_PIXELS:,} pixels: too large to be decoded safely") from None
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UnreadableImage(f"cannot be decoded: {reason}") from error
-
-
 def _read(picture: Picture) -> _Stored:
     if isinstance(picture, np.ndarray):
-        return _Stored(_array_size(picture), 4 * picture.nbytes)
+        return _Stored(_array_size(picture), picture.nbytes)
     if not picture:
         raise UnreadableImage("the file is empty")
     with explained():
@@ -196,7 +138,7 @@ def decode(picture: Picture, channels: int = 3, at_least: Size | None = None) ->
     Alpha is laid on white, an animation shows its first frame. A file that cannot be read raises UnreadableImage.
     """
     stored = _read(picture)
-    with _turn(stored):
+    with take_turn(stored.bytes):
         image, _ = _pixels(picture, stored, channels, _factor(stored.size, at_least) if at_least else 1)
         return _expanded(image, channels)
 
@@ -220,7 +162,7 @@ def fit(
     """Resize and crop (or pad) a picture for evaluation, as `preprocessing` describes."""
     stored = _read(picture)
     resized = resized_for(stored.size, size, preprocessing)
-    with _turn(stored):
+    with take_turn(stored.bytes):
         image, _ = _pixels(picture, stored, channels, _fit_factor(stored, resized) if fast else 1)
         for axis in (0, 1):
             image, side = _trim(image, axis + 1, resized[axis], size[axis])
@@ -287,7 +229,7 @@ def random_resized_crop(
     stored = _read(picture)
     top, left, height, width = crop_box(stored.size, numbers, scale, ratio)
     reduced = _factor((height, width), size) if fast else 1
-    with _turn(stored):
+    with take_turn(stored.bytes):
         image, factor = _pixels(picture, stored, channels, reduced, bottom=top + height)
         part = image[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
         return _expanded(resize(part, size, interpolation), channels)

@@ -18,10 +18,10 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from vitreous.network import WINDOW_SECONDS, BackgroundReader, BadAnswer, Pace
+from vitreous.printable import SafeConsole, printable
 
 CHUNK = 1 << 20
 TIMEOUT = 20.0  # seconds without a byte, after which the connection counts as broken
@@ -179,9 +179,9 @@ def _ask(url: str, have: int, tag: Path) -> http.client.HTTPResponse | None:
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on a terminal, one plain line otherwise; told how much is done and how much there is."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     if not console.is_terminal:
-        print(title, file=sys.stderr)
+        print(printable(title), file=sys.stderr)
         yield lambda done, total: None
         return
     columns = (

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from vitreous.data.split import plural
 from vitreous.model.checks import Size
+from vitreous.printable import SafeConsole, one_line
 
 SHOWN = 10  # of a long list
 IMBALANCE = 10  # times as many pictures in the largest class as in the smallest
@@ -25,7 +26,7 @@ class Entry:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.label}, in {self.part})"
+        return f"{one_line(self.name)} ({one_line(self.label)}, in {self.part})"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=120, no_color=True)
+        console = SafeConsole(file=io.StringIO(), width=120, no_color=True)
         console.print(self)
         text: str = console.file.getvalue()  # type: ignore[attr-defined]
         return text.rstrip()
@@ -114,7 +115,7 @@ class Report:
 
     def _told(self, entry: Entry) -> str:
         """Where all pictures are in one part, its name would say nothing."""
-        return str(entry) if len(self.counts) > 1 else f"{entry.name} ({entry.label})"
+        return str(entry) if len(self.counts) > 1 else f"{one_line(entry.name)} ({one_line(entry.label)})"
 
     def _table(self) -> Table:
         """Pictures by class and part; of many classes, the largest and the smallest."""
@@ -130,7 +131,7 @@ class Report:
             shown = [*ordered[: SHOWN // 2], "...", *ordered[-SHOWN // 2 :]]
         for name in shown:
             cells = ["" if name == "..." else f"{self.counts[part].get(name, 0):,}" for part in parts]
-            table.add_row(escape(name), *cells)
+            table.add_row(escape(one_line(name)), *cells)
         totals = [f"{sum(self.counts[part].values()):,}" for part in parts]
         table.add_row(f"[bold]{len(classes):,} classes[/bold]", *totals)
         return table

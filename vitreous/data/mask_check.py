@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import track
 
 from vitreous.data.decode import UnreadableImage, size_of
@@ -20,6 +19,7 @@ from vitreous.data.mask_files import ColouredMask, colours_in, ids_in, read_head
 from vitreous.data.split import listed, plural
 from vitreous.model.checks import Size
 from vitreous.model.segment_loss import IGNORED
+from vitreous.printable import SafeConsole
 from vitreous.regular_files import open_regular, read_regular
 
 _HEAD = 1 << 16  # the header of nearly every picture lies within this many bytes
@@ -44,7 +44,7 @@ class Look:
 
 def look_at_masks(root: Path, pairs: Sequence[Pair]) -> list[Look]:
     """All of them, in order."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         some = (pairs[start : start + 4096] for start in range(0, len(pairs), 4096))  # a pool takes all it is given
         stream = (look for chunk in some for look in pool.map(lambda pair: _look(root, pair), chunk))

@@ -21,6 +21,7 @@ from vitreous.data.source import Picture, Source
 from vitreous.model.checks import Size
 from vitreous.model.options import Preprocessing
 from vitreous.model.segment_loss import IGNORED
+from vitreous.printable import one_line
 
 
 class Batch(NamedTuple):
@@ -84,7 +85,7 @@ class Reader(Dataset[Batch]):
             except (UnreadableImage, OSError) as problem:
                 labels[i] = -1
                 reason = (isinstance(problem, OSError) and problem.strerror) or problem
-                problems.append(f"{self.source.name(index)}: {reason}")
+                problems.append(f"{one_line(self.source.name(index))}: {reason}")
         return Batch(images, labels, indices, keys, epoch, problems, masks)
 
     def _read(self, picture: Picture, numbers: Sequence[float], fast: bool) -> Tensor:

@@ -4,20 +4,20 @@ import re
 import sys
 from typing import IO, cast
 
-from rich.console import Console
+from vitreous.printable import SafeConsole
 
 ENDLESS = 1 << 16  # columns: no path is as long
 
 
-def console(markup: bool = False, soft_wrap: bool = False) -> Console:
-    """The standard output. Names of files and classes are no markup unless the caller escapes them itself.
+def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
+    """The standard output. Names of files and classes are not markup, and control characters in them are escaped.
 
     In a pipe or a file no line is wrapped or cut, so that `grep` finds a path whole and a table keeps a row on a line.
     """
     if sys.stdout.isatty():
-        return Console(markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
+        return SafeConsole(markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
     trimmed = cast(IO[str], _Trimmed())
-    return Console(file=trimmed, width=ENDLESS, markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
+    return SafeConsole(file=trimmed, width=ENDLESS, markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
 
 
 class _Trimmed:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitreous.data.terminal import console
+from vitreous.printable import printable
 from vitreous.weights.files import atomic_file
 
 
@@ -19,7 +20,7 @@ def tell(record: Mapping[str, Any], as_json: bool, out: Path | None) -> Console 
     On it, names of classes are no markup. What speaks against the figures (`doubt`) is said in any case.
     """
     if record.get("doubt"):
-        print(f"vitreous: {record['doubt']}", file=sys.stderr)
+        print(printable(f"vitreous: {record['doubt']}"), file=sys.stderr)
     if out is not None:
         with atomic_file(out) as aside:
             aside.write_text(json.dumps(record, indent=2))

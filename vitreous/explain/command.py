@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 import vitreous
@@ -19,6 +18,7 @@ from vitreous.explain.methods import METHODS
 from vitreous.explain.report import Findings, write_page
 from vitreous.explain.study import Study, open_model, open_study, which_methods
 from vitreous.json_files import read_json_object
+from vitreous.printable import SafeConsole
 from vitreous.train.figures import duration
 from vitreous.train.look import can_draw
 from vitreous.weights.files import atomic_file
@@ -56,7 +56,7 @@ def explain_files(
     wanted, left_out = which_methods(model, picture is not None, methods)
     study = open_study(model, picture, out, target, layers, heads, query, batch_size)
     out.mkdir(parents=True, exist_ok=True)
-    with Console(stderr=True).status("looking inside ...") as status:  # seen on a terminal only
+    with SafeConsole(stderr=True).status("looking inside ...") as status:  # seen on a terminal only
         found = examine(study, wanted, lambda method: status.update(f"{method} ..."))
     found.left_out = left_out | found.left_out if not methods else found.left_out
     who = checkpoint.resolve().parent.name if checkpoint.name in ("best", "last") else checkpoint.name

@@ -12,6 +12,7 @@ from vitreous.infer.segment_files import segment_files
 from vitreous.infer.segments import SegmentPredictor
 from vitreous.model.checks import fail
 from vitreous.model.segmenter import Segmenter
+from vitreous.printable import printable
 from vitreous.weights.load import load, load_encoder
 
 Precision = Literal["fp32", "bf16", "auto"]
@@ -80,4 +81,4 @@ def embed_files(
 
 
 def _say(predictor: Predictor, written: Written, out: Path | None) -> None:
-    print(summary(written, out, predictor.throughput, predictor.device), file=sys.stderr)
+    print(printable(summary(written, out, predictor.throughput, predictor.device)), file=sys.stderr)

@@ -10,6 +10,7 @@ from vitreous.data.masks import MASKS, has_masks
 from vitreous.data.split import part_name, plural
 from vitreous.data.stored import EXTENSIONS, is_picture
 from vitreous.model.checks import fail, path_suggestion
+from vitreous.printable import printable
 
 
 def expand(arguments: Sequence[str]) -> list[Path]:
@@ -68,7 +69,7 @@ def _unmasked(folder: Path) -> list[Path]:
     pictures = [path for path in found if path not in masks]
     if not {path.stem for path in masks} & {path.stem for path in pictures}:  # folders that only have such names
         return found
-    print(f"{folder} has pictures beside masks: {plural(len(masks), 'mask')} left out", file=sys.stderr)
+    print(f"{printable(str(folder))} has pictures beside masks: {plural(len(masks), 'mask')} left out", file=sys.stderr)
     return pictures
 
 

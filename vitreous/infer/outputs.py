@@ -7,7 +7,6 @@ when it is whole.
 import csv
 import importlib
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from vitreous.data.split import plural
 from vitreous.data.terminal import console as standard_output
 from vitreous.infer.answers import Embedding, Prediction, Throughput
 from vitreous.model.checks import fail, suggestion
+from vitreous.printable import json_text, one_line
 from vitreous.weights.files import atomic_file
 
 Answer = Prediction | Embedding
@@ -102,7 +102,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
 
 def json_line(answer: Answer) -> str:
     """One object, in one line, without its end: for streaming to the standard output."""
-    return json.dumps(as_dict(answer), ensure_ascii=False)
+    return json_text(as_dict(answer))
 
 
 def clean(text: str) -> str:
@@ -190,7 +190,7 @@ def print_table(predictions: Iterable[Prediction], console: Console | None = Non
     while group := list(itertools.islice(remaining, ROWS)):
         table = Table("picture", "label", "probability", "or else", box=None, show_header=pictures == 0)
         for prediction in group:
-            name = Text(clean(prediction.name), overflow="fold")
+            name = Text(one_line(clean(prediction.name)), overflow="fold")
             if prediction.error is not None:
                 errors += 1
                 table.add_row(name, Text(f"error: {clean(prediction.error)}", style="red"))

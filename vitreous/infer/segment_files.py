@@ -1,6 +1,5 @@
 """`vitreous predict` with a segmenter: a mask and an overlay for every picture, and what share each class has."""
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from vitreous.infer.masks import is_written_here, overlay, write_mask, write_png
 from vitreous.infer.outputs import Written, clean, summary
 from vitreous.infer.segments import Segmentation, SegmentPredictor
 from vitreous.model.checks import fail
+from vitreous.printable import json_text, one_line, printable
 
 KINDS = ("masks", "overlays")
 SHOWN = 0.005  # a smaller share of a picture is not worth a word
@@ -33,10 +33,11 @@ def segment_files(predictor: SegmentPredictor, paths: Sequence[Path], as_json: b
         if out is not None and answer.error is None:
             _write(predictor, answer, out, names[path])
         if as_json:
-            print(json.dumps(_record(predictor, answer), ensure_ascii=False), flush=True)
+            print(json_text(_record(predictor, answer)), flush=True)
         else:
             console.print(_line(predictor, answer))
-    print(summary(Written(pictures, errors), out, predictor.throughput, predictor.device), file=sys.stderr)
+    text = summary(Written(pictures, errors), out, predictor.throughput, predictor.device)
+    print(printable(text), file=sys.stderr)
     if out is None and not as_json:
         print("masks and overlays are written with --out FOLDER", file=sys.stderr)
 
@@ -92,6 +93,6 @@ def _record(predictor: SegmentPredictor, answer: Segmentation) -> dict[str, Any]
 
 def _line(predictor: SegmentPredictor, answer: Segmentation) -> str:
     if answer.mask is None:
-        return f"{answer.name}: {answer.error}"
+        return f"{one_line(answer.name)}: {answer.error}"
     shown = [f"{label} {share:.1%}" for label, share in _shares(predictor, answer) if share >= SHOWN]
-    return f"{answer.name}: {', '.join(shown)}"
+    return f"{one_line(answer.name)}: {', '.join(shown)}"

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from vitreous.printable import SafeConsole
 from vitreous.train.figures import duration, label, roughly, value
 
 PAUSE = 60.0  # seconds between plain lines within an epoch
@@ -46,7 +47,7 @@ class Progress:
         self.start_step = self.done = start_step
         self.quiet, self.clock = quiet, clock
         # A pipe gets no escape codes, whatever the environment says about colours.
-        self.console = console or Console(force_terminal=None if sys.stdout.isatty() else False)
+        self.console = console or SafeConsole(force_terminal=None if sys.stdout.isatty() else False)
         self.estimated = False
         self.began = self.spoke = clock()
         self.told = -math.inf  # when an epoch last had its line

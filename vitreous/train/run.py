@@ -6,8 +6,6 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from rich.console import Console
-
 from vitreous.data.masks import open_masked
 from vitreous.data.open import open_data
 from vitreous.data.source import DataSet
@@ -15,6 +13,7 @@ from vitreous.json_files import read_json_object
 from vitreous.model.checks import fail
 from vitreous.model.codec import from_dict, to_dict
 from vitreous.model.segmenter import SegmenterConfig
+from vitreous.printable import SafeConsole
 from vitreous.train import loop
 from vitreous.train.checkpoint import Progress, read_progress
 from vitreous.train.config import TrainConfig
@@ -36,7 +35,7 @@ def train(config: TrainConfig, command: str = "vitreous train", make_task: MakeT
     if config.resume:
         config = stored(config)
     with world(config.device) as here, ExitStack() as held:
-        console = Console(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        console = SafeConsole(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
         check_start(config)
         resume = config.resume and _find_checkpoint(config, here, held, console)
         data = _open(config)

@@ -76,7 +76,7 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, classifier: 
     """Ready to be typed: with a picture there is, and with the same split as in training."""
     best, source = shlex.quote(str(folder / "best")), data.val.source if isinstance(data.val, Subset) else data.val
     picture = "PICTURE.jpg"
-    if isinstance(source, FileSource):
+    if isinstance(source, FileSource) and data.val.name(0).isprintable():
         picture = shlex.quote(str(source.root / data.val.name(0)))
     split = {"seed": config.seed, "val_fraction": config.val_fraction, "data_root": config.data_root}
     usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}

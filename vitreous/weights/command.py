@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
+from vitreous.printable import SafeConsole
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.containers import SUFFIXES
 from vitreous.weights.convert import losses_at
@@ -38,7 +38,7 @@ def convert(
     model = load(source, from_, image_size or None, num_classes, overrides)
     save(model, target, to, lossy=lossy)
     # Names of files and tensors may have brackets in them, and are to be copied whole.
-    console = Console(markup=False, highlight=False, soft_wrap=True)
+    console = SafeConsole(markup=False, highlight=False, soft_wrap=True)
     record = provenance_of(model)
     console.print(f"read {source}: {record.get('origin', 'Vitreous')}")
     for line in record.get("assumed", ()):

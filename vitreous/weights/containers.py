@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from vitreous.json_files import read_json_object
-from vitreous.regular_files import check_regular
 from vitreous.weights.contents import content_of
 from vitreous.weights.format import Found
 from vitreous.weights.npz import read_npz, write_npz

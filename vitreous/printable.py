@@ -1,0 +1,48 @@
+"""Text from outside on a terminal: names of files and classes must not reach it as escape sequences."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+JOINERS = "\u200c\u200d"  # invisible, but part of words in some scripts
+
+
+def printable(text: str) -> str:
+    r"""Escape everything that a terminal would obey or cannot show, but for line ends and tabs.
+
+    >>> printable("a\x1b[2Jb\n")
+    'a\\x1b[2Jb\n'
+    """
+    return text if text.isprintable() else _escaped(text, JOINERS + "\n\t")
+
+
+def one_line(text: str) -> str:
+    r"""Escape line ends as well: a name with one in it must not begin a line of its own.
+
+    >>> one_line("cat\nno problems")
+    'cat\\nno problems'
+    """
+    return text if text.isprintable() else _escaped(text, JOINERS)
+
+
+def _escaped(text: str, keep: str) -> str:
+    return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)
+
+
+def json_text(value: Any) -> str:
+    """JSON in one line, readable in every script, in which invisible characters are escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in JOINERS else json.dumps(char)[1:-1] for char in text)
+
+
+class SafeConsole(Console):
+    """A rich console that escapes control characters in everything it prints; its own styles still work."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
