@@ -91,7 +91,8 @@ def _lines(config: AnyConfig, figures: dict[str, int]) -> list[tuple[str, str]]:
             ("parts", ", ".join(str(part) for part in (config.position, config.mlp, config.pool, config.head))),
             ("numerics", f"LayerNorm eps {config.norm_eps:g}"),
         ]
-    lines.append(("preprocessing", f"mean {scale.mean}, std {scale.std}, {scale.interpolation}, {scale.fit}"))
+    fit = f"{scale.interpolation}, {scale.fit}, rounded as by {scale.geometry}"
+    lines.append(("preprocessing", f"mean {scale.mean}, std {scale.std}, {fit}"))
     return lines
 
 

@@ -91,7 +91,7 @@ def _classes(config: TrainConfig, data: DataSet) -> tuple[str, ...]:
     return {"classify": data.classes, "segment": data.mask_classes}.get(config.task, ())
 
 
-def _as_recorded(data: DataSet, config: TrainConfig, here: World, console: Console) -> DataSet:
+def _as_recorded(data: DataSet, config: TrainConfig, here: World, console: SafeConsole) -> DataSet:
     """The data of a resumed run, compared with that of its start."""
     assert config.out is not None
     path = config.out / DATA
@@ -147,7 +147,7 @@ def _lock(config: TrainConfig, here: World, held: ExitStack) -> None:
     here.first_only(lambda: held.enter_context(lock(folder)))
 
 
-def _find_checkpoint(config: TrainConfig, here: World, held: ExitStack, console: Console) -> bool:
+def _find_checkpoint(config: TrainConfig, here: World, held: ExitStack, console: SafeConsole) -> bool:
     """Lock the folder of a run to resume; True if it has a checkpoint, False if it was killed before its first."""
     _lock(config, here, held)
     folder = config.out

@@ -7,7 +7,7 @@ models of 518), the provenance says so, and `load(..., image_size=224)` does the
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from vitreous.json_files import read_json_object
 from vitreous.model.centre_crop import scaled
@@ -102,7 +102,7 @@ def read_processor(
     # What we wrote ourselves, which rounds differently, if it still leads to the same sizes.
     exact, geometry = real(file, document, "crop_fraction", fraction), word(file, document, "geometry", "huggingface")
     if 0.01 <= exact <= 1 and geometry in get_args(Geometry):
-        own = replace(how, crop_fraction=exact, geometry=geometry)
+        own = replace(how, crop_fraction=exact, geometry=cast(Geometry, geometry))
         how = own if not crop or scaled(crop, own) == scaled(crop, how) else how
     return how, crop or resized, unlike
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from vitreous.model.centre_crop import scaled
 from vitreous.model.checks import Size
@@ -176,7 +176,7 @@ class TimmConfig:
         own, fraction = self.document.get("geometry"), self.document.get("crop_fraction")
         if own not in get_args(Geometry) or not isinstance(fraction, float) or not 0.01 <= fraction <= 1:
             return None
-        ours = dataclasses.replace(shown, geometry=own, crop_fraction=fraction)
+        ours = dataclasses.replace(shown, geometry=cast(Geometry, own), crop_fraction=fraction)
         return ours if _crop_pct(size, ours) == self.shown.get("crop_pct") else None
 
     def labels(self, num_classes: int) -> tuple[str, ...]:
