@@ -84,8 +84,7 @@ class Reader(Dataset[Batch]):
                     masks[i] = self._read_mask(index, picture, numbers[i], fast)
             except (UnreadableImage, OSError) as problem:
                 labels[i] = -1
-                reason = (isinstance(problem, OSError) and problem.strerror) or problem
-                problems.append(f"{one_line(self.source.name(index))}: {reason}")
+                problems.append(f"{one_line(self.source.name(index))}: {problem}")
         return Batch(images, labels, indices, keys, epoch, problems, masks)
 
     def _read(self, picture: Picture, numbers: Sequence[float], fast: bool) -> Tensor:
