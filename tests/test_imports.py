@@ -67,11 +67,6 @@ def test_the_model_needs_only_torch(path: Path) -> None:
     assert tops <= {"torch", "jaxtyping", "vitreous"} | set(sys.stdlib_module_names)
 
 
-def test_no_file_is_long() -> None:
-    long = {str(path.relative_to(ROOT)): n for path in FILES if (n := len(path.read_text().splitlines())) > 300}
-    assert not long
-
-
 @pytest.mark.parametrize("arguments", [["-c", "import vitreous, vitreous.cli"], ["-m", "vitreous", "--help"]], ids=str)
 def test_help_does_not_import_torch(arguments: list[str]) -> None:
     run = subprocess.run([sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=True)
