@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps
 
 from pictures import as_array, difference, encoded, jpeg_decoder, smooth
-from vitreous.data.decode import decode, random_resized_crop, size_of
+from vitreous.data.decode import UnreadableImage, decode, random_resized_crop, size_of
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow"])
@@ -150,3 +150,12 @@ def test_arrays(shape: tuple[int, ...]) -> None:
     assert np.array_equal(
         as_array(grey)[..., 0], np.array(Image.fromarray(colour.permute(1, 2, 0).numpy()).convert("L"))
     )
+
+
+def test_postscript_is_not_given_to_ghostscript(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("a program was started"))
+    postscript = encoded(smooth(20, 30), "EPS")
+    with pytest.raises(UnreadableImage, match="format"):
+        decode(postscript)
+    with pytest.raises(UnreadableImage, match="format"):
+        size_of(postscript)

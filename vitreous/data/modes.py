@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, UnidentifiedImageError
 
 STRIP = 1 << 20  # pixels that are converted at a time
 # Bytes for each pixel that Pillow's decoders allocate beside the image: canvases of an animation, whole frames.
 DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
+
+PROGRAMS = ("EPS", "WMF")  # which Pillow would give to Ghostscript or Windows to execute
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _PILLOW = r"PIL\."  # its modules
@@ -30,7 +32,10 @@ def _quieten() -> None:
 def open_image(data: bytes) -> Image.Image:
     """Read the header. An animation stands at its first frame."""
     _quieten()
-    return Image.open(io.BytesIO(data))
+    image = Image.open(io.BytesIO(data))
+    if image.format in PROGRAMS:
+        raise UnidentifiedImageError
+    return image
 
 
 def orientation_of(image: Image.Image, data: bytes) -> int:
