@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -113,10 +114,11 @@ def parallelise(module: nn.Module, world: World, kind: Literal["ddp", "fsdp"]) -
     if kind == "ddp":
         devices = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices)
+    mesh = init_device_mesh(world.device.type, (world.size,))  # the default is CUDA wherever there is a GPU
     for part in module.modules():
         if type(part).__name__ == "Block":  # one unit of communication for each block of an encoder
-            fully_shard(part)
-    fully_shard(module)
+            fully_shard(part, mesh=mesh)
+    fully_shard(module, mesh=mesh)
     return module
 
 
