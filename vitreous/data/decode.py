@@ -2,7 +2,7 @@
 
 Everything here runs in the workers, on one picture: decode, then one antialiased resize on uint8. Decoding is exact,
 unless the caller asks for `fast`: a JPEG much larger than needed then comes at a reduced scale (jpeg.py), which is
-several times as quick and changes pixels by a few levels.
+faster and changes pixels by a few levels.
 
 c: channels, h, w: height and width in pixels.
 """
