@@ -1,5 +1,6 @@
 """Checkpoints out of the ordinary: other numbers of channels, and models that have no counterpart here."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,19 @@ def test_other_models_of_transformers_are_called_by_their_names(name: str, tmp_p
     with pytest.raises(BadCheckpoint, match="which has no counterpart here") as refusal:
         vitreous.load(tmp_path / "alone.safetensors")
     assert OTHERS_OF_TRANSFORMERS[name] in str(refusal.value)
+
+
+@pytest.mark.parametrize(("model_type", "prefix"), [("timm_wrapper", "timm_model."), ("mine", "")])
+def test_a_model_type_of_a_wrapper_does_not_hide_the_model_in_it(model_type: str, prefix: str, tmp_path: Path) -> None:
+    """transformers' TimmWrapper, and classes of users, write config.json beside tensors with timm's names."""
+    model = import_timm().create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=3).eval()
+    tensors = {f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    document = {"model_type": model_type, "architecture": "vit_tiny_patch16_224", "model_args": {"img_size": 32}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(vitreous.load(tmp_path)(images), model(images))
 
 
 def test_a_vit_of_transformers_with_other_names_is_not_said_to_have_no_counterpart(tmp_path: Path) -> None:

@@ -53,25 +53,28 @@ def format_named(name: str) -> Format:
 
 def detect(found: Found) -> Format:
     """The format whose names these are."""
-    _refuse_unsupported(found)
-    for format in FOREIGN:
-        if format.recognises(found):
-            return format
-    names = ", ".join(shown(name) for name in list(found.tensors)[:4])
-    raise BadCheckpoint(
-        f"{found.path} is of no known format; its {len(found.tensors)} tensors are called {names}, ... "
-        f"(known: {', '.join(NAMES)})"
-    )
-
-
-def _refuse_unsupported(found: Found) -> None:
-    """Refuse a model without a counterpart by its name, from config.json or from its tensors."""
-    model_type, architecture = (found.config.get(key) for key in ("model_type", "architecture"))
-    if isinstance(model_type, str) and model_type not in FAMILIES:
-        kind = f"{model_type!r:.80} of transformers (model_type in config.json)"
-    elif isinstance(architecture, str) and not any(format.recognises(found) for format in FOREIGN):
-        kind = f"{architecture!r:.80} of timm (architecture in config.json)"
-    else:
-        kind = unsupported_model(found)
-    if kind:
+    format = next((format for format in FOREIGN if format.recognises(found)), None)
+    if kind := _unsupported(found, format):
         raise BadCheckpoint(f"{found.path} is {kind}, which has no counterpart here (known: {', '.join(NAMES)})")
+    if format is None:
+        names = ", ".join(shown(name) for name in list(found.tensors)[:4])
+        raise BadCheckpoint(
+            f"{found.path} is of no known format; its {len(found.tensors)} tensors are called {names}, ... "
+            f"(known: {', '.join(NAMES)})"
+        )
+    return format
+
+
+def _unsupported(found: Found, format: Format | None) -> str:
+    """The name of a model without a counterpart, from config.json or from its tensors; "" if it may have one.
+
+    A `model_type` decides only about tensors with transformers' names: wrappers, such as transformers' for timm, have
+    one of their own around tensors of any system.
+    """
+    model_type, architecture = (found.config.get(key) for key in ("model_type", "architecture"))
+    theirs = format is None or format.name == "huggingface"
+    if theirs and isinstance(model_type, str) and model_type not in FAMILIES:
+        return f"{model_type!r:.80} of transformers (model_type in config.json)"
+    if format is None and isinstance(architecture, str):
+        return f"{architecture!r:.80} of timm (architecture in config.json)"
+    return unsupported_model(found)
