@@ -197,6 +197,7 @@ CASES: list[tuple[Maker, str]] = [
     (edited("huggingface", crop_size=10**400), r"crop_size is 1000.* must be a whole number"),
     (edited("huggingface", model_type=["vit"]), r"model_type is .* must be a name"),
     (edited("timm", pretrained_cfg__crop_pct=10**400), r"pretrained_cfg of config.json has a wrong number"),
+    (edited("timm", pretrained_cfg__crop_mode=["center"]), r"crop_mode of config.json is \['center'\], but must be a"),
     (edited("timm", pretrained_cfg__input_size="x", model_args={}), r"img_size 'x'"),
     (edited("timm", model_args__act_layer=["gelu"]), r"act_layer of config.json is .* must be a name"),
     (edited("timm", model_args__global_pool=["avg"]), r"global_pool of config.json is .* must be a name"),

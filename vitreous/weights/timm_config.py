@@ -70,7 +70,9 @@ class TimmConfig:
         for name, part in (("model_args", args), ("pretrained_cfg", shown)):
             if not isinstance(part, dict):
                 raise BadCheckpoint(f"{found.path}: {name} of config.json is {part!r}, but must be an object")
-        for name, value in (("act_layer", args.get("act_layer")), ("global_pool", _pool_said(args, document))):
+        names = {"act_layer": args.get("act_layer"), "global_pool": _pool_said(args, document)}
+        names |= {name: shown.get(name) for name in ("crop_mode", "interpolation")}
+        for name, value in names.items():
             if value is not None and not isinstance(value, str):
                 raise BadCheckpoint(f"{found.path}: {name} of config.json is {value!r:.80}, but must be a name")
         if UNLIKE.fullmatch(architecture := architecture_of(found)):
