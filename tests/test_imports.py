@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent / "vitreous"
 
 # From the bottom up; a package may import itself and what stands on a lower line.
 LAYERS = [
-    {"kernels", "threads", "json_files", "network", "regular_files", "printable"},
-    {"hub_transport"},
+    {"kernels", "threads", "network", "regular_files", "printable"},
+    {"hub_transport", "json_files"},
     {"hub_client"},
     {"model"},
     {"infer", "weights", "data"},

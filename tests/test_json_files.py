@@ -41,7 +41,7 @@ def test_content_that_is_no_object_names_the_file(tmp_path: Path, content: bytes
 
 
 def test_a_folder_in_its_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadCheckpoint, match="is not a file"):
+    with pytest.raises(BadCheckpoint, match="cannot be read"):
         read_json_object(tmp_path, BadCheckpoint)
 
 

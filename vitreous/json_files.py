@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vitreous.regular_files import check_regular
+
 MAX_JSON_BYTES = 1 << 26
 MAX_JSON_DEPTH = 64  # objects and lists within each other; configs have fewer than ten
 
@@ -32,8 +34,7 @@ def parse_json(text: str | bytes, source: Path | str, error: type[ValueError] = 
 def read_json_object(file: Path, error: type[ValueError] = ValueError) -> dict[str, Any]:
     """Read a JSON file that must hold an object, or raise `error` with a line that names the file."""
     try:
-        if not file.is_file():  # opening a pipe would block
-            raise error(f"{file} is not a file")
+        check_regular(file)  # opening a pipe would block
         if (size := file.stat().st_size) > MAX_JSON_BYTES:
             raise error(f"{file} has {size:,} bytes, but must have at most {MAX_JSON_BYTES:,}")
         content = file.read_bytes()
