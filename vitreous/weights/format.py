@@ -72,12 +72,14 @@ class Inference:
 
     @property
     def warning(self) -> str | None:
-        """One line that names the uncertain fields, the values assumed, and how to set them; None if there are none."""
+        """One line with the uncertain fields, the values assumed, and how to set the first; None if there are none."""
         names = [name for name in self._reasons if name in self._uncertain and name not in self.overrides]
         if not names:
             return None
         assumed = "; ".join(f"{name}={_as_json(self.fields[name])} ({self._reasons[name]})" for name in names)
-        return f"{self.path} does not state all of its model; assumed: {assumed}. If any is wrong, {must_give(*names)}"
+        return (
+            f"{self.path} does not state all of its model; assumed: {assumed}. If one is wrong, {must_give(names[0])}"
+        )
 
     def set(self, **fields: Any) -> None:
         """Fields that the tensors, or the file beside them, state."""
