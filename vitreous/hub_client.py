@@ -1,14 +1,17 @@
 """Listings and files of a Hugging Face hub, through huggingface_hub and into its cache."""
 
 import contextlib
+import hashlib
+import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import constants
+from huggingface_hub.hf_api import RepoSibling
 
 import vitreous
 from vitreous.hub_transport import Exchange, check_space, exchange
@@ -27,16 +30,18 @@ def metadata() -> contextlib.AbstractContextManager[None]:
     return exchange(Exchange())
 
 
-def fetch(repository: str, sizes: Mapping[str, int | None], revision: str | None, repo_type: str = "model") -> Path:
-    """Fetch files into huggingface_hub's cache, and return the folder of their commit.
+def fetch(repository: str, files: Collection[RepoSibling], revision: str | None, repo_type: str = "model") -> Path:
+    """Fetch files of the hub's listing into huggingface_hub's cache, and return the folder of their commit.
 
-    `sizes` has the names of the files and their sizes in the hub's listing; a size that the listing lacks is taken
-    from the answer to the HEAD request.
+    Each is compared with its checksum as soon as it has arrived, so that none stays in the cache unverified because
+    another failed. A size that the listing lacks is taken from the answer to the HEAD request.
     """
     pace = Pace(f"{constants.ENDPOINT}: the download of {repository}")
 
-    def fetch_file(name: str) -> Path:
-        with exchange(Exchange(name, sizes[name], pace)):
+    def fetch_file(file: RepoSibling) -> Path:
+        name = file.rfilename
+        cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision, repo_type=repo_type)
+        with exchange(Exchange(name, file.size, pace)):
             path = huggingface_hub.hf_hub_download(
                 repository,
                 name,
@@ -45,13 +50,16 @@ def fetch(repository: str, sizes: Mapping[str, int | None], revision: str | None
                 library_name="vitreous",
                 library_version=vitreous.__version__,
             )
-        return Path(path).parents[name.count("/")]
+        folder = Path(path).parents[name.count("/")]
+        if path != cached:
+            _check_sum(folder, file)
+        return folder
 
-    for name in sizes:
-        check_file_name(name)
+    for file in files:
+        check_file_name(file.rfilename)
     # Xet has a client of its own, which has none of these bounds.
     with _FETCHING, _set(constants, "HF_HUB_DISABLE_XET", True), ThreadPoolExecutor(WORKERS) as pool:
-        futures = [pool.submit(fetch_file, name) for name in sizes]
+        futures = [pool.submit(fetch_file, file) for file in files]
         try:
             folders = {future.result() for future in futures}
         finally:
@@ -59,6 +67,35 @@ def fetch(repository: str, sizes: Mapping[str, int | None], revision: str | None
     if len(folders) != 1:
         raise BadAnswer(f"{repository} has changed while it was being fetched: try again")
     return folders.pop()
+
+
+def _check_sum(folder: Path, file: RepoSibling) -> None:
+    """Compare a file in the cache with its SHA-256 if it is large, otherwise with git's checksum.
+
+    A wrong file is removed, so that it will be fetched again.
+    """
+    path = folder / file.rfilename
+    with path.open("rb") as stream:
+        if file.lfs is not None:
+            found, right = hashlib.file_digest(stream, "sha256").hexdigest(), file.lfs.sha256
+        else:
+            content = stream.read()
+            framed = b"blob %d\0%b" % (len(content), content)
+            found, right = hashlib.sha1(framed, usedforsecurity=False).hexdigest(), file.blob_id
+    if right is not None and found != right:
+        _remove(folder, path)
+        raise BadAnswer(f"{file.rfilename} has arrived with the checksum {found}, but must have {right}")
+
+
+def _remove(folder: Path, path: Path) -> None:
+    """Remove a file of a snapshot and the blob that it links to, which must be in the cache's folder of blobs.
+
+    `unlink` removes an entry of a folder and never what a link points to; the path is compared without following links.
+    """
+    blob = Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else None
+    path.unlink()
+    if blob is not None and blob.parent == folder.parents[1] / "blobs":  # blobs/ lies beside snapshots/COMMIT/
+        blob.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

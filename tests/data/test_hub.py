@@ -189,6 +189,22 @@ def test_a_hostile_hub_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     stop()
 
 
+def test_a_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = HostileHub(files={"train.parquet": parquet(0, 8)})
+    stop = start(site)
+    use(monkeypatch, site, tmp_path / "hf")
+    wrong = {"rfilename": "train.parquet", "size": len(parquet(0, 8)), "blobId": "0" * 40}
+    site.answers["listing"] = lambda _: [response(site.listing(siblings=[wrong]), {})]
+    for _ in range(2):  # the second time it is fetched again
+        with pytest.raises(OSError, match=r"train\.parquet has arrived with the checksum \w{40}, but must have 0{40}"):
+            open_data("hf:eve/model")
+        assert not list((tmp_path / "hf").rglob("*.parquet"))
+        assert not list((tmp_path / "hf").glob("*/blobs/*"))
+    site.answers.clear()
+    assert len(open_data("hf:eve/model", val_fraction=0.5).train) == 4
+    stop()
+
+
 def test_files_of_a_configuration() -> None:
     files = ["plain_text/train-00000-of-00001.parquet", "plain_text/test-00000-of-00001.parquet"]
     assert choose("x", files, None) == {"train": files[:1], "test": files[1:]}

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from huggingface_hub import constants
 
-from hostile_hub import COMMIT, REPOSITORY, TOKEN, HostileHub, response, start, use
+from hostile_hub import COMMIT, REPOSITORY, TOKEN, HostileHub, git_sum, response, start, use
 from vitreous.weights.hub import download
 
 HUB = f"hf-hub:{REPOSITORY}"
@@ -101,6 +101,18 @@ def test_a_wrong_checksum_removes_nothing_outside_the_cache(hub: HostileHub, tmp
         download(HUB)
     assert victim.read_bytes() == b"{}"
     assert not blob.is_symlink()
+
+
+def test_every_file_that_arrived_is_verified_though_another_failed(hub: HostileHub) -> None:
+    right = {name: {"rfilename": name, "size": len(body), "blobId": git_sum(body)} for name, body in hub.files.items()}
+    wrong = [entry | {"blobId": "0" * 40} for entry in right.values()]
+    hub.answers["listing"] = lambda _: [response(hub.listing(siblings=wrong), {})]
+    with pytest.raises(OSError, match="has arrived with the checksum"):
+        download(HUB)
+    del hub.answers["listing"]
+    hub.requests.clear()
+    download(HUB)  # which would not fetch a file that was kept
+    assert sum(request.startswith("GET /eve") for _, request, _ in hub.requests) == len(right)
 
 
 @pytest.mark.parametrize("commit", ["../../../../victim", "main", "A" * 40, "a" * 39, "a" * 40 + "/x", 5, None])

@@ -67,9 +67,13 @@ def test_a_cut_connection_is_taken_up_again(hub: Hub, client: Client, pets: Path
         (
             "model.safetensors",
             "flipped",
-            r"model.safetensors has arrived with the checksum \w{64}, but must have \w{64}",
+            r"was not fetched whole from .*model.safetensors has arrived with the checksum \w{64}, but",
         ),
-        ("config.json", "flipped", r"config.json has arrived with the checksum \w{40}, but must have \w{40}"),
+        (
+            "config.json",
+            "flipped",
+            r"was not fetched whole from .*config.json has arrived with the checksum \w{40}, but",
+        ),
         ("model.safetensors", "huge", r"has 1,000,000.0 GB, but must have at most"),
         ("config.json", "huge", r"config.json has 1,000,000,000,000,000 bytes, but must have at most"),
     ],

@@ -6,8 +6,9 @@ in huggingface_hub's cache; with HF_HUB_OFFLINE=1, or without a network, only th
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from vitreous.data.parquet import open_parquet
 from vitreous.data.split import WHOLE, Found, listed, part_name
@@ -22,11 +23,11 @@ def open_hub(spec: str) -> Found:
         raise ValueError(f"{spec!r} is not of the form hf:owner/name, hf:owner/name:config or hf:owner/name@revision")
     repo, config, revision = match.groups()
     for candidate in [revision] if revision else [None, CONVERTED]:
-        sizes, folder = _list(spec, repo, candidate)
-        if sizes:
-            chosen = choose(spec, sizes, config)
+        files, folder = _list(spec, repo, candidate)
+        if files:
+            chosen = choose(spec, files, config)
             if folder is None:
-                wanted = {file: sizes[file] for part in chosen.values() for file in part}
+                wanted = [files[file] for part in chosen.values() for file in part]
                 folder = _download(spec, repo, candidate, wanted)
             return open_parquet(spec, {part: [folder / file for file in inside] for part, inside in chosen.items()})
     raise ValueError(f"{spec}: the repository has no Parquet files, and the hub has not converted it")
@@ -65,8 +66,8 @@ def _place(file: str) -> tuple[str, str]:
     return part, "/".join(rest) or "default"
 
 
-def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, int | None], Path | None]:
-    """List the Parquet files of a revision with their sizes; none if there is no such revision.
+def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, Any], Path | None]:
+    """List the Parquet files of a revision by name, as the hub describes them; none if there is no such revision.
 
     Without a network the cache is listed, and its folder is returned as well.
     """
@@ -83,7 +84,7 @@ def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, int | N
             with metadata():
                 about = huggingface_hub.HfApi().dataset_info(repo, revision=revision, timeout=10, files_metadata=True)
             files = [file for file in about.siblings or [] if str(file.rfilename).endswith(".parquet")]
-            return {file.rfilename: file.size for file in files}, None
+            return {file.rfilename: file for file in files}, None
         except RevisionNotFoundError:
             return {}, None
         except GatedRepoError:
@@ -108,13 +109,13 @@ def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, int | N
     return {path.relative_to(folder).as_posix(): None for path in folder.rglob("*.parquet")}, folder
 
 
-def _download(spec: str, repo: str, revision: str | None, sizes: Mapping[str, int | None]) -> Path:
+def _download(spec: str, repo: str, revision: str | None, files: list[Any]) -> Path:
     """Fetch files into the cache, and return their folder there."""
     from vitreous.hub_client import check_space, fetch
 
     try:
-        check_space(spec, sum(size or 0 for size in sizes.values()))
-        return fetch(repo, sizes, revision, repo_type="dataset")
+        check_space(spec, sum(file.size or 0 for file in files))
+        return fetch(repo, files, revision, repo_type="dataset")
     except Exception as error:
         raise OSError(f"{spec}: could not be downloaded: {_line(error)}") from error
 

@@ -5,8 +5,6 @@ Only the files that loading reads are fetched, and compared with the hub's check
 in the cache is loaded as any other. Nothing in it is executed. Without a network, what the cache has is enough.
 """
 
-import hashlib
-import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -159,11 +157,9 @@ def download(source: str | Path) -> Snapshot:
     if old is not None and not new:
         return Snapshot(old, name.repository)
     _check_sizes(name, new)
-    folder = _fetch(name, {file.rfilename: file.size for file in new})
+    folder = _fetch(name, new)
     if folder.name != commit:
         raise OSError(f"{name} was changed while it was being fetched: try again")
-    for file in new:
-        _check_sum(name, folder / file.rfilename, file)
     return Snapshot(folder, name.repository)
 
 
@@ -200,13 +196,13 @@ def _chosen(name: Name, listing: Collection[str]) -> list[str]:
         raise BadCheckpoint(f"{name} {error}") from None
 
 
-def _fetch(name: Name, sizes: Mapping[str, int | None]) -> Path:
+def _fetch(name: Name, files: list[Any]) -> Path:
     from huggingface_hub import constants
 
     from vitreous.hub_client import fetch
 
     try:
-        return fetch(name.repository, sizes, name.revision)
+        return fetch(name.repository, files, name.revision)
     except Exception as error:
         page = f"{constants.ENDPOINT}/{name.repository}"
         raise refusal(error, str(name), name.repository, name.revision) or OSError(
@@ -231,34 +227,6 @@ def _check_sizes(name: Name, files: list[Any]) -> None:
     if needed > MAX_BYTES:
         raise BadCheckpoint(f"{name} has {needed / 1e9:,.1f} GB, but must have at most {MAX_BYTES / 1e9:,.1f} GB")
     check_space(str(name), needed)
-
-
-def _check_sum(name: Name, path: Path, file: Any) -> None:
-    """Compare a file in the cache with its SHA-256 if it is large, otherwise with git's checksum.
-
-    A wrong file is removed, so that it will be fetched again.
-    """
-    with path.open("rb") as stream:
-        if file.lfs is not None:
-            found, right = hashlib.file_digest(stream, "sha256").hexdigest(), file.lfs.sha256
-        else:
-            content = stream.read()
-            framed = b"blob %d\0%b" % (len(content), content)
-            found, right = hashlib.sha1(framed, usedforsecurity=False).hexdigest(), file.blob_id
-    if right is not None and found != right:
-        _remove(path)
-        raise OSError(f"{name}: {path.name} has arrived with the checksum {found}, but must have {right}: try again")
-
-
-def _remove(path: Path) -> None:
-    """Remove a file of a snapshot and the blob that it links to, which must be in the cache's folder of blobs.
-
-    `unlink` removes an entry of a folder and never what a link points to; the path is compared without following links.
-    """
-    blob = Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else None
-    path.unlink()
-    if blob is not None and blob.parent == path.parents[2] / "blobs":  # blobs/ lies beside snapshots/COMMIT/FILE
-        blob.unlink(missing_ok=True)
 
 
 def _license(card: Path) -> str | None:
