@@ -105,3 +105,13 @@ def test_other_numerics_need_a_word(changes: dict[str, Any], said: str, tmp_path
         vitreous.save(model, tmp_path / "m", format="timm")
     vitreous.save(model, tmp_path / "m", format="timm", lossy=True)
     assert (tmp_path / "m" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("format", ["timm", "huggingface"])
+@pytest.mark.parametrize("fraction", [1, 1.0, 0.9], ids=repr)
+@pytest.mark.parametrize("geometry", ["torchvision", "timm", "huggingface"])
+def test_preprocessing_comes_back_as_it_was(geometry: Any, fraction: float, format: str, tmp_path: Path) -> None:
+    shown = Preprocessing(crop_fraction=fraction, geometry=geometry)
+    model = vitreous.create("ViT-Ti/16", overrides={"depth": 1, "image_size": (32, 32), "preprocessing": shown})
+    vitreous.save(model, tmp_path / "m", format, lossy=True)
+    assert vitreous.load(tmp_path / "m").config.preprocessing == shown

@@ -176,7 +176,7 @@ class TimmConfig:
     def _written_here(self, size: Size, shown: Preprocessing) -> Preprocessing | None:
         """The preprocessing of a model that we wrote for timm, if crop_pct is still what we wrote for it."""
         own, fraction = self.document.get("geometry"), self.document.get("crop_fraction")
-        if own not in get_args(Geometry) or not isinstance(fraction, float) or not 0.01 <= fraction <= 1:
+        if own not in get_args(Geometry) or not isinstance(fraction, int | float) or not 0.01 <= fraction <= 1:
             return None
         ours = dataclasses.replace(shown, geometry=cast(Geometry, own), crop_fraction=fraction)
         return ours if _crop_pct(size, ours) == self.shown.get("crop_pct") else None
