@@ -69,3 +69,15 @@ def test_other_errors_of_torch_stay() -> None:
     model.patches.projection.bias = nn.Parameter(torch.zeros(7))
     with pytest.raises(RuntimeError, match="bias"):
         model(torch.zeros(1, 3, 24, 32))
+
+
+def test_other_errors_of_torch_stay_under_autocast() -> None:
+    """There, dtypes may differ, and are not the reason: memory may have run out."""
+    model = every_model("Learned1d").bfloat16()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    model.patches.projection.register_forward_pre_hook(fail)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="out of memory"):
+        model(torch.zeros(1, 3, 24, 32))

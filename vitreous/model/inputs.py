@@ -33,7 +33,7 @@ def check_matches(images: Tensor, weight: Tensor) -> None:
             f"images are on {images.device}, but the model is on {weight.device}: "
             f'pass images.to("{weight.device}"), or move the model with model.to("{images.device}")'
         )
-    if images.dtype != weight.dtype:
+    if images.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
         raise ValueError(
             f"images are {images.dtype}, but the model's weights are {weight.dtype}: pass images.to({weight.dtype}), "
             "or use vitreous.Predictor, which converts them"
