@@ -264,7 +264,7 @@ Head = LinearHead | TanhHead | MlpHead
 # ---- Preprocessing ---------------------------------------------------------------------------------------------------
 
 
-# Whose rounding a resize and its centre crop follow: the systems differ by a pixel (see data/crop.py).
+# Whose rounding a resize and its centre crop follow: the systems differ by a pixel (see centre_crop.py).
 Geometry = Literal["torchvision", "timm", "huggingface"]
 
 

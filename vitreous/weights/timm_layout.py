@@ -91,7 +91,11 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
 
 
 def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> How:
-    """Registers that have positions: ours have none, but a token that stands in one place can hold its sum."""
+    """Registers that have positions: ours have none, but hold the sum of token and position.
+
+    In the checkpoint's own dtype that is what the other system computes, to the bit. If a checkpoint in half precision
+    is converted to float32, the two differ by the rounding of the sum.
+    """
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         places, tokens = theirs
