@@ -21,6 +21,7 @@ from vitreous.serve.models import open_served
 from vitreous.train.config import TrainConfig
 from vitreous.train.run import train
 from vitreous.weights.command import convert
+from vitreous.weights.format import Found, Inference
 from vitreous.weights.load import describe, load_encoder
 from vitreous.weights.timm_names import ARCHITECTURE
 
@@ -108,6 +109,16 @@ def test_the_warning_names_fields_values_and_how_to_set_them(plain: nn.Module, t
         assert part in text
     assert 'overrides={"num_heads": ' in text
     assert "--set num_heads=" in text
+
+
+def test_the_last_statement_on_a_field_counts() -> None:
+    guess = Inference(Found(Path("x.pth"), {}, {}), {})
+    for certain in (guess.follow, lambda _, **fields: guess.set(**fields)):
+        guess.assume("usual", norm_eps=1e-5)
+        assert "norm_eps=1e-05" in str(guess.warning)
+        certain("the format's", norm_eps=1e-6)
+        assert guess.warning is None
+        assert guess.fields["norm_eps"] == 1e-6
 
 
 def test_what_is_given_is_not_warned_of(plain: nn.Module, tmp_path: Path) -> None:
