@@ -162,6 +162,12 @@ def test_other_names_settle_nothing(path: str, plain: nn.Module, tmp_path: Path)
     assert {"num_heads", "mlp", "pool"} < uncertain(warned(lambda: vitreous.load(file)))
 
 
+@pytest.mark.parametrize("name", ["{}", "{}.augreg_in21k", "timm/{}.augreg_in21k", "hf-hub:timm/{}"])
+def test_a_tag_or_an_owner_in_the_metadata_is_ignored(name: str, plain: nn.Module, tmp_path: Path) -> None:
+    torch.save({"arch": name.format(PLAIN), "state_dict": plain.state_dict()}, tmp_path / "last.pth")
+    assert uncertain(warned(lambda: vitreous.load(tmp_path / "last.pth"))) == {"preprocessing"}
+
+
 def test_a_name_in_the_metadata_settles_the_architecture(tmp_path: Path) -> None:
     """timm's training scripts write `arch` beside the weights."""
     import_timm()

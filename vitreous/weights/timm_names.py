@@ -64,7 +64,7 @@ def architecture_of(found: Found) -> str:
     if isinstance(stated := found.config.get("architecture"), str):
         return stated
     width = found.shape("patch_embed.proj.weight", 4)[0]
-    names = (found.model_name, *names_in(found.path))
+    names = names_in(Path(found.model_name)) + names_in(found.path)  # timm/NAME.TAG is a model's name too
     return next((name for name in names if is_architecture(name, width)), "")
 
 
