@@ -77,11 +77,12 @@ def _check_sum(folder: Path, file: RepoSibling) -> None:
     path = folder / file.rfilename
     with path.open("rb") as stream:
         if file.lfs is not None:
-            found, right = hashlib.file_digest(stream, "sha256").hexdigest(), file.lfs.sha256
+            right: str | None = file.lfs.sha256
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
         else:
             content = stream.read()
-            framed = b"blob %d\0%b" % (len(content), content)
-            found, right = hashlib.sha1(framed, usedforsecurity=False).hexdigest(), file.blob_id
+            right = file.blob_id
+            found = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
     if right is not None and found != right:
         _remove(folder, path)
         raise BadAnswer(f"{file.rfilename} has arrived with the checksum {found}, but must have {right}")

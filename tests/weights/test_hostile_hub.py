@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import hashlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from hostile_hub import COMMIT, REPOSITORY, TOKEN, HostileHub, git_sum, response, start, use
+from vitreous import hub_client
 from vitreous.weights.hub import download
 
 HUB = f"hf-hub:{REPOSITORY}"
@@ -101,6 +103,22 @@ def test_a_wrong_checksum_removes_nothing_outside_the_cache(hub: HostileHub, tmp
         download(HUB)
     assert victim.read_bytes() == b"{}"
     assert not blob.is_symlink()
+
+
+def test_only_blobs_of_the_cache_are_removed(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--eve--model" / "snapshots" / COMMIT, tmp_path / "models--eve--model" / "blobs"
+    (snapshot / "data").mkdir(parents=True)
+    blobs.mkdir()
+    for target, link, kept in (
+        (tmp_path / "victim", snapshot / "config.json", True),
+        (blobs / "a", snapshot / "x.npz", False),
+        (blobs / "b", snapshot / "data" / "x.npz", False),
+    ):
+        target.write_bytes(b"{}")
+        link.symlink_to(os.path.relpath(target, link.parent))
+        hub_client._remove(snapshot, link)
+        assert not link.is_symlink()
+        assert target.exists() == kept
 
 
 def test_every_file_that_arrived_is_verified_though_another_failed(hub: HostileHub) -> None:
