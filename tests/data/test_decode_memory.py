@@ -76,28 +76,48 @@ def test_an_image_that_needs_too_much_memory_is_rejected_with_size_and_limit(kin
             read(data)
 
 
-def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreadable, "LARGE_BYTES", 1000)
-    data, most, running, lock = encoded(np.zeros((50, 50, 3), np.uint8)), 0, 0, threading.Lock()
+@pytest.mark.parametrize(("together", "expected"), [(0.5, 1), (1, 1), (2, 2), (3.5, 3), (100, 6)])
+def test_images_are_decoded_at_the_same_time_within_the_limit(
+    together: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six threads: as many decode at the same time as fit, and one in any case."""
+    data = encoded(np.zeros((50, 50, 3), np.uint8))
+    needed = modes.bytes_to_decode(modes.open_image(data))
+    most, running, change = 0, 0, threading.Condition()
     real = modes.pixels_of
 
     def counted(image: Image.Image) -> np.ndarray:
         nonlocal most, running
-        with lock:
+        with change:
             running += 1
             most = max(most, running)
-        threading.Event().wait(0.01)
-        with lock:
+            change.notify_all()
+            change.wait_for(lambda: most >= expected, timeout=10)  # until all that may have begun
+            change.wait_for(lambda: most > expected, timeout=0.05)  # time to go beyond
+        pixels = real(image)
+        with change:
             running -= 1
-        return real(image)
+        return pixels
 
     monkeypatch.setattr(modes, "pixels_of", counted)
+    monkeypatch.setattr(unreadable, "check_memory", lambda *_: None)
+    monkeypatch.setattr("vitreous.data.decode.check_memory", lambda *_: None)
+    monkeypatch.setattr(unreadable, "MAX_BYTES", int(together * needed))
+    monkeypatch.setattr(unreadable, "LARGE_BYTES", 0)
     threads = [threading.Thread(target=fit, args=(data, (8, 8), Preprocessing())) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == 1
+    assert most == expected
+
+
+def test_small_images_do_not_wait_for_large_ones() -> None:
+    small = threading.Thread(target=fit, args=(encoded(np.zeros((50, 50, 3), np.uint8)), (8, 8), Preprocessing()))
+    with unreadable.reserve_memory(unreadable.MAX_BYTES):
+        small.start()
+        small.join(10)
+        assert not small.is_alive()
 
 
 def test_strips_are_converted_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from vitreous.data.unreadable import MAX_PIXELS as MAX_PIXELS
 from vitreous.data.unreadable import UnreadableImage as UnreadableImage
 from vitreous.data.unreadable import check_memory as check_memory
 from vitreous.data.unreadable import explained as explained
-from vitreous.data.unreadable import take_turn
+from vitreous.data.unreadable import reserve_memory
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.checks import Size
 from vitreous.model.options import Preprocessing
@@ -138,7 +138,7 @@ def decode(picture: Picture, channels: int = 3, at_least: Size | None = None) ->
     Alpha is laid on white, an animation shows its first frame. A file that cannot be read raises UnreadableImage.
     """
     stored = _read(picture)
-    with take_turn(stored.bytes):
+    with reserve_memory(stored.bytes):
         image, _ = _pixels(picture, stored, channels, _factor(stored.size, at_least) if at_least else 1)
         return _expanded(image, channels)
 
@@ -162,7 +162,7 @@ def fit(
     """Resize and crop (or pad) a picture for evaluation, as `preprocessing` describes."""
     stored = _read(picture)
     resized = resized_for(stored.size, size, preprocessing)
-    with take_turn(stored.bytes):
+    with reserve_memory(stored.bytes):
         image, _ = _pixels(picture, stored, channels, _fit_factor(stored, resized) if fast else 1)
         for axis in (0, 1):
             image, side = _trim(image, axis + 1, resized[axis], size[axis])
@@ -229,7 +229,7 @@ def random_resized_crop(
     stored = _read(picture)
     top, left, height, width = crop_box(stored.size, numbers, scale, ratio)
     reduced = _factor((height, width), size) if fast else 1
-    with take_turn(stored.bytes):
+    with reserve_memory(stored.bytes):
         image, factor = _pixels(picture, stored, channels, reduced, bottom=top + height)
         part = image[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
         return _expanded(resize(part, size, interpolation), channels)

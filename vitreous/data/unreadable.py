@@ -4,7 +4,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from PIL import Image, UnidentifiedImageError
 
@@ -12,25 +12,47 @@ from vitreous.model.checks import Size
 
 # Larger pictures are rejected by their header: a small file can ask for all of a machine's memory. Pillow's limit.
 MAX_PIXELS = 178_956_970
-MAX_BYTES = 1 << 30  # of memory to decode one picture, estimated from its header
-LARGE_BYTES = 1 << 27  # pictures that need more are decoded one at a time in a process
+# Memory to decode, estimated from headers: of one picture, and of all large ones that a process decodes together.
+MAX_BYTES = 1 << 30
+LARGE_BYTES = 1 << 27
 
 
 class UnreadableImage(ValueError):
     """A picture that cannot be read, and why. The caller knows its name."""
 
 
-_large = threading.Lock()
+class _Memory:
+    """Lets threads decode large pictures at the same time as long as they need at most MAX_BYTES together."""
+
+    def __init__(self) -> None:
+        self._queue = threading.Lock()  # in order of arrival, or smaller pictures would keep the largest waiting
+        self._change = threading.Condition()
+        self._used = 0
+
+    @contextmanager
+    def reserved(self, needed: int) -> Iterator[None]:
+        with self._queue, self._change:
+            self._change.wait_for(lambda: not self._used or self._used + needed <= MAX_BYTES)
+            self._used += needed
+        try:
+            yield
+        finally:
+            with self._change:
+                self._used -= needed
+                self._change.notify_all()
 
 
-def _new_lock() -> None:
-    """Replace the lock in a forked worker: another thread of the parent may have held it."""
-    global _large
-    _large = threading.Lock()
+_memory = _Memory()
+
+
+def _after_fork() -> None:
+    """Begin anew in a forked worker: other threads of the parent may have held locks and memory."""
+    global _memory
+    _memory = _Memory()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_memory(size: Size, needed: int) -> None:
@@ -43,14 +65,9 @@ def check_memory(size: Size, needed: int) -> None:
         raise UnreadableImage(f"{shown} need {needed >> 20:,} MiB to decode, {limit}: too large to be decoded safely")
 
 
-@contextmanager
-def take_turn(needed: int) -> Iterator[None]:
-    """Let large pictures wait for each other, so that many of them at once cannot use up the memory."""
-    if needed > LARGE_BYTES:
-        with _large:
-            yield
-    else:
-        yield
+def reserve_memory(needed: int) -> AbstractContextManager[None]:
+    """Let a large picture wait for the memory that others use. Small ones never wait."""
+    return _memory.reserved(needed) if needed > LARGE_BYTES else nullcontext()
 
 
 @contextmanager
