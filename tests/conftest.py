@@ -5,10 +5,13 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
+from hypothesis import settings
 
 from browser_path import skip_browser_tests
 from vitreous.threads import spin_briefly
 
+settings.register_profile("vitreous", deadline=None)  # a busy machine is no failure
+settings.load_profile("vitreous")
 spin_briefly()  # before torch is loaded
 import torch  # noqa: E402
 
