@@ -168,7 +168,10 @@ def _pool(found: Found, said: str | None, seen: Pool) -> Pool:
     if said and said not in POOLS:
         raise BadCheckpoint(f"{found.path} has global_pool {said!r}, but must have one of {', '.join(POOLS)}")
     if said and not isinstance(seen, POOLS[said]):
-        raise BadCheckpoint(f"{found.path} has global_pool {said!r}, but the tensors of {type(seen).__name__}")
+        fitting = next(name for name, kind in POOLS.items() if isinstance(seen, kind))
+        raise BadCheckpoint(
+            f"{found.path} has global_pool {said!r}, but the tensors of {type(seen).__name__}: must be {fitting!r}"
+        )
     return seen
 
 
