@@ -41,7 +41,7 @@ def main() -> None:
         sys.exit(2)
     try:
         try:
-            words = numbers_last(sys.argv[1:])
+            words = numbers_last(lists_together(sys.argv[1:]))
             app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN, args=words)
         finally:
             sys.stdout.flush()  # here, where it can be seen that nobody reads on
@@ -64,6 +64,30 @@ def numbers_last(words: Sequence[str]) -> list[str]:
     return [*words[:start], *words[end:], *words[start:end]]
 
 
+def lists_together(words: Sequence[str]) -> list[str]:
+    """Merge repeated list options into one, because the parser silently keeps only the last occurrence.
+
+    >>> lists_together(["train", "--set", "depth=2", "--steps", "3", "--set", "registers=4"])
+    ['train', '--steps', '3', '--set', 'depth=2', 'registers=4']
+    """
+    rest = list(words)
+    for option in ("--set", "--ignore"):
+        if "--" in rest or sum(word.split("=")[0] == option for word in rest) < 2:
+            continue
+        remaining, values, inside = [], [], False
+        for word in rest:
+            if word.split("=")[0] == option:
+                inside = True
+                values += [word.removeprefix(f"{option}=")] if "=" in word else []
+            elif inside and not word.startswith("-"):
+                values.append(word)
+            else:
+                inside = False
+                remaining.append(word)
+        rest = [*remaining, option, *values]
+    return rest
+
+
 @app.command
 def train(config: OmitArgPrefixes[TrainConfig]) -> None:
     """Train on a folder of pictures, or on anything else that --data takes; what is left out is chosen and said.
@@ -78,7 +102,8 @@ def train_recipe(config: TrainConfig) -> None:
     spin_briefly()
     print_own_warnings()
     try:
-        _train(tyro.cli(TrainConfig, default=config, config=FLAGS), shlex.join(["python", *sys.argv]))
+        words = lists_together(sys.argv[1:])
+        _train(tyro.cli(TrainConfig, default=config, config=FLAGS, args=words), shlex.join(["python", *sys.argv]))
     except (ValueError, OSError) as error:
         refuse(error)
 
