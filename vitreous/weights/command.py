@@ -1,6 +1,7 @@
 """`vitreous convert`: a checkpoint from one format to another, and a report of what that changed."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ def convert(
     lossy: bool = False,
     check: bool = False,
 ) -> list[Difference]:
-    """Read, write, and read again what was written. Says how far the two are apart; with `check`, stage by stage."""
+    """Read, write, and read again what was written. Prints how far the two are apart; with `check`, stage by stage."""
+    if target.exists() and os.path.exists(source) and target.samefile(source):
+        raise ValueError(f"{target} is the source itself, which would be overwritten: name another DST")
     model = load(source, from_, image_size or None, num_classes, overrides)
     save(model, target, to, lossy=lossy)
     # Names of files and tensors may have brackets in them, and are to be copied whole.
@@ -83,7 +86,20 @@ def read_again(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]
 
 
 def _changed(fields: Mapping[str, tuple[object, object]]) -> list[str]:
-    return [f"{name}: {shown(a)} is read as {shown(b)}" for name, (a, b) in fields.items() if a != b]
+    """One line for each field that differs. Two options of one kind are compared field by field.
+
+    >>> from vitreous.model.options import Learned1d
+    >>> _changed({"position": (Learned1d(interpolation="google"), Learned1d(interpolation="timm"))})
+    ['position.interpolation: google is read as timm']
+    """
+    lines = []
+    for name, (a, b) in fields.items():
+        if a != b and dataclasses.is_dataclass(a) and type(a) is type(b):
+            parts = [field.name for field in dataclasses.fields(a)]
+            lines += _changed({f"{name}.{part}": (getattr(a, part), getattr(b, part)) for part in parts})
+        elif a != b:
+            lines.append(f"{name}: {shown(a)} is read as {shown(b)}")
+    return lines
 
 
 def report(differences: list[Difference]) -> Table:
