@@ -40,6 +40,10 @@ def print_model(name: str, num_classes: int | None, image_size: Sequence[int] | 
         config, provenance = described.config, described.provenance
         if image_size is not None:
             config = config.resized(as_size(image_size))
+    elif Path(name).is_absolute() or Path(name).suffix:  # a path: no preset is named like that
+        from vitreous.weights.refusal import not_there
+
+        raise not_there(Path(name))
     else:
         config = configure(name, num_classes, image_size)
     figures = measure(config)
