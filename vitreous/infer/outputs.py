@@ -40,7 +40,8 @@ def summary(written: Written, out: Path | None, speed: Throughput, device: objec
         why = f", and {out} says why" if out is not None and out.is_file() else ""
         raise ValueError(f"no picture could be read: {written.errors} of {written.pictures} failed{why}")
     where = f" to {out}" if out is not None else ""
-    broken = f", {written.errors} of them unreadable" if written.errors else ""
+    reasons = " (the reasons are under `error`)" if out is not None and out.is_file() else ""
+    broken = f", {written.errors} of them unreadable{reasons}" if written.errors else ""
     return f"{plural(written.pictures, 'picture')}{where}{broken}, {speed.images_per_second:.1f} images/s on {device}"
 
 
