@@ -30,6 +30,36 @@ def test_every_verb_is_listed_and_has_an_example(monkeypatch, capsys) -> None:  
         assert f"Example: vitreous {verb}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--set", "registers=4", "--lossy", "--set", "num_heads=3"],
+        ["--set=registers=4", "--set=num_heads=3"],
+        ["--set", "registers=4", "num_heads=3"],
+    ],
+)
+def test_a_repeated_set_keeps_every_field(words, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    given = []
+    monkeypatch.setattr("vitreous.weights.command.convert", lambda *arguments: given.append(arguments[6]))
+    assert run(monkeypatch, "convert", "a.pth", "b", "--to", "vitreous", *words) == 0
+    assert given == [{"registers": 4, "num_heads": 3}]
+
+
+def test_convert_does_not_overwrite_its_source(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    vitreous.save(vitreous.create("ViT-Ti/32", overrides={"depth": 1}), tmp_path / "model")
+    before = (tmp_path / "model" / "config.json").read_bytes()
+    assert (
+        run(monkeypatch, "convert", str(tmp_path / "model"), str(tmp_path / "model" / "."), "--to", "huggingface") == 1
+    )
+    assert "source" in capsys.readouterr().err
+    assert (tmp_path / "model" / "config.json").read_bytes() == before
+
+
+def test_info_of_a_path_that_does_not_exist_speaks_of_a_checkpoint(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    assert run(monkeypatch, "info", str(tmp_path / "missing.pth")) == 1
+    assert "no checkpoint" in capsys.readouterr().err
+
+
 def test_info_as_json(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     assert run(monkeypatch, "info", "ViT-Ti/16", "--image-size", "224", "320", "--num-classes", "10", "--json") == 0
     answer = json.loads(capsys.readouterr().out)
