@@ -55,6 +55,15 @@ def test_convert_does_not_overwrite_its_source(monkeypatch, capsys, tmp_path) ->
     assert (tmp_path / "model" / "config.json").read_bytes() == before
 
 
+def test_convert_advises_a_folder_only_where_that_helps(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    vitreous.save(vitreous.create("ViT-Ti/32", overrides={"depth": 1}), tmp_path / "model")  # GELU by tanh
+    assert run(monkeypatch, "convert", str(tmp_path / "model"), str(tmp_path / "x.pth"), "--to", "timm") == 1
+    assert "folder" in capsys.readouterr().err
+    assert run(monkeypatch, "convert", str(tmp_path / "model"), str(tmp_path / "folder"), "--to", "timm") == 0
+    assert run(monkeypatch, "convert", str(tmp_path / "model"), "x.pth", "--to", "torchvision") == 1
+    assert "Name a folder" not in capsys.readouterr().err
+
+
 def test_info_of_a_path_that_does_not_exist_speaks_of_a_checkpoint(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert run(monkeypatch, "info", str(tmp_path / "missing.pth")) == 1
     assert "no checkpoint" in capsys.readouterr().err

@@ -96,9 +96,11 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
         raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(obstacles)}")
     losses = losses_at(target, format, config)
     if losses and not lossy:
+        in_folder = not format.suffixes and not format.losses(config, folder=True)
+        remedy = "Name a folder, whose config.json states it, or write" if in_folder else "Write"
         raise CannotHold(
             f"{format.title} would compute otherwise with these weights: {'; '.join(losses)}. "
-            "Write it all the same with lossy=True (--lossy)"
+            f"{remedy} it all the same with lossy=True (--lossy)"
         )
     ours = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
     with torch.device("cpu"):  # whatever torch's default device is
