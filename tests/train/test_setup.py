@@ -1,6 +1,7 @@
 """What a run is made of: weights that learn, heads, sizes, loaders; and what is refused before a model is built."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vitreous.train.config import Augment, Distillation, Optim, TrainConfig
 from vitreous.train.defaults import choose
 from vitreous.train.distributed import World
 from vitreous.train.setup import Job, dtype_of, set_up
+from vitreous.train.task import Classify
 from vitreous.weights.load import load, save
 
 HERE = World(0, 1, torch.device("cpu"))
@@ -186,6 +188,23 @@ def test_a_teacher_must_fit(fields: dict[str, Any], message: str, tmp_path: Path
     with pytest.raises(BadValue) as error:
         job(tiny(tmp_path / "run", distillation=Distillation(teacher=teacher)), digits)
     assert message in str(error.value)
+
+
+def test_files_that_a_run_starts_from_may_be_overwritten(tmp_path: Path, digits: DataSet) -> None:
+    """Reading a mapped file that was truncated ends the process, so frozen weights and the teacher are copied."""
+    start, teacher = make(tmp_path), make(tmp_path, "teacher")
+    how: dict[str, Any] = {"model": None, "set": (), "init": start, "train_only": "head"}
+    ready = job(tiny(tmp_path / "run", **how, distillation=Distillation(teacher=teacher)), digits)
+    assert isinstance(ready.task, Classify)
+    assert ready.task.teacher is not None
+    child = os.fork()
+    if child == 0:
+        for folder in (start, teacher):
+            os.truncate(folder / "model.safetensors", 0)
+        for weight in (*ready.state.model.parameters(), *ready.task.teacher.parameters()):
+            weight.detach().clone()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_tensorboard_is_missed_before_the_work(

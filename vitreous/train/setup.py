@@ -40,6 +40,7 @@ from vitreous.train.task import Classify, Task
 from vitreous.train.track import check_tensorboard
 from vitreous.weights.load import load_encoder
 from vitreous.weights.swapped import check_not_swapped
+from vitreous.weights.tensors import copy_to_memory
 
 MakeTask = Callable[[AnyModel, TrainConfig, DataSet, World], Task]
 
@@ -76,8 +77,7 @@ def set_up(config: TrainConfig, data: DataSet, world: World, make_task: MakeTask
         check_tensorboard()
     torch.manual_seed(config.seed)
     model = build_model(config, data).to(world.device)
-    for weight in model.parameters():
-        weight.data = weight.data.contiguous()  # resampled positions are not, and checkpoints ask for it
+    copy_to_memory(model)  # frozen weights must not depend on the file of --init; checkpoints need them contiguous
     encoder = encoder_of(model)
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not isinstance(encoder, ViT)):
         fail("optimizer", "muon", "adamw or sgd here: Muon moves the matrices of a ViT's blocks, all of them")
@@ -121,6 +121,7 @@ def build_task(model: AnyModel, config: TrainConfig, data: DataSet, world: World
     teacher: ViT | ResNet | None = None
     if config.distillation.teacher is not None:
         teacher = load_encoder(config.distillation.teacher).to(world.device).eval().requires_grad_(False)
+        copy_to_memory(teacher)
         check_teacher(teacher, str(config.distillation.teacher), model, data)
     return Classify(
         model,

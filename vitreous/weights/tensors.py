@@ -142,13 +142,13 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
 
 @torch.no_grad()
 def copy_to_memory(model: nn.Module) -> None:
-    """Replace memory-mapped weights by copies, one tensor at a time.
+    """Replace memory-mapped weights by contiguous copies, one tensor at a time.
 
     A process dies (SIGBUS) when it reads a mapped file that was truncated, such as by `cp` over it. So what runs for
     long must not depend on the file.
     """
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
+        tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 
 def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:
