@@ -10,6 +10,7 @@ from PIL import Image
 from planted import of_kind, planted
 from vitreous.cli import main
 from vitreous.explain import command
+from vitreous.explain.command import check_output
 from vitreous.explain.methods import METHODS
 from vitreous.model.build import build, build_vit
 from vitreous.model.config import ResNetConfig, ViTConfig
@@ -77,6 +78,9 @@ def test_everything_is_drawn_and_told(monkeypatch, capsys, checkpoint: Path, pic
     row, column = np.unravel_index(grey.argmax(), grey.shape)
     assert 45 <= row * 120 / 179 <= 75
     assert 145 <= column * 300 / 448 <= 190
+    for name in ("report.html", "numbers.json"):  # written last: a kill leaves figures alone, which may be replaced
+        (out / name).unlink()
+        check_output(out)
 
 
 def test_layers_heads_class_and_query_are_chosen(monkeypatch, checkpoint: Path, picture: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -17,6 +17,7 @@ from vitreous.explain.maps import MAPS, DrawnMap, draw_map, peak, put_to_the_tes
 from vitreous.explain.methods import METHODS
 from vitreous.explain.report import Findings, write_page
 from vitreous.explain.study import Study, open_model, open_study, which_methods
+from vitreous.infer.masks import is_written_here
 from vitreous.json_files import read_json_object
 from vitreous.printable import SafeConsole
 from vitreous.train.figures import duration
@@ -24,11 +25,8 @@ from vitreous.train.look import can_draw
 from vitreous.weights.files import atomic_file
 
 NONE = "none"
-PAGE, NUMBERS, FIGURES = (
-    "report.html",
-    "numbers.json",
-    tuple(f"{name}.png" for name in ("seen", "pca_foreground", *METHODS)),
-)
+PAGE, NUMBERS = "report.html", "numbers.json"
+FIGURES = tuple(f"{name}.png" for name in ("seen", "pca_foreground", *METHODS))
 KEYS = {"class", "predictions", "faithfulness", "attention_distance", "lens", "left_out"}  # of numbers.json
 
 
@@ -62,24 +60,33 @@ def explain_files(
     who = checkpoint.resolve().parent.name if checkpoint.name in ("best", "last") else checkpoint.name
     title = f"{who}: what it has learned" if picture is None else f"{picture.name}, seen by {who}"
     facts = _facts(study, checkpoint, image, time.perf_counter() - began)
-    page = write_page(study, found, title, facts, shlex.join(["vitreous", *sys.argv[1:]]))
-    with atomic_file(out / NUMBERS) as aside:
+    with atomic_file(out / NUMBERS) as aside:  # before the page, which check_output knows by it
         aside.write_text(json.dumps(numbers(study, found), indent=2))
+    page = write_page(study, found, title, facts, shlex.join(["vitreous", *sys.argv[1:]]))
     _say(study, found, [*found.paths, out / NUMBERS, page])
     return found
 
 
 def check_output(out: Path) -> None:
-    """Refuse a folder with files that would be replaced, unless they are of an earlier explanation."""
+    """Refuse a folder with files that would be replaced, unless they are of an earlier explanation.
+
+    One that was killed has left figures, but neither numbers nor page.
+    """
     taken = [name for name in (PAGE, NUMBERS, *FIGURES) if os.path.lexists(out / name)]
-    if not taken:
+    if NUMBERS in taken and _has_numbers(out / NUMBERS):
         return
+    if foreign := [name for name in taken if name not in FIGURES or not is_written_here(out / name)]:
+        raise ValueError(
+            f"{out} already has {foreign[0]}, which explain would replace: choose another --out, or delete it"
+        )
+
+
+def _has_numbers(file: Path) -> bool:
+    """True if a file is the numbers.json of an explanation."""
     try:
-        ours = NUMBERS in taken and read_json_object(out / NUMBERS).keys() >= KEYS
+        return read_json_object(file).keys() >= KEYS
     except ValueError:
-        ours = False
-    if not ours:
-        raise ValueError(f"{out} already has {taken[0]}, which explain would replace: choose another --out")
+        return False
 
 
 def examine(study: Study, wanted: Sequence[str], begin: Callable[[str], None] = lambda method: None) -> Findings:

@@ -16,6 +16,7 @@ from vitreous.explain.capture import layout_of, token_index, which_layers
 from vitreous.explain.methods import METHODS, NEED_A_HEAD, NEED_A_PICTURE
 from vitreous.explain.seen import Canvas, canvas_of
 from vitreous.infer.answers import Label
+from vitreous.infer.masks import write_png
 from vitreous.infer.place import choose_device, placed
 from vitreous.model.checks import BadValue, Size, check_choice, check_whole, suggestion
 from vitreous.model.inputs import normalise
@@ -65,7 +66,7 @@ class Study:
     def write(self, name: str, picture: np.ndarray | Image.Image) -> Path:
         path = self.folder / f"{name}.png"
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
-        image.save(path, optimize=True)
+        write_png(image, path, optimize=True)
         return path
 
 

@@ -74,12 +74,12 @@ def write_mask(
     write_png(image, path)
 
 
-def write_png(image: Image.Image, path: Path) -> None:
-    """Write a PNG, whole or not at all, that says in its header who wrote it."""
+def write_png(image: Image.Image, path: Path, optimize: bool = False) -> None:
+    """Write a PNG, whole or not at all, whose header names this program."""
     about = PngInfo()
     about.add_text("Software", SOFTWARE)
     with atomic_file(path) as aside:
-        image.save(aside, "PNG", pnginfo=about)
+        image.save(aside, "PNG", pnginfo=about, optimize=optimize)
 
 
 def is_written_here(path: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from vitreous.data.fonts import CJK
+from vitreous.infer.masks import SOFTWARE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def drawing(
         figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure
-        figure.savefig(path, format="png", bbox_inches="tight", pad_inches=0.1, metadata={"Software": None})
+        figure.savefig(path, format="png", bbox_inches="tight", pad_inches=0.1, metadata={"Software": SOFTWARE})
 
 
 def plain(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
