@@ -16,6 +16,7 @@ from vitreous.explain.capture import layout_of, token_index, which_layers
 from vitreous.explain.methods import METHODS, NEED_A_HEAD, NEED_A_PICTURE
 from vitreous.explain.seen import Canvas, canvas_of
 from vitreous.infer.answers import Label
+from vitreous.infer.capacity import check_bytes, check_memory, takes
 from vitreous.infer.masks import write_png
 from vitreous.infer.place import choose_device, placed
 from vitreous.model.checks import BadValue, Size, check_choice, check_whole, suggestion
@@ -76,7 +77,11 @@ def open_model(checkpoint: str | Path, image_size: Sequence[int], device: str) -
         raise ValueError(
             f"{checkpoint} is a {type(model).__name__}: only a Vision Transformer has attention to look at"
         )
-    return placed(model, choose_device(device, torch.device("cpu")), torch.float32).eval()
+    place, config = choose_device(device, torch.device("cpu")), model.config
+    check_memory(config, place)
+    attention = 4 * config.num_heads * config.tokens**2  # bytes of the maps of one layer
+    check_bytes(attention, place, f"{takes(config)} its attention", "use a smaller --image-size")
+    return placed(model, place, torch.float32).eval()
 
 
 def open_study(

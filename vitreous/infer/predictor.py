@@ -26,6 +26,7 @@ from vitreous.data.decode import UnreadableImage, fit
 from vitreous.data.modes import pixels_of, upright
 from vitreous.data.source import Picture
 from vitreous.infer.answers import Embedding, Label, Prediction, Throughput
+from vitreous.infer.capacity import check_memory
 from vitreous.infer.decoders import decoders
 from vitreous.infer.place import choose_device, choose_dtype, placed
 from vitreous.infer.suits import check_suits
@@ -85,6 +86,7 @@ class Predictor:
         if config.channels not in (1, 3):
             raise ValueError(f"the model takes {config.channels} channels, but pictures have 1 (grey) or 3 (RGB)")
         self.device = choose_device(device, next(model.parameters()).device)
+        check_memory(config, self.device)
         self.dtype = choose_dtype(precision, self.device)
         self.model, self.config = placed(model, self.device, self.dtype), config
         self.batch_size, self.flip, self.compiled = batch_size, flip, compile

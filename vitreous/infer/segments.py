@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vitreous.data.decode import decode, resize
 from vitreous.infer.answers import Throughput
+from vitreous.infer.capacity import check_memory
 from vitreous.infer.decoders import decoders
 from vitreous.infer.masks import background_of, palette
 from vitreous.infer.place import choose_device, choose_dtype, placed
@@ -90,6 +91,7 @@ class SegmentPredictor:
         if model.config.channels not in (1, 3):
             raise ValueError(f"the model takes {model.config.channels} channels, but pictures have 1 (grey) or 3 (RGB)")
         self.device = choose_device(device, next(model.parameters()).device)
+        check_memory(model.config, self.device)
         self.dtype = choose_dtype(precision, self.device)
         self.model, self.config = placed(model, self.device, self.dtype), model.config
         self.flip, self.overlap, self.batch_size, self.workers = flip, overlap, batch_size, workers

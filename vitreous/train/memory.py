@@ -5,6 +5,7 @@ import os
 
 import torch
 
+from vitreous.infer.capacity import total_memory
 from vitreous.model.kinds import AnyConfig
 from vitreous.model.segmenter import SegmenterConfig
 
@@ -25,8 +26,9 @@ def fitting_batch(model: AnyConfig, memory: int) -> int:
 
 
 def free_memory(device: str) -> int:
-    """In bytes, for this process, on the device that the run will use."""
+    """Free bytes for this process on the device that the run will use."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     sharing = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // sharing
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(free, total_memory(torch.device("cpu"))) // sharing
