@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from vitreous.serve import batching
 from vitreous.serve.batching import WORKERS, Batcher
 from vitreous.serve.errors import ApiError
 from vitreous.serve.metrics import Metrics
@@ -193,7 +194,8 @@ def test_large_images_may_take_only_a_part_of_the_queue() -> None:
     assert 20 - len(refused) in (4, 5)  # a quarter of the queue waits; the first may have been taken out already
 
 
-def test_a_batch_that_nobody_waits_for_does_not_hold_up_the_end() -> None:
+def test_a_batch_that_nobody_waits_for_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "LAST_BATCH", 0.1)
     record = Recorder(held=True)
 
     async def run() -> None:

@@ -59,9 +59,13 @@ def serve_checkpoints(
     """Serve until a signal comes. Raises if the port is taken, or if a checkpoint cannot be loaded or run."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would tell of every form that is not right
     listener = listen(settings.host, settings.port)
-    served = open_served(checkpoints, image_size, device, precision, settings.max_batch)
-    for one in served:
-        check_capacity(one, settings.max_batch, settings.timeout)
+    try:
+        served = open_served(checkpoints, image_size, device, precision, settings.max_batch)
+        for one in served:
+            check_capacity(one, settings.max_batch, settings.timeout)
+    except BaseException:
+        listener.close()
+        raise
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if not is_loopback(host) and settings.api_key is None:
