@@ -139,6 +139,16 @@ def test_a_run_without_its_checkpoint_is_refused(earlier_version: bool, run: Pat
     train(resumed(run))
 
 
+@pytest.mark.parametrize("result", ["step-00000011", "metrics.json"])
+def test_results_without_a_checkpoint_are_not_replaced(result: str, tmp_path: Path) -> None:
+    """Also in a copy of a run without its hidden files, of which .saved would tell that there was a checkpoint."""
+    (tmp_path / "data.json.gz").touch()
+    assert not run_folder.has_checkpoint(tmp_path)
+    (tmp_path / result).mkdir()
+    with pytest.raises(ValueError, match=f"last is missing.*{result}"):
+        run_folder.has_checkpoint(tmp_path)
+
+
 def die_before_the_first_save(config: TrainConfig) -> None:
     loop.checkpoint.save = lambda *rest: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     train(config)
