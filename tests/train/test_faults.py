@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from vitreous.train.config import TrainConfig
 from vitreous.train.data_record import DataRecord
 from vitreous.train.distributed import World
 from vitreous.train.run import train
+from vitreous.train.setup import set_up
 from vitreous.weights import files
 from vitreous.weights.load import save
 
@@ -186,6 +188,13 @@ def test_a_torn_last_line_of_metrics_is_dropped(run: Path, capsys: pytest.Captur
     assert (run / "metrics.jsonl").read_text() == rows
 
 
+def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
+    assert not loop.drop_rows_after(tmp_path / "metrics.jsonl", 2)
+    loop.append_row(tmp_path / "metrics.jsonl", {"step": 3})
+    assert steps(tmp_path) == [1, 2, 3]
+
+
 def test_a_damaged_line_of_metrics_is_named(run: Path) -> None:
     rows = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text(rows[0][:30] + "\n" + rows[1] + "\n")
@@ -269,6 +278,19 @@ def test_a_flipped_byte_is_noticed(run: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     with pytest.raises(ValueError, match=r"shard-.*\.safetensors is damaged"):
         train(resumed(run))
+
+
+def test_checksums_cover_files_of_any_size(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).bytes(2**24 + 2**20)
+    (tmp_path / "large").write_bytes(content)
+    (tmp_path / "empty").touch()
+    found = checkpoint.checksums(tmp_path, ["empty", "large"], World(0, 1, torch.device("cpu")))
+    assert found == {"empty": "00000000", "large": f"{zlib.crc32(content):08x}"}
+
+
+def test_the_model_card_may_be_edited(run: Path) -> None:
+    (run / "last" / "README.md").write_text("My model")
+    train(resumed(run))
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "removed"])
@@ -377,6 +399,22 @@ def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
     other.kill()  # the system lets go of the lock
     other.join()
     train(resumed(run))
+
+
+def test_a_run_that_claims_the_folder_meanwhile_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+
+    def claimed_meanwhile(*rest: Any) -> Any:
+        out.mkdir()
+        (out / "config.json").write_text("theirs")
+        return set_up(*rest)
+
+    monkeypatch.setattr("vitreous.train.run.set_up", claimed_meanwhile)
+    with pytest.raises(ValueError, match="already holds a run"):
+        train(quick(out))
+    assert (out / "config.json").read_text() == "theirs"
 
 
 def test_a_file_system_without_locks_is_warned_about(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 A checkpoint is a model folder that `vitreous.load` reads, and in it `training/`: weights, optimizer and average, as
 safetensors that torch.distributed.checkpoint splits between processes and puts together for any other number of them.
 The order of the data, the schedule and all randomness follow from the seed and the step: there is nothing to store.
-`checksums.json` has the CRC-32 of every other file, which `load` verifies.
+`checksums.json` has the CRC-32 of every other file but the model card, which `load` verifies.
 """
 
 import json
@@ -30,8 +30,8 @@ from vitreous.train.distributed import World
 from vitreous.train.ema import Ema
 from vitreous.train.lora import merged_state
 from vitreous.train.optim import Optimizers
-from vitreous.weights.files import atomic_folder
-from vitreous.weights.native import FILES, write_files
+from vitreous.weights.files import atomic_folder, foreign_files
+from vitreous.weights.native import CARD, FILES, write_files
 
 CHECKSUMS, PROGRESS = "checksums.json", "progress.json"
 OURS = (*FILES, PROGRESS, CHECKSUMS, "training/*.safetensors")  # the files of a checkpoint
@@ -90,7 +90,8 @@ def save(folder: Path, state: State, progress: Progress, world: World, provenanc
             shards = HuggingFaceStorageWriter(str(aside / "training"), save_distributed=True)
             save_shards(state.tensors(), storage_writer=shards)
         world.wait()
-        names = sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file())
+        # The first process lists the files: on a network file system, others may not see all of them yet.
+        names = world.first_only(lambda: [name for name in foreign_files(aside, ()) if name != CARD])
         sums = checksums(aside, names, world)
         if world.first:
             (aside / CHECKSUMS).write_text(json.dumps(sums, indent=2))
