@@ -417,6 +417,21 @@ def test_a_run_that_claims_the_folder_meanwhile_is_not_replaced(
     assert (out / "config.json").read_text() == "theirs"
 
 
+def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    run = os.fork()
+    if run == 0:
+        with run_folder.lock(tmp_path):
+            if os.fork() == 0:
+                os.close(writer)
+                os.read(reader, 1)  # until the test is over
+            os._exit(0)
+    os.waitpid(run, 0)
+    with run_folder.lock(tmp_path):
+        os.close(writer)
+    os.close(reader)
+
+
 def test_a_file_system_without_locks_is_warned_about(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*rest: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
