@@ -211,5 +211,5 @@ def test_a_run_whose_decoder_had_more_blocks_is_not_gone_on_with(tmp_path: Path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["masking"]["decoder_depth"], config["steps"] = 1, 2
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"is no place for 64 of its tensors, such as weights\.blocks\.1"):
+    with pytest.raises(ValueError, match=r"has 64 unexpected tensors, such as weights\.blocks\.1"):
         train(TrainConfig(data="", out=tmp_path, resume=True))

@@ -35,7 +35,7 @@ from vitreous.weights.native import CARD, FILES, write_files
 
 CHECKSUMS, PROGRESS = "checksums.json", "progress.json"
 OURS = (*FILES, PROGRESS, CHECKSUMS, "training/*.safetensors")  # the files of a checkpoint
-INSTEAD = "resume from a kept checkpoint by renaming its step-* folder to last, or start a new run"
+INSTEAD = "resume from an earlier checkpoint by renaming its step-* folder to last, or start a new run"
 
 
 @dataclass
@@ -112,15 +112,15 @@ def load(folder: Path, state: State, world: World) -> Progress:
     except CheckpointException as error:
         [(reason, _), *_] = error.failures.values()
         raise ValueError(
-            f"{folder} cannot be gone on with: {str(reason).splitlines()[0]} (a run of a task of your own needs its "
-            "make_task again)"
+            f"{folder} cannot be resumed: {str(reason).splitlines()[0]} (a run with make_task needs the same make_task "
+            "again)"
         ) from error
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder / 'training'} cannot be read: {str(error).splitlines()[0]}; {INSTEAD}") from error
     if left := sorted(stored - tensors.keys()):
         raise ValueError(
-            f"{folder} cannot be gone on with: there is no place for {len(left)} of its tensors, such as {left[-1]}: "
-            "config.json must have what the run began with"
+            f"{folder} cannot be resumed: it has {len(left)} unexpected tensors, such as {left[-1]}: the "
+            "run's config.json must be the one that the run began with"
         )
     return progress
 

@@ -51,7 +51,7 @@ class TrainConfig:
     resume: bool = False
     """Go on with the run in --out, exactly where it stopped."""
     allow_data_change: bool = False
-    """With --resume: accept that pictures were added or removed. Known ones keep their part, new ones join train."""
+    """With --resume: accept that images were added or removed. Known ones keep their split, new ones join train."""
     data_root: Path | None = None
     """A local copy of a data set that would be downloaded."""
     val_fraction: float = 0.2

@@ -127,7 +127,7 @@ def _class_changes(before: list[str], now: list[str]) -> str:
 
 
 def _changes(before: DataRecord, now: DataRecord) -> str:
-    """What differs, in a few words."""
+    """Short description of the differences."""
     old, new = before.names(), now.names()
     parts = [_some(old - new, "removed"), _some(new - old, "added"), _some(_relabelled(before, now), "relabelled")]
     for split, record in now.splits.items():
@@ -137,14 +137,14 @@ def _changes(before: DataRecord, now: DataRecord) -> str:
 
 
 def _unacceptable(before: DataRecord, now: DataRecord) -> str:
-    """Why a change cannot be accepted, or nothing."""
+    """Reason to refuse a change; empty if it is acceptable."""
     trained = before.names("train") - before.names("val", "test")
     held_out, vanished = now.names("val", "test"), {_without_split(name) for name in trained - now.names()}
     leaked = {name for name in held_out - before.names() if _without_split(name) in vanished} | (trained & held_out)
     if leaked:
         return f"{plural(len(leaked), 'sample')} that the run was trained on would be evaluated on"
     if any(POSITION.search(name) for name in before.names() | now.names()):
-        return "its samples are known by their position only, so the old ones cannot be told from the new ones"
+        return "its samples are known by their position only, so old and new ones cannot be distinguished"
     if _relabelled(before, now):
         return "the labels of known samples differ"
     return ""

@@ -32,10 +32,14 @@ WRITTEN = (
 )  # fmt: skip
 
 
+class LockWarning(UserWarning):
+    """The file system has no locks."""
+
+
 def check_free(folder: Path) -> None:
     """Refuse a folder that holds a run, or anything else that a new run would replace."""
     if (folder / CONFIG).exists():
-        raise ValueError(f"{folder} already holds a run: choose another --out, or go on with it by --resume")
+        raise ValueError(f"{folder} already holds a run: choose another --out, or continue the run with --resume")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: choose another --out")
     there = os.listdir(folder) if folder.is_dir() else []
@@ -62,9 +66,8 @@ def _acquire(descriptor: int, folder: Path) -> None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by data workers
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
-            warnings.warn(
-                f"{folder} cannot be locked ({error.strerror}): do not start a second run in it", stacklevel=2
-            )
+            message = f"{folder} cannot be locked ({error.strerror}): do not start a second run in it"
+            warnings.warn(message, LockWarning, stacklevel=2)
             return
         holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
         raise ValueError(f"{folder} is in use by {holder}: wait for its end, or choose another --out") from None

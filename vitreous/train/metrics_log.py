@@ -39,7 +39,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{error}: remove that line to go on without it") from error
+            raise ValueError(f"{error}: delete that line to resume without it") from error
         rows.append(row)
     return rows
 
