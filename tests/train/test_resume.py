@@ -122,6 +122,9 @@ def test_saved_by_two_resumed_by_one_and_by_two(parallel: str, tmp_path: Path) -
         (tmp_path / name / "config.json").write_text(
             (tmp_path / name / "config.json").read_text().replace('"steps": 11', '"steps": 22')
         )
+    last = tmp_path / "by-two" / "last"
+    saved = {path.relative_to(last).as_posix() for path in last.rglob("*") if path.is_file()}
+    assert saved - json.loads((last / "checksums.json").read_text()).keys() == {"checksums.json", "README.md"}
     assert finish(tiny(tmp_path / "by-one", resume=True, steps=22, **calm)) == 0
     two(tiny(tmp_path / "by-two", resume=True, steps=22, **calm))
     losses = []
