@@ -266,3 +266,15 @@ def test_what_must_be_given_can_be_given_on_the_command_line_too(tmp_path: Path)
     )
     convert(tmp_path / "m.pth", tmp_path / "ours", "vitreous", overrides={"num_heads": 3})
     check_close(vitreous.load(tmp_path / "ours"), model, SIZE)
+
+
+def test_a_grey_deit_with_a_config_is_not_taken_for_a_model_of_sound(tmp_path: Path) -> None:
+    """Its tensors have the names and the patches of the Audio Spectrogram Transformer; its config.json decides."""
+    transformers = import_transformers()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    theirs = transformers.DeiTModel(transformers.DeiTConfig(num_channels=1, image_size=64, patch_size=16, **sizes))
+    theirs.eval().save_pretrained(tmp_path)
+    ours, images = vitreous.load(tmp_path), torch.randn(2, 1, 64, 64)
+    with torch.no_grad():
+        features, expected = ours.features(images), theirs(images).last_hidden_state
+    torch.testing.assert_close(features.patches, expected[:, 2:], rtol=0, atol=1e-5)

@@ -73,8 +73,9 @@ def _unsupported(found: Found, format: Format | None) -> str:
     """
     model_type, architecture = (found.config.get(key) for key in ("model_type", "architecture"))
     theirs = format is None or format.name == "huggingface"
-    if theirs and isinstance(model_type, str) and model_type not in FAMILIES:
-        return f"{model_type!r:.80} of transformers (model_type in config.json)"
+    if theirs and isinstance(model_type, str):
+        known = model_type in FAMILIES
+        return "" if known else f"{model_type!r:.80} of transformers (model_type in config.json)"
     if format is None and isinstance(architecture, str):
         return f"{architecture!r:.80} of timm (architecture in config.json)"
     return unsupported_model(found)
