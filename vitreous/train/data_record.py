@@ -101,7 +101,7 @@ def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow
         raise ValueError(
             f"{data.name} has changed since the run began ({changes}): restore it, or resume with --allow-data-change"
         )
-    return data
+    return replace(data, note=f"{data.note}; changed since the run began: {changes}")
 
 
 def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
