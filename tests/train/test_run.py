@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from PIL import Image
 
 from train_runs import tiny
 from vitreous.model.checks import BadValue
-from vitreous.train import summary
+from vitreous.train import loop, plots, summary
+from vitreous.train.checkpoint import read_progress
 from vitreous.train.config import Augment, Distillation, Optim, TrainConfig
 from vitreous.train.run import stored, train
 from vitreous.train.schedule import share_of_peak
@@ -308,3 +310,32 @@ def test_the_next_commands_can_be_typed_as_they_are(tmp_path: Path, capsys: pyte
     assert lines[1] == f"  vitreous eval {best} --data '{data}/train' --seed 3"  # the same split
     picture = lines[0].removeprefix(f"  vitreous predict {best} ").strip("'")
     assert Path(picture).is_file()
+
+
+# ---- The best checkpoint ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unreported")
+@pytest.mark.parametrize(
+    ("losses", "best"), [([1.0, 0.5, 0.7, 0.3], 4), ([1.0, 0.5, 0.7, 0.5], 2), ([1.0, math.nan, 0.7, math.nan], 3)]
+)
+def test_of_equally_good_evaluations_the_one_with_the_least_loss_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], best: int
+) -> None:
+    evaluate, top1, left = loop.evaluate, iter([0.5, 0.9, 0.9, 0.9]), iter(losses)
+
+    def measured(*arguments: Any) -> Any:
+        found = evaluate(*arguments)
+        metrics = {**found.metrics(), "top1": next(top1, 0), "loss": next(left, 0)}
+        monkeypatch.setattr(type(found), "metrics", lambda self: metrics)
+        return found
+
+    monkeypatch.setattr(loop, "evaluate", measured)
+    train(steady(tmp_path / "run", steps=44))
+    history = rows(tmp_path / "run")
+    assert [row["epoch"] for row in history] == [1, 2, 3, 4]
+    progress = read_progress(tmp_path / "run" / "last")
+    assert progress.best_step == history[best - 1]["step"]
+    marked = plots.best_row(history)
+    assert marked is not None
+    assert marked["epoch"] == best

@@ -44,6 +44,7 @@ class Progress:
 
     step: int = 0
     best: float = -1e300  # of what is better when it is larger; losses count with a minus
+    best_loss: float = 1e300  # decides between evaluations of equal quality; runs of earlier versions lack it
     best_step: int = 0
     since_best: int = 0  # evaluations since the best one
     seconds: float = 0.0
@@ -132,11 +133,11 @@ def read_progress(folder: Path) -> Progress:
     try:
         progress = from_dict(Progress, document, "progress")
         numbers = asdict(progress)
-        if missing := [field.name for field in fields(Progress) if field.name not in document]:
+        if missing := sorted({field.name for field in fields(Progress)} - {"best_loss"} - document.keys()):
             raise ValueError(f"progress lacks {', '.join(missing)}")
         if wrong := [name for name, value in numbers.items() if not math.isfinite(value)]:
             raise ValueError(f"progress.{wrong[0]} is {numbers[wrong[0]]}, but must be finite")
-        if wrong := [name for name, value in numbers.items() if value < 0 and name != "best"]:
+        if wrong := [name for name, value in numbers.items() if value < 0 and name not in ("best", "best_loss")]:
             raise ValueError(f"progress.{wrong[0]} is {numbers[wrong[0]]}, but must not be negative")
         if progress.best_step > progress.step:
             raise ValueError(f"progress.best_step is {progress.best_step}, but must be at most step, {progress.step}")

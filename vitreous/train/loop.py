@@ -4,6 +4,7 @@ Whatever a step depends on is either in the checkpoint or follows from (seed, st
 resumed ends with the same weights as one that was not.
 """
 
+import math
 import os
 import shlex
 import shutil
@@ -96,9 +97,11 @@ def _finish_epoch(
         figures = evaluate(job, job.data.val).metrics()
         row |= {f"val_{name}": value for name, value in figures.items()}
         score = row[f"val_{job.task.best}"] * (1 if job.task.larger_is_better else -1)
+        loss = min(1e300, row.get("val_loss", math.inf))  # of NaN too: progress must be finite
         progress.since_best += 1
-        if score > progress.best:
-            progress.best, progress.best_step, progress.since_best = score, progress.step, 0
+        if score > progress.best or (score == progress.best and loss < progress.best_loss):
+            progress.best, progress.best_loss = score, loss
+            progress.best_step, progress.since_best = progress.step, 0
             _save_best(job, folder, row)
     row |= {"seconds": progress.seconds, "skipped_steps": monitor.skipped}
     if world.first:

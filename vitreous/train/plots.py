@@ -65,12 +65,15 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The evaluation with the highest quality, or with the lowest loss where nothing else was measured."""
-    for key, sign in (("val_top1", 1), ("val_miou", 1), ("val_loss", -1)):
-        rows = [row for row in history if is_number(row.get(key))]
-        if rows:
-            return max(rows, key=lambda row: sign * row[key])
-    return None
+    """The evaluation with the highest quality; of equal ones, or where there is only a loss, that with the least."""
+
+    def loss(row: Mapping[str, Any]) -> float:
+        return row["val_loss"] if is_number(row.get("val_loss")) else math.inf
+
+    for key in ("val_top1", "val_miou"):
+        if rows := [row for row in history if is_number(row.get(key))]:
+            return max(rows, key=lambda row: (row[key], -loss(row)))
+    return min((row for row in history if is_number(row.get("val_loss"))), key=loss, default=None)
 
 
 def _axis(history: Sequence[Mapping[str, Any]]) -> str:
