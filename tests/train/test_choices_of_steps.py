@@ -73,14 +73,15 @@ def test_auto_is_what_fits_into_half_of_the_free_memory_of_each_gpu(monkeypatch:
 
 def test_auto_is_what_fits_into_half_of_the_free_memory_of_a_cpu(monkeypatch: pytest.MonkeyPatch, vit: Path) -> None:
     each = cost(describe(vit).config).activation_bytes
-    known = {"SC_AVPHYS_PAGES": 8, "SC_PAGE_SIZE": 2 * each}
+    known = {"SC_AVPHYS_PAGES": 8, "SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 2 * each}
     monkeypatch.setattr(os, "sysconf", lambda name: known[name])
     assert chosen(100_000, init=vit, batch_size="auto").config.batch_size == 8
 
 
 def test_processes_on_one_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch, vit: Path) -> None:
     each = cost(describe(vit).config).activation_bytes
-    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 64, "SC_PAGE_SIZE": 2 * each}.__getitem__)
+    known = {"SC_AVPHYS_PAGES": 64, "SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 2 * each}
+    monkeypatch.setattr(os, "sysconf", known.__getitem__)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert chosen(100_000, processes=4, init=vit, batch_size="auto").config.batch_size == 64
 
