@@ -42,11 +42,11 @@ class Muon(torch.optim.Optimizer):
         momenta = [self._momentum(weight) for weight in weights]
         gradients = [_where(skip, old, w.grad) for w, old in zip(weights, momenta, strict=True) if w.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's look
+        torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov's look-ahead, in copies that are ours
         torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
         for shape in {weight.shape: None for weight in weights}:
             alike = [i for i, weight in enumerate(weights) if weight.shape == shape]
-            matrices = torch.cat([_whole(ahead[i]).reshape(group["parts"], -1, shape[1]) for i in alike])
+            matrices = torch.cat([_whole(gradients[i]).reshape(group["parts"], -1, shape[1]) for i in alike])
             # As long as AdamW's steps usually are (arXiv 2502.16982), so that both take one learning rate.
             length = 0.2 * math.sqrt(max(matrices.shape[1:]))
             steps = (orthogonalise(matrices).to(weights[0].dtype) * (rate * length)).chunk(len(alike))
