@@ -39,8 +39,11 @@ def test_memory_is_what_a_real_step_keeps(small: ViTConfig) -> None:
 def test_memory_of_inference_is_what_the_allocator_gives_out(small: ViTConfig, position: Position) -> None:
     config = dataclasses.replace(small, position=position, image_size=(96, 128))
     model = build(config).eval()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # attention has a buffer for each thread
     with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         model(torch.empty(1, config.channels, *config.image_size))
+    torch.set_num_threads(threads)
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     peak = max(itertools.accumulate(event.nbytes() for event in events))
