@@ -8,6 +8,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import numpy as np
+import pytest
 from PIL import Image
 
 TIMES = "\u00d7"  # as in 3 times 4; also on the button that closes a message
@@ -93,9 +94,15 @@ def attention(site: str, id: str, layer: int, heads: int = 3, tokens: int = 49, 
     return np.repeat(scales, [prefix, 48], axis=-1) * shares / 255
 
 
-def legend(page: Any) -> float:
-    """The number at the bright end of the colours."""
-    return float(page.locator(".legend").first.locator("span").last.inner_text().removeprefix("≥ "))
+def expect_legend(page: Any, value: float) -> None:
+    """Wait until the number at the bright end of the colours is this one."""
+    shown = page.locator(".legend").first.locator("span").last
+    for _ in range(300):  # 30 s: the page may still be waiting for its numbers on a busy machine
+        text = shown.inner_text().removeprefix("≥ ")
+        if text and float(text) == pytest.approx(value, rel=0.01):
+            return
+        page.wait_for_timeout(100)
+    pytest.fail(f"the legend ends at {text!r}, not at {value:.4g}")
 
 
 def bars(page: Any, pane: int = 0) -> dict[str, str]:

@@ -17,8 +17,8 @@ from browser.actions import (
     attention,
     bars,
     drop,
+    expect_legend,
     hover,
-    legend,
     paste,
     percents,
     picture,
@@ -69,12 +69,12 @@ def test_a_pasted_photograph_stands_upright(open_page: Any, site: str) -> None:
 def test_hovering_another_patch_shows_its_attention(open_page: Any, site: str) -> None:
     page = looking(open_page, site, picture())
     weights = attention(site, sent(site, picture())["id"], layer=2).mean(axis=0)
-    assert legend(page) == pytest.approx(weights[0, 1:].max(), rel=0.01)  # the class token asks
+    expect_legend(page, weights[0, 1:].max())  # the class token asks
     before = pixels(page)
     for row, column in ((1, 2), (4, 6)):
         hover(page, row, column)
         expect(page.locator(".asking")).to_contain_text(f"patch in row {row + 1}, column {column + 1}")
-        assert legend(page) == pytest.approx(weights[1 + row * 8 + column, 1:].max(), rel=0.01)
+        expect_legend(page, weights[1 + row * 8 + column, 1:].max())
         assert pixels(page) != before
         before = pixels(page)
     page.mouse.move(5, 5)
@@ -91,12 +91,12 @@ def test_layer_and_head_are_chosen_in_the_matrix_and_in_the_plot(open_page: Any,
     weights = [attention(site, sent(site, picture())["id"], layer) for layer in range(3)]
     page.get_by_role("gridcell", name="Layer 1, head 2").click()
     expect(page.locator(".asking")).to_have_text("attention · class token · layer 1 · head 2")
-    assert legend(page) == pytest.approx(weights[0][1, 0, 1:].max(), rel=0.01)
+    expect_legend(page, weights[0][1, 0, 1:].max())
     share = page.locator(".chip", has_text="class token").locator(".share").inner_text()
     assert share == f"{weights[0][1, 0, 0] * 100:.1f}%"
     page.get_by_role("button", name=re.compile("Layer 2, head 3: ")).click()
     expect(page.locator(".asking")).to_have_text("attention · class token · layer 2 · head 3")
-    assert legend(page) == pytest.approx(weights[1][2, 0, 1:].max(), rel=0.01)
+    expect_legend(page, weights[1][2, 0, 1:].max())
     expect(page.get_by_role("gridcell", name="Layer 2, head 3")).to_have_attribute("aria-selected", "true")
 
 
@@ -108,7 +108,7 @@ def test_maps_have_the_servers_range(open_page: Any, site: str, map: str) -> Non
     page.locator(".legend:not(.off)").wait_for()
     values = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/map/{map}?model=birds"))["values"]
     most = np.abs(values).max() if map == "occlusion" else max(values)
-    assert legend(page) == pytest.approx(most, rel=0.01)
+    expect_legend(page, most)
 
 
 def test_erased_patches_move_the_bars(open_page: Any, site: str) -> None:
@@ -220,7 +220,7 @@ def test_without_a_class_token_all_patches_ask(open_page: Any, site: str) -> Non
     page = looking(open_page, site, picture(), "#model=pooled")
     expect(page.locator(".asking")).to_have_text("attention · mean of patches · layer 3 · mean of heads")
     weights = attention(site, sent(site, picture(), "pooled")["id"], layer=2, tokens=48, model="pooled")
-    assert legend(page) == pytest.approx(weights.mean(axis=(0, 1)).max(), rel=0.01)
+    expect_legend(page, weights.mean(axis=(0, 1)).max())
 
 
 def test_a_segmenter_shows_its_mask_and_a_legend(open_page: Any, site: str) -> None:
