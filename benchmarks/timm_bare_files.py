@@ -57,15 +57,15 @@ def outcome(model: nn.Module, file: Path) -> str:
             found = vitreous.load(file)
         except BadCheckpoint as reason:
             return f"refused: {str(reason).replace(str(file), 'it')}"
-    said = "warned" if any(issubclass(one.category, UserWarning) for one in caught) else "silent"
+    warned = "warned" if any(issubclass(one.category, UserWarning) for one in caught) else "silent"
     height, width = found.config.image_size  # less than timm's where patches do not cover all of its images
     size: tuple[int, int] = model.get_submodule("patch_embed").img_size  # type: ignore[assignment]
     images = torch.randn(2, 3, *size)
     expected, actual = model(images), found(images[:, :, :height, :width])
     if expected.shape != actual.shape:
-        return f"wrong, {said} (shapes {list(actual.shape)} and {list(expected.shape)})"
+        return f"wrong, {warned} (shapes {list(actual.shape)} and {list(expected.shape)})"
     error = ((actual - expected).abs().max() / expected.abs().max()).item()
-    return f"{'exact' if error < TOLERANCE else 'wrong'}, {said} ({error:.1e})"
+    return f"{'exact' if error < TOLERANCE else 'wrong'}, {warned} ({error:.1e})"
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ class Setting:
 
     @property
     def exact_from(self) -> int:
-        """As `Reader` takes it; evaluation is epoch 0."""
+        """First epoch that `Reader` decodes exactly; evaluation is epoch 0."""
         return 0 if self.decode == "exact" else 1
 
     def open(self, data: str) -> tuple[DataSet, str, Source]:
