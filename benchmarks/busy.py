@@ -24,10 +24,10 @@ from benchmarks.loading import draw_pictures
 from benchmarks.table import publish
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
-from vitreous.train.config import Augment, Optim, TrainConfig
-from vitreous.train.defaults import choose
-from vitreous.train.distributed import world
-from vitreous.train.setup import Job, set_up
+from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training.defaults import choose
+from vitreous.training.distributed import world
+from vitreous.training.setup import Job, set_up
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from benchmarks.peers import import_timm
 from benchmarks.table import publish
-from vitreous.data.decode import random_resized_crop
-from vitreous.data.draws import Draws
+from vitreous.data.image.decode import random_resized_crop
+from vitreous.data.rng import Draws
 
 PEER = "Pillow + torchvision"
 Interpolation = Literal["bicubic", "bilinear"]

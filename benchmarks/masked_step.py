@@ -20,11 +20,11 @@ import tyro
 
 from benchmarks.table import publish
 from vitreous.data.loader import Batch
-from vitreous.data.source import ArraySource, DataSet
-from vitreous.train.config import Augment, Masking, Optim, TrainConfig
-from vitreous.train.defaults import choose
-from vitreous.train.distributed import World, world
-from vitreous.train.setup import Job, set_up
+from vitreous.data.sources.base import ArraySource, DataSet
+from vitreous.training.config import Augment, Masking, Optim, TrainConfig
+from vitreous.training.defaults import choose
+from vitreous.training.distributed import World, world
+from vitreous.training.setup import Job, set_up
 
 WARM_UP = 3  # rounds; compiling and the choice of kernels are over then
 CLASSES = ("a", "b")

@@ -16,10 +16,10 @@ import tyro
 
 from benchmarks.table import publish
 from vitreous.data.loader import EvalLoader, Place, Reader
-from vitreous.data.masks import open_masked
-from vitreous.data.source import Subset
-from vitreous.explain.tokens import foreground
-from vitreous.infer.place import choose_device
+from vitreous.data.masks.folders import open_masked
+from vitreous.data.sources.base import Subset
+from vitreous.explanation.tokens import foreground
+from vitreous.inference.device import choose_device
 from vitreous.model.inputs import normalise
 from vitreous.model.segment_loss import IGNORED
 from vitreous.model.vit import ViT

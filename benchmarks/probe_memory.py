@@ -23,13 +23,13 @@ import torch
 import tyro
 
 from benchmarks.table import publish
-from vitreous.evaluate.feature_cache import read_features, write_features
-from vitreous.evaluate.features import FeatureSet, slices
-from vitreous.evaluate.fewshot import fewshot
-from vitreous.evaluate.knn import knn
-from vitreous.evaluate.linear import linear_probe
-from vitreous.evaluate.ridge import Ridge
-from vitreous.infer.place import choose_device
+from vitreous.evaluation.feature_cache import read_features, write_features
+from vitreous.evaluation.features import FeatureSet, slices
+from vitreous.evaluation.fewshot import fewshot
+from vitreous.evaluation.knn import knn
+from vitreous.evaluation.linear import linear_probe
+from vitreous.evaluation.ridge import Ridge
+from vitreous.inference.device import choose_device
 
 Probe = Literal["knn", "ridge", "fewshot", "linear"]
 

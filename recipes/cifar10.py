@@ -9,7 +9,7 @@ A depth-wise convolution after every block and the mean of the patches stand for
 26 of a run of 40 the training loss was 1.114, and 1.175 with the convolution after the first block only.
 """
 
-from vitreous.train.config import Augment, Optim, TrainConfig
+from vitreous.training.config import Augment, Optim, TrainConfig
 
 
 def config() -> TrainConfig:
@@ -29,6 +29,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

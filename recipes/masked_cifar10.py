@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import tyro
 
-from vitreous.train.config import Augment, Masking, Optim, TrainConfig
+from vitreous.training.config import Augment, Masking, Optim, TrainConfig
 
 PARTS = ('pool={"kind": "GlobalAverage"}', "class_token=false")  # filling in teaches patches, and no class token
 CROP = Augment(crop="padded", flip=0.5, policy="none", mixup=0.0, cutmix=0.0)
@@ -146,7 +146,7 @@ def rate(lr: float, batch_size: int, usual: int) -> float:
 
 def finished(config: TrainConfig) -> dict[str, Any]:
     """The figures of a run: made now, gone on with, or read where it was finished before with the same settings."""
-    from vitreous.train.run import stored, train
+    from vitreous.training.run import stored, train
 
     folder = config.out
     assert folder is not None
@@ -187,8 +187,8 @@ def main(options: Options) -> list[Result]:
 
 
 if __name__ == "__main__":
-    from vitreous.refuse import refuse
-    from vitreous.train.monitor import Interrupted
+    from vitreous.cli.errors import refuse
+    from vitreous.training.monitor import Interrupted
 
     try:
         main(tyro.cli(Options, description=__doc__))

@@ -9,7 +9,7 @@ Result:   not measured by us; it is what the paper's figures at 384 pixels come 
 
 from pathlib import Path
 
-from vitreous.train.config import Augment, Optim, TrainConfig
+from vitreous.training.config import Augment, Optim, TrainConfig
 
 
 def config() -> TrainConfig:
@@ -26,6 +26,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

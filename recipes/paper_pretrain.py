@@ -8,7 +8,7 @@ Command:  python -m recipes.paper_pretrain --data imagenet/        (train/CLASS/
 Result:   not measured by us; the paper reports 77.91 % for this model after fine-tuning at 384 pixels (Table 5)
 """
 
-from vitreous.train.config import Augment, Optim, TrainConfig
+from vitreous.training.config import Augment, Optim, TrainConfig
 
 STEPS = 300 * 1_281_167 // 4096
 
@@ -29,6 +29,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

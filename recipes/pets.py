@@ -20,7 +20,7 @@ The checkpoint that this was measured with is at its best at 224 pixels: at 448 
 
 from pathlib import Path
 
-from vitreous.train.config import Augment, Optim, TrainConfig
+from vitreous.training.config import Augment, Optim, TrainConfig
 
 
 def config() -> TrainConfig:
@@ -38,6 +38,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

@@ -30,18 +30,18 @@ import torch
 import tyro
 
 from benchmarks.table import publish
-from vitreous.evaluate.feature_cache import cached_features
-from vitreous.evaluate.fewshot import FewShotResult
-from vitreous.evaluate.knn import KnnResult
-from vitreous.evaluate.linear import LinearResult
-from vitreous.evaluate.probe import PROBES, Result, run_probe
-from vitreous.evaluate.setting import Setting
-from vitreous.infer.place import choose_device, choose_dtype
+from vitreous.cli.errors import refuse
+from vitreous.evaluation.feature_cache import cached_features
+from vitreous.evaluation.fewshot import FewShotResult
+from vitreous.evaluation.knn import KnnResult
+from vitreous.evaluation.linear import LinearResult
+from vitreous.evaluation.probe import PROBES, Result, run_probe
+from vitreous.evaluation.setting import Setting
+from vitreous.inference.device import choose_device, choose_dtype
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
-from vitreous.refuse import refuse
 from vitreous.weights.load import load_encoder
 
 

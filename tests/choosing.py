@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.source import ArraySource, DataSet
+from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.model.kinds import AnyModel
 from vitreous.model.presets import create
 from vitreous.model.segmenter import Decoder, SegmenterConfig, build_segmenter
 from vitreous.model.vit import ViT
-from vitreous.train.config import TrainConfig
-from vitreous.train.defaults import Chosen, choose
+from vitreous.training.config import TrainConfig
+from vitreous.training.defaults import Chosen, choose
 from vitreous.weights.load import save
 
 TINY = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}

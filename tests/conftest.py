@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from browser_path import skip_browser_tests
-from vitreous.threads import spin_briefly
+from vitreous.common.threads import spin_briefly
 
 settings.register_profile("vitreous", deadline=None)  # a busy machine is no failure
 settings.load_profile("vitreous")

@@ -83,7 +83,7 @@ def load(source: str, **options: Any) -> dict[str, Any]:
     import torch
 
     import vitreous
-    from vitreous.model.codec import to_dict
+    from vitreous.common.codec import to_dict
     from vitreous.weights.adapt import provenance_of
 
     model = vitreous.load(source, **options)
@@ -107,7 +107,7 @@ def push(path: str, target: str, push_to: str, **options: Any) -> None:
 
 def command(*arguments: str) -> dict[str, Any]:
     """What the command line prints, and its exit status."""
-    from vitreous.cli import main
+    from vitreous.cli.main import main
 
     out, errors, status = io.StringIO(), io.StringIO(), 0
     sys.argv = ["vitreous", *arguments]
@@ -123,11 +123,11 @@ def initial(*arguments: str) -> dict[str, Any]:
     """The provenance of the model that `vitreous train` would begin with."""
     import tyro
 
-    from vitreous.cli import FLAGS
+    from vitreous.cli.main import FLAGS
     from vitreous.data.open import open_data
-    from vitreous.train.config import TrainConfig
-    from vitreous.train.defaults import choose
-    from vitreous.train.start import build_model
+    from vitreous.training.config import TrainConfig
+    from vitreous.training.defaults import choose
+    from vitreous.training.initial_model import build_model
     from vitreous.weights.adapt import provenance_of
 
     config = tyro.cli(TrainConfig, args=arguments, config=FLAGS)

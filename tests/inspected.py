@@ -11,7 +11,7 @@ from torch import Tensor
 from live_server import Live, Reply
 from pictures import encoded, smooth
 from planted import KINDS, of_kind, planted
-from vitreous.data.decode import fit
+from vitreous.data.image.decode import fit
 from vitreous.model.build import build, build_vit
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.inputs import normalise

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitreous.data import jpeg
+from vitreous.data.image import jpeg
 
 
 def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:

@@ -86,7 +86,7 @@ import sys
 import torch
 
 import vitreous
-from vitreous.cli import main
+from vitreous.cli.main import main
 
 for line in open(sys.argv[1]).read().split("\\n\\n"):
     sys.argv = ["vitreous", *line.split("\\n")]

@@ -9,10 +9,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from vitreous.train.config import Augment, Optim, TrainConfig
+from vitreous.training.config import Augment, Optim, TrainConfig
 
 SERVER: ForkServerContext = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["vitreous.train.run", "train_runs"])
+SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs"])
 
 
 def tiny(out: Path, **changes: Any) -> TrainConfig:
@@ -55,9 +55,9 @@ def finish(config: TrainConfig, **how: Any) -> int | None:
 def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, world: Any) -> None:
     import torch
 
-    from vitreous.train import loop
-    from vitreous.train.monitor import Interrupted
-    from vitreous.train.run import train
+    from vitreous.training import loop
+    from vitreous.training.monitor import Interrupted
+    from vitreous.training.run import train
 
     torch.set_num_threads(1)
     os.environ |= world or {}

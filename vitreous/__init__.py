@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from vitreous.infer.predictor import Predictor as Predictor
-    from vitreous.infer.segments import SegmentPredictor as SegmentPredictor
+    from vitreous.inference.predictor import Predictor as Predictor
+    from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
     from vitreous.model.config import ResNetConfig as ResNetConfig
     from vitreous.model.config import ViTConfig as ViTConfig
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from vitreous.model.segmenter import SegmenterConfig as SegmenterConfig
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
-    from vitreous.weights.format import AssumptionWarning as AssumptionWarning
+    from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
 
 _HOMES = {
-    "AssumptionWarning": "vitreous.weights.format",
+    "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
     "create": "vitreous.model.presets",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
-    "Predictor": "vitreous.infer.predictor",
+    "Predictor": "vitreous.inference.predictor",
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",
     "save": "vitreous.weights.load",
     "Segmenter": "vitreous.model.segmenter",
     "SegmenterConfig": "vitreous.model.segmenter",
-    "SegmentPredictor": "vitreous.infer.segments",
+    "SegmentPredictor": "vitreous.inference.segment_predictor",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",
 }

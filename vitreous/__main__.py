@@ -1,3 +1,3 @@
-from vitreous.cli import main
+from vitreous.cli.main import main
 
 main()

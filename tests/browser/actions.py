@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 TIMES = "\u00d7"  # as in 3 times 4; also on the button that closes a message
-PAGE = Path(__file__).parents[2] / "vitreous" / "serve" / "page"
+PAGE = Path(__file__).parents[2] / "vitreous" / "serving" / "page"
 
 DROP = """([name, type, data]) => {
   const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));

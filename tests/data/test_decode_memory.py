@@ -13,15 +13,16 @@ import pytest
 from PIL import Image
 
 from pictures import encoded
-from vitreous.data import modes, unreadable
-from vitreous.data.decode import UnreadableImage, decode, fit, size_of
+from vitreous.data.image import errors as unreadable
+from vitreous.data.image import modes
+from vitreous.data.image.decode import UnreadableImage, decode, fit, size_of
 from vitreous.model.options import Preprocessing
 
 MEASURE = """
 import re, sys
 import numpy as np
 from pathlib import Path
-from vitreous.data.decode import fit
+from vitreous.data.image.decode import fit
 from vitreous.model.options import Preprocessing
 fit(np.zeros((9, 9, 3), np.uint8), (8, 8), Preprocessing())
 data = Path(sys.argv[1]).read_bytes()
@@ -101,7 +102,7 @@ def test_images_are_decoded_at_the_same_time_within_the_limit(
 
     monkeypatch.setattr(modes, "pixels_of", counted)
     monkeypatch.setattr(unreadable, "check_memory", lambda *_: None)
-    monkeypatch.setattr("vitreous.data.decode.check_memory", lambda *_: None)
+    monkeypatch.setattr("vitreous.data.image.decode.check_memory", lambda *_: None)
     monkeypatch.setattr(unreadable, "MAX_BYTES", int(together * needed))
     monkeypatch.setattr(unreadable, "LARGE_BYTES", 0)
     threads = [threading.Thread(target=fit, args=(data, (8, 8), Preprocessing())) for _ in range(6)]

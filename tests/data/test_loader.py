@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from pictures import encoded, smooth
-from vitreous.data.config import Augmentation
+from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import (
     Batch,
     EvalLoader,
@@ -25,7 +25,7 @@ from vitreous.data.loader import (
     hold,
     schedule,
 )
-from vitreous.data.source import ArraySource, Picture, Source, Subset
+from vitreous.data.sources.base import ArraySource, Picture, Source, Subset
 from vitreous.model.options import Preprocessing
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from masked_folders import folder, ids_of, write
 from pictures import encoded, smooth
-from vitreous.data.masks import open_masked
+from vitreous.data.masks.folders import open_masked
 
 
 def put(name: str, pixels: np.ndarray | Image.Image) -> Callable[[Path], None]:

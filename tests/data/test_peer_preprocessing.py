@@ -11,14 +11,14 @@ import torch
 from PIL import Image
 
 from peers import import_timm
-from vitreous.data.decode import fit, resize
+from vitreous.data.image.decode import fit, resize
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Preprocessing
-from vitreous.weights.huggingface import HuggingFace
-from vitreous.weights.huggingface_processor import read_processor, transformers_processor
-from vitreous.weights.timm import Timm
-from vitreous.weights.timm_config import TimmConfig, timm_config
+from vitreous.weights.formats.huggingface.format import HuggingFace
+from vitreous.weights.formats.huggingface.processor import read_processor, transformers_processor
+from vitreous.weights.formats.timm.config import TimmConfig, timm_config
+from vitreous.weights.formats.timm.format import Timm
 
 # Landscape, portrait, near and at the sizes of models, tiny, long. Odd numbers, so that rounding shows.
 PICTURES = [(375, 501), (500, 333), (247, 249), (224, 224), (17, 23), (61, 300)]
@@ -205,7 +205,7 @@ def test_images_are_prepared_as_by_torchvision(resized: int, cropped: int) -> No
 
 def test_a_config_without_a_geometry_means_what_it_meant() -> None:
     """Sizes and margins are rounded to the nearest, as before the field existed."""
-    from vitreous.model.codec import from_dict
+    from vitreous.common.codec import from_dict
 
     how = from_dict(Preprocessing, {"crop_fraction": 0.9})
     assert how.geometry == "torchvision"

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitreous.data.source import ArraySource, Subset
+from vitreous.data.sources.base import ArraySource, Subset
 from vitreous.data.split import WHOLE, Found, arrange, label_problems, part_name, stratified
 
 

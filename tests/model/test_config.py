@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vitreous.model.codec import from_dict, to_dict
+from vitreous.common.codec import from_dict, to_dict
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
     AttentionPool,

@@ -84,7 +84,7 @@ def test_create_takes_classes_size_and_overrides() -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("size", [224.0, (1, 2, 3), "224", None])
 def test_a_size_that_is_none_is_refused(size: object) -> None:
-    from vitreous.model.checks import as_size
+    from vitreous.common.checks import as_size
 
     with pytest.raises(ValueError, match=r"image_size is .*, but must be one whole number"):
         as_size(size)  # type: ignore[arg-type]

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from every_model import every_model, inputs_of, output_of
-from vitreous.explain.capture import walked
-from vitreous.explain.rollout import rollout
+from vitreous.explanation.capture import walked
+from vitreous.explanation.rollout import rollout
 from vitreous.model.vit import ViT
 
 # A model, a module in it, and a tensor of that.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from every_model import EVERY, VITS, every_model, inputs_of, output_of
-from vitreous.explain.capture import walked
+from vitreous.explanation.capture import walked
 from vitreous.model.vit import ViT
 
 replicate = importlib.import_module("torch.nn.parallel.replicate")  # the package has a function of this name

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.model.checks import BadValue
+from vitreous.common.checks import BadValue
 from vitreous.model.segment_loss import IGNORED, dice_loss, segmentation_loss
 
 

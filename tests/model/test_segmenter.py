@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitreous.model.checks import BadValue
-from vitreous.model.codec import from_dict, to_dict
+from vitreous.common.checks import BadValue
+from vitreous.common.codec import from_dict, to_dict
 from vitreous.model.config import ViTConfig
 from vitreous.model.segmenter import (
     Decoder,

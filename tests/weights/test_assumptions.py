@@ -16,14 +16,14 @@ from torch import nn
 import vitreous
 from benchmarks.timm_bare_files import build, outcome
 from peers import import_timm, import_transformers
+from vitreous.cli.convert_command import convert
 from vitreous.model.options import ClassToken, Gelu, Preprocessing
-from vitreous.serve.models import open_served
-from vitreous.train.config import TrainConfig
-from vitreous.train.run import train
-from vitreous.weights.command import convert
-from vitreous.weights.format import Found, Inference
+from vitreous.serving.models import open_served
+from vitreous.training.config import TrainConfig
+from vitreous.training.run import train
+from vitreous.weights.formats.base import Found, Inference
+from vitreous.weights.formats.timm.names import ARCHITECTURE
 from vitreous.weights.load import describe, load_encoder
-from vitreous.weights.timm_names import ARCHITECTURE
 
 PLAIN = "vit_tiny_patch16_224"
 

@@ -10,7 +10,7 @@ import vitreous
 from every_model import CONFIGS, EVERY, VITS, every_model, inputs_of, output_of
 from foreign_models import EVERY as FILES
 from foreign_models import loaded, written
-from vitreous.explain.capture import walked
+from vitreous.explanation.capture import walked
 from vitreous.model.kinds import build_any
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of

@@ -12,12 +12,12 @@ from PIL import Image
 
 from hub_client import NOT_THERE, Client, failure, files_of, settings
 from hub_server import TOKEN, Hub
+from vitreous.common.checks import BadValue
 from vitreous.model.build import build
-from vitreous.model.checks import BadValue
-from vitreous.weights.containers import write_file
 from vitreous.weights.hub import choose, parse
+from vitreous.weights.io.containers import write_file
+from vitreous.weights.io.safetensors_file import BadCheckpoint, read_tensors
 from vitreous.weights.load import load, save
-from vitreous.weights.tensors import BadCheckpoint, read_tensors
 
 # ---- Names and files -------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import vitreous
-from vitreous.weights import npz as npz_files
-from vitreous.weights import pickle_tensors
-from vitreous.weights import tensors as safetensors_files
-from vitreous.weights.tensors import MAX_TENSORS, BadCheckpoint
+from vitreous.weights.io import npz as npz_files
+from vitreous.weights.io import safetensors_file as safetensors_files
+from vitreous.weights.io.pickle import tensors as pickle_tensors
+from vitreous.weights.io.safetensors_file import MAX_TENSORS, BadCheckpoint
 
 
 def header_of(count: int) -> bytes:

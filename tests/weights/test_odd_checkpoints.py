@@ -13,9 +13,9 @@ import vitreous
 from parity import check_close, noisy
 from peers import import_timm, import_torchvision, import_transformers
 from timm_models import PLAIN, SIZES
+from vitreous.cli.convert_command import convert
 from vitreous.model.options import IMAGENET, Preprocessing
-from vitreous.weights.command import convert
-from vitreous.weights.tensors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 SIZE = (32, 32)
 THEIRS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8, "image_size": 32}

@@ -40,7 +40,7 @@ from vitreous.model.options import (
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.convert import CannotHold
-from vitreous.weights.paddle import Paddle
+from vitreous.weights.formats.paddle import Paddle
 
 PLAIN = ViTConfig(
     image_size=(IMAGE, IMAGE), patch_size=(PATCH, PATCH), width=WIDTH, depth=DEPTH, num_heads=HEADS, mlp_width=MLP,

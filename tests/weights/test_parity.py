@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import vitreous
+from vitreous.cli.convert_command import convert
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
 from vitreous.model.vit import ViT
-from vitreous.weights.command import convert
 from vitreous.weights.convert import CannotHold
 from vitreous.weights.parity import compare, random_images
 

@@ -16,9 +16,9 @@ import torch
 
 import vitreous
 from pickles_by_hand import Call, Outside, array, check_refused, doubled, little_memory, pickled, torch_zip, view
-from vitreous.weights.pickle_maker import Ignored
-from vitreous.weights.pickles import read_pickle
-from vitreous.weights.tensors import BadCheckpoint
+from vitreous.weights.io.pickle.files import read_pickle
+from vitreous.weights.io.pickle.resolver import Ignored
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 NAMESPACE = b"cargparse\nNamespace\n"
 CANARY = "touch canary"

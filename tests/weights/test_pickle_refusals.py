@@ -29,7 +29,7 @@ from pickles_by_hand import (
     torch_zip,
     view,
 )
-from vitreous.weights.pickles import read_pickle
+from vitreous.weights.io.pickle.files import read_pickle
 
 CANARY = "touch canary"
 ADVICE = "nothing of it was executed; ask for a file with only the weights"

@@ -12,13 +12,13 @@ import vitreous
 from parity import check_close, check_identical, difference, noisy
 from peers import import_timm, import_torchvision, import_transformers, import_vit_pytorch
 from timm_models import PLAIN, SIZES
+from vitreous.cli.convert_command import convert
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, GlobalAverage, Learned1d, SwiGlu
-from vitreous.weights.command import convert
-from vitreous.weights.containers import read_file
 from vitreous.weights.convert import CannotHold
-from vitreous.weights.tensors import BadCheckpoint
+from vitreous.weights.io.containers import read_file
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 # 4 x 6 patches and a class token, which are as many as 5 x 5 patches.
 LONG, SQUARE, PLACES = (32, 48), (40, 40), 25
@@ -85,7 +85,7 @@ def test_a_folder_tells_that_tokens_have_no_positions(name: str, args: dict[str,
 
 def test_which_of_timms_architectures_have_no_positions_for_tokens() -> None:
     """Of all that are made of the parts that we read."""
-    from vitreous.weights.timm_config import NO_ENTRIES
+    from vitreous.weights.formats.timm.config import NO_ENTRIES
 
     timm, seen = import_timm(), 0
     vits = timm.models.vision_transformer

@@ -17,13 +17,14 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from vitreous.common.checks import Size
+
 # Under these names also for those who only deal with loaders.
-from vitreous.data.reader import Batch as Batch
-from vitreous.data.reader import Reader as Reader
-from vitreous.data.reader import Request as Request
-from vitreous.data.shapes import ShapesSource
-from vitreous.data.source import ArraySource, Source, Subset
-from vitreous.model.checks import Size
+from vitreous.data.batch_reader import Batch as Batch
+from vitreous.data.batch_reader import Reader as Reader
+from vitreous.data.batch_reader import Request as Request
+from vitreous.data.sources.base import ArraySource, Source, Subset
+from vitreous.data.sources.shapes import ShapesSource
 
 RESIDENT_BYTES = 2 << 30  # a set of equal pictures up to this size lives on the device
 DRAWN_BYTES = 1 << 28  # and one that must be drawn first, lest that takes minutes

@@ -4,16 +4,16 @@ import os
 from itertools import islice
 from pathlib import Path
 
-from vitreous.data.arrays import open_arrays
-from vitreous.data.builtin import NAMES, open_builtin
-from vitreous.data.folders import open_folder
-from vitreous.data.masks import has_masks, open_unmasked, pairs_in
-from vitreous.data.shards import open_shards
-from vitreous.data.source import DataSet
+from vitreous.common.checks import check_real, suggestion
+from vitreous.data.masks.folders import has_masks, open_unmasked, pairs_in
+from vitreous.data.sources.arrays import open_arrays
+from vitreous.data.sources.base import DataSet
+from vitreous.data.sources.builtin import NAMES, open_builtin
+from vitreous.data.sources.folders import open_folder
+from vitreous.data.sources.shards import open_shards
+from vitreous.data.sources.stored import is_picture
+from vitreous.data.sources.tables import SUFFIXES, open_table
 from vitreous.data.split import Found, arrange
-from vitreous.data.stored import is_picture
-from vitreous.data.tables import SUFFIXES, open_table
-from vitreous.model.checks import check_real, suggestion
 
 
 def open_data(
@@ -42,7 +42,7 @@ def find_data(spec: str, root: Path | None = None, seed: int = 0, labelled: bool
     if name in NAMES:
         return open_builtin(name, options, root, seed)
     if spec.startswith("hf:"):
-        from vitreous.data.hub import open_hub
+        from vitreous.data.sources.hub import open_hub
 
         return open_hub(spec)
     path = Path(spec).expanduser()
@@ -79,8 +79,8 @@ def _open_directory(path: Path, labelled: bool) -> Found:
     if ".tar" in endings:
         return open_shards(str(path))
     if ".parquet" in endings:
-        from vitreous.data.hub import choose
-        from vitreous.data.parquet import open_parquet
+        from vitreous.data.sources.hub import choose
+        from vitreous.data.sources.parquet import open_parquet
 
         files = [file.relative_to(path).as_posix() for file in path.rglob("*.parquet")]
         parts = choose(str(path), files, None)

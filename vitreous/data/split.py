@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from vitreous.data.draws import Draws
-from vitreous.data.source import DataSet, Source, Subset
-from vitreous.model.checks import fail
+from vitreous.common.checks import fail
+from vitreous.data.rng import Draws
+from vitreous.data.sources.base import DataSet, Source, Subset
 
 # What people call the parts.
 PARTS = {

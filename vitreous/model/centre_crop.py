@@ -11,7 +11,7 @@ The rules follow the system that the weights come from, because a shift by one p
 
 import math
 
-from vitreous.model.checks import Size
+from vitreous.common.checks import Size
 from vitreous.model.options import Preprocessing
 
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from vitreous.model.checks import (
+from vitreous.common.checks import (
     Size,
     check_choice,
     check_flag,
@@ -57,7 +57,7 @@ class ViTConfig:
     >>> ViTConfig(width=768, num_heads=10)
     Traceback (most recent call last):
         ...
-    vitreous.model.checks.BadValue: num_heads is 10, but must be a divisor of width (768)
+    vitreous.common.checks.BadValue: num_heads is 10, but must be a divisor of width (768)
     """
 
     # Image to patches

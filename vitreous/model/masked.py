@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from vitreous.common.checks import check_choice, fail
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.block import Block, GeluMlp
-from vitreous.model.checks import check_choice, fail
 from vitreous.model.init import small_, xavier_
 from vitreous.model.patch import cut
 from vitreous.model.position import SinCos2dPosition

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from vitreous.model.checks import (
+from vitreous.common.checks import (
     check_choice,
     check_flag,
     check_fraction,

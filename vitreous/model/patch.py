@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitreous.model.checks import Size, check_tiling
+from vitreous.common.checks import Size, check_tiling
 from vitreous.model.init import lecun_normal_
 
 

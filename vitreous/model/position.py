@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitreous.common.checks import Size
 from vitreous.model.attention import AttentionTerms
-from vitreous.model.checks import Size
 from vitreous.model.init import lecun_normal_, small_
 from vitreous.model.options import Interpolation
 from vitreous.model.resample import resample, resample_line

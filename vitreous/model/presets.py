@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints, overload
 
-from vitreous.model.checks import BadValue, as_size, suggestion
-from vitreous.model.codec import decode
+from vitreous.common.checks import BadValue, as_size, suggestion
+from vitreous.common.codec import decode
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, ResNetStem, SwiGlu
 
@@ -109,7 +109,7 @@ def preset(name: str) -> ViTConfig | ResNetConfig:
     >>> preset("ViT-B16")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    vitreous.model.checks.BadValue: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?); ...
+    vitreous.common.checks.BadValue: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?); ...
     """
     if name not in PRESETS:
         meant = _in_the_papers_words(name)

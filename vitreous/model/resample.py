@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.model.checks import Size
+from vitreous.common.checks import Size
 from vitreous.model.options import Interpolation
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.model.checks import Size, as_size
+from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ResNetConfig
 from vitreous.model.heads import build_head
 from vitreous.model.init import lecun_normal_

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from vitreous.model.checks import check_real
+from vitreous.common.checks import check_real
 
 IGNORED = 255  # in masks: a pixel that nothing is learned from and that no figure counts
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitreous.common.checks import Size, as_size, check_kind, check_whole, fail
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.block import Block, GeluMlp
 from vitreous.model.build import build_vit
-from vitreous.model.checks import Size, as_size, check_kind, check_whole, fail
 from vitreous.model.config import ViTConfig, check_classes
 from vitreous.model.init import small_, xavier_
 from vitreous.model.inputs import check_images

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitreous.model.checks import Size
+from vitreous.common.checks import Size
 from vitreous.model.init import small_
 from vitreous.model.patch import pick
 

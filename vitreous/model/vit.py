@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitreous.model.checks import Size, as_size
+from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.encoder import Encoder
 from vitreous.model.inputs import check_images, check_matches

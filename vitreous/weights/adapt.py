@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vitreous.common.checks import as_size, fail
+from vitreous.common.codec import to_dict
 from vitreous.model.build import replace_head
-from vitreous.model.checks import as_size, fail
-from vitreous.model.codec import to_dict
 from vitreous.model.kinds import AnyConfig, AnyModel
 from vitreous.model.segmenter import Segmenter
 

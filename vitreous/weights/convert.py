@@ -9,18 +9,18 @@ from typing import Any, get_type_hints
 
 import torch
 
-from vitreous.model.blank import build_blank, fill
-from vitreous.model.checks import BadValue, suggestion
-from vitreous.model.codec import decode, to_dict
+from vitreous.common.atomic_files import atomic_file, atomic_folder
+from vitreous.common.checks import BadValue, suggestion
+from vitreous.common.codec import decode, to_dict
 from vitreous.model.config import ViTConfig
+from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.vit import ViT
-from vitreous.weights.containers import SUFFIXES
-from vitreous.weights.files import atomic_file, atomic_folder
-from vitreous.weights.format import AssumptionWarning, Format, Found, Inference
-from vitreous.weights.limits import unknown_kinds
-from vitreous.weights.mapping import is_dropped, read_rows, write_rows
+from vitreous.weights.formats.base import AssumptionWarning, Format, Found, Inference
+from vitreous.weights.formats.limits import unknown_kinds
+from vitreous.weights.formats.mapping import is_dropped, read_rows, write_rows
+from vitreous.weights.io.containers import SUFFIXES
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 from vitreous.weights.native import CARD, is_checkpoint
-from vitreous.weights.tensors import BadCheckpoint
 
 # What a folder that was written here holds; one with anything else is not replaced.
 WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import vitreous
-from vitreous.json_files import MAX_JSON_BYTES
-from vitreous.model.checks import fail
-from vitreous.weights.containers import PICKLES, USUAL
+from vitreous.common.checks import fail
+from vitreous.common.json_files import MAX_JSON_BYTES
 from vitreous.weights.hub_errors import line, refusal
-from vitreous.weights.tensors import BadCheckpoint
+from vitreous.weights.io.containers import PICKLES, USUAL
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 PREFIX = "hf-hub:"
 BESIDE = ("config.json", "preprocessor_config.json", "README.md")
@@ -129,7 +129,7 @@ def download(source: str | Path) -> Snapshot:
     import huggingface_hub
     from huggingface_hub import constants
 
-    from vitreous.hub_client import check_commit, metadata
+    from vitreous.common.hub.client import check_commit, metadata
 
     name = parse(source)
     cached = _cached(name)
@@ -199,7 +199,7 @@ def _chosen(name: Name, listing: Collection[str]) -> list[str]:
 def _fetch(name: Name, files: list[Any]) -> Path:
     from huggingface_hub import constants
 
-    from vitreous.hub_client import fetch
+    from vitreous.common.hub.client import fetch
 
     try:
         return fetch(name.repository, files, name.revision)
@@ -215,7 +215,7 @@ def _fetch(name: Name, files: list[Any]) -> Path:
 
 def _check_sizes(name: Name, files: list[Any]) -> None:
     """Raise for sizes in the hub's listing that are invalid or too large, before anything is fetched."""
-    from vitreous.hub_client import check_space
+    from vitreous.common.hub.client import check_space
 
     for file in files:
         if not (file.size is None or (type(file.size) is int and file.size >= 0)):

@@ -1,6 +1,6 @@
 """What goes wrong between here and the Hugging Face hub, each in one line that says what would help."""
 
-from vitreous.weights.tensors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 

@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from vitreous.model.checks import as_size
+from vitreous.common.checks import as_size
 from vitreous.model.kinds import AnyModel
 from vitreous.model.resnet import ResNet
 from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt, provenance_of
-from vitreous.weights.containers import open_found
+from vitreous.weights.config_match import check_not_swapped
 from vitreous.weights.convert import CannotHold, read_foreign, write_foreign
-from vitreous.weights.formats import detect, format_named, own_name
+from vitreous.weights.formats.catalog import detect, format_named, own_name
 from vitreous.weights.hub import download, is_hub
+from vitreous.weights.io.containers import open_found
+from vitreous.weights.io.safetensors_file import NAMES as NAMES_OF_TYPES
+from vitreous.weights.io.subtree import model_in
 from vitreous.weights.native import Description, is_checkpoint, load_folder, save_folder
 from vitreous.weights.native import describe as describe_folder
 from vitreous.weights.push import check_destination, push
-from vitreous.weights.subtree import model_in
-from vitreous.weights.swapped import check_not_swapped
-from vitreous.weights.tensors import NAMES as NAMES_OF_TYPES
 
 
 def load(

@@ -18,18 +18,18 @@ import numpy as np
 from torch import Tensor
 
 import vitreous
-from vitreous.json_files import read_json_object
-from vitreous.model.blank import build_blank, fill
-from vitreous.model.checks import BadValue, suggestion
-from vitreous.model.codec import decode, to_dict
+from vitreous.common.atomic_files import atomic_folder, recover
+from vitreous.common.checks import BadValue, suggestion
+from vitreous.common.codec import decode, to_dict
+from vitreous.common.json_files import read_json_object
 from vitreous.model.config import ResNetConfig
 from vitreous.model.kinds import AnyConfig, AnyModel
+from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.segmenter import SegmenterConfig
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.card import model_card
-from vitreous.weights.files import atomic_folder, recover
-from vitreous.weights.refusal import if_run, not_there
-from vitreous.weights.tensors import BadCheckpoint, check_tensors, read_header, read_tensors, write_tensors
+from vitreous.weights.io.errors import if_run, not_there
+from vitreous.weights.io.safetensors_file import BadCheckpoint, check_tensors, read_header, read_tensors, write_tensors
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FILES = (WEIGHTS, CONFIG, CARD)

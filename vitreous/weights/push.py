@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import vitreous
-from vitreous.model.checks import fail
+from vitreous.common.checks import fail
 from vitreous.model.kinds import AnyModel
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.card import model_card
@@ -40,7 +40,7 @@ def push(model: AnyModel, path: Path, format: str, repository: str, provenance: 
     """
     from huggingface_hub import CommitOperationAdd, HfApi, constants
 
-    from vitreous.hub_client import metadata
+    from vitreous.common.hub.client import metadata
 
     record = {**provenance_of(model), **(provenance or {}), "vitreous": vitreous.__version__}
     parameters = sum(tensor.numel() for tensor in model.state_dict().values())

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 import vitreous
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 from vitreous.weights.native import is_checkpoint, load_folder, load_state, save_folder
-from vitreous.weights.tensors import BadCheckpoint
 
 
 def edit(folder: Path, change: Any) -> None:

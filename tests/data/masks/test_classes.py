@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitreous.common.checks import BadValue
+from vitreous.data.masks.classes import found_classes, number_classes, read_classes
+
+
+def listing(folder: Path, text: str) -> Path:
+    path = folder / "classes.txt"
+    path.write_bytes(text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cat\ndog\n", {0: "cat", 1: "dog"}),
+        ("1 cat\n0 dog\n", {0: "dog", 1: "cat"}),
+        ("\ufeff7\tbus stop\r\n\r\n# a comment\r\n9: traffic light\r\n", {7: "bus stop", 9: "traffic light"}),
+        ("0,sky\n255,sea\n", {0: "sky", 255: "sea"}),
+        ("  background \n café\n", {0: "background", 1: "café"}),
+        ("0 0\n1 1\n", {0: "0", 1: "1"}),
+        ("1. background\n2. bus stop\n", {1: "background", 2: "bus stop"}),
+        ("lane 1\nlane 2\n", {0: "lane 1", 1: "lane 2"}),
+        ("pet 1\nbackground\n", {0: "pet 1", 1: "background"}),
+    ],
+)
+def test_lines_are_names_or_ids_and_names(text: str, expected: dict[int, str], tmp_path: Path) -> None:
+    assert read_classes(listing(tmp_path, text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names no class"),
+        ("# nothing\n\n", "names no class"),
+        ("0 cat\ndog\n", "line 2 is 'dog', but others are 'ID NAME'"),
+        ("0 cat\n\n0 dog\n", "line 3 gives 'dog' the id 0, which 'cat' has"),
+        ("0 cat\n1 cat\n", "has 'cat' more than once"),
+        ("cat\ncat\n", "has 'cat' more than once"),
+        ("0\n1\n", "line 1 is '0', a number without a name"),
+        ("pet 1\nbus stop 2\n", r"names before ids, as 'pet 1', but the id comes first: write '1 pet' \(or '0 pet 1'"),
+        ("pet,1\nsky,2\n", "write '1 pet'"),
+        ("sky : 0\n", "write '0 sky'"),
+        ("70000 cat\n1 dog\n", "line 1 has the id 70000, but a PNG holds ids from 0 to 65535"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_said(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_classes(listing(tmp_path, text))
+
+
+def test_a_list_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(ValueError, match=r"classes\.txt is not UTF-8 text"):
+        read_classes(tmp_path / "classes.txt")
+
+
+def test_numbers_follow_ids_and_the_rest_is_ignored() -> None:
+    classes, ids, table = number_classes({3: "sea", 300: "sky", 255: "sun"})
+    assert (classes, ids) == (("sea", "sky", "sun"), (3, 300, 255))
+    assert table.dtype == np.uint8
+    assert table[[3, 300, 255, 0, 65535]].tolist() == [0, 1, 2, 255, 255]
+    assert np.count_nonzero(table != 255) == 3
+    assert found_classes([7, 0, 255]) == {0: "0", 7: "7"}
+
+
+def test_too_few_too_many_and_unknown_classes() -> None:
+    names = {0: "sky", 1: "sea", 2: "border"}
+    with pytest.raises(BadValue, match=r"ignore is 'boarder', but must be one of .*did you mean 'border'"):
+        number_classes(names, ("boarder",))
+    with pytest.raises(ValueError, match=r"only 'sky' is left to learn, but at least 2 .*id 255 means 'ignored'"):
+        number_classes(names, ("sea", "border"))
+    with pytest.raises(ValueError, match="nothing is left to learn"):
+        number_classes(names, ("sky", "sea", "border"))
+    with pytest.raises(ValueError, match="300 classes, but at most 255"):
+        number_classes({i: str(i) for i in range(300)})
+    assert len(number_classes({i: str(i) for i in range(256)}, ("7",))[0]) == 255
+
+
+def test_the_order_of_a_model_that_knows_the_same_classes_is_taken() -> None:
+    names = {1: "pet", 2: "background", 3: "border"}
+    classes, ids, table = number_classes(names, ("border",), order=("background", "pet"))
+    assert (classes, ids, table[[1, 2, 3]].tolist()) == (("background", "pet"), (2, 1), [1, 0, 255])
+    assert number_classes(names, (), order=("background", "pet"))[0] == ("pet", "background", "border")

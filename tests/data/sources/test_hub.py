@@ -1,0 +1,214 @@
+"""Against a small hub of our own, which answers the questions that huggingface_hub asks."""
+
+import io
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from hostile_hub import HostileHub, response, start, use
+from vitreous.data.open import open_data
+from vitreous.data.sources.base import Source
+from vitreous.data.sources.hub import CONVERTED, choose
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.parquet as pq  # noqa: E402
+
+COMMITS = {"main": "a" * 40, CONVERTED: "b" * 40, "v1": "c" * 40}
+
+
+def parquet(start: int, count: int) -> bytes:
+    numbers = range(start, start + count)
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    table = pa.table(
+        {
+            "image": [{"bytes": f"picture {i}".encode(), "path": f"{i}.jpg"} for i in numbers],
+            "label": [i % 2 for i in numbers],
+        }
+    ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    return out.getvalue()
+
+
+def contents(source: Source) -> dict[bytes, str]:
+    return {bytes(source.picture(i)): source.classes[source.labels[i]] for i in range(len(source))}
+
+
+class Hub:
+    """Data sets by name and revision, each a dictionary of files; and the pages that were asked for."""
+
+    def __init__(self) -> None:
+        self.sets: dict[tuple[str, str], dict[str, bytes]] = {}
+        self.asked: list[str] = []
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            path = self.path.split("?")[0].replace("%2F", "/")
+            site.asked.append(path)
+            for (name, revision), files in site.sets.items():
+                names = (revision, COMMITS[revision])
+                if path in {f"/api/datasets/{name}/tree/{word}" for word in names}:
+                    entries = [{"type": "file", "path": p, "size": len(b), "oid": "0" * 40} for p, b in files.items()]
+                    return self.answer(json.dumps(entries).encode())
+                about = {f"/api/datasets/{name}/revision/{word}" for word in names}
+                if path in about | ({f"/api/datasets/{name}"} if revision == "main" else set()):
+                    entries = [{"rfilename": p} for p in files]
+                    return self.answer(json.dumps({"id": name, "sha": names[1], "siblings": entries}).encode())
+                for file, body in files.items():
+                    if path in {f"/datasets/{name}/resolve/{word}/{file}" for word in names}:
+                        return self.answer(body, {"X-Repo-Commit": COMMITS[revision], "ETag": f'"{hash(body)}"'})
+            known = any(name in path for name, _ in site.sets)
+            code = "RevisionNotFound" if known else "RepoNotFound"
+            self.send_response(404)
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return None
+
+        def answer(self, body: bytes, headers: dict[str, str] | None = None) -> None:
+            self.send_response(200)
+            for key, value in {"Content-Type": "application/json", **(headers or {})}.items():
+                self.send_header(key, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    site = Hub()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    use_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "hf")
+    yield site
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path, offline: bool = False) -> None:
+    """What HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE would do in a new process."""
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+
+
+def test_from_the_repository_then_from_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.sets["ann/pets", "main"] = {
+        "README.md": b"pets",
+        "data/train-00000-of-00002.parquet": parquet(0, 6),
+        "data/train-00001-of-00002.parquet": parquet(6, 6),
+        "data/test-00000-of-00001.parquet": parquet(12, 4),
+    }
+    data = open_data("hf:ann/pets")
+    assert data.classes == ("cat", "dog")
+    assert contents(data.train) == {f"picture {i}".encode(): ["cat", "dog"][i % 2] for i in range(12)}
+    assert len(data.val) == 4
+    assert data.train.name(7) == "train-00001-of-00002.parquet[1]"
+    assert not any("README" in page for page in hub.asked)
+
+    asked = len(hub.asked)
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "hf", offline=True)
+    assert contents(open_data("hf:ann/pets").train) == contents(data.train)
+    assert len(hub.asked) == asked
+    with pytest.raises(OSError, match=r"hf:ann/other is not in the cache.*HF_HUB_OFFLINE is set"):
+        open_data("hf:ann/other")
+
+
+def test_from_the_hubs_own_conversion(hub: Hub) -> None:
+    hub.sets["ann/pets", "main"] = {"train.zip": b"", "README.md": b""}
+    hub.sets["ann/pets", CONVERTED] = {
+        "default/train/0000.parquet": parquet(0, 8),
+        "default/validation/0000.parquet": parquet(8, 2),
+    }
+    data = open_data("hf:ann/pets")
+    assert (len(data.train), len(data.val)) == (8, 2)
+
+
+def test_a_revision_and_a_configuration(hub: Hub) -> None:
+    hub.sets["ann/pets", "main"] = {"x/train.parquet": parquet(0, 4), "y/train.parquet": parquet(4, 6)}
+    hub.sets["ann/pets", "v1"] = {"train.parquet": parquet(0, 20)}
+    assert len(open_data("hf:ann/pets:y").train) == 4
+    assert len(open_data("hf:ann/pets@v1").train) == 16
+    with pytest.raises(ValueError, match="has the configurations 'x', 'y': add one, as in hf:ann/pets:x"):
+        open_data("hf:ann/pets")
+    with pytest.raises(ValueError, match="there is no configuration 'z', but 'x', 'y'"):
+        open_data("hf:ann/pets:z")
+
+
+def test_mistakes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.sets["ann/text", "main"] = {"README.md": b""}
+    with pytest.raises(ValueError, match="hf:ann/text: the repository has no Parquet files"):
+        open_data("hf:ann/text")
+    with pytest.raises(ValueError, match="hf:bob/pets: the hub has no such data set, or it is private"):
+        open_data("hf:bob/pets")
+    with pytest.raises(ValueError, match="not of the form hf:owner/name"):
+        open_data("hf:a/b/c")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    use_hub(monkeypatch, address, tmp_path / "hf")
+    with pytest.raises(
+        OSError, match=rf"hf:ann/text is not in the cache, and {address}/datasets/ann/text is out of reach"
+    ):
+        open_data("hf:ann/text")
+
+
+def test_a_hostile_hub_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = HostileHub(files={"train.parquet": parquet(0, 8)})
+    stop = start(site)
+    use(monkeypatch, site, tmp_path / "hf")
+    monkeypatch.setattr("vitreous.common.hub.transport.MAX_METADATA_BYTES", 1 << 16)
+    etag = {"ETag": '"../../../victim"', "X-Repo-Commit": "a" * 40, "Content-Length": str(len(parquet(0, 8)))}
+    for kind, answer, error in (
+        ("listing", response(b" " * (1 << 17), {}), r"has 131,072 bytes, but must have at most 65,536"),
+        ("listing", response(site.listing(siblings=[{"rfilename": "../x.parquet"}]), {}), "not the name of a file"),
+        ("head", response(b"", etag, body=False), r"has ETag: '\"\.\./"),
+        ("file", response(b"x" * 100_000, {}), r"has 100,000 bytes, but must have at most"),
+    ):
+        monkeypatch.setattr(site, "answers", {kind: lambda _, answer=answer: [answer]})
+        with pytest.raises(OSError, match=error):
+            open_data("hf:eve/model")
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".parquet" or path.name == "victim"]
+    stop()
+
+
+def test_a_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = HostileHub(files={"train.parquet": parquet(0, 8)})
+    stop = start(site)
+    use(monkeypatch, site, tmp_path / "hf")
+    wrong = {"rfilename": "train.parquet", "size": len(parquet(0, 8)), "blobId": "0" * 40}
+    site.answers["listing"] = lambda _: [response(site.listing(siblings=[wrong]), {})]
+    for _ in range(2):  # the second time it is fetched again
+        with pytest.raises(OSError, match=r"train\.parquet has arrived with the checksum \w{40}, but must have 0{40}"):
+            open_data("hf:eve/model")
+        assert not list((tmp_path / "hf").rglob("*.parquet"))
+        assert not list((tmp_path / "hf").glob("*/blobs/*"))
+    site.answers.clear()
+    assert len(open_data("hf:eve/model", val_fraction=0.5).train) == 4
+    stop()
+
+
+def test_files_of_a_configuration() -> None:
+    files = ["plain_text/train-00000-of-00001.parquet", "plain_text/test-00000-of-00001.parquet"]
+    assert choose("x", files, None) == {"train": files[:1], "test": files[1:]}
+    assert choose("x", ["data/all.parquet"], None) == {"all": ["data/all.parquet"]}
+    extra = ["default/train/0000.parquet", "default/unsupervised/0000.parquet"]
+    assert choose("x", ["a/train.parquet", "default/train/0.parquet"], None) == {"train": ["default/train/0.parquet"]}
+    assert choose("x", extra, "default")["train"] == extra[:1]

@@ -1,0 +1,268 @@
+"""The official layouts, in small, written here; and the way from an address to a data set."""
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitreous.data.open import open_data
+from vitreous.data.sources.base import Source
+from vitreous.data.sources.published import PUBLISHED, class_names, open_published
+
+RANDOM = np.random.default_rng(0)
+
+
+def cifar(count: int, classes: int, label_bytes: int) -> tuple[bytes, np.ndarray]:
+    images = RANDOM.integers(0, 256, (count, 3, 32, 32), np.uint8)
+    labels = np.arange(count, dtype=np.uint8) % classes
+    rows = [
+        bytes([7] * (label_bytes - 1) + [label]) + image.tobytes() for label, image in zip(labels, images, strict=True)
+    ]
+    return b"".join(rows), images.transpose(0, 2, 3, 1)
+
+
+def write_cifar10(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    folder.mkdir(parents=True, exist_ok=True)
+    train = []
+    for i in range(1, 6):
+        data, images = cifar(20, 10, 1)
+        (folder / f"data_batch_{i}.bin").write_bytes(data)
+        train.append(images)
+    data, test = cifar(20, 10, 1)
+    (folder / "test_batch.bin").write_bytes(data)
+    (folder / "batches.meta.txt").write_text("airplane\n")
+    return np.concatenate(train), test
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    data = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def fill(root: Path, paths: list[str]) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(path)
+
+
+def pack(path: Path, folder: Path) -> bytes:
+    with tarfile.open(path, "w:gz") as tar:
+        for entry in sorted(folder.iterdir()):
+            tar.add(entry, entry.name)
+    return path.read_bytes()
+
+
+def pixels(source: Source) -> np.ndarray:
+    return np.stack([np.asarray(source.picture(i)) for i in range(len(source))])
+
+
+def contents(source: Source) -> dict[str, str]:
+    assert all(bytes(source.picture(i)).decode() == source.name(i) for i in range(len(source)))
+    return {source.name(i): source.classes[source.labels[i]] for i in range(len(source))}
+
+
+@pytest.mark.parametrize("below", ["", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"])
+def test_cifar10_in_its_binary_version(tmp_path: Path, below: str) -> None:
+    train, test = write_cifar10(tmp_path / below)
+    data = open_data("cifar10", root=tmp_path)
+    assert np.array_equal(pixels(data.train), train)
+    assert np.array_equal(pixels(data.val), test)
+    assert data.train.labels.tolist() == [*range(10)] * 10
+    assert data.classes[:3] == ("airplane", "automobile", "bird")
+    assert "test part is used as val" in data.note
+
+
+def test_cifar10_as_arrays(tmp_path: Path) -> None:
+    x, y = RANDOM.integers(0, 256, (20, 32, 32, 3), np.uint8), np.arange(20, dtype=np.uint8) % 10
+    np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+    data = open_data("cifar10", root=tmp_path)
+    assert data.name == "cifar10"
+    assert data.classes == class_names("cifar10")
+    assert np.array_equal(pixels(data.train), x)
+
+
+def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.bin").write_bytes(cifar(100, 100, 2)[0])
+    data = open_data("cifar100", root=tmp_path)
+    assert data.train.labels.tolist() == [*range(100)]
+    assert (data.classes[0], data.classes[99]) == ("apple", "worm")
+
+
+def test_pickles_are_not_opened(tmp_path: Path) -> None:
+    fill(tmp_path, ["cifar-10-batches-py/data_batch_1"])
+    with pytest.raises(
+        ValueError, match=r"has no copy of cifar10: .*cifar-10-batches-py holds pickles, which are never"
+    ):
+        open_data("cifar10", root=tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("below", ["", "FashionMNIST/raw"])
+def test_fashion_mnist(tmp_path: Path, ending: str, below: str) -> None:
+    (tmp_path / below).mkdir(parents=True, exist_ok=True)
+    images = {word: RANDOM.integers(0, 256, (20, 28, 28), np.uint8) for word in ("train", "t10k")}
+    for word, values in images.items():
+        write_idx(tmp_path / below / f"{word}-images-idx3-ubyte{ending}", values)
+        write_idx(tmp_path / below / f"{word}-labels-idx1-ubyte{ending}", np.arange(20, dtype=np.uint8) % 10)
+    data = open_data("fashion-mnist", root=tmp_path)
+    assert np.array_equal(pixels(data.train)[..., 0], images["train"])
+    assert np.array_equal(pixels(data.val)[..., 0], images["t10k"])
+    assert data.classes[9] == "Ankle boot"
+
+
+def test_pets(tmp_path: Path) -> None:
+    lists = {"trainval": ["Abyssinian_1 1 1 1", "american_bulldog_2 2 2 1", "Abyssinian_3 1 1 1"]}
+    lists["test"] = ["american_bulldog_4 2 2 1", "Abyssinian_5 1 1 1"]
+    fill(tmp_path, [f"images/{line.split()[0]}.jpg" for lines in lists.values() for line in lines])
+    (tmp_path / "annotations").mkdir()
+    for name, lines in lists.items():
+        (tmp_path / "annotations" / f"{name}.txt").write_text("\n".join(["#comment", *lines, ""]))
+    data = open_data("pets", root=tmp_path)
+    assert data.classes == ("Abyssinian", "american_bulldog")
+    assert contents(data.train) == {
+        "images/Abyssinian_1.jpg": "Abyssinian",
+        "images/american_bulldog_2.jpg": "american_bulldog",
+        "images/Abyssinian_3.jpg": "Abyssinian",
+    }
+    assert len(data.val) == 2
+    (tmp_path / "images/Abyssinian_3.jpg").unlink()
+    with pytest.raises(ValueError, match=r"pets: 1 of 5 pictures are missing .* images/Abyssinian_3.jpg"):
+        open_data("pets", root=tmp_path)
+
+
+@pytest.mark.parametrize("below", ["images", "pets/images", "pets"])
+def test_pets_as_folders(tmp_path: Path, below: str) -> None:
+    paths = [f"{part}/{breed}/{i}.jpg" for part in ("train", "test") for breed in ("pug", "boxer") for i in range(3)]
+    fill(tmp_path / below, paths)
+    data = open_data("pets", root=tmp_path)
+    assert data.name == "pets"
+    assert (len(data.train), len(data.val), data.classes) == (6, 6, ("boxer", "pug"))
+
+
+def write_flowers(root: Path) -> None:
+    scipy_io = pytest.importorskip("scipy.io")
+    fill(root, [f"jpg/image_{i:05d}.jpg" for i in range(1, 13)])
+    labels = np.array([[77, 1, 2, 102] * 3], np.uint8)
+    ids = {"trnid": [[3, 1, 2, 4]], "valid": [[8, 7, 6, 5]], "tstid": [[12, 11, 10, 9]]}
+    scipy_io.savemat(root / "imagelabels.mat", {"labels": labels}, do_compression=True)
+    scipy_io.savemat(root / "setid.mat", {k: np.array(v, np.uint16) for k, v in ids.items()}, do_compression=True)
+
+
+def test_flowers(tmp_path: Path) -> None:
+    write_flowers(tmp_path)
+    data = open_data("flowers", root=tmp_path)
+    assert contents(data.train) == {
+        "jpg/image_00003.jpg": "hard-leaved pocket orchid",
+        "jpg/image_00001.jpg": "passion flower",
+        "jpg/image_00002.jpg": "pink primrose",
+        "jpg/image_00004.jpg": "blackberry lily",
+    }
+    assert data.test is not None
+    assert [data.test.name(i) for i in range(4)] == [f"jpg/image_{i:05d}.jpg" for i in (12, 11, 10, 9)]
+    assert data.val.labels.tolist() == [101, 1, 0, 76]
+
+
+IDS = ["n01440764", "n02102040", "n02979186", "n03000684", "n03028079", "n03394916", "n03417042", "n03425413"]
+IDS += ["n03445777", "n03888257"]
+
+
+@pytest.mark.parametrize("below", ["", "imagenette2-320", "imagenette2-160"])
+def test_imagenette(tmp_path: Path, below: str) -> None:
+    fill(tmp_path / below, [f"{part}/{wnid}/1.JPEG" for part in ("train", "val") for wnid in IDS])
+    data = open_data("imagenette", root=tmp_path)
+    assert data.classes[:2] == ("tench", "English springer")
+    assert contents(data.train)["train/n03888257/1.JPEG"] == "parachute"
+    assert len(data.val) == 10
+
+
+def serve(web, monkeypatch, name: str, files: dict[str, bytes]) -> None:  # type: ignore[no-untyped-def]
+    """Let a data set's files come from the test's server, under their own names."""
+    entries = []
+    for url, _ in PUBLISHED[name].files:
+        file = url.rpartition("/")[2]
+        web.files[f"/{file}"] = files[file]
+        entries.append((f"{web.url}/{file}", hashlib.md5(files[file]).hexdigest()))
+    monkeypatch.setitem(PUBLISHED, name, dataclasses.replace(PUBLISHED[name], files=tuple(entries)))
+
+
+def test_downloaded_once_checked_and_unpacked(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
+    train, _ = write_cifar10(tmp_path / "x" / "cifar-10-batches-bin")
+    archive = pack(tmp_path / "a.tar.gz", tmp_path / "x")
+    serve(web, monkeypatch, "cifar10", {"cifar-10-binary.tar.gz": archive})
+    web.breaks = 1
+    for _ in range(2):
+        assert np.array_equal(pixels(open_data("cifar10").train), train)
+    assert [wanted is None for _, wanted in web.asked] == [True, False]
+    assert not list(cache.rglob("*.tar.gz"))
+
+
+def test_several_files_of_which_some_are_archives(web, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    write_flowers(tmp_path / "x")
+    mats = {name: (tmp_path / "x" / name).read_bytes() for name in ("imagelabels.mat", "setid.mat")}
+    for name in mats:
+        (tmp_path / "x" / name).unlink()
+    packed = {"102flowers.tgz": pack(tmp_path / "a.tgz", tmp_path / "x"), **mats}
+    serve(web, monkeypatch, "flowers", packed)
+    assert len(open_data("flowers").val) == 4
+    # The same files, still packed, as a local copy.
+    (tmp_path / "local").mkdir()
+    for name, body in packed.items():
+        (tmp_path / "local" / name).write_bytes(body)
+    asked = len(web.asked)
+    assert contents(open_data("flowers", root=tmp_path / "local").train) == contents(open_data("flowers").train)
+    assert len(web.asked) == asked
+
+
+def test_a_damaged_download_is_refused(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
+    write_cifar10(tmp_path / "x" / "cifar-10-batches-bin")
+    serve(web, monkeypatch, "cifar10", {"cifar-10-binary.tar.gz": pack(tmp_path / "a.tar.gz", tmp_path / "x")})
+    web.files["/cifar-10-binary.tar.gz"] += b"!"
+    with pytest.raises(ValueError, match="has the checksum"):
+        open_data("cifar10")
+    assert not (cache / "data/cifar10/unpacked").exists()
+
+
+def test_an_archive_cannot_write_elsewhere(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        info = tarfile.TarInfo("../../../escaped.txt")
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"x"))
+    serve(web, monkeypatch, "cifar10", {"cifar-10-binary.tar.gz": out.getvalue()})
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        open_data("cifar10")
+    assert not list(cache.parent.rglob("escaped.txt"))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_without_a_network_one_line_says_what_to_do(web, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
+    entries = tuple((f"{web.url}/{url.rpartition('/')[2]}", digest) for url, digest in PUBLISHED[name].files)
+    monkeypatch.setitem(PUBLISHED, name, dataclasses.replace(PUBLISHED[name], files=entries))
+    with pytest.raises(
+        OSError, match=rf"{name}: could not download {web.url}/.*; with --data-root DIR a local copy"
+    ) as caught:
+        open_data(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_root_without_a_copy(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"has no copy of {name}: none of "):
+        open_published(name, tmp_path)
+    with pytest.raises(ValueError, match="is not a folder"):
+        open_published(name, tmp_path / "none")
+
+
+def test_addresses_and_checksums_are_of_their_form() -> None:
+    for published in PUBLISHED.values():
+        for url, checksum in published.files:
+            assert url.startswith(("https://", "http://fashion-mnist.s3"))
+            assert len(checksum) == 32
+            assert int(checksum, 16) >= 0

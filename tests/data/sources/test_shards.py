@@ -1,0 +1,203 @@
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pictures import encoded
+from vitreous.data.doctor.check import check
+from vitreous.data.open import open_data
+from vitreous.data.sources.base import Source
+from vitreous.data.sources.shards import expand
+from vitreous.data.sources.tars import list_members
+
+
+def write(path: Path, members: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, body in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    return path
+
+
+def samples(start: int, count: int, classes: int = 2) -> dict[str, bytes]:
+    files = {}
+    for i in range(start, start + count):
+        files[f"{i:06d}.jpg"] = f"picture {i}".encode()
+        files[f"{i:06d}.cls"] = f"{i % classes}\n".encode()
+    return files
+
+
+def contents(source: Source) -> dict[bytes, str]:
+    return {bytes(source.picture(i)): source.classes[source.labels[i]] for i in range(len(source))}
+
+
+def test_braces_globs_folders_and_lists_are_the_same(tmp_path: Path) -> None:
+    for n in range(3):
+        write(tmp_path / f"data-{n:03d}.tar", samples(10 * n, 10))
+    specs = [
+        f"{tmp_path}/data-{{000..002}}.tar",
+        f"{tmp_path}/data-*.tar",
+        str(tmp_path),
+        "::".join(f"{tmp_path}/data-{n:03d}.tar" for n in range(3)),
+    ]
+    expected = {f"picture {i}".encode(): str(i % 2) for i in range(30)}
+    for spec in specs:
+        data = open_data(spec)
+        assert contents(data.train) | contents(data.val) == expected
+        assert (len(data.train), len(data.val)) == (24, 6)
+    assert open_data(specs[0]).train.name(0) == "data-000.tar/000000.jpg"
+    relative = open_data("data-{000..002}.tar", root=tmp_path)
+    assert contents(relative.val) == contents(data.val)
+
+
+def test_reading_is_random_and_needs_no_order(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", samples(0, 40, 4))
+    source = open_data(str(tmp_path / "a.tar")).train
+    order = np.random.default_rng(0).permutation(len(source)).tolist()
+    read = {i: source.picture(i) for i in order}
+    for i in range(len(source)):
+        number = int(source.name(i).split("/")[1].split(".")[0])
+        assert read[i] == f"picture {number}".encode()
+        assert source.labels[i] == number % 4
+
+
+def test_parts_by_name_and_by_folder(tmp_path: Path) -> None:
+    write(tmp_path / "imagenet-train-00.tar", samples(0, 4))
+    write(tmp_path / "imagenet-val-00.tar", samples(4, 2))
+    data = open_data(f"{tmp_path}/imagenet-{{train,val}}-00.tar")
+    assert (len(data.train), len(data.val)) == (4, 2)
+    write(tmp_path / "deep/train/0.tar", samples(0, 6))
+    write(tmp_path / "deep/test/0.tar", samples(6, 4))
+    data = open_data(str(tmp_path / "deep"))
+    assert (len(data.train), len(data.val)) == (6, 4)
+
+
+def test_labels_in_json_and_members_that_are_not_the_picture(tmp_path: Path) -> None:
+    files = {}
+    for i, label in enumerate(["dog", "cat"] * 3):
+        files[f"d/{i}.JPG"] = f"{i}".encode()
+        files[f"d/{i}.seg.png"] = b"a mask"
+        files[f"d/{i}.json"] = json.dumps({"label": label, "width": 3}).encode()
+        files[f"e/{i}.png"] = f"e{i}".encode()
+        files[f"e/{i}.json"] = json.dumps({"label": "owl"}).encode()
+    data = open_data(str(write(tmp_path / "a.tar", files)))
+    assert data.classes == ("cat", "dog", "owl")
+    found = contents(data.train) | contents(data.val)
+    assert found == {f"{i}".encode(): ["dog", "cat"][i % 2] for i in range(6)} | {
+        f"e{i}".encode(): "owl" for i in range(6)
+    }
+
+
+def test_class_names_beside_the_shards(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", samples(0, 10, 2))
+    (tmp_path / "classnames.txt").write_text("tench\ngoldfish\nshark\n")
+    data = open_data(str(tmp_path))
+    assert data.classes == ("tench", "goldfish", "shark")
+    assert set(data.train.labels.tolist()) == {0, 1}
+    assert "1 of 3 classes have no pictures" in data.note
+
+
+def test_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
+    data = open_data(str(write(tmp_path / "a.tar", samples(0, 24, 12))))
+    assert data.classes == tuple(str(i) for i in range(12))
+
+
+def test_what_webdataset_writes(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as sink:
+        for i in range(20):
+            sink.write({"__key__": f"sample{i:04d}", "jpg": f"picture {i}".encode(), "cls": i % 2})
+    data = open_data(str(tmp_path / "a.tar"))
+    assert contents(data.train) | contents(data.val) == {f"picture {i}".encode(): str(i % 2) for i in range(20)}
+
+
+def test_shards_at_an_address_are_downloaded_once(web, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    for n in range(2):
+        web.files[f"/set/train-{n}.tar"] = write(tmp_path / "x.tar", samples(10 * n, 10)).read_bytes()
+    web.files["/set/val-0.tar"] = write(tmp_path / "x.tar", samples(20, 4)).read_bytes()
+    web.breaks = 1
+    spec = f"{web.url}/set/train-{{0..1}}.tar::{web.url}/set/val-0.tar"
+    data = open_data(spec)
+    assert (len(data.train), len(data.val)) == (20, 4)
+    assert contents(data.train) == {f"picture {i}".encode(): str(i % 2) for i in range(20)}
+    asked = len(web.asked)
+    open_data(spec)
+    assert len(web.asked) == asked == 4
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"1.txt": b""}, "no pictures in 1 shard"),
+        ({"1.jpg": b"", "2.jpg": b"", "2.cls": b"0"}, "1 of 2 rows have no label, the first: 1"),
+        ({"1.jpg": b"", "1.cls": b"cat"}, r"1.cls is b'cat', but must be an index"),
+        ({"1.jpg": b"", "1.json": b"{"}, r"1.json is b'{', but must be JSON"),
+        ({"1.jpg": b"", "1.cls": b"0"}, "'0' as its only class"),
+    ],
+)
+def test_mistakes(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_data(str(write(tmp_path / "a.tar", files)))
+
+
+def test_no_such_shard(tmp_path: Path) -> None:
+    write(tmp_path / "a-0.tar", samples(0, 4))
+    with pytest.raises(ValueError, match=r"there is no shard '.*a-1.tar'"):
+        open_data(f"{tmp_path}/a-{{0..1}}.tar")
+    with pytest.raises(ValueError, match="there is no shard"):
+        open_data(f"{tmp_path}/b-*.tar")
+
+
+def test_a_shard_that_changed_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", samples(0, 10))
+    source = open_data(str(path)).train
+    path.write_bytes(path.read_bytes()[:600])
+    with pytest.raises(OSError, match="has changed meanwhile"):
+        source.picture(len(source) - 1)
+
+
+def test_expansion() -> None:
+    assert expand("a.tar") == ["a.tar"]
+    assert expand("{a,b}-{9..11}.tar") == [f"{x}-{n}.tar" for x in "ab" for n in (9, 10, 11)]
+    assert expand("{a}.tar") == ["a.tar"]
+
+
+def test_a_shard_that_is_cut_short_is_reported_and_trained_on_without_its_end(tmp_path: Path) -> None:
+    """Whatever the cut goes through: an image, its label, a header, or between two samples."""
+    images = {i: encoded(np.full((40, 40, 3), 10 * i, np.uint8)) for i in range(12)}
+    files = {f"{i:02d}.{kind}": body for i in range(12)
+             for kind, body in (("png", images[i]), ("cls", f"{i % 2 + 10}".encode()))}  # fmt: skip
+    whole = write(tmp_path / "whole" / "a.tar", files).read_bytes()
+    ends = {name: start + size for name, start, size in list_members(tmp_path / "whole" / "a.tar").members}
+    cuts = [ends["09.png"] - 30, ends["09.png"] + 600, ends["09.cls"] - 1, ends["09.cls"] + 600, ends["09.cls"] + 511]
+    for cut in cuts:
+        (tmp_path / "a.tar").write_bytes(whole[:cut])
+        data = open_data(str(tmp_path / "a.tar"))
+        assert "damaged: a.tar: it " in data.note
+        read = {data.train.name(i): data.train.labels[i] for i in range(len(data.train))}
+        read |= {data.val.name(i): data.val.labels[i] for i in range(len(data.val))}
+        assert {name: label for name, label in read.items() if "09" not in name} == {
+            f"a.tar/{i:02d}.png": i % 2 for i in range(9)
+        }
+        assert data.classes == ("10", "11")  # no label was read from half of one
+        report = check(str(tmp_path / "a.tar"))
+        assert report.problems == 1
+        assert "a.tar: it " in str(report)
+
+
+def test_an_image_that_is_cut_short_is_unreadable_by_its_name(tmp_path: Path) -> None:
+    """Its label came before it."""
+    files = {}
+    for i in range(8):
+        files |= {f"{i}.cls": f"{i % 2}".encode(), f"{i}.png": encoded(np.full((40, 40, 3), 10 * i, np.uint8))}
+    whole = write(tmp_path / "a.tar", files)
+    start, size = next(member[1:] for member in list_members(whole).members if member.name == "7.png")
+    whole.write_bytes(whole.read_bytes()[: start + size - 20])
+    report = check(str(whole))
+    assert [(entry.name, "cut short" in reason) for entry, reason in report.unreadable] == [("a.tar/7.png", True)]
+    assert report.problems == 2

@@ -1,0 +1,55 @@
+import pytest
+import torch
+from torch import nn
+
+from vitreous.common.checks import BadValue
+from vitreous.inference.device import choose_device, choose_dtype, placed
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+
+CPU = torch.device("cpu")
+
+
+def test_the_best_device_there_is() -> None:
+    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert choose_device("auto").type == choose_device(None, CPU).type == best
+    assert choose_device("cpu") == choose_device(CPU) == CPU
+
+
+def test_a_model_on_an_accelerator_stays_there() -> None:
+    assert choose_device(None, torch.device("meta")) == torch.device("meta")
+    assert choose_device("cpu", torch.device("meta")) == CPU
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(BadValue, match="device is 'cuda:99', which this machine does not have") as error:
+        choose_device("cuda:99")
+    assert "\n" not in str(error.value)
+    with pytest.raises(BadValue, match="device is 'gpu', but must be auto, cpu, cuda, mps"):
+        choose_device("gpu")
+
+
+def test_the_type() -> None:
+    assert choose_dtype("bf16", CPU) == torch.bfloat16
+    assert choose_dtype("fp32", CPU) == choose_dtype("auto", CPU) == torch.float32
+
+
+def test_a_model_in_its_place_is_not_copied(small: ViTConfig) -> None:
+    model = build(small)
+    assert placed(model, CPU, torch.float32) is model
+
+
+def test_otherwise_a_copy_is(small: ViTConfig) -> None:
+    model = build(small)
+    model.stem.register_buffer("counter", torch.arange(3))
+    copied = placed(model, CPU, torch.bfloat16)
+    assert copied.config is not None
+    assert copied.config == model.config
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(p.requires_grad for p in model.parameters())
+    for (name, ours), theirs in zip(copied.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs.bfloat16()), name
+        assert isinstance(ours, nn.Parameter)
+        assert not ours.requires_grad
+    assert copied.stem.counter.dtype == torch.long
+    assert copied.encoder is not model.encoder

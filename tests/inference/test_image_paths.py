@@ -1,0 +1,146 @@
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitreous.common.checks import BadValue
+from vitreous.inference.image_paths import expand
+
+FILES = [
+    "b/2.PNG",
+    "b/10.jpg",
+    "b/notes.txt",
+    "a/deep/er/x.webp",
+    "c[1].jpeg",
+    "odd.data",
+    ".hidden/y.jpg",
+    "b/._10.jpg",
+]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+
+def found(*arguments: str) -> list[str]:
+    return [path.as_posix() for path in expand(arguments)]
+
+
+def test_a_file_is_taken_whatever_its_name() -> None:
+    assert found("odd.data", "c[1].jpeg", "b/2.PNG", ".hidden/y.jpg") == [
+        "odd.data",
+        "c[1].jpeg",
+        "b/2.PNG",
+        ".hidden/y.jpg",
+    ]
+
+
+def test_a_folder_is_its_pictures_at_any_depth_sorted() -> None:
+    assert found(".") == ["a/deep/er/x.webp", "b/10.jpg", "b/2.PNG", "c[1].jpeg"]
+    assert found("b", "a") == ["b/10.jpg", "b/2.PNG", "a/deep/er/x.webp"]
+
+
+def test_patterns_that_the_shell_did_not_expand() -> None:
+    assert found("b/*.jpg") == ["b/10.jpg"]
+    assert found("*/*") == ["a/deep/er/x.webp", "b/10.jpg", "b/2.PNG"]
+    assert found("**/*.webp") == ["a/deep/er/x.webp"]
+    assert found("**") == found(".")
+    assert found("b/?.PNG", "b/[0-9]*") == ["b/2.PNG", "b/10.jpg"]
+
+
+def test_each_picture_once_in_the_order_of_the_arguments(tmp_path: Path) -> None:
+    assert found("b/2.PNG", "b", "./b/../b/10.jpg", str(tmp_path / "b/2.PNG")) == ["b/2.PNG", "b/10.jpg"]
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    (tmp_path / "a" / "again").symlink_to(tmp_path)
+    (tmp_path / "empty" / "b").symlink_to("../b")
+    assert found("empty") == ["empty/b/10.jpg", "empty/b/2.PNG"]
+    assert [os.path.realpath(path) for path in found("a")].count(str(tmp_path.resolve() / "a/deep/er/x.webp")) == 1
+
+
+@pytest.mark.parametrize("separator", ["\n", "\r\n", "\0"])
+def test_a_list_on_the_standard_input(monkeypatch: pytest.MonkeyPatch, separator: str) -> None:
+    text = separator.join(["b/2.PNG", "", "c[1].jpeg", "a", ""])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), newline=""))
+    assert found("odd.data", "-") == ["odd.data", "b/2.PNG", "c[1].jpeg", "a/deep/er/x.webp"]
+
+
+def test_a_list_names_files_and_not_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"b/*.jpg")))
+    with pytest.raises(ValueError, match=r"no file or folder 'b/\*.jpg'"):
+        found("-")
+
+
+def test_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expand(["~/b/10.jpg", "~/b/*.PNG"]) == [tmp_path / "b/10.jpg", tmp_path / "b/2.PNG"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("b/10.jgp", r"there is no file or folder 'b/10.jgp' \(did you mean '10.jpg'\?\)$"),
+        (
+            "a/deeep/er/x.webp",
+            r"no file or folder 'a/deeep/er/x.webp': 'a/deeep' does not exist \(did you mean 'deep'\?\)",
+        ),
+        ("nothing-like-it", r"there is no file or folder 'nothing-like-it'$"),
+        ("b/10.jpg/x", r"there is no file or folder 'b/10.jpg/x'$"),
+        ("b/*.gif", r"nothing matches 'b/\*.gif'$"),
+        ("empty", r"no pictures found: 'empty' was given, and pictures end in .*\.jpeg, \.jpg"),
+        ("*.data", r"no pictures found: '\*.data' was given"),
+    ],
+)
+def test_what_is_not_there_is_named(argument: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        found(argument)
+
+
+def test_nothing_at_all() -> None:
+    with pytest.raises(BadValue, match="images is '', but must be files, folders, globs"):
+        found()
+
+
+# ---- Pictures beside masks -------------------------------------------------------------------------------------------
+
+
+def make(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+
+@pytest.mark.parametrize(
+    ("pictures", "masks"),
+    [
+        (["images/a.jpg", "images/b.png"], ["masks/a.png", "masks/b.png"]),
+        (["images/train/a.jpg", "images/val/b.jpg"], ["masks/train/a.png", "masks/val/b.png"]),
+        (["test/images/c.jpg", "train/images/a.jpg"], ["train/masks/a.png"]),
+        (["JPEGImages/a.jpg", "other.jpg"], ["SegmentationClass/a.png", "Annotations/a.png"]),
+    ],
+    ids=lambda names: names[0],
+)
+def test_masks_beside_their_pictures_are_left_out(
+    pictures: list[str], masks: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(*(f"set/{name}" for name in (*pictures, *masks)))
+    assert found("set") == [f"set/{name}" for name in pictures]
+    count = "1 mask" if len(masks) == 1 else f"{len(masks)} masks"
+    assert capsys.readouterr().err == f"set has pictures beside masks: {count} left out\n"
+    assert found(f"set/{masks[0]}") == [f"set/{masks[0]}"]  # whoever names one means it
+    assert capsys.readouterr().err == ""
+
+
+def test_folders_that_only_have_the_names_of_masks(capsys: pytest.CaptureFixture[str]) -> None:
+    make("shop/images/1.jpg", "shop/labels/bottle.jpg", "party/masks/1.png", "party/hats/1.png")
+    assert found("shop", "party/masks") == ["shop/images/1.jpg", "shop/labels/bottle.jpg", "party/masks/1.png"]
+    assert found("party") == ["party/hats/1.png", "party/masks/1.png"]
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,95 @@
+"""What cannot be read or computed: it is said, and harms nothing else."""
+
+import dataclasses
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from vitreous.infer import Predictor
+
+from predictors import RANDOM, colour_model, probabilities, random_model
+from vitreous.inference.segment_predictor import SegmentPredictor
+from vitreous.model.build import build
+from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+
+
+def test_an_unreadable_picture_harms_no_other(tmp_path: Path, photos: list[Path]) -> None:
+    (tmp_path / "text.jpg").write_text("not a picture")
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "cut.png").write_bytes(photos[0].read_bytes()[:200])
+    cut = Image.open(io.BytesIO((tmp_path / "cut.png").read_bytes()))
+    bad: list[Any] = [tmp_path / name for name in ("text.jpg", "empty.png", "folder.png", "cut.png", "missing.jpg")]
+    bad += [b"", b"\xff\xd8\xff", np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), cut]
+    mixed: list[Any] = list(itertools.chain.from_iterable(itertools.zip_longest(bad, photos)))
+    mixed = [picture for picture in mixed if picture is not None]
+    predictor = Predictor(random_model("class token"), batch_size=3)
+    answers = predictor(mixed)
+    failed = [answer for answer in answers if answer.error is not None]
+    assert len(failed) == len(bad)
+    assert all(answer.predictions == () and answer.error and "\n" not in answer.error for answer in failed)
+    reasons = {Path(answer.name).name: answer.error for answer in failed}
+    assert reasons["missing.jpg"] == "No such file or directory"
+    assert reasons["folder.png"] == "Is a directory"
+    assert reasons["empty.png"] == "the file is empty"
+    good = [answer for answer in answers if answer.error is None]
+    np.testing.assert_allclose(probabilities(good), probabilities(predictor(photos)), atol=1e-5)
+    assert all(answer.error for answer in predictor(bad))
+    embeddings = list(predictor.stream_embeddings(mixed))
+    assert [e.error for e in embeddings] == [answer.error for answer in answers]
+    with pytest.raises(ValueError, match=r"empty.png: the file is empty"):
+        predictor.embed([photos[0], tmp_path / "empty.png"])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_picture_at_all_is_the_callers_mistake(photos: list[Path]) -> None:
+    with pytest.raises(TypeError, match="a picture is int, but must be a path, bytes, a uint8 array or an image"):
+        Predictor(random_model("class token"))([photos[0], 3])  # type: ignore[list-item]
+
+
+def test_a_model_whose_answer_is_no_number_says_so(photos: list[Path]) -> None:
+    model = colour_model()
+    with torch.no_grad():
+        model.head.bias[0] = float("nan")
+        model.norm.bias[0] = float("inf")
+    predictor = Predictor(model)
+    assert {answer.error for answer in predictor(photos)} == {"the model's answer is not a number"}
+    assert {answer.error for answer in predictor.stream_embeddings(photos)} == {"the model's answer is not a number"}
+
+
+def test_what_cannot_work_is_said_at_once() -> None:
+    config = RANDOM["class token"]
+    headless = build(dataclasses.replace(config, num_classes=0))
+    with pytest.raises(ValueError, match="no head to classify with"):
+        Predictor(headless).stream([])
+    assert Predictor(headless).embed(np.zeros((9, 9, 3), np.uint8)).shape == (1, 32)
+    with pytest.raises(ValueError, match="takes 4 channels"):
+        Predictor(build(dataclasses.replace(config, channels=4)))
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        Predictor(headless, batch_size=0)
+    with pytest.raises(ValueError, match="device is 'cuda:99'"):
+        Predictor(headless, device="cuda:99")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_model_for_the_other_predictor_is_told_which_one() -> None:
+    classifier = random_model("class token")
+    segmenter = build_segmenter(SegmenterConfig(dataclasses.replace(RANDOM["class token"], num_classes=0)))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"model is a Segmenter, but Predictor takes a ViT or ResNet: use SegmentPre"):
+        Predictor(segmenter)  # type: ignore[arg-type]
+    for model in (classifier, random_model("bit")):
+        with pytest.raises(TypeError, match=r"but SegmentPredictor takes a Segmenter: use Predictor$"):
+            SegmentPredictor(model)  # type: ignore[arg-type]
+    for predictor in (Predictor, SegmentPredictor):
+        with pytest.raises(TypeError, match=r"model is a Linear, but \w+ takes a [\w ]+$"):
+            predictor(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_torch_compile_wraps_is_still_the_same_kind() -> None:
+    assert Predictor(torch.compile(random_model("class token")), "cpu").width == 32  # type: ignore[arg-type]

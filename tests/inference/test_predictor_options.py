@@ -1,0 +1,71 @@
+"""What a Predictor may be asked to do otherwise: mirror, round, compile, name."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from vitreous.infer import Predictor
+
+from predictors import RANDOM, probabilities, random_model
+from vitreous.model.build import build
+from vitreous.model.options import Preprocessing
+
+
+def test_flip_averages_with_the_mirror_image() -> None:
+    how = Preprocessing(crop_fraction=1.0)
+    config = dataclasses.replace(RANDOM["class token"], preprocessing=how)
+    model = build(config)
+    model.load_state_dict(random_model("class token").state_dict())
+    size = (5, 24, 32, 3)  # the model's: nothing is resized
+    pictures = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    mirrored = pictures[:, :, ::-1]
+    plain, flipped = Predictor(model, top=7), Predictor(model, top=7, flip=True)
+    mean = (probabilities(plain(pictures)) + probabilities(plain(mirrored))) / 2
+    assert np.abs(mean - probabilities(plain(pictures))).max() > 0.01
+    np.testing.assert_allclose(probabilities(flipped(pictures)), mean, atol=1e-6)
+    np.testing.assert_allclose(flipped.logits(pictures).softmax(-1), mean, atol=1e-6)
+    torch.testing.assert_close(flipped.embed(pictures), (plain.embed(pictures) + plain.embed(mirrored)) / 2)
+
+
+def test_bfloat16_is_close_and_leaves_the_callers_model(photos: list[Path]) -> None:
+    for name in ("bit", "attention pool"):
+        model = random_model(name).train()
+        rough, exact = Predictor(model, precision="bf16"), Predictor(model)
+        assert rough.embed(photos).dtype == torch.float32
+        error = (rough.embed(photos) - exact.embed(photos)).norm() / exact.embed(photos).norm()
+        assert 0 < error < 0.05
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        stored = random_model(name).bfloat16()
+        assert Predictor(stored).dtype == torch.float32
+        assert len(Predictor(stored)(photos)) == len(photos)
+        assert {parameter.dtype for parameter in stored.parameters()} == {torch.bfloat16}
+
+
+def test_evaluation_mode_in_every_run(photos: list[Path]) -> None:
+    config = dataclasses.replace(RANDOM["class token"], patch_dropout=0.5)
+    predictor = Predictor(model := build(config), device="cpu")
+    before = predictor.logits(photos)
+    model.train()  # as a training loop does between two evaluations
+    assert torch.equal(predictor.logits(photos), before)
+    assert predictor.model is model
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_compiled_batches_have_one_size(photos: list[Path]) -> None:
+    model = random_model("class token")
+    sizes = set()
+    model.register_forward_pre_hook(lambda _, arguments: sizes.add(len(arguments[0])))
+    with torch.compiler.set_stance("force_eager"):  # as compiled, without waiting for a compiler
+        compiled = Predictor(model, compile=True, batch_size=4, device="cpu")
+        torch.testing.assert_close(
+            compiled.logits(photos), Predictor(model, device="cpu").logits(photos), atol=1e-5, rtol=1e-5
+        )
+    assert sizes == {4, 7}
+
+
+def test_labels_without_names() -> None:
+    [answer] = Predictor(random_model("class token"), top=2)(np.zeros((9, 9, 3), np.uint8))
+    assert [label.label for label in answer.predictions] == [f"class {label.index}" for label in answer.predictions]
+    assert len(answer.predictions) == 2

@@ -1,0 +1,59 @@
+"""Pictures without end: few are held at a time, and what comes out can be used."""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from vitreous.infer import Predictor
+
+from predictors import COLOURS, colour_model, random_model
+
+
+def test_a_stream_holds_a_few_batches_and_ends_when_it_is_left() -> None:
+    taken = 0
+
+    def endless() -> Iterator[np.ndarray]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield np.zeros((9, 9, 3), np.uint8)
+
+    predictor = Predictor(random_model("class token"), batch_size=4, workers=2)
+    stream = predictor.stream(endless())
+    for given, _ in enumerate(itertools.islice(stream, 50), start=1):
+        assert taken <= given + 3 * 4
+    stream.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitreous-decode")]
+    assert predictor.throughput.images == 50
+
+
+def test_one_array_may_be_filled_again_and_again() -> None:
+    def frames() -> Iterator[np.ndarray]:
+        frame = np.zeros((32, 32, 3), np.uint8)
+        for colour in list(COLOURS.values()) * 5:
+            frame[:] = colour
+            yield frame
+
+    answers = Predictor(colour_model(), batch_size=4)(frames())
+    assert [answer.predictions[0].label for answer in answers] == list(COLOURS) * 5
+
+
+def test_throughput(photos: list[Path]) -> None:
+    predictor = Predictor(random_model("class token"))
+    predictor(photos)
+    images, seconds = predictor.throughput
+    assert images == 7
+    assert seconds > 0
+    assert predictor.throughput.images_per_second == images / seconds
+
+
+def test_features_can_be_learned_from(photos: list[Path]) -> None:
+    predictor = Predictor(random_model("class token"))
+    rows = [e.vector for e in predictor.stream_embeddings(photos) if e.vector is not None]
+    for features in (predictor.embed(photos), torch.stack(rows)):
+        probe = torch.nn.Linear(32, 2)
+        probe(features).sum().backward()
+        assert probe.weight.grad is not None

@@ -1,0 +1,34 @@
+import subprocess
+import sys
+
+import pytest
+
+from vitreous.model.build import build
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.meta_build import build_blank
+from vitreous.model.options import AttentionPool, Conditional, RelativeBias, ResNetStem
+
+CONFIGS = {
+    "ViT": ViTConfig(width=32, depth=2, num_heads=4, mlp_width=64, num_classes=5, registers=2, layer_scale=0.1),
+    "hybrid": ViTConfig(width=32, depth=1, num_heads=4, mlp_width=64, stem=ResNetStem((), 32), patch_size=(8, 8)),
+    "relative": ViTConfig(width=32, depth=2, num_heads=4, mlp_width=64, position=RelativeBias(), pool=AttentionPool()),
+    "conditional": ViTConfig(width=32, depth=2, num_heads=4, mlp_width=64, position=Conditional()),
+    "ResNet": ResNetConfig(stages=(1, 1), width=32, num_classes=5),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_same_model_without_memory(name: str) -> None:
+    blank, real = build_blank(CONFIGS[name]).state_dict(), build(CONFIGS[name]).state_dict()
+    assert all(tensor.is_meta for tensor in blank.values())
+    assert {key: (x.shape, x.dtype) for key, x in blank.items()} == {key: (x.shape, x.dtype) for key, x in real.items()}
+
+
+def test_it_costs_next_to_nothing() -> None:
+    """torch's compiler takes over a second to load, and would be loaded for random numbers without memory."""
+    program = (
+        "import sys; from vitreous.model.meta_build import build_blank; from vitreous.model.presets import preset; "
+        "build_blank(preset('ViT-Ti/16')); build_blank(preset('R26+ViT-S/32')); print('torch._dynamo' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["False"]

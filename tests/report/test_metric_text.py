@@ -1,0 +1,40 @@
+import pytest
+
+from vitreous.report.metric_text import duration, label, roughly, value
+
+
+def test_shares_are_percent_wherever_they_were_measured() -> None:
+    for part in ("", "val_", "train_", "test_"):
+        assert value(f"{part}top1", 0.5) == "50.0%"
+        assert label(f"{part}top1").endswith("top-1")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0.0, "0.000"),
+        (0.00012, "1.2e-04"),
+        (2.30259, "2.303"),
+        (12.345, "12.3"),
+        (1234.5, "1,234"),
+        (7, "7"),
+        (-0.5, "-0.500"),
+    ],
+)
+def test_other_figures_keep_what_matters(number: float, text: str) -> None:
+    assert value("loss", number) == text
+
+
+def test_what_is_no_number_is_shown_as_it_is() -> None:
+    assert value("loss", float("nan")) == "nan"
+    assert value("top1", float("inf")) == "inf"
+    assert value("note", "best so far") == "best so far"
+
+
+@pytest.mark.parametrize("seconds", [0, 0.01, 9.94, 9.96, 59.4, 59.6, 60, 3599, 3600, 86_399, 86_400, 10**7])
+def test_any_length_of_time_is_near_its_words(seconds: float) -> None:
+    units = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
+    for words in (duration(seconds), roughly(seconds)):
+        pieces = words.split()
+        told = sum(float(count) * units[unit] for count, unit in zip(pieces[::2], pieces[1::2], strict=True))
+        assert told == pytest.approx(seconds, rel=0.11, abs=1)

@@ -1,0 +1,295 @@
+import base64
+import dataclasses
+import io
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from live_server import Live, in_thread
+from pictures import encoded, smooth
+from vitreous.inference.predictor import Predictor
+from vitreous.model.build import build, build_vit
+from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+from vitreous.serving.models import Served, serving
+from vitreous.serving.settings import Settings
+
+LABELS = ("ant", "bee", "cat", "dog", "emu")
+CONFIG = ViTConfig(
+    image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=64, num_classes=5, labels=LABELS
+)
+
+
+@pytest.fixture(scope="module")
+def served() -> list[Served]:
+    torch.manual_seed(0)
+    encoder = dataclasses.replace(CONFIG, num_classes=0, labels=(), registers=2)
+    segmenter = SegmenterConfig(encoder, num_classes=3, labels=("Background", "pet", "edge"))
+    models = {
+        "five": build_vit(CONFIG),
+        "bare": build_vit(encoder),
+        "masks": build_segmenter(segmenter),
+        "bit": build(ResNetConfig(image_size=(32, 32), stages=(1, 1), width=32, num_classes=4)),
+    }
+    return [serving(model, id, id, "cpu", max_batch=4) for id, model in models.items()]
+
+
+@pytest.fixture(scope="module")
+def live(served: list[Served]) -> Iterator[Live]:
+    with in_thread(served, Settings(max_batch=4, max_wait_ms=20)) as live:
+        yield live
+
+
+def picture(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
+    return encoded(smooth(height, width, seed))
+
+
+@pytest.mark.parametrize(("id", "index"), [("five", 0), ("bit", 3)])
+def test_classes_are_those_of_the_predictor(live: Live, served: list[Served], id: str, index: int) -> None:
+    [wanted] = Predictor(served[index].model, "cpu", top=3)(picture())  # type: ignore[arg-type]
+    answer = live.ask("POST", f"/v1/classify?top=3&model={id}", picture()).json
+    assert answer["model"] == id
+    assert [one["label"] for one in answer["predictions"]] == [one.label for one in wanted.predictions]
+    ours, theirs = (
+        [one["probability"] for one in answer["predictions"]],
+        [one.probability for one in wanted.predictions],
+    )
+    assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+@pytest.mark.parametrize("id", ["five", "bare", "bit"])
+def test_an_embedding_is_the_predictors(live: Live, served: list[Served], id: str) -> None:
+    model = next(one.model for one in served if one.id == id)
+    answer = live.ask("POST", f"/v1/embed?model={id}", picture()).json
+    wanted = Predictor(model, "cpu").embed(picture())[0]  # type: ignore[arg-type]
+    assert answer["width"] == len(answer["embedding"]) == len(wanted)
+    torch.testing.assert_close(torch.tensor(answer["embedding"]), wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_more_classes_than_there_are(live: Live) -> None:
+    predictions = live.ask("POST", "/v1/classify?top=1000", picture()).json["predictions"]
+    assert sorted(one["label"] for one in predictions) == sorted(LABELS)
+    assert sum(one["probability"] for one in predictions) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", None])
+def test_a_form_and_a_bare_body_are_the_same(live: Live, format: str, kind: str | None) -> None:
+    data = encoded(smooth(40, 50), format)
+    bare = live.ask("POST", "/v1/classify", data, kind)
+    before = b'--a"b\r\nContent-Disposition: form-data; name="other"\r\n\r\nno\r\n--a"b\r\n'
+    field = b'Content-Disposition: form-data; name="image"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
+    body = before + field + data + b'\r\n--a"b--\r\n'
+    form = live.ask("POST", "/v1/classify", body, 'multipart/form-data; boundary="a\\"b"')
+    assert bare.status == 200
+    assert form.json == bare.json
+
+
+def test_batch_mates_do_not_matter(live: Live) -> None:
+    """Good and broken pictures, many at once: every one is answered as if it had come alone."""
+    cut = picture(3)[:400]
+    bodies = [cut if number % 5 == 3 else picture(number % 7) for number in range(40)]
+    alone = {body: live.ask("POST", "/v1/classify", body) for body in set(bodies)}
+    with ThreadPoolExecutor(20) as pool:
+        together = list(pool.map(lambda body: live.ask("POST", "/v1/classify", body), bodies))
+    for body, answer in zip(bodies, together, strict=True):
+        assert answer.status == alone[body].status == (422 if body is cut else 200)
+        if answer.status == 200:
+            pairs = zip(answer.json["predictions"], alone[body].json["predictions"], strict=True)
+            for ours, theirs in pairs:
+                assert ours["index"] == theirs["index"]
+                assert ours["probability"] == pytest.approx(theirs["probability"], abs=1e-5)
+    sizes = live.ask("GET", "/metrics").body.decode()
+    assert 'vitreous_batch_pictures_bucket{le="1"}' in sizes
+    total, batches = (
+        float(
+            next(line for line in sizes.splitlines() if line.startswith(f"vitreous_batch_pictures_{name} ")).split()[1]
+        )
+        for name in ("sum", "count")
+    )
+    assert total > batches  # some did share a batch
+
+
+def test_a_mask_is_as_large_as_its_picture(live: Live) -> None:
+    answer = live.ask("POST", "/v1/segment?model=masks", picture()).json
+    mask = Image.open(io.BytesIO(base64.b64decode(answer["mask"])))
+    ids = np.asarray(mask)
+    assert mask.mode == "P"
+    assert (answer["height"], answer["width"]) == ids.shape == (60, 90)
+    assert sum(one["share"] for one in answer["classes"]) == pytest.approx(1)
+    palette = mask.getpalette()
+    assert palette is not None
+    for one in answer["classes"]:
+        assert one["share"] == pytest.approx(float((ids == one["index"]).mean()))
+        assert one["label"] == ("Background", "pet", "edge")[one["index"]]
+        assert one["color"] == "#" + bytes(palette[3 * one["index"] : 3 * one["index"] + 3]).hex()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v1/classify?model=bare", 409, "no_head"),
+        ("/v1/classify?model=masks", 409, "no_head"),
+        ("/v1/embed?model=masks", 409, "no_embedding"),
+        ("/v1/segment", 409, "no_masks"),
+        ("/v1/segment?model=bit", 409, "no_masks"),
+        ("/v1/explain?model=bare", 409, "no_head"),
+        ("/v1/explain?model=masks&method=occlusion", 409, "no_head"),
+        ("/v1/explain?model=bit&method=attention", 409, "no_attention"),
+        ("/v1/explain?method=gradient", 422, "bad_parameter"),
+        ("/v1/explain?target=horse", 422, "bad_parameter"),
+        ("/v1/explain?target=5", 422, "bad_parameter"),
+    ],
+)  # fmt: skip
+def test_what_a_model_cannot_do(live: Live, path: str, status: int, code: str) -> None:
+    answer = live.ask("POST", path, picture())
+    assert (answer.status, answer.code) == (status, code)
+
+
+def test_an_empty_target_is_the_likeliest_and_a_wrong_one_is_called_by_its_name(live: Live) -> None:
+    left_out, empty = (live.ask("POST", f"/v1/explain{query}", picture()).json for query in ("", "?target="))
+    assert empty == left_out
+    assert empty["target"]["index"] == empty["predictions"][0]["index"]
+    wrong = live.ask("POST", "/v1/explain?target=horse", picture()).json["error"]["message"]
+    assert wrong.startswith("target is 'horse', but must be a label")
+
+
+@pytest.mark.parametrize("method", ["relevance", "rollout", "attention", "occlusion"])
+def test_explanations(live: Live, served: list[Served], method: str) -> None:
+    answer = live.ask("POST", f"/v1/explain?method={method}&target=cat", picture()).json
+    assert np.shape(answer["values"]) == tuple(answer["grid"]) == (3, 4)
+    about_a_class = method in ("relevance", "occlusion")
+    assert answer["target"] == ({"index": 2, "label": "cat"} if about_a_class else None)
+    assert answer["picture"] == {"width": 90, "height": 60}
+    assert answer["predictions"] == live.ask("POST", "/v1/explain?method=attention", picture()).json["predictions"]
+    if method == "occlusion":
+        from vitreous.data.image.decode import fit
+        from vitreous.explanation.faithfulness import as_patches
+        from vitreous.explanation.occlusion import occlusion
+        from vitreous.model.inputs import normalise
+
+        pixels = fit(picture(), CONFIG.image_size, CONFIG.preprocessing)[None].float() / 255
+        drops = occlusion(served[0].model, normalise(pixels, CONFIG.preprocessing), 2)  # type: ignore[arg-type]
+        np.testing.assert_allclose(answer["values"], as_patches(drops, CONFIG.unit).numpy(), atol=1e-5)
+
+
+def test_what_is_served(live: Live) -> None:
+    answer = live.ask("GET", "/v1/model").json
+    assert answer["model"] == "five"
+    five, bare, masks, bit = answer["models"]
+    assert [one["task"] for one in answer["models"]] == ["classify", "embed", "segment", "classify"]
+    assert (five["labels"], five["classes"], five["grid"], five["heads"]) == (list(LABELS), 5, [3, 4], 4)
+    assert bare["tokens"] == {"prefix": ["class", "register 1", "register 2"], "patches": 12, "total": 15}
+    assert masks["labels"] == ["Background", "pet", "edge"]
+    assert bit["tokens"] is None
+    assert bit["labels"] == ["class 0", "class 1", "class 2", "class 3"]
+    assert five["parameters"] == sum(parameter.numel() for parameter in build_vit(CONFIG).parameters())
+
+
+def test_labels_that_are_no_text(served: list[Served]) -> None:
+    """Once the names of folders, they may hold anything; an answer must be JSON all the same."""
+    strange = ("\udcff", '"', "\0", "猫", "<b>")
+    model = build_vit(dataclasses.replace(CONFIG, labels=strange))
+    with in_thread([serving(model, device="cpu")]) as live:
+        predictions = live.ask("POST", "/v1/classify", picture()).json["predictions"]
+        assert {one["label"] for one in predictions} == {"?", '"', "\0", "猫", "<b>"}
+        assert live.ask("GET", "/v1/model").json["models"][0]["labels"] == ["?", '"', "\0", "猫", "<b>"]
+        assert live.ask("POST", "/v1/explain", picture()).status == 200
+
+
+def test_health_and_the_description(live: Live) -> None:
+    assert live.ask("GET", "/healthz").json == {"status": "ok"}
+    schema = live.ask("GET", "/openapi.json").json
+    for path in ("/v1/classify", "/v1/embed", "/v1/segment", "/v1/explain"):
+        post = schema["paths"][path]["post"]
+        assert "image/jpeg" in post["requestBody"]["content"]
+        assert post["responses"]["200"]["content"]["application/json"]["example"]
+        assert post["responses"]["429"]["content"]["application/json"]["example"]["error"]["code"] == "busy"
+    assert live.ask("GET", "/docs").status == 404  # Swagger would be loaded from somebody else's server
+
+
+def test_the_page_may_load_nothing_from_elsewhere(live: Live) -> None:
+    answer = live.ask("GET", "/")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'self'; img-src 'self' blob: data:;")
+    assert "unsafe" not in policy
+
+
+def test_requests_can_follow_each_other_on_a_connection(live: Live) -> None:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=30)
+    for body in (picture(), b"nonsense", picture(), b"", picture()):
+        connection.request("POST", "/v1/classify", body)
+        answer = connection.getresponse()
+        assert answer.status == {picture(): 200, b"nonsense": 415, b"": 400}[body]
+        json.loads(answer.read())
+    connection.close()
+
+
+def test_a_key_is_asked_for_where_there_is_one(served: list[Served]) -> None:
+    with in_thread(served[:1], Settings(api_key="open sesame")) as live:
+        assert live.ask("POST", "/v1/classify", picture()).code == "unauthorized"
+        assert live.ask("POST", "/v1/classify", picture(), X_API_Key="open sesam").code == "unauthorized"
+        assert live.ask("POST", "/v1/classify", picture(), Authorization="Basic open sesame").code == "unauthorized"
+        assert live.ask("POST", "/v1/classify", picture(), Authorization="Bearer open sesame").status == 200
+        assert live.ask("POST", "/v1/classify", picture(), X_API_Key="open sesame").status == 200
+        assert live.ask("GET", "/v1/model").status == 401
+        assert live.ask("GET", "/metrics").status == 401
+        assert live.ask("GET", "/v1/images/0/lens").status == 401
+        for path in ("/", "/healthz", "/readyz", "/openapi.json"):
+            assert live.ask("GET", path).status == 200
+
+
+def test_past_the_queue_429_at_once(served: list[Served]) -> None:
+    """The model is held up, so that the line fills: some are in the model, one waits, and all others hear 429."""
+    go_on = threading.Event()
+    predictor = served[0].predictor
+    assert predictor is not None
+    hold = predictor.model.register_forward_pre_hook(lambda *_: go_on.wait(30) and None)
+    try:
+        go_on.set()
+        with (
+            in_thread(served[:1], Settings(max_batch=1, max_wait_ms=0, queue=1)) as live,
+            ThreadPoolExecutor(16) as pool,
+        ):
+            go_on.clear()
+            asked = [pool.submit(live.ask, "POST", "/v1/classify", picture(number)) for number in range(12)]
+            refused = []
+            while len(refused) < 9:  # two workers have one each, and one waits
+                refused = [one.result() for one in asked if one.done()]
+            assert {(one.status, one.code, one.headers["retry-after"]) for one in refused} == {(429, "busy", "1")}
+            assert live.ask("POST", "/v1/classify", picture()).status == 429
+            assert live.ask("GET", "/healthz").status == 200
+            go_on.set()
+            assert sorted(one.result().status for one in asked) == [200] * 3 + [429] * 9
+            assert live.ask("POST", "/v1/classify", picture()).status == 200
+    finally:
+        go_on.set()
+        hold.remove()
+
+
+def test_an_answer_that_does_not_come_in_time(served: list[Served]) -> None:
+    go_on = threading.Event()
+    predictor = served[0].predictor
+    assert predictor is not None
+    hold = predictor.model.register_forward_pre_hook(lambda *_: go_on.wait(30) and None)
+    try:
+        go_on.set()
+        with in_thread(served[:1], Settings(timeout=2)) as live:
+            go_on.clear()
+            answer = live.ask("POST", "/v1/classify", picture())
+            assert (answer.status, answer.code) == (503, "timeout")
+            go_on.set()
+            assert live.ask("POST", "/v1/classify", picture()).status == 200
+    finally:
+        go_on.set()
+        hold.remove()

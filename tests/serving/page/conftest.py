@@ -1,0 +1,22 @@
+"""One server with a small model of every kind, which all tests of a file share."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inspected import all_kinds
+from live_server import Live, in_thread
+from vitreous.serving.models import Served, serving
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    return all_kinds()
+
+
+@pytest.fixture(scope="module")
+def live(models: dict[str, Any]) -> Iterator[Live]:
+    served: list[Served] = [serving(model, id, id, "cpu") for id, model in models.items()]  # type: ignore[arg-type]
+    with in_thread(served) as live:
+        yield live

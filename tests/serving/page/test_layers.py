@@ -1,0 +1,106 @@
+"""Layer by layer, against what the model and vitreous.explain say of the picture."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from inspected import NAMES, POSITIONS, SMALL, array, as_given, get, picture, weights_of
+from live_server import Live, in_thread
+from vitreous.explanation.distance import attention_distance
+from vitreous.model.build import build_vit
+from vitreous.model.vit import ViT
+from vitreous.serving.models import serving
+
+
+@pytest.mark.parametrize("id", [*NAMES, *POSITIONS, "bag", "bare", "grey"])
+def test_attention_is_the_models(live: Live, models: dict[str, Any], id: str) -> None:
+    model: ViT = models[id]
+    for layer, weights in enumerate(model.attention(as_given(model, picture()))):
+        true = weights[0].detach().numpy()
+        heads, t, _ = true.shape
+        reply = get(live, id, f"attention/{layer}")
+        assert array(reply, skip=8 * heads * t).shape == (heads, t, t) == (4, model.config.tokens, model.config.tokens)
+        decoded = weights_of(reply, model.config.prefix)
+        for keys in (slice(0, model.config.prefix), slice(model.config.prefix, t)):
+            if true[..., keys].size:
+                largest = true[..., keys].max(axis=-1, keepdims=True)
+                assert (np.abs(decoded - true)[..., keys] <= largest * (0.5 / 255 + 1e-4) + 1e-30).all()
+        np.testing.assert_allclose(decoded.sum(axis=-1), 1, atol=t * 0.5 / 255)
+
+
+def test_patches_are_told_apart_where_a_class_token_takes_nearly_all() -> None:
+    model = build_vit(SMALL)
+    attention = model.encoder.blocks[0].attention
+    with torch.no_grad():
+        attention.q.weight.zero_()
+        attention.q.bias.fill_(1.0)  # every token asks for the same: whatever points that way
+        attention.k.weight.zero_()
+        attention.k.bias.zero_()
+        attention.k.weight[:, 0] = 1.0
+        model.prefix.class_token.zero_()
+        model.prefix.class_token[..., 0] = 40.0
+    with in_thread([serving(model, "greedy", "greedy", "cpu")]) as live:
+        decoded = weights_of(get(live, "greedy", "attention/0"), 1)
+    true = model.attention(as_given(model, picture()), [0])[0][0].detach().numpy()
+    assert true[..., 0].min() > 0.98
+    np.testing.assert_allclose(decoded[..., 1:], true[..., 1:], atol=true[..., 1:].max() / 255)
+    assert len(np.unique(decoded[0, 1, 1:])) > 6  # of twelve
+
+
+@pytest.mark.parametrize("id", [*NAMES, "bare"])
+def test_likeness_is_the_cosine(live: Live, models: dict[str, Any], id: str) -> None:
+    model: ViT = models[id]
+    for layer, features in enumerate(model.intermediate(as_given(model, picture()))):
+        tokens = torch.cat([features.prefix, features.patches], dim=1)[0].detach()
+        true = torch.nn.functional.cosine_similarity(tokens[:, None], tokens[None], dim=-1).numpy()
+        bytes = array(get(live, id, f"similarity/{layer}"))
+        assert np.abs(bytes / 127.5 - 1 - true).max() < 0.51 / 127.5
+        assert (np.diag(bytes) == 255).all()
+
+
+@pytest.mark.parametrize("id", NAMES)
+def test_the_last_layer_says_what_the_model_says(live: Live, models: dict[str, Any], id: str) -> None:
+    layers = get(live, id, "lens").json["layers"]
+    assert [one["layer"] for one in layers] == [0, 1]
+    shown = live.ask("POST", f"/v1/images?model={id}", picture()).json
+    assert layers[-1]["predictions"] == shown["predictions"][:3]
+
+
+@pytest.mark.parametrize("id", NAMES)
+def test_how_far_heads_look(live: Live, models: dict[str, Any], id: str) -> None:
+    found = get(live, id, "distance").json
+    expected = attention_distance(models[id], as_given(models[id], picture()))
+    np.testing.assert_allclose(found["pixels"], expected, rtol=1e-4)
+    assert found["largest"] == pytest.approx(np.hypot(16, 24), rel=1e-5)
+
+
+@pytest.mark.parametrize("id", [*NAMES, "bare", "padded"])
+def test_the_tour_shows_what_is_there(live: Live, models: dict[str, Any], id: str) -> None:
+    model: ViT = models[id]
+    config, image = model.config, as_given(model, picture())
+    steps = get(live, id, "tour").json["steps"]
+    assert [one["equation"] for one in steps] == [1, 1, 1, 1, 2, 2, 3, 4]
+    t, d, channels = config.tokens, 32, 32 if id == "hybrid" else 3
+    shapes = [[12, channels * config.patch_size[0] ** 2], [12, d], [t, d], [t, d], [4, t, t], [t, d], [t, d], [d]]
+    assert [one["shape"] for one in steps] == shapes
+    tokens, layout = model.embed(*model.patchify(image))
+    (before, after), *_ = model.encoder.walk(tokens, layout, model.position)
+    weights = model.attention(image, [0])[0]
+    real = {3: before, 4: weights, 6: after, 7: model.pool(model.features(image))}
+    for index, values in real.items():
+        values = values[0].detach()
+        assert steps[index]["sample"] == pytest.approx(values.flatten()[:6].tolist(), rel=1e-4, abs=1e-6)
+        expected = {"mean": values.mean(), "std": values.std(correction=0), "min": values.min(), "max": values.max()}
+        assert steps[index]["stats"] == {
+            key: pytest.approx(float(value), rel=1e-3, abs=1e-5) for key, value in expected.items()
+        }
+    assert steps[2]["tokens"] == {
+        "registers": ["class", "register 1", "register 2", "register 3", "register 4"],
+        "distilled": ["class", "distillation"],
+        "bare": ["class", "register 1", "register 2"],
+        "average": [],
+    }.get(id, steps[2]["tokens"])
+    assert len(steps[2]["tokens"]) == config.prefix
+    assert ("scores" in steps[7]) == (id != "bare")

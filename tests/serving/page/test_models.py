@@ -1,0 +1,99 @@
+"""What is told of a model alone, and of models that do not classify."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inspected import array, as_given, erase, get, picture, weights_of
+from live_server import Live
+from vitreous.explanation.filters import as_pictures, filter_components
+from vitreous.explanation.position import position_similarity
+
+# ---- Of a model alone ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", ["class-token", "sincos", "rotary", "relative", "masks", "registers"])
+def test_places(live: Live, models: dict[str, Any], id: str) -> None:
+    found = array(live.ask("GET", f"/v1/position?model={id}"))
+    vit = models[id].encoder if id == "masks" else models[id]
+    values = position_similarity(vit).values
+    assert values is not None
+    if id == "relative":
+        values = values / values.abs().max()  # of what is added to attention the largest counts as 1
+        assert found.min() in (0, 1) or found.max() == 255
+    assert found.shape == (12, 12)
+    assert np.abs(found / 127.5 - 1 - values.reshape(12, 12).detach().numpy()).max() < 0.51 / 127.5
+
+
+@pytest.mark.parametrize("id", ["conditional", "bag"])
+def test_no_places(live: Live, id: str) -> None:
+    reply = live.ask("GET", f"/v1/position?model={id}")
+    assert (reply.status, reply.code) == (404, "no_positions")
+
+
+@pytest.mark.parametrize(("id", "side"), [("class-token", 8), ("grey", 8), ("hybrid", 7), ("masks", 8)])
+def test_filters(live: Live, models: dict[str, Any], id: str, side: int) -> None:
+    found = array(live.ask("GET", f"/v1/filters?model={id}"))
+    assert found.shape == (28, side, side, 3)
+    components = filter_components(models[id].encoder if id == "masks" else models[id])
+    expected = as_pictures(components.patterns).permute(0, 2, 3, 1) * 255
+    assert np.abs(found - expected.numpy()).max() <= 0.51
+
+
+# ---- Other kinds of models -------------------------------------------------------------------------------------------
+
+
+def test_a_segmenter_has_masks_and_its_encoder_attention(live: Live, models: dict[str, Any]) -> None:
+    model, data = models["masks"], picture(5)
+    image = as_given(model, data)
+    ids = model(image)[0].argmax(dim=0).numpy()
+    mask = array(get(live, "masks", "mask", data))
+    np.testing.assert_array_equal(mask, ids)
+    shown = live.ask("POST", "/v1/images?model=masks", data).json
+    assert shown["predictions"] is None
+    assert sum(one["share"] for one in shown["segments"]) == pytest.approx(1, abs=1e-4)
+    for one in shown["segments"]:
+        assert one["share"] == pytest.approx((ids == one["index"]).mean(), abs=1e-5)
+        assert one["label"] == model.config.labels[one["index"]]
+        assert one["color"] == {"Background": "#000000", "pet": "#800000", "edge": "#008000"}[one["label"]]
+    reply = get(live, "masks", "attention/1", data)
+    expected = model.encoder.attention(image)[1][0].detach().numpy()
+    np.testing.assert_allclose(weights_of(reply, 3), expected, atol=expected.max() / 255)
+
+
+@pytest.mark.parametrize(
+    ("id", "what", "code"),
+    [
+        *(("bit", what, "no_attention") for what in ("attention/0", "similarity/0", "map/rollout", "map/relevance")),
+        *(("bit", what, "no_attention") for what in ("lens", "distance", "tour", "faithfulness/occlusion")),
+        *((id, what, "no_head") for id in ("bare", "masks") for what in ("lens", "map/relevance", "map/occlusion")),
+        *((id, "faithfulness/rollout", "no_head") for id in ("bare", "masks")),
+        *((id, "mask", "no_masks") for id in ("class-token", "bare", "bit")),
+    ],
+)
+def test_what_a_model_cannot_tell(live: Live, id: str, what: str, code: str) -> None:
+    reply = get(live, id, what)
+    assert (reply.status, reply.code) == (409, code)
+
+
+@pytest.mark.parametrize("id", ["bare", "masks", "bit"])
+def test_only_a_classifier_can_be_asked_with_patches_erased(live: Live, id: str) -> None:
+    reply = erase(live, id, [0], [])
+    assert (reply.status, reply.code) == (409, "no_attention" if id == "bit" else "no_head")
+
+
+def test_a_model_alone_without_attention(live: Live) -> None:
+    for what in ("position", "filters"):
+        reply = live.ask("GET", f"/v1/{what}?model=bit")
+        assert (reply.status, reply.code) == (409, "no_attention")
+
+
+def test_more_tokens_than_can_be_sent(live: Live) -> None:
+    """4 heads x 4097 x 4097 bytes are more than 64 MiB; likeness, a quarter of that, is not."""
+    for what in ("attention/0", "map/relevance", "faithfulness/relevance"):
+        reply = get(live, "large", what)
+        assert (reply.status, reply.code) == (413, "too_many_tokens")
+        assert "4,097 tokens" in reply.json["error"]["message"]
+    assert array(get(live, "large", "similarity/0")).shape == (4097, 4097)
+    assert len(get(live, "large", "map/rollout").json["values"]) == 4096

@@ -1,0 +1,93 @@
+"""A picture arrives: what the page hears at once, and that what is held of pictures is bounded."""
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from inspected import (
+    NAMES,
+    get,
+    picture,
+    send,
+)
+from live_server import Live, in_thread
+from vitreous.explanation.seen_region import seen_part
+from vitreous.inference.predictor import Predictor
+from vitreous.serving.models import serving
+
+# ---- A picture arrives -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", [*NAMES, "bit", "grey"])
+def test_a_picture_is_named_by_its_bytes_and_answered_as_the_predictor_does(
+    live: Live, models: dict[str, Any], id: str
+) -> None:
+    reply = live.ask("POST", f"/v1/images?model={id}", picture())
+    found = reply.json
+    assert reply.headers["cache-control"] == "no-store"
+    assert found["id"] == hashlib.sha256(picture()).hexdigest()[:32]
+    assert found["model"] == id
+    assert found["picture"] == {"width": 90, "height": 60}
+    assert found["grid"] == ([0, 0] if id == "bit" else [3, 4])
+    box = seen_part((60, 90), models[id].config.image_size, models[id].config.preprocessing)
+    assert found["seen"] == {key: pytest.approx(value, abs=1e-3) for key, value in box._asdict().items()}
+    [wanted] = Predictor(models[id], "cpu", top=5)(picture())
+    assert [one["label"] for one in found["predictions"]] == [one.label for one in wanted.predictions]
+    for ours, theirs in zip(found["predictions"], wanted.predictions, strict=True):
+        assert ours["probability"] == pytest.approx(theirs.probability, rel=1e-4)
+        assert ours["index"] == theirs.index
+    assert found["segments"] is None
+
+
+def test_a_form_is_the_same_picture(live: Live) -> None:
+    data = picture()
+    body = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n' + data + b"\r\n--x--\r\n"
+    reply = live.ask("POST", "/v1/images", body, "multipart/form-data; boundary=x")
+    assert reply.json["id"] == hashlib.sha256(data).hexdigest()[:32]
+    assert reply.json["model"] == "class-token"  # the first
+
+
+def test_one_picture_for_several_models(live: Live) -> None:
+    """It is sent once; every model can be asked about it."""
+    id = send(live, "class-token", picture(1))
+    found = live.ask("GET", f"/v1/images/{id}/lens?model=registers").json
+    assert found == get(live, "registers", "lens", picture(1)).json
+
+
+def test_what_the_grid_covers_beyond_the_picture_is_told(live: Live) -> None:
+    """A padded picture: of 20 x 30 pixels the model sees all, and its 3 x 4 patches of 8 stand for 24 x 32."""
+    data = picture(height=20, width=30)
+    found = live.ask("POST", "/v1/images?model=padded", data).json
+    assert found["grid"] == [3, 4]
+    assert found["seen"] == {"left": 0, "top": 0, "width": 32, "height": 24}
+
+
+# ---- Many at once ----------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_forgotten_when_many_others_have_come(live: Live) -> None:
+    first = picture(100, 40, 40)
+    id = send(live, "class-token", first)
+    before = live.ask("GET", f"/v1/images/{id}/attention/1")
+    for seed in range(101, 133):
+        send(live, "class-token", picture(seed, 40, 40))
+    reply = live.ask("GET", f"/v1/images/{id}/attention/1")
+    assert (reply.status, reply.code) == (404, "unknown_image")
+    assert send(live, "class-token", first) == id
+    assert live.ask("GET", f"/v1/images/{id}/attention/1").body == before.body
+
+
+def test_many_at_once_get_what_each_would_get_alone(live: Live, models: dict[str, Any]) -> None:
+    whats = ["attention/0", "attention/1", "similarity/1", "map/rollout", "map/relevance", "map/occlusion", "lens"]
+    whats += ["distance", "tour", "map/pca", "faithfulness/relevance"]
+    ids = ["class-token", "average", "attention-pooling"]
+    data = {seed: picture(200 + seed) for seed in range(3)}
+    questions = [(id, what, seed) for id in ids for what in whats for seed in data]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda one: get(live, one[0], one[1], data[one[2]]), questions))
+    with in_thread([serving(models[id], id, id, "cpu") for id in ids]) as alone:  # type: ignore[arg-type]
+        for (id, what, seed), reply in zip(questions, together, strict=True):
+            assert reply.status == 200, reply
+            assert get(alone, id, what, data[seed]).body == reply.body, (id, what)

@@ -1,0 +1,99 @@
+"""Questions of the page that have no answer: each says why."""
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+import vitreous
+from inspected import SMALL, get, picture, send
+from live_server import Live
+from pictures import encoded
+from vitreous.common.checks import BadValue
+from vitreous.explanation.study import class_index
+from vitreous.model.build import build_vit
+from vitreous.serving.errors import install
+from vitreous.serving.inspect.routes import router
+from vitreous.serving.models import serving
+from vitreous.serving.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("0123456789abcdef0123456789abcdef/lens", 404, "unknown_image"),
+        ("x/attention/0", 404, "unknown_image"),
+        ("..%2f..%2fetc/lens", 404, "not_found"),
+        ("ID/attention/2", 422, "bad_parameter"),
+        ("ID/attention/-1", 422, "bad_parameter"),
+        ("ID/attention/one", 422, "bad_parameter"),
+        ("ID/similarity/99999999999999999999", 422, "bad_parameter"),
+        ("ID/map/saliency", 422, "bad_parameter"),
+        ("ID/map/rollout?fusion=sum", 422, "bad_parameter"),
+        ("ID/map/rollout?discard=0.99", 422, "bad_parameter"),
+        ("ID/map/rollout?discard=nan", 422, "bad_parameter"),
+        ("ID/map/rollout?layer=7", 422, "bad_parameter"),
+        ("ID/map/relevance?target=5", 422, "bad_parameter"),
+        ("ID/map/relevance?target=be", 422, "bad_parameter"),
+        ("ID/map/relevance?target=" + "9" * 5000, 422, "bad_parameter"),
+        ("ID/map/relevance?target=" + "9" * 200, 422, "bad_parameter"),
+        ("ID/faithfulness/pca", 422, "bad_parameter"),
+        ("ID/faithfulness/relevance?target=%F0%9F%90%9D", 422, "bad_parameter"),
+        ("ID/lens?model=nobody", 404, "unknown_model"),
+        ("ID/nothing", 404, "not_found"),
+    ],
+)
+def test_questions_that_cannot_be_answered(live: Live, path: str, status: int, code: str) -> None:
+    reply = live.ask("GET", "/v1/images/" + path.replace("ID", send(live, "class-token")))
+    assert (reply.status, reply.code) == (status, code)
+
+
+def test_a_class_of_very_many_digits_is_no_class() -> None:
+    """Python's own int() would refuse them, in an error that is not ours."""
+    model = vitreous.create("ViT-Lite-6/4", num_classes=3)
+    with pytest.raises(BadValue, match="must be a number from 0 to 2"):
+        class_index(model, "9" * 5000)
+
+
+def test_a_near_miss_is_told_what_was_meant(live: Live) -> None:
+    said = get(live, "class-token", "map/relevance?target=beee").json["error"]["message"]
+    assert "'beee'" in said
+    assert "'bee'" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "bad_json"),
+        (b"[]", 422, "bad_parameter"),
+        (b'{"patches": [12]}', 422, "bad_parameter"),
+        (b'{"patches": [-1]}', 422, "bad_parameter"),
+        (b'{"patches": ["x"]}', 422, "bad_parameter"),
+        (b'{"patches": [1.5]}', 422, "bad_parameter"),
+        (b'{"patches": [1e400]}', 422, "bad_parameter"),
+        (b'{"classes": [5]}', 422, "bad_parameter"),
+        (b'{"classes": 5}', 422, "bad_parameter"),
+    ],
+)
+def test_erasing_what_is_not_there(live: Live, body: bytes, status: int, code: str) -> None:
+    id = send(live, "class-token")
+    reply = live.ask("POST", f"/v1/images/{id}/masked", body, "application/json")
+    assert (reply.status, reply.code) == (status, code)
+
+
+def test_a_picture_that_ends_early(live: Live) -> None:
+    whole = encoded(np.random.default_rng(0).integers(0, 255, (50, 60, 3)).astype(np.uint8))
+    reply = live.ask("POST", "/v1/images", whole[:2000])
+    assert (reply.status, reply.code) == (422, "unreadable_image")
+
+
+def test_a_model_whose_answers_are_not_numbers() -> None:
+    """The whole server would never be ready."""
+    model = build_vit(SMALL)
+    model.norm.weight.data.fill_(float("nan"))
+    app = FastAPI()
+    install(app)
+    app.include_router(router([serving(model, "broken", "broken", "cpu")], Settings()))
+    with TestClient(app) as client:
+        reply = client.post("/v1/images", content=picture(), headers={"Content-Type": "image/png"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (422, "not_a_number")

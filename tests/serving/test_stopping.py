@@ -1,0 +1,101 @@
+"""SIGTERM and SIGINT in the middle of work: what was accepted is answered, and nothing is left running."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.http_load import Answer, closed_loop, request
+from live_server import HOST, process, read_reply
+from pictures import encoded, smooth
+
+JPEG = encoded(smooth(200, 300), "JPEG")
+
+
+@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
+def test_no_accepted_request_is_lost(checkpoint: Path, order: signal.Signals) -> None:
+    """Clients ask without a pause, and go on until they are hung up on: every question they sent was answered."""
+    with process([checkpoint], "--max-batch", "4") as live:
+        assert live.process is not None
+        found: list[Answer] = []
+        questions = [request(HOST, live.port, "/v1/classify", JPEG)]
+
+        async def load() -> None:
+            clients = asyncio.create_task(closed_loop(HOST, live.port, questions, 24, 3600, found))
+            await asyncio.sleep(1.5)
+            assert live.process is not None
+            live.process.send_signal(order)
+            await asyncio.wait_for(clients, 120)  # not before they are hung up on, but then
+
+        asyncio.run(load())
+        assert live.process.wait(30) == 0
+        children = Path(f"/proc/{live.process.pid}")
+        assert not children.exists()
+    assert len(found) > 24
+    assert {answer.status for answer in found} == {200}
+    assert all(json.loads(answer.body)["predictions"] for answer in found)
+
+
+def test_an_upload_that_has_begun_may_end(checkpoint: Path) -> None:
+    question = request(HOST, 0, "/v1/classify", JPEG)
+    with process([checkpoint]) as live, socket.create_connection((HOST, live.port), timeout=30) as connection:
+        assert live.process is not None
+        connection.sendall(question[:2000])
+        time.sleep(0.2)
+        live.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        connection.sendall(question[2000:])
+        answer = read_reply(connection)
+        assert answer.status == 200
+        assert answer.headers["connection"] == "close"
+        assert live.process.wait(30) == 0
+
+
+def test_an_idle_connection_does_not_hold_the_server_up(checkpoint: Path) -> None:
+    with process([checkpoint]) as live, socket.create_connection((HOST, live.port), timeout=30) as connection:
+        assert live.process is not None
+        connection.sendall(request(HOST, live.port, "/v1/classify", JPEG))
+        assert read_reply(connection).status == 200
+        live.process.send_signal(signal.SIGTERM)
+        assert live.process.wait(10) == 0
+        assert connection.recv(1) == b""
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from vitreous.serve import run
+from vitreous.serving.settings import Settings
+
+def open_held(*arguments):
+    served = opened(*arguments)
+    def hold(*_):
+        print("computing", flush=True)
+        time.sleep(600)
+    served[0].predictor.model.register_forward_pre_hook(hold)
+    return served
+
+opened, run.open_served = run.open_served, open_held
+run.serve_checkpoints([Path(sys.argv[1])], Settings(port=0), device="cpu")
+"""
+
+
+@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
+def test_a_long_first_pass_does_not_hold_the_server_up(checkpoint: Path, order: signal.Signals) -> None:
+    command = [sys.executable, "-c", HOLD, str(checkpoint)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        lines = [running.stdout.readline(), running.stdout.readline()]
+        assert "computing\n" in lines
+        running.send_signal(order)
+        try:
+            _, errors = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert (running.returncode, errors) == (0, "")

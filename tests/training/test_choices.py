@@ -1,0 +1,232 @@
+"""What is learned: model, image size and decoder, each at the numbers where a choice turns into another one."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from choosing import TINY, checkpoint, chosen, pictures
+from vitreous.common.checks import as_size
+from vitreous.common.codec import parse_fields
+from vitreous.data.sources.base import Picture, Source
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import ClassToken, Conditional, GlobalAverage, Learned1d
+from vitreous.model.presets import configure, create
+from vitreous.model.segmenter import Decoder, LinearDecoder, MaskDecoder, SegmenterConfig
+from vitreous.training.config import Segmenting
+from vitreous.training.defaults import typical_side
+from vitreous.training.initial_model import build_model
+from vitreous.weights.load import load, save
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An encoder, and segmenters with either decoder."""
+    decoders = {"vit": None, "linear": LinearDecoder(4), "mask": MaskDecoder(1)}
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {name: checkpoint(folder / name, decoder) for name, decoder in decoders.items()}
+
+
+# ---- What the pictures are like --------------------------------------------------------------------------------------
+
+
+class Mixed(Source):
+    """Pictures of these sizes; those of none cannot be read."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, *sizes: tuple[int, int] | None):
+        self.sizes, self.labels = sizes, np.zeros(len(sizes), dtype=np.int64)
+        self.looked: list[int] = []
+
+    def picture(self, index: int) -> Picture:
+        self.looked.append(index)
+        size = self.sizes[index]
+        return b"broken" if size is None else np.zeros((*size, 3), dtype=np.uint8)
+
+    def name(self, index: int) -> str:
+        return f"{index}.jpg"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "side"),
+    [
+        ([(10, 90)], 10),
+        ([(10, 90), (30, 20), (200, 25)], 20),  # the shorter side, in the middle
+        ([(500, 400)] * 40 + [(64, 64)] * 60, 64),  # some of all
+        ([None, (30, 30), None, (50, 50), (40, 40)], 40),
+    ],
+    ids=["one", "three", "many", "unreadable"],
+)
+def test_the_typical_side_is_a_median_of_some_pictures(sizes: list[tuple[int, int] | None], side: int) -> None:
+    source = Mixed(*sizes)
+    assert typical_side(source) == side
+    assert len(source.looked) == len(set(source.looked)) == min(len(sizes), 25)
+
+
+@pytest.mark.parametrize(("count", "looks"), [(4, 4), (30, 25)])
+def test_pictures_none_of_which_can_be_read(count: int, looks: int) -> None:
+    with pytest.raises(ValueError, match=rf"none of .*{looks} pictures can be read, such as 0\.jpg"):
+        typical_side(Mixed(*[None] * count))
+
+
+# ---- The model -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "count", "side", "model", "few"),
+    [
+        ("classify", 100, 48, "ViT-Lite-7/4", True),
+        ("classify", 99_999, 32, "ViT-Lite-7/4", True),
+        ("classify", 100_000, 32, "ViT-Lite-7/4", False),
+        ("classify", 49_999, 49, "ViT-Ti/16", True),
+        ("classify", 50_000, 49, "ViT-S/16", True),
+        ("classify", 100_000, 224, "ViT-S/16", False),
+        ("mae", 100, 96, "ViT-Ti/16", True),
+        ("segment", 100, 97, "ViT-Ti/16", True),
+        ("segment", 100, 96, "ViT-Lite-6/4", True),
+        ("segment", 100_000, 32, "ViT-Lite-6/4", True),
+    ],
+)
+def test_the_model_follows_from_how_many_pictures_there_are_and_how_large(
+    task: Any, count: int, side: int, model: str, few: bool
+) -> None:
+    """Few pictures are learned from by a model whose positions are a convolution and whose answer is a mean."""
+    config = chosen(count, side, task=task).config
+    parts = configure(config.model or "", image_size=64, overrides=parse_fields(config.set))
+    assert config.model == model
+    assert isinstance(parts, ViTConfig)
+    kinds = (type(parts.position), type(parts.pool), parts.class_token)
+    assert kinds == ((Conditional, GlobalAverage, False) if few else (Learned1d, ClassToken, True))
+    narrow = ((8, 8), 128, 4, 4, 256)
+    shape = (parts.patch_size, parts.width, parts.depth, parts.num_heads, parts.mlp_width)
+    assert (shape == narrow) == (model == "ViT-Lite-6/4")
+
+
+@pytest.mark.parametrize("side", [32, 64, 128])
+@pytest.mark.parametrize("task", ["classify", "segment"])
+def test_parts_that_were_asked_for_are_all_parts(task: Any, side: int, checkpoints: dict[str, Path]) -> None:
+    assert chosen(side=side, task=task, set=("registers=1",)).config.set == ("registers=1",)
+    named = chosen(side=side, task=task, model="ViT-Ti/16").config
+    assert (named.model, named.set) == ("ViT-Ti/16", ())
+    started = chosen(side=side, task=task, init=checkpoints["vit"]).config
+    assert (started.model, started.set) == (None, ())
+
+
+# ---- The image size --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("side", "cpu", "cuda"),
+    [
+        (8, 16, 16), (17, 20, 20), (28, 28, 28), (29, 32, 32), (48, 32, 32), (49, 64, 64), (95, 64, 64),
+        (96, 128, 128), (159, 128, 128), (160, 128, 224), (500, 128, 224),
+    ],
+)  # fmt: skip
+def test_the_image_size_follows_from_the_pictures_and_the_device(side: int, cpu: int, cuda: int) -> None:
+    for device, size in (("cpu", cpu), ("cuda", cuda)):
+        found = chosen(side=side, device=device)
+        assert found.config.image_size == (size,)
+        assert f"--image-size {size}: pictures of about {side} pixels on {device}" in found.notes
+        pixels = chosen(side=side, device=device, model="ViT-Ti/16", set=("patch_size=1",))  # which tile any size
+        assert pixels.config.image_size == (size,)
+
+
+@pytest.mark.parametrize(("patch", "size"), [(24, 120), (30, 120), (90, 90), (66, 132), (191, 191)])
+def test_the_nearest_size_that_patches_tile(patch: int, size: int) -> None:
+    assert chosen(side=120, model="ViT-Ti/16", set=(f"patch_size={patch}",)).config.image_size == (size,)
+
+
+def test_what_is_wrong_with_a_model_is_left_for_those_who_build_it() -> None:
+    assert chosen(side=120, model="ViT-Q/16").config.image_size == (128,)
+
+
+@pytest.mark.parametrize(
+    ("own", "patch", "cpu", "times"),
+    [(224, 16, None, ""), (225, 15, None, ""), (240, 30, 210, "1.3"), (448, 32, 224, "4"), (518, 14, 224, "5.3")],
+)
+def test_a_cpu_is_given_no_more_than_224_pixels_of_a_checkpoint(
+    own: int, patch: int, cpu: int | None, times: str, tmp_path: Path
+) -> None:
+    init = checkpoint(tmp_path / "m", side=own, patch=patch)
+    kept, less = f"--image-size {own} {own}: the checkpoint's own", f"would take a CPU {times} times as long"
+    for device, size in (("cpu", cpu), ("cuda", None)):
+        found = chosen(device=device, init=init)
+        assert found.config.image_size == (() if size is None else (size,))
+        assert any(kept == note if size is None else less in note for note in found.notes)
+    assert chosen(init=init, image_size=(own,)).config.image_size == (own,)
+
+
+def test_it_is_the_pixels_of_a_checkpoint_that_is_not_square_that_count(tmp_path: Path) -> None:
+    save(create("ViT-Ti/16", num_classes=0, image_size=(192, 512), overrides=TINY), tmp_path / "m")
+    found = chosen(init=tmp_path / "m")
+    assert 0 < math.prod(as_size(found.config.image_size)) <= 224 * 224
+    assert any("192 x 512 would take a CPU 2 times as long" in note for note in found.notes)
+    save(create("ViT-Ti/16", num_classes=0, image_size=(96, 256), overrides=TINY), tmp_path / "n")
+    assert chosen(init=tmp_path / "n").config.image_size == ()
+
+
+def test_what_a_checkpoint_does_not_say_is_said_with_set(tmp_path: Path) -> None:
+    """timm's files hold no number of heads, and 32 is no width that would tell."""
+    save(load(checkpoint(tmp_path / "m")), tmp_path / "m.pth", format="timm", lossy=True)
+    with pytest.raises(ValueError, match="does not say how many heads"):
+        chosen(init=tmp_path / "m.pth")
+    assert "--image-size 48 48: the checkpoint's own" in chosen(init=tmp_path / "m.pth", set=("num_heads=2",)).notes
+
+
+# ---- The decoder -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("init", "how", "said", "decoder"),
+    [
+        (None, Segmenting(), "--cells 8: outlines finer than a patch", LinearDecoder(8)),
+        (None, Segmenting(decoder="linear"), "--cells 8: outlines finer than a patch", LinearDecoder(8)),
+        (None, Segmenting(cells=2), "", LinearDecoder(2)),
+        (None, Segmenting(decoder="mask"), "", MaskDecoder(2)),
+        (None, Segmenting(mask_blocks=3), "", MaskDecoder(3)),
+        ("vit", Segmenting(), "", LinearDecoder(1)),
+        ("linear", Segmenting(), "the decoder: LinearDecoder(cells=4), as the checkpoint has it", LinearDecoder(4)),
+        ("mask", Segmenting(), "the decoder: MaskDecoder(depth=1), as the checkpoint has it", MaskDecoder(1)),
+        ("mask", Segmenting(decoder="linear"), "", LinearDecoder(1)),
+        ("mask", Segmenting(cells=8), "", LinearDecoder(8)),
+        ("linear", Segmenting(mask_blocks=3), "", MaskDecoder(3)),
+    ],
+    ids=str,
+)
+def test_the_decoder_is_what_was_asked_for_then_the_checkpoints_then_one_finer_than_patches(
+    init: str | None, how: Segmenting, said: str, decoder: Decoder, checkpoints: dict[str, Path]
+) -> None:
+    start = {"init": checkpoints[init]} if init else {}
+    found = chosen(side=48, task="segment", segmenting=how, **start)
+    assert found.config.segmenting == (dataclasses.replace(how, cells=8) if "--cells" in said else how)
+    assert [note for note in found.notes if "decoder" in note or "cells" in note] == ([said] if said else [])
+    model = build_model(found.config, pictures(100, 48)).config
+    assert isinstance(model, SegmenterConfig)
+    assert model.decoder == decoder
+
+
+@pytest.mark.parametrize("task", ["classify", "mpp"])
+def test_only_a_segmenter_has_a_decoder_to_choose(task: Any, checkpoints: dict[str, Path]) -> None:
+    for start in ({}, {"init": checkpoints["mask"]}):
+        found = chosen(task=task, **start)
+        assert found.config.segmenting == Segmenting()
+        assert not any("decoder" in note or "cells" in note for note in found.notes)
+
+
+# ---- Advice ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "side", "init", "advised"),
+    [(1_999, 49, False, True), (2_000, 49, False, False), (1_999, 48, False, False), (1_999, 49, True, False)],
+)
+def test_few_pictures_are_better_learned_from_a_checkpoint(
+    count: int, side: int, init: bool, advised: bool, checkpoints: dict[str, Path]
+) -> None:
+    """Small ones, such as digits, are simple enough."""
+    advice = chosen(count, side, **({"init": checkpoints["vit"]} if init else {})).advice
+    assert ("1999 pictures are few" in advice and "--init" in advice) if advised else advice == ""

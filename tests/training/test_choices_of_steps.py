@@ -1,0 +1,259 @@
+"""How it is learned: batch, augmentation, length, rate and workers, each where a choice turns into another one."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from choosing import TINY, checkpoint, chosen, pictures
+from vitreous.data.augment.config import Augmentation
+from vitreous.data.open import open_data
+from vitreous.model.config import ViTConfig
+from vitreous.model.cost import cost
+from vitreous.model.presets import configure
+from vitreous.model.segmenter import LinearDecoder, SegmenterConfig
+from vitreous.training.batch_memory import fitting_batch
+from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training.defaults import choose, free_folder
+from vitreous.weights.load import describe
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("checkpoints") / "vit")
+
+
+def test_everything_that_is_chosen_is_said_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    notes = chosen(40, 120, out=None).notes
+    said = [note.split(": ")[0] for note in notes if not note.startswith("--set")]
+    assert said == [
+        "--model ViT-Ti/16", "--image-size 128", "--batch-size 16", "augmentation", "--epochs 150",
+        "--evaluate-every 13", "--lr 0.00018", "--workers 2", "--out runs/pictures",
+    ]  # fmt: skip
+    assert "class_token=false: parts that learn from few pictures" in " ".join(notes)
+    assert "--epochs 300: 1 step each, on cpu" in chosen(20, 120).notes
+
+
+# ---- The batch -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "processes", "accumulate", "size"),
+    [
+        (100_000, "cpu", None, 1, 64), (100_000, "mps", 1, 1, 64), (100_000, "cuda", 1, 1, 512),
+        (400, "cpu", None, 1, 50),  # an eighth
+        (120, "cuda", 1, 1, 16), (144, "cuda", 1, 1, 18),  # or sixteen
+        (15, "cpu", 1, 1, 14), (3, "cpu", 1, 1, 2),  # all, in pairs
+        (100_000, "cuda", 3, 1, 510), (400, "cpu", 2, 4, 48), (400, "cpu", 4, 2, 48),  # even shares of pairs
+        (15, "cpu", 8, 1, 16),  # too few pictures, as will be said
+    ],
+)  # fmt: skip
+def test_the_batch_size_is_shared_evenly_in_pairs(
+    count: int, device: str, processes: int | None, accumulate: int, size: int
+) -> None:
+    found = chosen(count, device=device, processes=processes, accumulate=accumulate)
+    assert found.config.batch_size == size
+    assert f"--batch-size {size}: {count} pictures on {device}" in found.notes
+
+
+def test_auto_is_what_fits_into_half_of_the_free_memory_of_each_gpu(monkeypatch: pytest.MonkeyPatch, vit: Path) -> None:
+    free = 2 * 32 * cost(describe(vit).config).activation_bytes
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free, 100 * free))
+    for processes, many, few in ((1, 32, 16), (2, 64, 16), (3, 96, 12)):
+        found = chosen(100_000, device="cuda", processes=processes, init=vit, batch_size="auto")
+        assert found.config.batch_size == many
+        assert f"--batch-size {many}: what fits into half of the free memory" in found.notes
+        assert chosen(80, device="cuda", processes=processes, init=vit, batch_size="auto").config.batch_size == few
+
+
+def test_auto_is_what_fits_into_half_of_the_free_memory_of_a_cpu(monkeypatch: pytest.MonkeyPatch, vit: Path) -> None:
+    each = cost(describe(vit).config).activation_bytes
+    known = {"SC_AVPHYS_PAGES": 8, "SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 2 * each}
+    monkeypatch.setattr(os, "sysconf", lambda name: known[name])
+    assert chosen(100_000, init=vit, batch_size="auto").config.batch_size == 8
+
+
+def test_processes_on_one_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch, vit: Path) -> None:
+    each = cost(describe(vit).config).activation_bytes
+    known = {"SC_AVPHYS_PAGES": 64, "SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 2 * each}
+    monkeypatch.setattr(os, "sysconf", known.__getitem__)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert chosen(100_000, processes=4, init=vit, batch_size="auto").config.batch_size == 64
+
+
+def test_auto_is_at_least_one_and_at_most_4096() -> None:
+    model = configure("ViT-Ti/16", image_size=32, overrides=TINY)
+    each = 2 * cost(model).activation_bytes
+    found = [fitting_batch(model, memory) for memory in (0, each - 1, 2 * each - 1, 2 * each, 4096 * each, 10**15)]
+    assert found == [1, 1, 1, 2, 4096, 4096]
+
+
+def test_auto_counts_the_scores_of_every_pixel_that_the_loss_keeps() -> None:
+    encoder = configure("ViT-Ti/16", num_classes=0, image_size=64, overrides=TINY)
+    assert isinstance(encoder, ViTConfig)
+    model = SegmenterConfig(encoder, LinearDecoder(1), 250)
+    scores = 2 * 4 * 250 * 64 * 64  # and their softmax, in float32
+    each = 2 * (cost(model).activation_bytes + scores)
+    assert (fitting_batch(model, 8 * each), fitting_batch(model, 8 * each - 1)) == (8, 4)
+
+
+# ---- Augmentation ----------------------------------------------------------------------------------------------------
+
+
+LIGHT = Augmentation(crop_scale=(0.35, 1.0), policy="trivial")
+STRONG = Augmentation(crop_scale=(0.2, 1.0), policy="trivial", mixup=0.2, cutmix=1.0)
+WITH_MASKS = Augmentation(crop_scale=(0.35, 1.0), colour_jitter=0.3)
+PLAIN = Augmentation(crop_scale=(0.2, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("task", "count", "init", "expected", "said"),
+    [
+        ("classify", 4_999, False, LIGHT, "TrivialAugment, for 4999 pictures"),
+        ("classify", 5_000, False, STRONG, "TrivialAugment, mixup and cutmix"),
+        ("classify", 5_000, True, LIGHT, "TrivialAugment, for fine-tuning"),
+        ("segment", 5_000, False, WITH_MASKS, "crop, flip and colours"),
+        ("mae", 5_000, False, PLAIN, "crop and flip"),
+        ("mpp", 100, True, PLAIN, "crop and flip"),
+    ],
+)
+def test_augmentation_follows_from_the_task_and_the_number_of_pictures(
+    task: Any, count: int, init: bool, expected: Augmentation, said: str, vit: Path
+) -> None:
+    found = chosen(count, 128, task=task, **({"init": vit} if init else {}))
+    assert vars(found.config.augment) == vars(expected)
+    assert any(note.startswith(f"augmentation: {said}") for note in found.notes)
+
+
+@pytest.mark.parametrize(("task", "largest"), [("classify", 48), ("mae", 48), ("segment", 96)])
+@pytest.mark.parametrize("count", [100, 5_000])
+def test_small_pictures_are_cropped_with_a_margin(task: Any, count: int, largest: int) -> None:
+    """Of a mask, such a crop changes no outline."""
+    assert chosen(count, largest, task=task).config.augment.crop == "padded"
+    assert chosen(count, largest + 1, task=task).config.augment.crop == "resized"
+
+
+def test_what_is_said_of_augmentation_stays_and_the_rest_is_chosen() -> None:
+    found = chosen(5_000, augment=Augment(mixup=0.5))
+    assert (found.config.augment.mixup, found.config.augment.cutmix, found.config.augment.policy) == (
+        0.5,
+        1.0,
+        "trivial",
+    )
+    assert not any(note.startswith("augmentation") for note in found.notes)
+
+
+# ---- How long --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "init", "count", "side", "batch", "epochs"),
+    [
+        ("cpu", False, 640, 64, 64, 100), ("cpu", True, 1_280, 64, 64, 20),
+        ("cpu", False, 1, 64, 1, 300), ("cpu", True, 10, 64, 1, 30),  # at least 300 steps
+        ("cpu", False, 75, 64, 1, 20), ("cpu", False, 79, 64, 1, 18),  # at most 1,500
+        ("cpu", False, 1_501, 64, 1, 1),  # but all pictures
+        ("cuda", False, 7_000, 64, 100, 100), ("cuda", True, 7_000, 64, 100, 20),
+        ("mps", False, 1, 64, 1, 600), ("cuda", True, 20, 64, 1, 30),  # at least 600
+        ("cuda", False, 2_000, 64, 1, 20), ("cuda", False, 3_077, 64, 1, 12),  # at most 40,000
+        ("cuda", False, 100_000, 64, 1_000, 100), ("cuda", False, 100_001, 64, 1_000, 300),  # many
+        ("cuda", False, 100_001, 48, 1_000, 100), ("cuda", True, 100_001, 64, 1_000, 20),
+    ],
+)  # fmt: skip
+def test_epochs_are_a_number_of_steps_that_the_device_can_do(
+    device: str, init: bool, count: int, side: int, batch: int, epochs: int, vit: Path
+) -> None:
+    start = {"init": vit} if init else {}
+    found = chosen(count, side, device, batch_size=batch, **start)
+    assert found.config.epochs == epochs
+    assert chosen(count, side, device, batch_size=batch, steps=7, **start).config.epochs is None
+
+
+@pytest.mark.parametrize(
+    ("per_epoch", "said", "every"),
+    [
+        (1, {"epochs": 300}, 25), (2, {"epochs": 300}, 13), (24, {"epochs": 300}, 2), (25, {"epochs": 300}, None),
+        (24, {"epochs": 19}, None), (24, {"epochs": 20}, 2), (2, {"epochs": 40}, 4), (2, {"steps": 80}, 4),
+        (2, {"epochs": 300, "evaluate_every": 1}, 1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
+    per_epoch: int, said: dict[str, Any], every: int | None
+) -> None:
+    found = chosen(10 * per_epoch + 9, batch_size=10, **said)
+    assert found.config.evaluate_every == every
+    said_aloud = f"--evaluate-every {every}: epochs of {per_epoch} step{'s' if per_epoch > 1 else ''}"
+    assert (said_aloud in found.notes) == (every not in (None, 1))
+
+
+# ---- The learning rate -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "init", "batch", "rate", "reason"),
+    [
+        ({}, False, 512, 1e-3, "with the root"), ({}, False, 128, 5e-4, "with the root"),
+        ({}, False, 1024, 1.4e-3, "with the root"),  # two digits
+        ({"optim": Optim("muon")}, False, 512, 1e-3, "with the root"),
+        ({"optim": Optim("sgd")}, False, 512, 0.03, "for SGD"), ({"optim": Optim("sgd")}, True, 128, 0.015, "for SGD"),
+        ({}, True, 512, 2e-4, "for fine-tuning"), ({}, True, 128, 1e-4, "for fine-tuning"),
+        ({"train_only": "lora"}, True, 128, 5e-4, "with the root"),
+        ({"train_only": "head"}, True, 512, 3e-3, "for a head alone"),
+        ({"train_only": "head"}, True, 128, 1.5e-3, "for a head alone"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_learning_rate_follows_from_what_is_learned_and_the_batch_size(
+    said: dict[str, Any], init: bool, batch: int, rate: float, reason: str, vit: Path
+) -> None:
+    start = {"init": vit} if init else {}
+    found = chosen(10_000, batch_size=batch, **start, **said)
+    assert found.config.optim == dataclasses.replace(said.get("optim", Optim()), lr=rate)
+    assert any(note.startswith(f"--lr {rate:g}: {reason}") for note in found.notes)
+
+
+# ---- Workers and folders ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "processes", "here", "workers"),
+    [
+        ("cuda", 16, 1, None, 16), ("cuda", 64, 1, None, 16), ("cuda", 64, 8, None, 8), ("cuda", 3, 8, None, 1),
+        ("cpu", 64, 1, None, 16), ("cpu", 3, 1, None, 1), ("cpu", 80, 1, None, 20),
+        ("cuda", 12, 8, 2, 6), ("cpu", 24, 8, 2, 3), ("cuda", 12, 2, 2, 6),  # two of them on this machine
+    ],
+)  # fmt: skip
+def test_workers_share_the_cores_with_the_processes_on_the_same_machine(
+    device: str, cores: int, processes: int, here: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if here is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    assert chosen(device=device, processes=processes).config.workers == workers
+    drawn = open_data("shapes:size=32,count=8,val=4")  # small, and not in memory
+    assert choose(TrainConfig(data="shapes", out=Path("run")), drawn, device, processes).config.workers == workers
+
+
+@pytest.mark.parametrize(
+    ("data", "taken", "out"),
+    [
+        ("pictures", [], "pictures"), ("pictures", ["pictures"], "pictures-2"),
+        ("some/where/cats.csv", ["cats", "cats-2"], "cats-3"), ("", [], "run"),
+    ],
+)  # fmt: skip
+def test_a_run_has_the_name_of_its_data_and_a_folder_of_its_own(
+    data: str, taken: list[str], out: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in taken:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert choose(TrainConfig(data="x"), pictures(8, 32, data), "cpu").config.out == Path("runs") / out
+    (tmp_path / "file").touch()  # taken as well
+    assert free_folder(tmp_path, "file") == tmp_path / "file-2"

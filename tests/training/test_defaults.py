@@ -1,0 +1,187 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitreous.cli import demo
+from vitreous.common.checks import BadValue
+from vitreous.common.codec import parse_fields
+from vitreous.data.open import open_data
+from vitreous.model.config import ViTConfig
+from vitreous.model.cost import cost
+from vitreous.model.presets import create
+from vitreous.training import defaults
+from vitreous.training.batch_memory import fitting_batch
+from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
+from vitreous.training.defaults import choose, free_folder
+from vitreous.training.initial_model import build_model
+from vitreous.weights.load import save
+
+
+@pytest.fixture
+def fifty(tmp_path: Path) -> Path:
+    """Fifty pictures in two classes, as someone's folder has them."""
+    chance = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for i in range(25):
+            pixels = chance.integers(0, 255, (120, 160, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / label / f"{i}.jpg")
+    return tmp_path / "pictures"
+
+
+def test_nothing_is_left_open_and_everything_chosen_is_said(fifty: Path) -> None:
+    chosen = choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu")
+    config = chosen.config
+    assert config.model == "ViT-Ti/16"
+    assert config.image_size == (128,)
+    assert isinstance(config.batch_size, int)
+    assert 2 <= config.batch_size <= 40
+    assert config.epochs is not None
+    assert config.optim.lr is not None
+    assert config.augment.policy == "trivial"
+    said = " ".join(chosen.notes)
+    assert all(
+        word in said for word in ("--model", "--image-size", "--batch-size", "--epochs", "--lr", "--out", "--set")
+    )
+
+
+def test_what_was_said_stays(fifty: Path) -> None:
+    said = TrainConfig(
+        data=str(fifty), model="ViT-S/16", image_size=(64,), batch_size=8, epochs=3, workers=1, out=Path("x"),
+        set=("registers=1",), optim=Optim(lr=0.1), augment=Augment(flip=0.25),
+    )  # fmt: skip
+    chosen = choose(said, open_data(str(fifty)), "cpu")
+    assert chosen.config.augment.flip == 0.25
+    assert dataclasses.replace(chosen.config, augment=said.augment) == said
+    assert chosen.notes == []
+
+
+def test_fifty_pictures_on_a_cpu_are_a_few_minutes(fifty: Path) -> None:
+    chosen = choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu")
+    config = chosen.config
+    assert isinstance(config.batch_size, int)
+    assert config.epochs is not None
+    steps = config.epochs * (40 // config.batch_size)
+    assert 300 <= steps <= 310  # of a third of a second each
+    assert config.evaluate_every is not None
+    assert 10 <= config.epochs / config.evaluate_every <= 15  # and not one evaluation for every two steps
+    assert "40 pictures are few" in chosen.advice
+    assert not any("few to learn" in note for note in chosen.notes)
+
+
+def test_short_runs_are_evaluated_all_the_same(fifty: Path) -> None:
+    data = open_data(str(fifty))
+    assert choose(TrainConfig(data=str(fifty), epochs=3), data, "cpu").config.evaluate_every is None
+    assert choose(TrainConfig(data=str(fifty), steps=80), data, "cpu").config.evaluate_every == 4  # of 40 epochs
+    assert choose(TrainConfig(data=str(fifty), steps=80, evaluate_every=7), data, "cpu").config.evaluate_every == 7
+
+
+def test_a_gpu_takes_more_steps_than_a_cpu(fifty: Path) -> None:
+    data = open_data(str(fifty))
+    cpu, gpu = (choose(TrainConfig(data=str(fifty)), data, device).config.epochs for device in ("cpu", "cuda"))
+    assert cpu is not None
+    assert gpu == 2 * cpu
+
+
+def test_digits_are_not_mirrored_unless_told_to(fifty: Path) -> None:
+    digits = open_data("digits")
+    chosen = choose(TrainConfig(data="digits"), digits, "cpu")
+    assert chosen.config.augment.flip == 0
+    assert "--flip 0: a mirrored 2 is no digit" in chosen.notes
+    assert choose(demo.config(), digits, "cpu").config.augment.flip == 0
+    told = choose(TrainConfig(data="digits", augment=Augment(flip=0.25)), digits, "cpu")
+    assert told.config.augment.flip == 0.25
+    assert not any("--flip" in note for note in told.notes)
+    assert choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu").config.augment.flip == 0.5
+
+
+def test_small_pictures_are_not_blown_up() -> None:
+    assert choose(TrainConfig(data="digits"), open_data("digits"), "cpu").config.image_size == (16,)
+    assert choose(TrainConfig(data="shapes"), open_data("shapes:size=28,count=8,val=4"), "cpu").config.image_size == (
+        28,
+    )
+
+
+def test_the_size_fits_the_patches_of_the_model_that_was_asked_for(fifty: Path) -> None:
+    data = open_data(str(fifty))
+    for model, pixels in (("ViT-Ti/16", 128), ("DINOv2-S/14", 126), ("ViT-B/32", 128)):
+        assert choose(TrainConfig(data=str(fifty), model=model), data, "cpu").config.image_size == (pixels,)
+    cut = TrainConfig(data=str(fifty), model="ViT-Ti/16", set=("patch_size=24",))
+    assert choose(cut, data, "cpu").config.image_size == (120,)
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "workers"),
+    [("cuda", 1, 12), ("cuda", 4, 3), ("cuda", 100, 1), ("cpu", 1, 3), ("cpu", 12, 1)],
+)
+def test_workers_leave_a_cpu_its_cores(
+    device: str, processes: int, workers: int, fifty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "cores", lambda: 12)
+    data = open_data(str(fifty))
+    config = TrainConfig(data=str(fifty), batch_size=40, steps=1)
+    assert choose(config, data, device, processes).config.workers == workers
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # one process on each machine
+    assert choose(config, data, "cuda", processes).config.workers == 12
+
+
+def test_pictures_in_memory_need_no_workers() -> None:
+    digits = open_data("digits")
+    assert choose(TrainConfig(data="digits"), digits, "cuda").config.workers == 0
+    cropped = TrainConfig(data="digits", augment=Augment(crop="resized"))  # by the workers, from the arrays
+    assert choose(cropped, digits, "cuda").config.workers != 0
+
+
+@pytest.mark.parametrize("how", [Segmenting(cells=8), Segmenting(decoder="mask"), Segmenting()], ids=str)
+def test_auto_counts_what_the_decoder_needs_as_well(how: Segmenting, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = open_data("shapes:size=64,count=4096,val=4")
+    config = TrainConfig(task="segment", data="shapes", model="ViT-Lite-6/4", image_size=(64,), segmenting=how)
+    each = []
+    for task in ("classify", "segment"):
+        monkeypatch.setattr(defaults, "fitting_batch", lambda model, memory: each.append(cost(model)) or 16)
+        said = how if task == "segment" else Segmenting()
+        choose(dataclasses.replace(config, task=task, segmenting=said, batch_size="auto"), data, "cpu")  # type: ignore[arg-type]
+    assert each[1].activation_bytes >= each[0].activation_bytes
+    assert each[1].activation_bytes > each[0].activation_bytes or how.decoder != "mask"
+    model = build_model(choose(dataclasses.replace(config, batch_size=16), data, "cpu").config, data)
+    assert each[1].parameters == sum(weight.numel() for weight in model.parameters())
+
+
+def test_auto_takes_what_fits(fifty: Path) -> None:
+    config = choose(TrainConfig(data=str(fifty), batch_size="auto"), open_data(str(fifty)), "cpu").config
+    assert isinstance(config.batch_size, int)
+    each = cost(ViTConfig()).activation_bytes
+    for memory in (each, 10 * each, 1000 * each):
+        fits = fitting_batch(ViTConfig(), memory)
+        assert fits == 1 or fits * each <= memory / 2
+        assert 2 * fits * each > memory / 2
+
+
+def test_bad_fields_are_named() -> None:
+    with pytest.raises(BadValue, match=r"set is 'registers', but must be field=JSON"):
+        parse_fields(("registers",))
+    with pytest.raises(BadValue, match=r"set is 'position=Rotary2d', but must be field=JSON"):
+        parse_fields(("position=Rotary2d",))
+
+
+def test_folders_are_never_reused(tmp_path: Path) -> None:
+    assert free_folder(tmp_path, "x") == tmp_path / "x"
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x-2").mkdir()
+    assert free_folder(tmp_path, "x") == tmp_path / "x-3"
+
+
+def test_a_cpu_is_not_given_a_checkpoints_large_pictures(fifty: Path, tmp_path: Path) -> None:
+    tiny = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2, "patch_size": 14}
+    for size, on_cpu in ((518, (224,)), (98, ())):
+        save(create("ViT-Ti/16", num_classes=0, image_size=size, overrides=tiny), tmp_path / str(size))
+        config = TrainConfig(data=str(fifty), init=tmp_path / str(size))
+        for device, expected in (("cpu", on_cpu), ("cuda", ())):
+            chosen = choose(config, open_data(str(fifty)), device)
+            assert chosen.config.image_size == expected
+            [note] = [note for note in chosen.notes if note.startswith("--image-size")]
+            assert "the checkpoint's own" in note
+            assert str(size) in note

@@ -1,0 +1,103 @@
+"""What a run starts from: presets and checkpoints made ready for the task, and the weights that it learns."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import vitreous
+from vitreous.data.open import open_data
+from vitreous.data.sources.base import DataSet
+from vitreous.model.options import AttentionPool, Preprocessing
+from vitreous.model.segmenter import Segmenter
+from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
+from vitreous.training.defaults import choose
+from vitreous.training.initial_model import build_model, choose_weights
+from vitreous.training.summary import next_commands
+
+SMALL = ("width=32", "mlp_width=32", "depth=1", "num_heads=2")
+
+
+def config(**changes: Any) -> TrainConfig:
+    return TrainConfig(**{"data": "unused", "model": "ViT-Lite-6/4", "set": SMALL, **changes})
+
+
+@pytest.fixture(scope="module")
+def shapes() -> DataSet:
+    return open_data("shapes:size=16,count=8,val=4")
+
+
+@pytest.mark.parametrize(("size", "fraction"), [((32,), 1.0), ((64, 48), 1.0), ((96,), Preprocessing().crop_fraction)])
+def test_small_pictures_have_no_edges_to_spare(size: tuple[int, ...], fraction: float, shapes: DataSet) -> None:
+    assert build_model(config(image_size=size), shapes).config.preprocessing.crop_fraction == fraction
+    assert fraction == 1.0 or fraction < 1
+
+
+def test_of_a_picture_that_is_segmented_nothing_is_cut_off(shapes: DataSet) -> None:
+    model = build_model(config(task="segment", image_size=(96,)), shapes)
+    assert isinstance(model, Segmenter)
+    assert (model.config.preprocessing.fit, model.config.preprocessing.crop_fraction) == ("crop", 1.0)
+    assert model.config.labels == shapes.mask_classes
+
+
+def test_a_segmenter_does_not_learn_how_to_pool(shapes: DataSet) -> None:
+    """Its decoder reads patches: weights that nothing reaches would only decay."""
+    how = config(task="segment", image_size=(16,), set=(*SMALL, 'pool={"kind": "AttentionPool"}', "class_token=false"))
+    model = build_model(how, shapes)
+    choose_weights(model, how)
+    assert isinstance(model, Segmenter)
+    assert isinstance(model.encoder.config.pool, AttentionPool)
+    assert not any(weight.requires_grad for weight in model.encoder.pool.parameters())
+    assert all(weight.requires_grad for weight in model.encoder.encoder.parameters())
+    assert all(weight.requires_grad for weight in model.decoder.parameters())
+
+
+def test_what_was_ignored_in_training_is_ignored_in_the_command_that_evaluates(shapes: DataSet) -> None:
+    how = config(task="segment", data="my shapes", seed=3, segmenting=Segmenting(ignore=("big square", "disc")))
+    [evaluate] = [shlex.split(line) for line in next_commands(Path("run"), how, shapes) if " eval " in line]
+    assert evaluate[evaluate.index("--ignore") + 1 :] == ["big square", "disc"]
+    assert evaluate[evaluate.index("--data") + 1] == "my shapes"
+    assert evaluate[evaluate.index("--seed") + 1] == "3"
+    plain = next_commands(Path("run"), config(task="segment"), shapes)
+    assert not any("--ignore" in line for line in plain)
+
+
+def test_pictures_without_classes_are_not_proposed_for_what_needs_them(tmp_path: Path) -> None:
+    for i in range(4):
+        Image.new("RGB", (16, 16)).save(tmp_path / f"{i}.png")
+    flat = open_data(str(tmp_path), labelled=False)
+    how = config(task="mae", data=str(tmp_path))
+    assert not any(str(tmp_path) in line for line in next_commands(Path("run"), how, flat))
+    digits = next_commands(Path("run"), config(task="mae", data="digits"), open_data("digits", labelled=False))
+    assert sum("--data digits" in line for line in digits) == 2
+
+
+WRONG_WORDS: list[tuple[type, dict[str, Any], str]] = [
+    (TrainConfig, {"task": "clasify"}, r"task is 'clasify', .*did you mean 'classify'"),
+    (TrainConfig, {"precision": "float32"}, r"precision is 'float32', but must be one of 'auto', 'fp32'"),
+    (TrainConfig, {"parallel": "fspd"}, r"parallel is 'fspd', .*did you mean 'fsdp'"),
+    (TrainConfig, {"batch_size": "automatic"}, r"batch_size is 'automatic', but must be one of 'auto'"),
+    (Optim, {"optimizer": "adam"}, r"optimizer is 'adam', .*did you mean 'adamw'"),
+    (Optim, {"schedule": "cosin"}, r"schedule is 'cosin'"),
+    (Augment, {"crop": "pad"}, r"crop is 'pad'"),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("part", "words", "message"), WRONG_WORDS, ids=[message[:12] for *_, message in WRONG_WORDS])
+def test_words_are_checked_in_python_too(part: type, words: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**(words if part is TrainConfig else {part.__name__.lower(): part(**words)})).check()
+
+
+def test_what_a_checkpoint_does_not_say_may_be_set(shapes: DataSet, tmp_path: Path) -> None:
+    """A width of 48 has no usual number of heads."""
+    fields = {"width": 48, "num_heads": 6, "mlp_width": 48, "depth": 1, "mlp": {"kind": "Gelu", "approximation": "erf"}}
+    vitreous.save(vitreous.create("ViT-Ti/4", overrides=fields), tmp_path / "x.pth", format="timm")
+    how = config(data="shapes", model=None, init=tmp_path / "x.pth", set=("num_heads=6",))
+    chosen = choose(how, shapes, "cpu").config
+    assert build_model(chosen, shapes).config.num_heads == 6
+    with pytest.raises(ValueError, match="does not say how many heads"):
+        choose(config(data="shapes", model=None, init=tmp_path / "x.pth", set=()), shapes, "cpu")

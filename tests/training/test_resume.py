@@ -1,0 +1,156 @@
+"""Nothing is lost: a run that is killed anywhere and resumed ends with the same bits as one that is not."""
+
+import dataclasses
+import json
+import random
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train_runs import finish, start, tiny
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu
+from vitreous.training.run import train
+from vitreous.weights.io.safetensors_file import read_tensors
+from vitreous.weights.load import save
+from vitreous.weights.native import load_folder, load_state
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All that a checkpoint holds: weights, optimizer, average; put together where it is in shards."""
+    tensors = load_state(folder / "last")
+    (shard,) = (folder / "last" / "training").glob("*.safetensors")
+    return tensors | read_tensors(shard)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert finish(tiny(folder)) == 0
+    return folder
+
+
+def test_killed_at_ten_random_steps(uninterrupted: Path, tmp_path: Path) -> None:
+    folder, config = tmp_path / "run", tiny(tmp_path / "run", save_minutes=1e-5)  # a save after every step
+    chance = random.Random(0)
+    for life in range(10):
+        again = dataclasses.replace(config, resume=life > 0)
+        assert finish(again, die_after=chance.randint(1, 4)) == -signal.SIGKILL
+    assert finish(dataclasses.replace(config, resume=True)) == 0
+    assert same(weights(folder), weights(uninterrupted))
+    ours, theirs = (
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (folder, uninterrupted)
+    )
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
+    assert [row["val_loss"] for row in ours] == [row["val_loss"] for row in theirs]
+
+
+def test_killed_before_anything_was_saved(uninterrupted: Path, tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run")
+    assert finish(config, die_after=2) == -signal.SIGKILL
+    assert finish(dataclasses.replace(config, resume=True)) == 0
+    assert same(weights(tmp_path / "run"), weights(uninterrupted))
+
+
+def test_a_signal_saves_and_stops_within_a_step(uninterrupted: Path, tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run")
+    assert finish(config, stop_after=7) == 128 + signal.SIGTERM
+    assert json.loads((tmp_path / "run" / "last" / "progress.json").read_text())["step"] == 7
+    assert finish(dataclasses.replace(config, resume=True)) == 0
+    assert same(weights(tmp_path / "run"), weights(uninterrupted))
+
+
+def test_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run", save_minutes=1e-5, steps=2000)
+    process = start(config)
+    last = tmp_path / "run" / "last"
+    while not last.exists():
+        process.join(0.05)
+    for _ in range(3):
+        process.join(random.Random(1).uniform(0.05, 0.3))
+    process.kill()  # mostly in the middle of a save, as it does little else
+    process.join()
+    assert load_folder(last).config.num_classes == 10
+    assert json.loads((last / "progress.json").read_text())["step"] > 0
+
+
+def test_another_run_is_not_overwritten(uninterrupted: Path) -> None:
+    before = weights(uninterrupted)
+    with pytest.raises(ValueError, match=r"already holds a run: .*--resume"):
+        train(tiny(uninterrupted))
+    assert same(weights(uninterrupted), before)
+
+
+def two(config: Any, **how: Any) -> None:
+    """The same run in two processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    base = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [start(config, world=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **how) for rank in range(2)]
+    for process in ranks:
+        process.join(300)
+    assert [process.exitcode for process in ranks] == [0, 0]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_learn_what_one_does(parallel: str, tmp_path: Path) -> None:
+    calm = {"dropout": 0.0, "stochastic_depth": 0.0, "steps": 12, "parallel": parallel}  # each process drops its own
+    assert finish(tiny(tmp_path / "one", **calm)) == 0
+    two(tiny(tmp_path / "two", **calm))
+    rows = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("one", "two")]
+    assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-4)
+    assert rows[0]["val_loss"] == pytest.approx(rows[1]["val_loss"], rel=1e-3)
+    assert rows[0]["val_count"] == rows[1]["val_count"] == 359
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_saved_by_two_resumed_by_one_and_by_two(parallel: str, tmp_path: Path) -> None:
+    calm = {"dropout": 0.0, "stochastic_depth": 0.0, "parallel": parallel}
+    for name in ("by-one", "by-two"):
+        two(tiny(tmp_path / name, steps=11, **calm))
+        (tmp_path / name / "config.json").write_text(
+            (tmp_path / name / "config.json").read_text().replace('"steps": 11', '"steps": 22')
+        )
+    last = tmp_path / "by-two" / "last"
+    saved = {path.relative_to(last).as_posix() for path in last.rglob("*") if path.is_file()}
+    assert saved - json.loads((last / "checksums.json").read_text()).keys() == {"checksums.json", "README.md"}
+    assert finish(tiny(tmp_path / "by-one", resume=True, steps=22, **calm)) == 0
+    two(tiny(tmp_path / "by-two", resume=True, steps=22, **calm))
+    losses = []
+    for name in ("by-one", "by-two"):
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == [11, 22]
+        losses.append(rows[-1]["val_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_run_from_another_systems_file(parallel: str, tmp_path: Path) -> None:
+    """In timm's file query, key and value are one tensor: what is trained are views of it, at first."""
+    vit = ViTConfig(
+        image_size=(8, 8), patch_size=(4, 4), channels=1, width=32, depth=2, num_heads=2, mlp_width=32, mlp=Gelu("erf")
+    )
+    save(build_vit(vit), tmp_path / "timm.pth", format="timm", lossy=True)
+    written = (tmp_path / "timm.pth").read_bytes()
+    calm: dict[str, Any] = {"dropout": 0.0, "stochastic_depth": 0.0, "steps": 12, "parallel": parallel}
+    calm |= {"model": None, "set": ("num_heads=2",), "init": tmp_path / "timm.pth", "save_minutes": 1e-5}
+    assert finish(tiny(tmp_path / "one", **calm)) == 0
+    assert finish(tiny(tmp_path / "again", **calm), die_after=5) == -signal.SIGKILL
+    assert finish(tiny(tmp_path / "again", **calm, resume=True)) == 0
+    assert same(weights(tmp_path / "again"), weights(tmp_path / "one"))
+    two(tiny(tmp_path / "two", **calm))
+    rows = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("one", "two")]
+    assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-4)
+    assert rows[0]["val_loss"] == pytest.approx(rows[1]["val_loss"], rel=1e-3)
+    assert (tmp_path / "timm.pth").read_bytes() == written

@@ -1,0 +1,342 @@
+"""Whole runs through the one function behind `vitreous train`, small enough to take a second."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from train_runs import tiny
+from vitreous.common.checks import BadValue
+from vitreous.report import plots
+from vitreous.training import loop, summary
+from vitreous.training.checkpoint import read_progress
+from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
+from vitreous.training.run import stored, train
+from vitreous.training.schedule import share_of_peak
+from vitreous.weights.load import load
+from vitreous.weights.native import load_state
+
+PLAIN = Augment(crop="none", flip=0.0, policy="none", mixup=0.0, cutmix=0.0, repeats=1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # two would mostly wait for each other, and add in another order
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without drawing plots, which takes longer than training."""
+    monkeypatch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+
+
+def steady(out: Path, **changes: Any) -> TrainConfig:
+    """Nothing random in it but the first weights and the order; SGD, in which small differences stay small."""
+    plain = {"dropout": 0.0, "stochastic_depth": 0.0, "optim": Optim("sgd", lr=0.3), "augment": PLAIN, "steps": 11}
+    return tiny(out, **(plain | changes))
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    ours, theirs = load_state(one), load_state(other)
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+# ---- Unreadable pictures ---------------------------------------------------------------------------------------------
+
+BROKEN = {
+    "train/a/03.jpg": ("the file is empty", lambda data: b""),
+    "train/b/11.png": ("cannot be decoded", lambda data: data[: len(data) // 2]),
+    "val/a/02.jpg": ("cannot be decoded", lambda data: data[: len(data) // 2]),
+    "test/b/01.jpg": ("not a picture in a format", lambda data: b"this is a note\n"),
+}
+
+
+def pictures(root: Path) -> Path:
+    """60 pictures in three parts, four of which cannot be read."""
+    chance = np.random.default_rng(0)
+    for part, count in (("train", 20), ("val", 6), ("test", 4)):
+        for label in "ab":
+            (root / part / label).mkdir(parents=True)
+            for i in range(count):
+                path = root / part / label / f"{i:02d}.{'png' if i == 11 else 'jpg'}"
+                Image.fromarray(chance.integers(0, 255, (12, 16, 3), dtype=np.uint8)).save(path)
+    for name, (_, harm) in BROKEN.items():
+        (root / name).write_bytes(harm((root / name).read_bytes()))
+    return root
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_pictures_are_named_and_counted_and_the_run_goes_on(
+    workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = pictures(tmp_path / "set")
+    config = steady(tmp_path / "run", data=str(data), batch_size=8, workers=workers)
+    metrics = train(config)
+    out = capsys.readouterr().out
+    assert "4 pictures could not be read" in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "4 files could not be read" in page
+    assert "measured on the test part<" in page  # which chose nothing
+    for name, (reason, _) in BROKEN.items():
+        assert f"  {name}: {reason}" in out
+        assert name in page
+    assert metrics == json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert len(metrics["unreadable_files"]) == 4
+    assert {problem.split(":")[0] for problem in metrics["unreadable_files"]} == set(BROKEN)
+    assert (metrics["part"], metrics["count"], metrics["unreadable"]) == ("test", 7, 1)
+    last = rows(tmp_path / "run")[-1]
+    assert (last["train_unreadable"], last["val_unreadable"], last["val_count"]) == (2, 1, 11)
+
+
+def test_too_many_unreadable_pictures_fail_the_run(tmp_path: Path) -> None:
+    config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.04)
+    with pytest.raises(ValueError, match="2 of 40 training pictures") as error:
+        train(config)
+    line = str(error.value)
+    assert "(5.0%) cannot be read, more than --max-unreadable 0.04 allows, such as train/" in line
+    assert any(name in line for name in BROKEN)
+    assert "\n" not in line
+
+
+# ---- What is kept ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unreported")
+def test_earlier_checkpoints_are_kept_as_many_as_asked_for(tmp_path: Path) -> None:
+    train(tiny(tmp_path / "run", steps=50, keep=2))  # 11 steps an epoch
+    kept = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
+    assert kept == ["step-00000044", "step-00000050"]
+    assert largest_difference(tmp_path / "run" / kept[1], tmp_path / "run" / "last") == 0
+    assert largest_difference(tmp_path / "run" / kept[0], tmp_path / "run" / "last") > 0
+    assert json.loads((tmp_path / "run" / kept[0] / "progress.json").read_text())["step"] == 44
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_run_that_gets_no_better_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = train(steady(tmp_path / "run", steps=1100, patience=3, optim=Optim("sgd", lr=1e-12)))
+    assert (metrics["epochs"], metrics["steps"]) == (4, 44)  # the first is the best, and three are not better
+    assert "no better for 3 evaluations: stopping early" in capsys.readouterr().out
+    assert load(tmp_path / "run" / "best").config.num_classes == 10
+
+
+@pytest.mark.usefixtures("unreported")
+def test_tensorboard_has_every_figure_in_one_file(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(steady(tmp_path / "run", steps=33, tensorboard=True))
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    log = events.EventAccumulator(str(file)).Reload()
+    for name in ("train_loss", "val_top1", "lr"):
+        told = [(event.step, event.value) for event in log.Scalars(name)]
+        assert told == [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows(tmp_path / "run")]
+
+
+# ---- Ways to train ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 11 steps: what others are compared with, and start from."""
+    folder = tmp_path_factory.mktemp("start") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+        train(steady(folder))
+    return folder
+
+
+@pytest.mark.usefixtures("unreported")
+@pytest.mark.parametrize(
+    ("changes", "far"),
+    [
+        ({"accumulate": 4}, 1e-6),
+        ({"checkpoint_blocks": True}, 0.0),
+        ({"workers": 2}, 0.0),
+        ({"precision": "bf16"}, 0.02),
+        ({"precision": "fp16"}, 0.002),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_memory_and_precision_change_how_not_what_is_learned(
+    changes: dict[str, Any], far: float, start: Path, tmp_path: Path
+) -> None:
+    metrics = train(steady(tmp_path / "run", **changes))
+    assert largest_difference(tmp_path / "run" / "last", start / "last") <= far
+    assert metrics["loss"] == pytest.approx(json.loads((start / "metrics.json").read_text())["loss"], rel=far or 1e-9)
+
+
+@pytest.mark.usefixtures("unreported")
+@pytest.mark.parametrize(("optimizer", "schedule"), [("adamw", "rsqrt"), ("sgd", "cosine"), ("muon", "linear")])
+def test_every_optimizer_and_schedule_learns(optimizer: Any, schedule: Any, tmp_path: Path) -> None:
+    optim = Optim(optimizer, lr=0.3 if optimizer == "sgd" else 5e-3, schedule=schedule)
+    train(steady(tmp_path / "run", steps=44, optim=optim))
+    told = rows(tmp_path / "run")
+    assert told[-1]["val_loss"] < told[0]["val_loss"] - 0.15
+    assert [row["lr"] for row in told] == [
+        pytest.approx(share_of_peak(row["step"] - 1, 44, optim) * (optim.lr or 0)) for row in told
+    ]
+
+
+@pytest.mark.usefixtures("unreported")
+@pytest.mark.parametrize("train_only", ["head", "lora"])
+def test_what_is_not_to_learn_stays_and_the_result_is_an_ordinary_checkpoint(
+    train_only: Any, start: Path, tmp_path: Path
+) -> None:
+    train(steady(tmp_path / "run", init=start / "last", model=None, set=(), train_only=train_only))
+    before, after = load_state(start / "last"), load_state(tmp_path / "run" / "last")
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    matrices = {name for name in before if ".blocks." in name and before[name].ndim == 2}
+    assert moved == {"head.weight", "head.bias"} | (matrices if train_only == "lora" else set())
+    for name in matrices & moved:
+        assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-4) <= 8
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_checkpoint_is_fine_tuned_at_another_size_and_goes_on_after_a_stop(start: Path, tmp_path: Path) -> None:
+    config = steady(tmp_path / "run", init=start / "best", model=None, set=(), image_size=(16,))
+    train(config)
+    assert load(tmp_path / "run" / "best").config.image_size == (16, 16)
+    again = train(dataclasses.replace(config, resume=True))  # nothing is left to do, but all is there
+    assert again["steps"] == 11
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_student_comes_to_agree_with_its_teacher(start: Path, tmp_path: Path) -> None:
+    """All weight on a teacher that knows something: the student's answers get nearer to the teacher's."""
+    distillation = Distillation(start / "last", "soft", distill_weight=1.0, distill_temperature=1.0)
+    token = ("distillation_token=true",)
+    train(
+        steady(
+            tmp_path / "run", steps=44, optim=Optim(lr=3e-3), distillation=distillation, set=tiny(tmp_path).set + token
+        )
+    )
+    losses = [row["train_loss"] for row in rows(tmp_path / "run")]
+    assert losses[-1] < losses[0] / 2
+    student = load(tmp_path / "run" / "last")
+    assert student.config.distillation_token  # type: ignore[union-attr]
+
+
+# ---- Folders ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_run_that_cannot_begin_leaves_its_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="batch_size"):
+        train(steady(tmp_path / "run", batch_size=5000))
+    assert not (tmp_path / "run").exists()
+    train(steady(tmp_path / "run", steps=1))
+    assert (tmp_path / "run" / "metrics.json").exists()
+
+
+def test_a_resumed_run_cannot_become_another(start: Path) -> None:
+    again = dataclasses.replace(steady(start), resume=True)
+    with pytest.raises(BadValue, match="steps is 500, but must be left out or 11, as in the run to go on with"):
+        train(dataclasses.replace(again, steps=500))
+    with pytest.raises(BadValue, match=r"lr is 0.5, but must be left out or 0.3"):
+        train(dataclasses.replace(again, optim=Optim("sgd", lr=0.5)))
+
+
+@pytest.mark.usefixtures("unreported")
+def test_only_the_folder_is_needed_to_resume(start: Path) -> None:
+    before = json.loads((start / "metrics.json").read_text())
+    after = train(TrainConfig(out=start, resume=True, batch_size="auto", device="cpu"))
+    assert {name: after[name] for name in ("top1", "loss", "steps")} == {
+        name: before[name] for name in ("top1", "loss", "steps")
+    }
+
+
+@pytest.mark.usefixtures("unreported")
+def test_seconds_count_from_the_first_start(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = rows(start)[-1]["seconds"]
+    assert train(TrainConfig(out=start, resume=True, device="cpu"))["seconds"] > before > 0
+    assert "this run was finished" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_run_that_fails_on_unreadable_pictures_can_be_given_again(tmp_path: Path) -> None:
+    config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.0)
+    with pytest.raises(ValueError, match="--max-unreadable 0 allows"):
+        train(config)
+    assert not (tmp_path / "run").exists()
+    train(dataclasses.replace(config, max_unreadable=0.1))
+
+
+@pytest.mark.usefixtures("unreported")
+def test_what_was_allowed_stays_allowed_when_the_run_goes_on(tmp_path: Path) -> None:
+    config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.5, steps=6)
+    train(config)
+    (tmp_path / "run" / "metrics.json").unlink()
+    train(TrainConfig(out=tmp_path / "run", resume=True, device="cpu"))
+    assert stored(TrainConfig(out=tmp_path / "run", resume=True)).max_unreadable == 0.5
+    assert stored(TrainConfig(out=tmp_path / "run", resume=True, max_unreadable=0.1)).max_unreadable == 0.1
+
+
+@pytest.mark.usefixtures("unreported")
+def test_without_a_limit_gradients_are_as_they_are(tmp_path: Path) -> None:
+    """Of two clips that no gradient reaches, and none, all weights are the same; of one that all reach, others."""
+    for name, clip in (("none", 0.0), ("far", 1e9), ("near", 1e-3)):
+        train(steady(tmp_path / name, steps=3, optim=Optim("sgd", lr=0.3, clip=clip)))
+    assert largest_difference(tmp_path / "none" / "last", tmp_path / "far" / "last") == 0
+    assert largest_difference(tmp_path / "none" / "last", tmp_path / "near" / "last") > 0
+
+
+def test_a_wrong_model_is_told_before_the_data_is_looked_at(tmp_path: Path) -> None:
+    for changes in ({"model": "ViT-X/16"}, {"set": ("foo=3",)}, {"image_size": (7,)}):
+        with pytest.raises(BadValue):
+            train(steady(tmp_path / "run", data="nowhere", **changes))
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        train(steady(tmp_path / "run", data="nowhere", model=None, set=(), init=tmp_path / "x"))
+
+
+@pytest.mark.usefixtures("unreported")
+def test_the_next_commands_can_be_typed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = pictures(tmp_path / "a set")
+    train(steady(tmp_path / "run", data=str(data / "train"), batch_size=8, seed=3, steps=1, max_unreadable=0.1))
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    best = tmp_path / "run" / "best"
+    assert lines[1] == f"  vitreous eval {best} --data '{data}/train' --seed 3"  # the same split
+    picture = lines[0].removeprefix(f"  vitreous predict {best} ").strip("'")
+    assert Path(picture).is_file()
+
+
+# ---- The best checkpoint ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unreported")
+@pytest.mark.parametrize(
+    ("losses", "best"), [([1.0, 0.5, 0.7, 0.3], 4), ([1.0, 0.5, 0.7, 0.5], 2), ([1.0, math.nan, 0.7, math.nan], 3)]
+)
+def test_of_equally_good_evaluations_the_one_with_the_least_loss_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], best: int
+) -> None:
+    evaluate, top1, left = loop.evaluate, iter([0.5, 0.9, 0.9, 0.9]), iter(losses)
+
+    def measured(*arguments: Any) -> Any:
+        found = evaluate(*arguments)
+        metrics = {**found.metrics(), "top1": next(top1, 0), "loss": next(left, 0)}
+        monkeypatch.setattr(type(found), "metrics", lambda self: metrics)
+        return found
+
+    monkeypatch.setattr(loop, "evaluate", measured)
+    train(steady(tmp_path / "run", steps=44))
+    history = rows(tmp_path / "run")
+    assert [row["epoch"] for row in history] == [1, 2, 3, 4]
+    progress = read_progress(tmp_path / "run" / "last")
+    assert progress.best_step == history[best - 1]["step"]
+    marked = plots.best_row(history)
+    assert marked is not None
+    assert marked["epoch"] == best

@@ -1,0 +1,74 @@
+"""What cannot be learned from or with is said before a folder is made."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from segment_runs import pictures, segmenting
+from vitreous.common.checks import BadValue
+from vitreous.model.config import ViTConfig
+from vitreous.model.segmenter import SegmenterConfig
+from vitreous.training.config import Augment, Segmenting
+from vitreous.training.run import train
+
+
+def _no_mask(root: Path) -> None:
+    (root / "masks/train/3.png").unlink()
+
+
+def _unknown_id(root: Path) -> None:
+    Image.fromarray(np.full((20, 24), 9, np.uint8)).save(root / "masks/train/3.png")
+
+
+def _other_size(root: Path) -> None:
+    Image.fromarray(np.full((20, 23), 1, np.uint8)).save(root / "masks/train/3.png")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (_no_mask, r"1 of 24 pictures has no mask: 'images/train/3.png'"),
+        (_unknown_id, r"1 mask has ids that classes.txt does not list: 9 \(in 1 mask\)"),
+        (_other_size, r"1 mask of another size than the picture: .*the mask is 20 x 23, the picture 20 x 24"),
+        (lambda root: shutil.rmtree(root / "masks"), "has images but no masks|no folder of masks|masks"),
+    ],
+    ids=["missing", "unknown", "size", "none"],
+)
+def test_bad_masks_are_named_before_anything_starts(spoil: Any, line: str, tmp_path: Path) -> None:
+    spoil(pictures(tmp_path / "data"))
+    with pytest.raises(ValueError, match=line):
+        train(segmenting(tmp_path / "run", data=str(tmp_path / "data"), batch_size=8))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"data": "digits"}, "digits has labels for its pictures, but no masks"),
+        ({"model": "BiT-R50x1", "set": (), "image_size": (32,)}, "a ViT for --task segment"),
+        ({"patch_dropout": 0.5}, "a patch that is left out has no mask"),
+        ({"augment": Augment(policy="trivial")}, "masks would stay behind"),
+        ({"segmenting": Segmenting(cells=4, ignore=("sqare",))}, "did you mean 'square'"),
+    ],
+    ids=["no masks", "resnet", "patch dropout", "policy", "ignore"],
+)
+def test_what_cannot_be_is_said(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=line):
+        train(segmenting(tmp_path / "run", **changes))
+
+
+def test_there_are_at_most_as_many_classes_as_masks_hold(small: ViTConfig) -> None:
+    encoder = dataclasses.replace(small, num_classes=0)
+    assert SegmenterConfig(encoder, num_classes=255).num_classes == 255
+    with pytest.raises(BadValue, match="num_classes is 256"):
+        SegmenterConfig(encoder, num_classes=256)
+
+
+def test_cells_are_the_linear_decoders() -> None:
+    with pytest.raises(BadValue, match="cells is 4, but must be left out with --decoder mask"):
+        Segmenting(decoder="mask", cells=4).check()

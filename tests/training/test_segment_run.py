@@ -1,0 +1,119 @@
+"""Runs that learn a class for every pixel: begun, killed, gone on with."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from segment_runs import pictures, segmenting
+from train_runs import finish
+from vitreous.evaluation.segmenter import evaluate_segmenter
+from vitreous.evaluation.setting import Setting
+from vitreous.model.build import build
+from vitreous.model.presets import configure
+from vitreous.model.segmenter import MaskDecoder, Segmenter, build_segmenter
+from vitreous.training.config import Optim, Segmenting
+from vitreous.training.run import train
+from vitreous.weights.io.safetensors_file import read_tensors
+from vitreous.weights.load import load, save
+
+
+def checkpoint(folder: Path, **fields: Any) -> Path:
+    small = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 2, "num_heads": 2}
+    save(build(configure("ViT-Lite-6/4", 3, 16, small | fields)), folder)
+    return folder
+
+
+def test_a_run_learns_and_its_figures_are_those_of_eval(tmp_path: Path) -> None:
+    config = segmenting(tmp_path / "run", steps=240, optim=Optim(lr=1e-2), data="shapes:size=16,count=256,val=32")
+    metrics = train(dataclasses.replace(config, evaluate_every=15))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["train_loss"] < 0.6 * rows[0]["train_loss"]
+    assert metrics["miou"] > rows[0].get("val_miou", 0.13)
+    assert {"miou", "pixel_accuracy", "boundary_f", "images_per_second", "seconds"} <= metrics.keys()
+    for name in ("curves.png", "samples.png", "segments.png", "mistakes.png", "report.html", "best", "last"):
+        assert (tmp_path / "run" / name).exists(), name
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Segmentation into 7 classes" in page
+    assert "boundary F" in page
+    model = load(tmp_path / "run" / "best")
+    assert isinstance(model, Segmenter)
+    figures, _ = evaluate_segmenter(model, config.data, Setting(device="cpu"))
+    for name in ("miou", "pixel_accuracy", "boundary_f", "count"):
+        assert figures[name] == pytest.approx(metrics[name]), name
+
+
+def test_killed_and_resumed_a_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    decoder = Segmenting(decoder="mask", mask_blocks=1)
+    whole, broken = (segmenting(tmp_path / name, segmenting=decoder) for name in ("whole", "broken"))
+    assert finish(whole) == 0
+    assert finish(broken, die_after=4) == -9
+    assert finish(dataclasses.replace(broken, resume=True)) == 0
+    ours, theirs = (read_tensors(config.out / "last" / "model.safetensors") for config in (whole, broken))  # type: ignore[operator]
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("decoder", [Segmenting(cells=2), Segmenting(decoder="mask")], ids=lambda how: how.decoder)
+def test_a_frozen_encoder_stays_as_it_was(decoder: Segmenting, tmp_path: Path) -> None:
+    start = checkpoint(tmp_path / "start", pool={"kind": "AttentionPool"}, class_token=False)
+    config = segmenting(tmp_path / "run", model=None, set=(), image_size=(), init=start, segmenting=decoder)
+    train(dataclasses.replace(config, train_only="head", optim=Optim(lr=1e-2)))
+    before, after = load(start), load(tmp_path / "run" / "best")
+    assert isinstance(after, Segmenter)
+    weights = dict(before.named_parameters())
+    assert all(torch.equal(weights[name], weight) for name, weight in after.encoder.named_parameters())
+    fresh = build_segmenter(after.config)
+    assert not any(torch.equal(a, b) for a, b in zip(after.decoder.parameters(), fresh.decoder.parameters(), strict=True) if a.ndim > 1)  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize("decoder", [Segmenting(), Segmenting(cells=2), Segmenting(decoder="mask")], ids=str)
+def test_a_segmenter_goes_on_where_it_was(decoder: Segmenting, tmp_path: Path) -> None:
+    train(segmenting(tmp_path / "first", segmenting=decoder))
+    again = segmenting(tmp_path / "second", model=None, set=(), image_size=(), init=tmp_path / "first/best", steps=1)
+    train(dataclasses.replace(again, optim=Optim(lr=1e-12), segmenting=Segmenting()))
+    first, second = (load(tmp_path / name / "best") for name in ("first", "second"))
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_another_decoder_takes_the_place_of_a_segmenters_own_if_asked(tmp_path: Path) -> None:
+    train(segmenting(tmp_path / "first"))
+    again = segmenting(tmp_path / "second", model=None, set=(), image_size=(), init=tmp_path / "first/best", steps=1)
+    train(dataclasses.replace(again, segmenting=Segmenting(decoder="mask")))
+    assert load(tmp_path / "second/best").config.decoder == MaskDecoder(2)  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_that_dropped_patches_can_be_started_from(tmp_path: Path) -> None:
+    start = checkpoint(tmp_path / "start", patch_dropout=0.25)
+    train(segmenting(tmp_path / "run", model=None, set=(), image_size=(), init=start, steps=1))
+    assert load(tmp_path / "run/best").config.encoder.patch_dropout == 0  # type: ignore[union-attr]
+
+
+def test_classes_can_be_left_out(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data")
+    ignoring = Segmenting(cells=4, ignore=("border",))
+    metrics = train(segmenting(tmp_path / "run", data=str(data), segmenting=ignoring, batch_size=8))
+    model = load(tmp_path / "run" / "best")
+    assert isinstance(model, Segmenter)
+    assert model.config.labels == ("pet", "background")
+    assert metrics["count"] == 8
+    with pytest.raises(ValueError, match=r"knows the classes pet, background, .*; leave out with --ignore border"):
+        evaluate_segmenter(model, str(data), Setting(device="cpu"))
+    figures, _ = evaluate_segmenter(model, str(data), Setting(device="cpu"), ("border",))
+    assert figures["miou"] == pytest.approx(metrics["miou"])
+
+
+def test_the_example_of_the_readme_runs_at_reduced_size(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    [line] = [line for line in readme.splitlines() if line.startswith("vitreous train --task segment --data shapes")]
+    words = line.replace("count=8000,val=500", "count=64,val=8").replace("--steps 1000", "--steps 2").split()[1:]
+    command = [sys.executable, "-m", "vitreous", *words, "--out", "run", "--device", "cpu", "--workers", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "mean IoU" in done.stdout
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["count"] == 8

@@ -1,0 +1,230 @@
+"""lucidrains' vit-pytorch, in both directions, and its names of earlier years."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import vitreous
+from parity import check_close, check_identical, noisy
+from peers import import_vit_pytorch
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import (
+    ClassToken,
+    Conditional,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    MlpHead,
+    Preprocessing,
+    ResNetStem,
+    SinCos2d,
+    SwiGlu,
+)
+from vitreous.weights.convert import CannotHold
+from vitreous.weights.io.safetensors_file import BadCheckpoint
+
+SIZES = {"image_size": 32, "patch_size": 8, "dim": 128, "depth": 2, "heads": 2, "mlp_dim": 96, "num_classes": 7}
+CONFIG = ViTConfig(
+    image_size=(32, 32),
+    patch_size=(8, 8),
+    patch_method="linear",
+    patch_norm=True,
+    width=128,
+    depth=2,
+    num_heads=2,
+    qkv_bias=False,
+    mlp_width=96,
+    mlp=Gelu("erf"),
+    norm_eps=1e-5,
+    num_classes=7,
+    preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)),
+)
+
+# What is otherwise in theirs, what they cannot tell, and what is otherwise in ours.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}, {}),
+    "mean": ({"pool": "mean"}, {}, {"class_token": False, "pool": GlobalAverage("before")}),
+    "heads apart from the width": ({"heads": 3}, {}, {"num_heads": 3, "head_dim": 64}),
+    "narrow heads": ({"heads": 4, "dim_head": 32}, {"num_heads": 4}, {"num_heads": 4}),
+    "narrow heads apart from the width": (
+        {"heads": 4, "dim_head": 24},
+        {"num_heads": 4},
+        {"num_heads": 4, "head_dim": 24},
+    ),
+    "not square": ({"image_size": (24, 48)}, {"image_size": (24, 48)}, {"image_size": (24, 48)}),
+    "patches not square": (
+        {"patch_size": (8, 4)},
+        {"patch_size": (8, 4), "image_size": 32},
+        {"patch_size": (8, 4)},
+    ),
+    "one channel": ({"channels": 1}, {"channels": 1}, {"channels": 1}),
+    "dropout": ({"dropout": 0.1, "emb_dropout": 0.1}, {}, {}),
+}
+
+
+def theirs(**given: Any) -> nn.Module:
+    return noisy(import_vit_pytorch().ViT(**{**SIZES, **given}))
+
+
+def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As it called them before August 2023: every norm in a wrapper around what it is for."""
+    changes = [
+        *((f"layers.{i}.1.net.{new}.", f"layers.{i}.1.fn.net.{old}.") for i in (0, 1) for new, old in ((1, 0), (4, 3))),
+        *((f"layers.{i}.1.net.0.", f"layers.{i}.1.norm.") for i in (0, 1)),
+        *((f"layers.{i}.0.to_", f"layers.{i}.0.fn.to_") for i in (0, 1)),
+        ("mlp_head.", "mlp_head.1."),
+        ("transformer.norm.", "mlp_head.0."),
+    ]
+    result = {}
+    for name, tensor in state.items():
+        for new, old in changes:
+            if new in name:
+                name = name.replace(new, old)
+                break
+        result[name] = tensor[None] if name in ("cls_token", "pos_embedding") else tensor
+    return result
+
+
+# ---- There and back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_of_vit_pytorchs_goes_there_and_back(case: str, tmp_path: Path) -> None:
+    given, untold, changes = CASES[case]
+    model = theirs(**given)
+    torch.save(model.state_dict(), tmp_path / "theirs.pth")
+    ours = vitreous.load(tmp_path / "theirs.pth", overrides=untold)
+    assert ours.config == dataclasses.replace(CONFIG, **changes)
+    check_close(ours, model, ours.config.image_size, channels=ours.config.channels)
+    for suffix, read in ((".pt", torch.load), (".safetensors", load_file)):
+        vitreous.save(ours, tmp_path / f"ours{suffix}", format="lucidrains")
+        check_identical(vitreous.load(tmp_path / f"ours{suffix}", overrides=untold), ours)
+        filled = theirs(**given)
+        filled.load_state_dict(read(tmp_path / f"ours{suffix}"), strict=True)
+        check_close(filled, ours, ours.config.image_size, channels=ours.config.channels)
+
+
+def test_one_head_as_wide_as_the_model_has_no_output_projection(tmp_path: Path) -> None:
+    model = theirs(heads=1, dim_head=128)
+    assert "transformer.layers.0.0.to_out.0.weight" not in model.state_dict()
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    assert ours.config.num_heads == 1
+    check_close(ours, model, (32, 32))
+    with pytest.raises(CannotHold, match="has no output projection"):
+        vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+
+
+def test_without_a_classifier(tmp_path: Path) -> None:
+    model = theirs(num_classes=0)
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    check_close(ours, lambda images: model(images)[:, 0], (32, 32))
+    vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+    model.load_state_dict(torch.load(tmp_path / "ours.pth"), strict=True)
+
+
+# ---- Of earlier years ------------------------------------------------------------------------------------------------
+
+
+def test_names_of_2023(tmp_path: Path) -> None:
+    model = theirs()
+    torch.save(old_names(model.state_dict()), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    assert ours.config == CONFIG
+    check_close(ours, model, (32, 32))
+
+
+@pytest.mark.parametrize("residual", [False, True], ids=["2022", "early 2021"])
+def test_before_there_were_norms_on_patches(residual: bool, tmp_path: Path) -> None:
+    model = theirs()
+    model.to_patch_embedding = nn.Sequential(model.to_patch_embedding[0], model.to_patch_embedding[2])
+    state = old_names(model.state_dict())
+    if residual:  # one more wrapper, for the sum
+        state = {name.replace(".fn.", ".fn.fn.").replace(".norm.", ".fn.norm."): x for name, x in state.items()}
+        assert "transformer.layers.1.0.fn.fn.to_qkv.weight" in state
+    torch.save(state, tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    assert not ours.config.patch_norm
+    check_close(ours, model, (32, 32))
+    with pytest.raises(CannotHold, match="no patch_norm"):
+        vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+
+
+def test_the_mean_of_earlier_years_is_not_ours(tmp_path: Path) -> None:
+    torch.save(theirs().state_dict(), tmp_path / "m.pth")
+    for pool in (GlobalAverage(), {"kind": "GlobalAverage"}):
+        with pytest.raises(BadCheckpoint, match="class token, which vit-pytorch's mean takes in"):
+            vitreous.load(tmp_path / "m.pth", overrides={"pool": pool})
+    assert vitreous.load(tmp_path / "m.pth", overrides={"pool": ClassToken()}).config == CONFIG
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40)], ids=str)
+def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
+    model = noisy(import_vit_pytorch().SimpleViT(**SIZES | {"image_size": size}))
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth", image_size=size)
+    assert ours.config.position == SinCos2d("big_vision")
+    check_close(ours, model, size)
+    assert vitreous.load(tmp_path / "m.pth").config.image_size == (224, 224)
+    with pytest.raises(CannotHold, match="position SinCos2d"):
+        vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+
+
+# ---- Refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_vit_does_not_fit(small: ViTConfig, tmp_path: Path) -> None:
+    with pytest.raises(CannotHold, match=r"vit-pytorch cannot hold this model: no patch_norm.*; bias on queries"):
+        vitreous.save(build(small), tmp_path / "m.pth", format="lucidrains")
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"stem": ResNetStem((), 32)}, "stem"),
+        ({"registers": 1}, "registers"),
+        ({"distillation_token": True}, "distillation_token"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"qk_scale": 0.5}, "qk_scale"),
+        ({"layer_scale": 0.1}, "layer_scale"),
+        ({"mlp": SwiGlu()}, "SwiGLU"),
+        ({"head": MlpHead(8)}, "head of two layers"),
+        ({"pad": True, "image_size": (30, 32)}, "pad"),
+        ({"position": Conditional()}, "position Conditional"),
+        ({"position": Learned1d(False)}, "position without an entry"),
+        ({"pool": GlobalAverage()}, "with a class token"),
+        ({"pool": GlobalAverage("after"), "class_token": False}, "with no class token"),
+    ],
+    ids=str,
+)
+def test_what_vit_pytorch_has_no_place_for_is_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotHold, match=f"vit-pytorch cannot hold this model: .*{part}"):
+        vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="lucidrains")
+
+
+@pytest.mark.parametrize("changes", [{"norm_eps": 1e-6}, {"mlp": Gelu("tanh")}], ids=str)
+def test_other_numerics_need_a_word(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CannotHold, match="would compute otherwise"):
+        vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="lucidrains")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"channels": 1}, r"patches of 64 numbers, which are no square of 3 channels: give overrides="),
+        ({"heads": 4, "dim_head": 24}, r"heads.*\(96\) are no multiple of 64 wide: give overrides="),
+        ({"image_size": (24, 48)}, "has 19 positions, 18 without the prefix, which is no square: give the size"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_told_is_asked_for(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    torch.save(theirs(**given).state_dict(), tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint, match=said):
+        vitreous.load(tmp_path / "m.pth")

@@ -1,0 +1,116 @@
+"""What timm's config.json tells beside the weights: the architecture, its arguments, labels and pictures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vitreous
+from parity import check_close, noisy
+from peers import import_timm
+from timm_models import OTHER, PLAIN, SIZES, SMALL, theirs
+from vitreous.model.build import build
+from vitreous.model.options import IMAGENET, Gelu, GlobalAverage, Preprocessing
+from vitreous.weights.io.safetensors_file import BadCheckpoint
+
+
+@pytest.mark.parametrize("safe", [True, False, "both"], ids=["safetensors", "bin", "both"])
+def test_the_folder_that_timm_writes_for_the_hub_is_read(safe: Any, tmp_path: Path) -> None:
+    timm = import_timm()
+    given = SIZES | {"img_size": (24, 48), "num_heads": 4, "act_layer": "gelu_tanh", "dynamic_img_size": True}
+    model = noisy(timm.create_model(PLAIN, num_classes=3, global_pool="avg", fc_norm=False, **given))
+    timm.models.save_for_hf(
+        model, tmp_path / "m", {"label_names": ["a", "b", "c"]}, model_args=given, safe_serialization=safe
+    )
+    ours = vitreous.load(tmp_path / "m")
+    assert ours.config.image_size == (24, 48)
+    assert (ours.config.num_heads, ours.config.mlp) == (4, Gelu("tanh"))
+    assert ours.config.labels == ("a", "b", "c")
+    assert ours.config.pool == GlobalAverage("before")
+    # timm's centre crop resizes bilinearly where the size is not square, whatever its config says
+    assert ours.config.preprocessing == Preprocessing(crop_fraction=0.9, interpolation="bilinear", geometry="timm")
+    check_close(ours, model, (24, 48), OTHER)
+
+
+@pytest.mark.parametrize("form", ["list", "numbered", "older"])
+def test_labels_and_what_pictures_need(form: str, tmp_path: Path) -> None:
+    model = theirs("plain")
+    import_timm().models.save_for_hf(model, tmp_path / "m", model_args=SIZES)
+    names: Any = {str(i): f"class {i}" for i in range(7)}
+    file = tmp_path / "m" / "config.json"
+    document = json.loads(file.read_text())
+    document["pretrained_cfg"] |= {"mean": [0.1, 0.2, 0.3], "crop_pct": 1.0, "crop_mode": "squash"}
+    if form == "older":  # all in one object
+        document |= document.pop("pretrained_cfg")
+    document["label_names"] = names if form == "numbered" else list(names.values())
+    file.write_text(json.dumps(document))
+    config = vitreous.load(tmp_path / "m").config
+    assert config.labels == tuple(names.values())
+    assert config.preprocessing == Preprocessing((0.1, 0.2, 0.3), (0.5,), fit="squash", geometry="timm")
+
+
+def test_ways_with_pictures_that_are_not_ours_are_said(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    vitreous.save(build(SMALL), folder, format="timm")
+    document = json.loads((folder / "config.json").read_text())
+    document["pretrained_cfg"] |= {"interpolation": "lanczos", "crop_mode": "random"}
+    del document["pretrained_cfg"]["mean"], document["pretrained_cfg"]["std"]
+    (folder / "config.json").write_text(json.dumps(document))
+    found = vitreous.load(folder)
+    said = " ".join(found.provenance["assumed"])
+    assert "timm resizes by 'lanczos', we by bicubic interpolation; timm crops by 'random'" in said
+    assert (found.config.preprocessing.mean, found.config.preprocessing.std) == (IMAGENET.mean, IMAGENET.std)
+
+
+def test_what_only_the_name_of_an_architecture_tells() -> None:
+    """Of all of timm's that are made of the parts that we read."""
+    from vitreous.weights.formats.base import HEADS
+    from vitreous.weights.formats.timm.config import SIXTEEN_HEADS, TANH
+
+    timm = import_timm()
+    vits = timm.models.vision_transformer
+    seen = 0
+    for name in timm.list_models(["vit_*siglip*", "vit_giant*", "vit_*_gap_*"], module="vision_transformer"):
+        with torch.device("meta"):
+            model = timm.create_model(name, depth=1, num_classes=0)
+        if not isinstance(model.norm_pre, nn.Identity) or not isinstance(model.blocks[0], vits.Block):
+            continue
+        width, seen = model.embed_dim, seen + 1
+        usual = 16 if SIXTEEN_HEADS.fullmatch(name) else HEADS.get(width, width // 64)
+        assert model.blocks[0].attn.num_heads == usual, name
+        assert (type(model.blocks[0].mlp.act).__name__ == "GELUTanh") == bool(TANH.fullmatch(name)), name
+    assert seen > 40
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224", "vit_small_patch16_rope_ape_224"])
+def test_an_architecture_that_computes_otherwise_with_the_same_tensors_is_refused(name: str, tmp_path: Path) -> None:
+    torch.save(import_timm().create_model(name, depth=1).state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
+    with pytest.raises(BadCheckpoint, match=f"is timm's {name}, which no model of ours computes"):
+        vitreous.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"global_pool": "max"}, "global_pool 'max', but must have one of token, avg, map"),
+        ({"global_pool": "map"}, "global_pool 'map', but the tensors of ClassToken"),
+        ({"model_args": {"act_layer": "quick_gelu"}}, "act_layer 'quick_gelu'"),
+        ({"model_args": {"pool_include_prefix": True}}, "pools the class token with the patches"),
+        ({"model_args": [3]}, "model_args of config.json is"),
+        ({"model_args": {"num_heads": "2"}}, "num_heads '2'"),
+        ({"model_args": {"img_size": "big"}}, "img_size 'big'"),
+        ({"pretrained_cfg": {"mean": None}}, "pretrained_cfg of config.json has a wrong number"),
+    ],
+    ids=str,
+)
+def test_a_config_that_says_something_else_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    timm = import_timm()
+    timm.models.save_for_hf(theirs("plain"), tmp_path / "m", model_args=SIZES)
+    file = tmp_path / "m" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(BadCheckpoint, match=said):
+        vitreous.load(tmp_path / "m")

@@ -1,0 +1,119 @@
+"""Weights of timm's, in both directions, and what training scripts and earlier versions make of them."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import vitreous
+from parity import check_close, check_identical, noisy
+from peers import import_timm
+from timm_models import CASES, NATIVE, OTHER, PLAIN, SIZES, theirs
+from vitreous.model.options import IMAGENET, GlobalAverage, TanhHead
+from vitreous.model.vit import ViT
+from vitreous.weights.io.safetensors_file import BadCheckpoint
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_of_timms_goes_there_and_back(case: str, tmp_path: Path) -> None:
+    timm, model = import_timm(), theirs(case, dynamic_img_size=True)
+    torch.save(model.state_dict(), tmp_path / "theirs.pth")
+    ours = vitreous.load(tmp_path / "theirs.pth")
+    assert isinstance(ours, ViT)
+    for field, value in CASES[case][2].items():
+        assert getattr(ours.config, field) == value
+    native, other = ours.config.image_size, OTHER if ours.config.stem is None else (96, 64)
+    check_close(ours, model, native, other, channels=ours.config.channels)
+
+    vitreous.save(ours, tmp_path / "m", format="timm")
+    check_identical(vitreous.load(tmp_path / "m"), ours)
+    built = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True, dynamic_img_size=True).eval()
+    check_close(built, ours, native, other, channels=ours.config.channels)
+
+    for suffix in (".pth", ".safetensors"):
+        vitreous.save(ours, tmp_path / f"ours{suffix}", format="timm")
+        check_identical(vitreous.load(tmp_path / f"ours{suffix}"), ours)
+        filled = noisy(model)
+        filled.load_state_dict(timm.models.load_state_dict(str(tmp_path / f"ours{suffix}")), strict=True)
+        check_close(filled, ours, native, channels=ours.config.channels)
+
+
+@pytest.mark.parametrize("wrap", ["state_dict", "model", "state_dict_ema"])
+def test_what_training_scripts_put_around_the_weights_is_taken_off(wrap: str, tmp_path: Path) -> None:
+    model = theirs("plain")
+    state = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
+    document = {"epoch": 3, "arch": PLAIN, wrap: state}
+    if wrap == "state_dict_ema":  # averaged weights come first
+        document["state_dict"] = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    torch.save(document, tmp_path / "last.pth")
+    check_close(vitreous.load(tmp_path / "last.pth"), model, NATIVE)
+
+
+def test_a_size_that_is_not_square_has_to_be_given(tmp_path: Path) -> None:
+    model = noisy(import_timm().create_model(PLAIN, **SIZES | {"img_size": (24, 48)}, num_classes=7))
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint, match="has 19 positions, 18 without the prefix, which is no square: give the"):
+        vitreous.load(tmp_path / "m.pth")
+    check_close(vitreous.load(tmp_path / "m.pth", image_size=(24, 48)), model, (24, 48))
+    check_close(vitreous.load(tmp_path / "m.pth", overrides={"image_size": (24, 48)}), model, (24, 48))
+
+
+def test_a_square_is_not_taken_for_a_strip_of_as_many_patches(tmp_path: Path) -> None:
+    model = theirs("plain", dynamic_img_size=True)
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    check_close(vitreous.load(tmp_path / "m.pth", image_size=(16, 64)), model, (16, 64))
+
+
+def test_a_mean_of_normed_patches_looks_like_a_class_token(tmp_path: Path) -> None:
+    model = noisy(import_timm().create_model(PLAIN, **SIZES, num_classes=7, global_pool="avg", fc_norm=False))
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    assert "pool: " in " ".join(vitreous.load(tmp_path / "m.pth").provenance["assumed"])
+    ours = vitreous.load(tmp_path / "m.pth", overrides={"pool": GlobalAverage("before")})
+    check_close(ours, model, NATIVE)
+
+
+def test_deit_three_calls_its_layer_scales_otherwise(tmp_path: Path) -> None:
+    given = SIZES | {"num_classes": 7}
+    model = noisy(import_timm().create_model("deit3_base_patch16_224", dynamic_img_size=True, **given))
+    state = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
+             for name, tensor in model.state_dict().items()}  # fmt: skip
+    assert "blocks.0.gamma_1" in state
+    torch.save({"model": state}, tmp_path / "deit3.pth")
+    ours = vitreous.load(tmp_path / "deit3.pth")
+    assert ours.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0, geometry="timm")
+    check_close(ours, model, NATIVE, OTHER)
+
+
+@pytest.mark.parametrize("case", ["plain", "distilled"])
+def test_pictures_are_prepared_as_those_who_published_such_weights_do(case: str, tmp_path: Path) -> None:
+    """Weights alone do not tell. timm's ViTs are AugReg's; of DeiT, timm shows more of a picture than DeiT itself."""
+    torch.save(theirs(case).state_dict(), tmp_path / "m.pth")
+    ours, cfg = vitreous.load(tmp_path / "m.pth").config.preprocessing, import_timm().get_pretrained_cfg(CASES[case][0])
+    assert (ours.mean * (3 // len(ours.mean)), ours.std * (3 // len(ours.std))) == (cfg.mean, cfg.std)
+    assert (ours.fit, ours.interpolation) == ("crop", cfg.interpolation)
+    assert ours.crop_fraction == (cfg.crop_pct if case == "plain" else 224 / 256)
+
+
+def test_a_hidden_layer_before_the_classifier(tmp_path: Path) -> None:
+    """timm had one until 2022, for Google's weights."""
+    model = theirs("plain")
+    old = noisy(nn.Sequential(nn.Linear(128, 96), nn.Tanh(), nn.Linear(96, 7)))
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}
+    state |= {"pre_logits.fc.weight": old[0].weight, "pre_logits.fc.bias": old[0].bias}
+    state |= {"head.weight": old[2].weight, "head.bias": old[2].bias}
+    torch.save(state, tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    assert ours.config.head == TanhHead(96)
+    check_close(ours, lambda images: old(model.forward_features(images)[:, 0]), NATIVE)
+
+
+def test_what_was_taken_by_convention_is_said(tmp_path: Path) -> None:
+    torch.save(theirs("plain").state_dict(), tmp_path / "m.pth")
+    said = " ".join(vitreous.load(tmp_path / "m.pth").provenance["assumed"])
+    for field in ("num_heads", "image_size", "norm_eps", "mlp", "preprocessing"):
+        assert f"{field}: " in said
+    given = vitreous.load(tmp_path / "m.pth", overrides={"num_heads": 4, "norm_eps": 1e-5})
+    assert (given.config.num_heads, given.config.norm_eps) == (4, 1e-5)
+    assert "num_heads" not in " ".join(given.provenance["assumed"])

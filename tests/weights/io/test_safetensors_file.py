@@ -1,0 +1,126 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vitreous.weights.io.safetensors_file import (
+    BadCheckpoint,
+    Entry,
+    check_tensors,
+    read_header,
+    read_tensors,
+    write_tensors,
+)
+
+TENSORS = {
+    "a": torch.randn(2, 3),
+    "b.c": torch.randn(4).bfloat16(),
+    "scalar": torch.tensor(1.5),
+    "transposed": torch.randn(3, 5).T,
+    "last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+}
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_tensors(TENSORS, tmp_path / "x")
+    read = read_tensors(tmp_path / "x")
+    assert read.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name], tensor)
+    assert read_header(tmp_path / "x")["b.c"] == Entry("BF16", (4,))
+    assert read_header(tmp_path / "x")["transposed"] == Entry("F32", (5, 3))
+
+
+def test_the_library_reads_what_we_write_and_we_what_it_writes(tmp_path: Path) -> None:
+    write_tensors(TENSORS, tmp_path / "ours")
+    save_file({name: tensor.contiguous() for name, tensor in TENSORS.items()}, tmp_path / "theirs")
+    for read in (load_file(tmp_path / "ours"), read_tensors(tmp_path / "theirs")):
+        assert read.keys() == TENSORS.keys()
+        assert all(torch.equal(read[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_tensors_lie_in_memory_as_torch_would_have_them(tmp_path: Path) -> None:
+    tensors = {f"{i}": torch.randn(i) for i in range(1, 200)} | {"x": torch.randn(48).half()}
+    write_tensors(tensors, tmp_path / "x")
+    mapped, read = load_file(tmp_path / "x"), read_tensors(tmp_path / "x")
+    for name, tensor in tensors.items():
+        assert read[name].data_ptr() % 64 == 0
+        assert mapped[name].data_ptr() % 64 == 0 or tensor.nbytes % 64 != 0
+    if (maps := Path("/proc/self/maps")).exists():
+        assert str(tmp_path / "x") in maps.read_text()
+
+
+def test_a_change_does_not_reach_the_file(tmp_path: Path) -> None:
+    write_tensors(TENSORS, tmp_path / "x")
+    read_tensors(tmp_path / "x")["a"].zero_()
+    assert torch.equal(read_tensors(tmp_path / "x")["a"], TENSORS["a"])
+
+
+def test_what_was_read_can_be_written_over_itself(tmp_path: Path) -> None:
+    write_tensors(TENSORS, tmp_path / "x")
+    write_tensors(read_tensors(tmp_path / "x"), tmp_path / "y")
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+
+
+def test_what_was_forgotten_is_read_again(tmp_path: Path) -> None:
+    write_tensors({"a": torch.arange(5000.0)}, tmp_path / "x")
+    read = read_tensors(tmp_path / "x")
+    assert read["a"].sum() == torch.arange(5000.0).sum()
+    read.forget()
+    assert torch.equal(read["a"], torch.arange(5000.0))
+
+
+def test_what_begins_where_it_may_is_not_copied(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3), "b": torch.zeros(2000), "none": torch.zeros(0, 4)}, tmp_path / "x")
+    read = read_tensors(tmp_path / "x", alignment=4)
+    assert read["none"].shape == (0, 4)
+    start = read["a"].data_ptr()
+    assert read["b"].data_ptr() - start in (12, -8000)  # side by side, as in the file
+    assert read_tensors(tmp_path / "x")["b"].data_ptr() % 64 == 0
+
+
+def test_other_types_are_read_so_that_they_can_be_named(tmp_path: Path) -> None:
+    tensors = {
+        "steps": torch.tensor([1, 2]),
+        "mask": torch.tensor([True, False]),
+        "tiny": torch.zeros(2).to(torch.float8_e5m2),
+    }
+    save_file(tensors, tmp_path / "x")
+    assert {name: x.dtype for name, x in read_tensors(tmp_path / "x").items()} == {
+        k: x.dtype for k, x in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 50, -1])
+def test_a_truncated_file_is_named(tmp_path: Path, length: int) -> None:
+    write_tensors(TENSORS, tmp_path / "x")
+    whole = (tmp_path / "x").read_bytes()
+    (tmp_path / "x").write_bytes(whole[:length])
+    for read in (read_header, read_tensors):
+        with pytest.raises(BadCheckpoint, match="x cannot be read: "):
+            read(tmp_path / "x")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match="y cannot be read: "):
+        read_header(tmp_path / "y")
+
+
+def test_all_that_differs_is_listed_in_one_line() -> None:
+    found = {"head.weight": Entry("F32", (3, 4)), "head.bais": Entry("F32", (3,)), "norm": Entry("I64", (2,))}
+    expected = {"head.weight": (5, 4), "head.bias": (3,), "norm": (2,), **{f"layer{i}": (1,) for i in range(9)}}
+    with pytest.raises(BadCheckpoint) as error:
+        check_tensors(Path("x"), found, expected)
+    assert str(error.value) == (
+        "x does not fit the model: "
+        "10 missing: head.bias, layer0, layer1, layer2, layer3 and 5 more; "
+        "1 unexpected: head.bais (did you mean 'head.bias'?); "
+        "1 of another shape: head.weight is [3, 4], but must be [5, 4]; "
+        "1 of another type: norm is I64, but must be one of F64, F32, F16, BF16"
+    )
+
+
+def test_nothing_is_said_of_what_fits() -> None:
+    check_tensors(Path("x"), {"a": Entry("BF16", (1,))}, {"a": (1,)})

@@ -1,0 +1,82 @@
+"""What is in a file counts, and not what it is called; and what is no file of weights is called what it is."""
+
+import pickle
+import pickletools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import vitreous
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu
+from vitreous.model.vit import ViT
+from vitreous.weights.io.safetensors_file import BadCheckpoint
+
+SMALL = ViTConfig(
+    image_size=(32, 32), patch_size=(8, 8), width=64, depth=1, num_heads=1, mlp_width=64, num_classes=3, mlp=Gelu("erf")
+)
+
+
+def timm_state(folder: Path) -> tuple[ViT, dict[str, torch.Tensor]]:
+    """A model, and its tensors as timm names them."""
+    model = build(SMALL).eval()
+    vitreous.save(model, folder / "x.safetensors", format="timm")
+    return model, safetensors.torch.load_file(folder / "x.safetensors")
+
+
+def check_same(file: Path, model: ViT) -> None:
+    images = torch.linspace(-1, 1, 3 * 32 * 32).view(1, 3, 32, 32)
+    assert torch.equal(vitreous.load(file)(images), model(images))
+
+
+def test_what_is_in_a_file_counts_and_not_its_name(tmp_path: Path) -> None:
+    model, state = timm_state(tmp_path)
+    for name in ("a.pth", "a.npz", "a.pt.tar"):
+        safetensors.torch.save_file(state, tmp_path / name)
+        check_same(tmp_path / name, model)
+    for name in ("b.safetensors", "b.npz"):
+        for zipped in (True, False):
+            torch.save(state, tmp_path / name, _use_new_zipfile_serialization=zipped)
+            check_same(tmp_path / name, model)
+    with open(tmp_path / "c.bin", "wb") as stream:
+        np.savez(stream, **{name: tensor.numpy() for name, tensor in state.items()})
+    check_same(tmp_path / "c.bin", model)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\n<!DOCTYPE html><html>", "is a web page, not weights"),
+        (b"<html>", "is a web page, not weights"),
+        (b"<?xml version='1.0'?><Error>", "is XML, probably what a server said"),
+        (b'{"message": "Not Found"}', "is JSON, not weights"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "only the pointer of Git LFS"),
+        (b"\x1f\x8b\x08\0", "is compressed by gzip: unpack it first"),
+        (b"\x89HDF\r\n\x1a\n", "is HDF5, which is not read"),
+        (b"last/".ljust(257, b"\0") + b"ustar\0", "is a tar archive: unpack it first"),
+    ],
+)
+@pytest.mark.parametrize("name", ["x.pth", "x.safetensors", "x.npz", "x.pth.tar"])
+def test_other_files_are_called_what_they_are(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadCheckpoint, match=f"{name} .*{said}") as refusal:
+        vitreous.load(tmp_path / name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_pickle_that_begins_like_safetensors(tmp_path: Path) -> None:
+    data = pickletools.optimize(pickle.dumps({"{ab}": 1}, 2))
+    assert data[8:9] == b"{"
+    (tmp_path / "x.pth").write_bytes(data)
+    with pytest.raises(BadCheckpoint, match=r"no tensors where they are looked for; it has \{ab\}"):
+        vitreous.load(tmp_path / "x.pth")
+
+
+def test_a_tar_that_does_not_say_weights_is_none(tmp_path: Path) -> None:
+    torch.save(timm_state(tmp_path)[1], tmp_path / "x.tar")
+    with pytest.raises(BadCheckpoint, match=r"ends in '\.tar', but weights are in"):
+        vitreous.load(tmp_path / "x.tar")

@@ -1,0 +1,164 @@
+"""Checks that explain themselves: every error names the field, its value and what would be right.
+
+They run on plain numbers, before any tensor exists, so that a slip in a config costs nothing.
+"""
+
+import dataclasses
+import difflib
+import operator
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+Size = tuple[int, int]  # (height, width), always in this order
+
+
+class BadValue(ValueError):
+    """A field that cannot be what it is said to be. The command line takes it for a wrong argument."""
+
+
+def fail(field: str, value: object, allowed: str) -> NoReturn:
+    """Raise the one kind of error a config can raise.
+
+    >>> fail("depth", 0, "a whole number from 1 to 1024")
+    Traceback (most recent call last):
+        ...
+    vitreous.common.checks.BadValue: depth is 0, but must be a whole number from 1 to 1024
+    """
+    shown = str(value) if isinstance(value, Path) else value
+    raise BadValue(f"{field} is {shown!r}, but must be {allowed}")
+
+
+def check_whole(field: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        fail(field, value, f"a whole number from {low} to {high}")
+
+
+def check_real(field: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:  # NaN compares false
+        fail(field, value, f"a number from {low:g} to {high:g}")
+
+
+def check_positive(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        fail(field, value, "a finite number above 0")
+
+
+def check_fraction(field: str, value: object) -> None:
+    """A probability of dropping something: below 1, or nothing would be left."""
+    check_real(field, value, 0, 1)
+    if value == 1:
+        fail(field, value, "less than 1, or nothing would be left")
+
+
+def check_flag(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        fail(field, value, "True or False")
+
+
+def check_choice(field: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        fail(field, value, f"one of {', '.join(map(repr, allowed))}{suggestion(str(value), allowed)}")
+
+
+def check_words(config: Any) -> None:
+    """Every field that takes one of some words holds one of them, also in dataclasses inside: Python never looks."""
+    for field, hint in get_type_hints(type(config)).items():
+        value, kinds = getattr(config, field), (hint, *get_args(hint))
+        if dataclasses.is_dataclass(value):
+            check_words(value)
+        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        others = [kind for kind in kinds if isinstance(kind, type)]  # None, or a number, which is checked elsewhere
+        if words and type(value) not in others and (isinstance(value, str) or others in ([], [NoneType])):
+            check_choice(field, value, words)
+
+
+def check_kind(field: str, value: object, kinds: Sequence[type]) -> None:
+    if not isinstance(value, tuple(kinds)):
+        fail(field, value, f"one of {', '.join(kind.__name__ + '(...)' for kind in kinds)}")
+
+
+def check_size(field: str, value: object, high: int) -> None:
+    allowed = f"a (height, width) pair of whole numbers from 1 to {high}"
+    if not isinstance(value, tuple) or len(value) != 2:
+        fail(field, value, allowed)
+    if not all(type(side) is int and 1 <= side <= high for side in value):
+        fail(field, value, allowed)
+
+
+def check_numbers(field: str, value: object) -> None:
+    if not isinstance(value, tuple) or not value:
+        fail(field, value, "a tuple of numbers")
+    for number in value:
+        check_real(field, number, -1e6, 1e6)
+
+
+def as_size(value: int | Sequence[int]) -> Size:
+    """One number names a square, two a height and a width.
+
+    >>> as_size(224), as_size([224, 320])
+    ((224, 224), (224, 320))
+    """
+    try:
+        sides = [operator.index(side) for side in (value if isinstance(value, Iterable) else (value,))]
+    except TypeError:
+        sides = []
+    if len(sides) not in (1, 2):
+        fail("image_size", value, "one whole number (square) or two (height, width)")
+    return (sides[0], sides[-1])
+
+
+def refuse_unused(used: bool, said: Any, default: Any, use: str, names: tuple[str, ...] = ()) -> None:
+    """Fields of a config that were set although nothing will look at them. `names`: only of these."""
+    for one in dataclasses.fields(said):
+        value = getattr(said, one.name)
+        if not used and value != getattr(default, one.name) and (not names or one.name in names):
+            fail(one.name, value, f"left out, or used with {use}")
+
+
+def suggestion(word: str, allowed: Iterable[str]) -> str:
+    """' (did you mean ...?)' for a word that is nearly right, otherwise nothing.
+
+    >>> suggestion("timn", ["google", "timm"])
+    " (did you mean 'timm'?)"
+    """
+    lowered = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(word.lower(), list(lowered), n=1)
+    return f" (did you mean {lowered[close[0]]!r}?)" if close else ""
+
+
+def path_suggestion(path: Path) -> str:
+    """What was probably meant: looked for at the first part of the path that does not exist."""
+    missing = path
+    while not missing.parent.exists() and missing.parent != missing:
+        missing = missing.parent
+    try:
+        hint = suggestion(missing.name, set(os.listdir(missing.parent)) - {missing.name})  # it may be a dangling link
+    except OSError:  # not a folder, or not ours to read
+        hint = ""
+    return hint if missing == path else f": {str(missing)!r} does not exist{hint}"
+
+
+def check_tiling(size: Size, unit: Size, stride: int = 1) -> None:
+    """An image must be a whole number of patches (`unit` pixels) high and wide.
+
+    A stem pads the image to a multiple of its `stride` before that.
+
+    >>> check_tiling((225, 224), (16, 16))
+    Traceback (most recent call last):
+        ...
+    vitreous.common.checks.BadValue: image is 225 x 224 (height x width), which 16 x 16 patches do not tile; \
+the nearest sizes that fit are 224 x 224 and 240 x 224, or build the model with pad=True
+    """
+    if all(side > 0 and -(-side // stride) * stride % step == 0 for side, step in zip(size, unit, strict=True)):
+        return
+    below = tuple(max(side // step, 1) * step for side, step in zip(size, unit, strict=True))
+    above = tuple(-(-side // step) * step for side, step in zip(size, unit, strict=True))
+    fits = " and ".join(f"{height} x {width}" for height, width in dict.fromkeys([below, above]))
+    raise BadValue(
+        f"image is {size[0]} x {size[1]} (height x width), which {unit[0]} x {unit[1]} patches do not tile; "
+        f"the nearest sizes that fit are {fits}, or build the model with pad=True"
+    )

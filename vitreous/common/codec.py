@@ -1,0 +1,145 @@
+"""Config dataclasses to JSON and back: plain dictionaries, with `"kind"` where a field is a choice among dataclasses.
+
+Reading is strict: an unknown field or a value of the wrong type is an error that names the path to it.
+A field that is left out takes its default, where it has one; what we write leaves none out.
+"""
+
+import dataclasses
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from vitreous.common.checks import fail, suggestion
+
+T = TypeVar("T")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass as a dictionary that `json.dumps` takes.
+
+    >>> from vitreous.model.options import Gelu
+    >>> to_dict(Gelu("tanh"))
+    {'kind': 'Gelu', 'approximation': 'tanh'}
+    """
+    fields = {f.name: _encode(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    return {"kind": type(config).__name__, **fields}
+
+
+def from_dict(expected: type[T], data: object, path: str = "config") -> T:
+    """The dataclass that `data` describes.
+
+    >>> from vitreous.model.options import Gelu
+    >>> from_dict(Gelu, {"aproximation": "tanh"})
+    Traceback (most recent call last):
+        ...
+    ValueError: config.aproximation is not a field of Gelu (did you mean 'approximation'?)
+    """
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is {data!r}, but must be an object with the fields of {expected.__name__}")
+    hints = get_type_hints(expected)
+    names = {f.name for f in dataclasses.fields(expected)}  # type: ignore[arg-type]
+    kind = data.get("kind", expected.__name__)
+    if kind != expected.__name__:
+        raise ValueError(f"{path}.kind is {kind!r}, but must be {expected.__name__!r}")
+    for name in data:
+        if name != "kind" and name not in names:
+            raise ValueError(f"{path}.{name} is not a field of {expected.__name__}{suggestion(str(name), names)}")
+    required = {f.name for f in dataclasses.fields(expected) if f.default is f.default_factory is dataclasses.MISSING}  # type: ignore[arg-type]
+    if missing := sorted(required - data.keys()):
+        raise ValueError(f"{path} lacks {', '.join(missing)}, which {expected.__name__} has no default for")
+    return expected(**{name: decode(hints[name], data[name], f"{path}.{name}") for name in names & data.keys()})
+
+
+def decode(hint: Any, value: object, path: str) -> Any:
+    """`value`, as JSON gave it, as the type that `hint` declares."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _decode_union(arguments, value, path)
+    if dataclasses.is_dataclass(hint):
+        # A config object is welcome too, so that overrides can be written in Python.
+        return value if isinstance(value, hint) else from_dict(hint, value, path)  # type: ignore[arg-type]
+    if origin is tuple:
+        return _decode_tuple(arguments, value, path)
+    if origin is Literal:
+        return value  # the dataclass checks the choice, and says what is allowed
+    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    if hint is Path and type(value) is str:
+        return Path(value)
+    if type(value) is not hint:
+        raise ValueError(f"{path} is {value!r}, but must be of type {hint.__name__}")
+    return value
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _decode_tuple(arguments: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
+    if arguments == (int, int) and type(value) is int:
+        value = (value, value)  # a square may be written as one number
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{path} is {value!r}, but must be a list")
+    if arguments[-1] is Ellipsis:
+        arguments = (arguments[0],) * len(value)
+    if len(value) != len(arguments):
+        raise ValueError(f"{path} is {value!r}, but must have {len(arguments)} entries")
+    return tuple(
+        decode(hint, item, f"{path}[{i}]") for i, (hint, item) in enumerate(zip(arguments, value, strict=True))
+    )
+
+
+def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    choices = [hint for hint in arguments if hint is not type(None)]
+    if len(choices) == 1:
+        return decode(choices[0], value, path)
+    if not all(dataclasses.is_dataclass(choice) for choice in choices):
+        return _decode_any(choices, value, path)
+    if isinstance(value, tuple(choices)):
+        return value
+    kinds = {choice.__name__: choice for choice in choices}
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is {value!r}, but must be an object whose kind is one of {', '.join(kinds)}")
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(
+            f"{path}.kind is {kind!r}, but must be one of {', '.join(kinds)}{suggestion(str(kind), kinds)}"
+        )
+    return from_dict(kinds[kind], value, path)
+
+
+def _decode_any(choices: list[Any], value: object, path: str) -> Any:
+    """The first of several plain types that fits."""
+    for choice in choices:
+        if get_origin(choice) is Literal:
+            if value in get_args(choice):
+                return value
+        elif type(value) is choice:
+            return value
+    raise ValueError(f"{path} is {value!r}, but must be {' or '.join(map(str, choices))}")
+
+
+def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of a model's config from the command line.
+
+    >>> parse_fields(("registers=4", 'position={"kind": "Rotary2d"}'))
+    {'registers': 4, 'position': {'kind': 'Rotary2d'}}
+    """
+    fields = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fail("set", text, 'field=JSON, such as registers=4 or \'position={"kind": "Rotary2d"}\'')
+        if not equals:
+            fail("set", text, "field=JSON, such as registers=4")
+    return fields

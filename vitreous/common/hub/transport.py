@@ -1,0 +1,268 @@
+"""Transport for huggingface_hub's HTTP client that bounds and checks every answer of a hub.
+
+huggingface_hub believes its hub: it reads an answer of any length for any time, and names files in its cache by the
+headers of an answer. Inside `exchange()` it does neither. Requests of other code in the same process are not touched.
+"""
+
+import contextlib
+import queue
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub.utils import _http
+
+from vitreous.common.network import MIN_BYTES_PER_SECOND, BackgroundReader, BadAnswer, Pace
+
+MAX_METADATA_BYTES = 1 << 26  # 64 MiB, the listing of about 250,000 files
+METADATA_SECONDS = 60.0  # for a whole answer
+MAX_WAIT_SECONDS = 60  # that a hub may ask to wait before the next request
+OFFICIAL = "https://huggingface.co"
+
+
+@dataclass
+class Exchange:
+    """The requests that one call makes: about a repository, or to fetch one of its files."""
+
+    file: str | None = None
+    size: int | None = None  # bytes of the file, as declared by the hub
+    pace: Pace | None = None
+
+
+_EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+_INSTALLING = threading.Lock()
+
+
+@contextlib.contextmanager
+def exchange(requests: Exchange) -> Iterator[None]:
+    """Bound and check the answers to all requests of this thread within the block."""
+    _install()
+    token = _EXCHANGE.set(requests)
+    try:
+        yield
+    finally:
+        _EXCHANGE.reset(token)
+
+
+def _install() -> None:
+    """Give huggingface_hub's client our transport, around that of the factory which was set before."""
+    with _INSTALLING:
+        factory = _http._GLOBAL_CLIENT_FACTORY
+        if not isinstance(factory, _BoundedFactory):
+            huggingface_hub.set_client_factory(_BoundedFactory(factory))
+
+
+@dataclass(frozen=True)
+class _BoundedFactory:
+    factory: Callable[[], httpx2.Client]
+
+    def __call__(self) -> httpx2.Client:
+        client = self.factory()
+        client._transport = BoundedTransport(client._transport)
+        client._mounts = {
+            pattern: BoundedTransport(transport) if transport is not None else None
+            for pattern, transport in client._mounts.items()
+        }
+        return client
+
+
+class BoundedTransport(httpx2.BaseTransport):
+    """Checks and bounds the answers to requests of an exchange; leaves all others alone."""
+
+    def __init__(self, transport: httpx2.BaseTransport) -> None:
+        self.transport = transport
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        exchange = _EXCHANGE.get()
+        if exchange is None:
+            return self.transport.handle_request(request)
+        if exchange.pace is not None:
+            exchange.pace.add(0)  # connections that break again and again without bringing anything are slow, too
+        request.headers["Accept-Encoding"] = "identity"  # or few bytes could unpack to many
+        if not may_see_token(request.url):
+            request.headers.pop("Authorization", None)
+
+        def receive() -> Generator[httpx2.Response | bytes, None, None]:
+            response = self.transport.handle_request(request)
+            stream = response.stream
+            assert isinstance(stream, httpx2.SyncByteStream)
+            try:
+                yield response
+                yield from stream
+            finally:
+                stream.close()
+
+        reader = BackgroundReader(receive)
+        end = _deadline(request)
+        try:
+            response = reader.next(None if end is None else end - time.monotonic())
+            assert isinstance(response, httpx2.Response)
+            _check_headers(exchange, request, response)
+            limit = _check_size(exchange, request, response)
+        except queue.Empty:
+            reader.close()
+            raise BadAnswer(f"{_named(request)} did not begin within {METADATA_SECONDS:.0f} s") from None
+        except BaseException:
+            reader.close()
+            raise
+        pace = exchange.pace if _is_file(exchange, request, response) else None
+        response.stream = _BoundedStream(reader, limit, end, pace, _named(request))
+        return response
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+class _BoundedStream(httpx2.SyncByteStream):
+    """The body of an answer: at most `limit` bytes, and in time."""
+
+    def __init__(
+        self,
+        reader: BackgroundReader[httpx2.Response | bytes],
+        limit: int,
+        end: float | None,
+        pace: Pace | None,
+        name: str,
+    ) -> None:
+        self.reader, self.limit, self.end, self.pace, self.name = reader, limit, end, pace, name
+
+    def __iter__(self) -> Iterator[bytes]:
+        total = 0
+        while (chunk := self._next()) is not None:
+            total += len(chunk)
+            if total > self.limit:
+                raise BadAnswer(f"{self.name} is longer than the {self.limit:,} bytes that it may have")
+            yield chunk
+
+    def _next(self) -> bytes | None:
+        reader: BackgroundReader[bytes] = self.reader  # type: ignore[assignment]  # after the response, only bytes
+        if self.pace is not None:
+            return self.pace.next(reader)
+        try:
+            return reader.next(None if self.end is None else self.end - time.monotonic())
+        except queue.Empty:
+            raise BadAnswer(f"{self.name} did not end within {METADATA_SECONDS:.0f} s") from None
+
+    def close(self) -> None:
+        self.reader.close()
+
+
+def _named(request: httpx2.Request) -> str:
+    """The request, without its query: that may be a signature."""
+    return f"the answer to {request.method} {request.url.copy_with(query=None)}"
+
+
+def _deadline(request: httpx2.Request) -> float | None:
+    """The time by which an answer must be complete, with time to send a request that has a body."""
+    if "Transfer-Encoding" in request.headers:
+        return None  # an upload of unknown length
+    to_send = int(request.headers.get("Content-Length") or 0)
+    return time.monotonic() + METADATA_SECONDS + to_send / MIN_BYTES_PER_SECOND
+
+
+def _is_file(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> bool:
+    return exchange.file is not None and request.method == "GET" and response.is_success
+
+
+def may_see_token(url: httpx2.URL) -> bool:
+    """True for the hub itself, on its own port or encrypted, and for the official hub, to which mirrors redirect."""
+    hub = httpx2.URL(constants.ENDPOINT)
+    upgraded = url.scheme == "https" and url.host == hub.host
+    return upgraded or url.origin in (hub.origin, httpx2.URL(OFFICIAL).origin)
+
+
+# ---- Checks of an answer ---------------------------------------------------------------------------------------------
+
+
+def _check_headers(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
+    def bad(header: str, accepted: str) -> BadAnswer:
+        return BadAnswer(
+            f"{_named(request)} has {header}: {response.headers[header][:100]!r}, but must have {accepted}"
+        )
+
+    for header, value in response.headers.items():
+        if not value.isprintable():
+            raise bad(header, "no control characters")
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise bad("Content-Encoding", "none, as none was accepted")
+    # huggingface_hub makes names of files and folders of these.
+    if not re.fullmatch("[0-9a-f]{40}", response.headers.get("X-Repo-Commit", "0" * 40)):
+        raise bad("X-Repo-Commit", "40 hex digits")
+    if exchange.file is not None and request.method == "HEAD":
+        for header in ("X-Linked-Etag", "ETag"):
+            file_name = response.headers.get(header, "-").lstrip("W/").strip('"')  # as huggingface_hub does
+            if not re.fullmatch(r"[\w-][\w.-]{0,127}", file_name, re.ASCII):
+                raise bad(header, "letters, digits, '.', '-' and '_'")
+    if response.has_redirect_location:
+        check_redirect(exchange, request, response)
+    if (wait := _requested_wait(response)) > MAX_WAIT_SECONDS:
+        raise BadAnswer(f"{_named(request)} has status {response.status_code} and asks to wait {wait:,} s")
+
+
+def _requested_wait(response: httpx2.Response) -> int:
+    """Return the seconds that huggingface_hub would sleep before it repeats the request."""
+    if response.status_code not in (408, 429, 500, 502, 503, 504):
+        return 0
+    limit = _http.parse_ratelimit_headers(response.headers)
+    if response.status_code == 429 and limit is not None and limit.remaining == 0:
+        return limit.reset_in_seconds
+    seconds = response.headers.get("Retry-After", "").strip()
+    return int(seconds) if seconds.isdigit() else 0
+
+
+def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
+    """Files may come from other hosts, as large ones do. Answers about a repository may not, nor anything unencrypted
+    in place of something encrypted."""
+    location = response.headers["Location"]
+    try:
+        target = request.url.join(location)
+    except httpx2.InvalidURL:
+        target = httpx2.URL("")
+    schemes = ("https",) if request.url.scheme == "https" else ("http", "https")
+    good = target.scheme in schemes and target.host
+    if not good or (exchange.file is None and not may_see_token(target)):
+        raise BadAnswer(f"{_named(request)} redirects to {location[:200]!r}, which is not followed")
+
+
+def _check_size(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> int:
+    """Return the bytes that the body may have. Raises BadAnswer for sizes that are too large or contradict."""
+    length = response.headers.get("Content-Length")
+    if exchange.file is not None and request.method == "HEAD" and not response.is_error:
+        size = response.headers.get("X-Linked-Size") or (None if response.is_redirect else length)
+        if size is not None and not (size.isascii() and size.isdecimal()):
+            raise BadAnswer(f"{_named(request)} has the size {size[:30]!r}, but must have a number of bytes")
+        if exchange.size is None and size is not None:
+            check_space(exchange.file, int(size))
+            exchange.size = int(size)
+        if size is not None and int(size) != exchange.size:
+            raise BadAnswer(
+                f"{_named(request)} has the size {int(size):,}, but the hub lists {exchange.file} with "
+                f"{exchange.size:,} bytes"
+            )
+    limit = MAX_METADATA_BYTES
+    if _is_file(exchange, request, response):
+        if exchange.size is None:
+            raise BadAnswer(f"{_named(request)} has no declared size: no limit to its length is known")
+        limit = exchange.size
+    if request.method != "HEAD" and length is not None and int(length) > limit:
+        raise BadAnswer(f"{_named(request)} has {int(length):,} bytes, but must have at most {limit:,}")
+    return limit
+
+
+def check_space(name: str, size: int) -> None:
+    """Raise OSError if the disk with the cache has fewer than `size` bytes left."""
+    cache = Path(constants.HF_HUB_CACHE).absolute()
+    free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free
+    if size > free:
+        raise OSError(
+            f"{name} needs {size / 1e6:,.1f} MB in {cache}, which has {free / 1e6:,.1f} MB left: make room, or set "
+            "HF_HOME to a folder on a larger disk"
+        )

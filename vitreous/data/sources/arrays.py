@@ -1,0 +1,96 @@
+"""Arrays in an .npz file: `x_train`, `y_train`, `x_test`, `y_test`, or `images` and `labels`, or names like these.
+
+Pictures are uint8, [n, h, w] or [n, h, w, c]. Class names may lie in `classes`. Pickled objects are never loaded.
+"""
+
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.common.regular_files import check_regular
+from vitreous.data.sources.base import ArraySource, Source
+from vitreous.data.sources.rows import order_labels
+from vitreous.data.split import WHOLE, Found, listed, part_name
+
+IMAGES = ("x", "image", "images", "data", "pictures")
+LABELS = ("y", "label", "labels", "target", "targets")
+CLASSES = ("classes", "class_names", "label_names", "names")
+
+
+def open_arrays(path: Path, classes: tuple[str, ...] | None = None) -> Found:
+    """The data set in an .npz file; `classes` names its labels where the file does not."""
+    arrays = read_npz(path)
+    named = next((tuple(map(str, arrays[key].tolist())) for key in CLASSES if key in arrays), classes)
+    images, labels = _pair(path, arrays, IMAGES), _pair(path, arrays, LABELS)
+    if not images or images.keys() != labels.keys():
+        raise ValueError(
+            f"{path} has the arrays {listed(arrays, 20)}, but needs x_train and y_train, images and labels, or the like"
+        )
+    return from_arrays(path.name, {part: (images[part], labels[part]) for part in images}, named)
+
+
+def from_arrays(
+    name: str, parts: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: tuple[str, ...] | None
+) -> Found:
+    """Parts of (pictures, labels) as a data set."""
+    checked = {part: _check(f"{name}: {part}", images, labels) for part, (images, labels) in parts.items()}
+    texts = [label for _, labels in checked.values() for label in np.unique(labels).tolist()]
+    if classes is None:
+        classes = order_labels(map(str, texts))
+        position = {label: i for i, label in enumerate(classes)}
+    else:
+        position = {str(i): i for i in range(len(classes))}
+        if unknown := sorted({str(label) for label in texts} - position.keys()):
+            raise ValueError(f"{name}: labels hold {listed(unknown)}, but there are {len(classes)} class names")
+    sources: dict[str, Source] = {}
+    for part, (images, labels) in checked.items():
+        values, places = np.unique(labels, return_inverse=True)
+        numbers = np.array([position[str(value)] for value in values.tolist()], np.int64)[places]
+        label = name.removesuffix(".npz") + ("" if part == WHOLE else f"/{part}")
+        sources[part] = ArraySource(images, numbers, classes, label)
+    return Found(name, sources)
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        check_regular(path)
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read as arrays: {str(error).splitlines()[0]}") from None
+
+
+def _pair(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The arrays of pictures, or of labels, by part: a key is one of the names, beside a word for the part."""
+    found: dict[str, np.ndarray] = {}
+    for key, array in arrays.items():
+        words = [word for word in re.split(r"[^a-z]+", key.lower()) if word]
+        parts = [part for word in words if (part := part_name(word))]
+        if not any(word in names for word in words) or len(words) != len(parts) + 1:
+            continue
+        part = parts[0] if parts else WHOLE
+        if part in found:
+            raise ValueError(f"{path} has two arrays of {part} like {key!r}: keep one")
+        found[part] = array
+    return found
+
+
+def _check(where: str, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
+        raise ValueError(
+            f"{where}: pictures are {images.dtype} {list(images.shape)}, but must be uint8 [n, h, w] or [n, h, w, c]"
+        )
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iuU" or len(labels) != len(images):
+        raise ValueError(
+            f"{where}: labels are {labels.dtype} {list(labels.shape)}, but must be numbers or text [{len(images)}]"
+        )
+    if not len(labels):
+        raise ValueError(f"{where} is empty")
+    return images, labels

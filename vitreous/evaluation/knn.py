@@ -1,0 +1,126 @@
+"""Weighted k-NN, as DINO (arXiv 2104.14294) measures features: nothing is trained, the nearest pictures vote.
+
+A neighbour's vote weighs exp(cosine similarity / 0.07). As in DINO's eval_knn.py, top-5 is the top min(5, k) of all
+classes ranked by their votes: classes without a vote rank last, in their order, but may be among the five. The table of
+all pairs is never held at once: queries and bank are processed in chunks that fit a memory budget.
+
+q: queries; n: pictures of the bank; d: width; k: neighbours.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitreous.common.checks import check_positive, check_whole, fail
+from vitreous.evaluation.accuracy import accuracy, count_hits
+from vitreous.evaluation.features import BUDGET, FeatureSet, slices
+
+TEMPERATURE = 0.07
+PAIR_BYTES = 24  # for a pair of pictures: similarity (4), comparison (1), and where all are equal, a sorted copy (16)
+
+
+@dataclass(frozen=True)
+class KnnResult:
+    """What so many neighbours get right."""
+
+    neighbours: int
+    top1: float
+    top5: float
+
+
+def knn(
+    train: FeatureSet,
+    test: FeatureSet,
+    num_classes: int,
+    neighbours: Sequence[int] = (20,),
+    *,
+    temperature: float = TEMPERATURE,
+    device: torch.device | None = None,
+    budget: int = BUDGET,
+) -> list[KnnResult]:
+    """The accuracy on `test` when the pictures of `train` vote, for several numbers of neighbours in one pass.
+
+    >>> bank = FeatureSet(torch.eye(3), torch.tensor([0, 1, 1]))
+    >>> knn(bank, FeatureSet(torch.tensor([[0.1, 1.0, 0.9]]), torch.tensor([1])), 2, neighbours=(1, 3))
+    [KnnResult(neighbours=1, top1=1.0, top5=1.0), KnnResult(neighbours=3, top1=1.0, top5=1.0)]
+    """
+    _check(neighbours, len(train), temperature)
+    device = device or torch.device("cpu")
+    hits = {k: torch.zeros(2, dtype=torch.int64, device=device) for k in neighbours}
+    labels = train.labels.to(device)
+    width = train.features.shape[1]
+    rows = max(1, min(math.isqrt(budget // 2 // PAIR_BYTES), budget // (32 * width), budget // (32 * num_classes)))
+    for part in slices(len(test), rows):
+        similarity, indices = nearest(test.features[part].to(device), train.features, max(neighbours), rows)
+        true = test.labels[part].to(device)
+        for k, scores in votes(similarity, labels[indices], num_classes, neighbours, temperature):
+            hits[k] += count_hits(scores, true, (1, min(5, k)))
+    return [KnnResult(k, *accuracy(hits[k], len(test))) for k in neighbours]
+
+
+def nearest(
+    queries: Float[Tensor, "q d"], bank: Float[Tensor, "n d"], k: int, rows: int
+) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
+    """The k most similar pictures of the bank and how similar they are, the most similar first.
+
+    Of equally similar ones the earlier in the bank comes first. The bank is taken to the queries' device `rows` rows
+    at a time.
+    """
+    queries = F.normalize(queries.float(), dim=1)
+    best = queries.new_empty(len(queries), 0)
+    where = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
+    for part in slices(len(bank), rows):
+        similarity = queries @ F.normalize(bank[part].to(queries.device).float(), dim=1).T
+        places = _top(similarity, k)
+        # What was found before is from earlier in the bank: a stable sort leaves it before what is equal to it.
+        best = torch.cat([best, similarity.gather(1, places)], dim=1)
+        where = torch.cat([where, places + part.start], dim=1)
+        best, order = best.sort(dim=1, descending=True, stable=True)
+        best, where = best[:, :k], where.gather(1, order[:, :k])
+    return best, where
+
+
+def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
+    """Where the k highest are, from left to right; of equal ones the leftmost, which torch.topk does not promise."""
+    k = min(k, similarity.shape[1])
+    lowest, places = similarity.topk(k, dim=1)
+    crowded = ((similarity >= lowest[:, -1:]).sum(dim=1) > k).nonzero()[:, 0]  # seldom any
+    if len(crowded):
+        places[crowded] = similarity[crowded].sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return places.sort(dim=1).values
+
+
+def votes(
+    similarity: Float[Tensor, "q k"],
+    labels: Int[Tensor, "q k"],
+    num_classes: int,
+    neighbours: Sequence[int],
+    temperature: float = TEMPERATURE,
+) -> Iterator[tuple[int, Float[Tensor, "q classes"]]]:
+    """Yield each number of neighbours, in rising order, with the sum of the votes for each class.
+
+    Votes are added one neighbour after the other, so that the sum is the same on every device and at every run.
+    """
+    weights = ((similarity - similarity[:, :1]) / temperature).exp()  # the nearest has 1: nothing overflows
+    total = similarity.new_zeros(len(similarity), num_classes)
+    for rank in range(max(neighbours)):
+        total.scatter_add_(1, labels[:, rank : rank + 1], weights[:, rank : rank + 1])
+        if rank + 1 in neighbours:
+            yield rank + 1, total.clone()
+
+
+def _check(neighbours: Sequence[int], count: int, temperature: float) -> None:
+    check_positive("temperature", temperature)
+    if not neighbours:
+        fail("neighbours", neighbours, "at least one whole number")
+    for k in neighbours:
+        check_whole("neighbours", k, 1, 2**20)
+        if k > count:
+            raise ValueError(
+                f"neighbours is {k}, but must be at most {count}: there are no more pictures to learn from"
+            )

@@ -1,0 +1,57 @@
+"""A picture that arrives: what is told of it at once, how it went through the model, and its mask."""
+
+from fastapi import APIRouter, Request, Response
+
+from vitreous.common.checks import Size
+from vitreous.serving.api.parameters import Id, Model
+from vitreous.serving.api.schemas import PICTURE_BODY, WRONG
+from vitreous.serving.image_limits import read_picture
+from vitreous.serving.inspect import numbers
+from vitreous.serving.inspect.responses import BYTES, Answer, as_json
+from vitreous.serving.inspect.schemas import JSON, PLAIN, Shown, Tour, bytes_told, told
+from vitreous.serving.inspect.service import Desk
+from vitreous.serving.inspect.session import Subject, seen
+from vitreous.serving.inspect.tour import tour
+from vitreous.serving.inspect.worker import Pace
+from vitreous.serving.settings import Settings
+
+
+def add_routes(api: APIRouter, desk: Desk, settings: Settings) -> None:
+    @api.post("/v1/images", responses=told(Shown, *WRONG), openapi_extra=PICTURE_BODY, **JSON)
+    async def images(request: Request, model: Model = None) -> Response:
+        """Send a picture. It is held in memory for a while, under a name that is made from its bytes."""
+        one = desk.model(model)
+        return await desk.receive(request, one, await read_picture(request, settings), shown)
+
+    @api.get("/v1/images/{id}/tour", responses=told(Tour), **JSON)
+    async def steps(request: Request, id: Id, model: Model = None) -> Response:
+        """The picture taken through equations 1 to 4, in eight steps."""
+        return await desk.tell(
+            request, desk.model(model), id, "tour", lambda subject: tour(subject.walk, subject.image), Pace.QUICK
+        )
+
+    @api.get("/v1/images/{id}/mask", responses=bytes_told("uint8 [h, w]"), **PLAIN)
+    async def mask(request: Request, id: Id, model: Model = None) -> Response:
+        """uint8 [h, w]: the class of every pixel of what was seen, of a model that segments."""
+        return await desk.ask(request, desk.model(model), id, "mask", _mask, Pace.QUICK)
+
+
+def shown(subject: Subject, id: str, picture: Size) -> Answer:
+    """What is told of a picture when it arrives."""
+    box = seen(subject.looked, picture)
+    return as_json(
+        {
+            "id": id,
+            "model": subject.looked.id,
+            "picture": {"width": picture[1], "height": picture[0]},
+            "seen": {key: round(value, 3) for key, value in box._asdict().items()},
+            "grid": list(subject.looked.grid),
+            "predictions": numbers.predictions(subject),
+            "segments": numbers.segments(subject),
+        }
+    )
+
+
+def _mask(subject: Subject) -> Answer:
+    ids = numbers.mask(subject)
+    return Answer(ids.tobytes(), BYTES, ids.shape)

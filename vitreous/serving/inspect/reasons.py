@@ -1,0 +1,92 @@
+"""What an answer rests on: maps of the patches, whether a map is right about them, and the answer without some."""
+
+import hashlib
+import math
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Body, Query, Request, Response
+
+from vitreous.explanation.rollout import Fusion
+from vitreous.serving.api.parameters import (
+    AnyLayer,
+    Erased,
+    Id,
+    Model,
+    Target,
+    check_attention,
+    check_below,
+    layer_of,
+    target_of,
+)
+from vitreous.serving.api.schemas import WRONG
+from vitreous.serving.inspect import numbers
+from vitreous.serving.inspect.schemas import JSON, Changed, PatchColours, PatchValues, Tested, told
+from vitreous.serving.inspect.service import Desk
+from vitreous.serving.inspect.session import Subject
+from vitreous.serving.inspect.worker import Pace
+
+
+def add_routes(api: APIRouter, desk: Desk) -> None:
+    @api.get("/v1/images/{id}/map/{method}", responses=told(PatchValues | PatchColours), **JSON)
+    async def map(
+        request: Request,
+        id: Id,
+        method: Literal["relevance", "occlusion", "rollout", "attention", "pca"],
+        target: Target = None,
+        fusion: Fusion = "mean",
+        discard: Annotated[float, Query(ge=0, le=0.95)] = 0.0,
+        layer: AnyLayer = None,
+        model: Model = None,
+    ) -> Response:
+        """A number for every patch. `fusion` and `discard` are for rollout, `target` for relevance and occlusion."""
+        one = desk.model(model)
+        if method == "relevance" or method == "occlusion":
+            wanted, pace = target_of(one, target), Pace.LONG
+            if method == "relevance":
+                check_attention(one)
+                pace = Pace.MEDIUM
+            return await desk.tell(
+                request, one, id, ("map", method, wanted),
+                lambda subject: numbers.importance(subject, method, _likeliest(subject, wanted)), pace,
+            )  # fmt: skip
+        at = layer_of(one, layer)
+        if method == "rollout":
+            return await desk.tell(
+                request, one, id, ("map", method, fusion, discard, at),
+                lambda subject: numbers.rollout(subject, fusion, discard, at), Pace.MEDIUM,
+            )  # fmt: skip
+        make, pace = (numbers.layer_attention, Pace.QUICK)
+        if method == "pca":
+            make, pace = (numbers.components, Pace.MEDIUM)
+        return await desk.tell(request, one, id, ("map", method, at), lambda subject: make(subject, at), pace)
+
+    @api.get("/v1/images/{id}/faithfulness/{method}", responses=told(Tested), **JSON)
+    async def faithfulness(
+        request: Request, id: Id, method: numbers.Importance, target: Target = None, model: Model = None
+    ) -> Response:
+        """Deletion and insertion: how soon the answer goes, or comes, with what a map calls important."""
+        one = desk.model(model)
+        wanted = target_of(one, target)
+        if method == "relevance":
+            check_attention(one)
+        return await desk.tell(
+            request, one, id, ("faithfulness", method, wanted),
+            lambda subject: numbers.tested(subject, method, _likeliest(subject, wanted)), Pace.LONG,
+        )  # fmt: skip
+
+    @api.post("/v1/images/{id}/masked", responses=told(Changed, *WRONG), **JSON)
+    async def masked(request: Request, id: Id, body: Annotated[Erased, Body()], model: Model = None) -> Response:
+        """The answer when some patches are painted over."""
+        one = desk.model(model)
+        config = one.classifier.config
+        patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
+        check_below("patches", patches, math.prod(config.grid))
+        check_below("classes", classes, config.num_classes)
+        name = hashlib.sha256(repr((patches, classes)).encode()).hexdigest()  # the lists may be long
+        return await desk.tell(
+            request, one, id, ("masked", name), lambda subject: numbers.masked(subject, patches, classes), Pace.QUICK
+        )
+
+
+def _likeliest(subject: Subject, target: int | None) -> int:
+    return int(numbers.probabilities(subject).argmax()) if target is None else target

@@ -1,0 +1,53 @@
+"""What a server is started with. Imports no torch, so that the command line can use it and stay quick."""
+
+from dataclasses import dataclass, field
+
+from vitreous.common.checks import check_real, check_whole, fail
+
+MEGABYTE = 10**6
+JSON_BODY = MEGABYTE  # bytes of a question in JSON: lists of numbers, which cost far more than a picture's bytes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits and addresses. Nothing that a stranger sends may cost more than they say."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_batch: int = 16  # pictures that the model sees at once
+    max_wait_ms: float = 5.0  # that a picture waits for others to share a batch with
+    queue: int = 64  # requests that wait; the next one is told to come back
+    max_body_mb: float = 20.0
+    max_pixels: int = 64_000_000  # of a picture, by its header, before it is decoded
+    timeout: float = 30.0  # seconds for a request, from its first byte; explanations may take ten times as long
+    api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_whole("port", self.port, 0, 65535)
+        check_whole("max_batch", self.max_batch, 1, 4096)
+        check_real("max_wait_ms", self.max_wait_ms, 0, 10_000)
+        check_whole("queue", self.queue, 1, 65536)
+        check_real("max_body_mb", self.max_body_mb, 0.001, 1000)
+        check_whole("max_pixels", self.max_pixels, 1, 178_956_970)
+        check_real("timeout", self.timeout, 0.1, 3600)
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
+            fail("api_key", "...", "one or more printable ASCII characters")
+
+    @property
+    def max_body(self) -> int:
+        """In bytes."""
+        return int(self.max_body_mb * MEGABYTE)
+
+    @property
+    def max_held(self) -> int:
+        """Bytes of all bodies that are in memory at a time."""
+        return 8 * self.max_body
+
+    @property
+    def local(self) -> bool:
+        """Is it for this machine alone?"""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("::1", "localhost") or host.startswith("127.")

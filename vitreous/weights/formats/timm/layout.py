@@ -1,0 +1,292 @@
+"""The layout that timm, DeiT, DeiT-III, MAE, DINOv2 and PaddleClas share, but for a few names (see Names).
+
+Names read from timm 1.0, `vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import (
+    AttentionPool,
+    ClassToken,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    LinearHead,
+    ResNetStem,
+    SwiGlu,
+    TanhHead,
+)
+from vitreous.weights.formats.base import Found, Inference
+from vitreous.weights.formats.limits import absent, unfit_attention
+from vitreous.weights.formats.mapping import SAME, How, Row, packed_rows, positions, repeated, row, rows, stacked
+from vitreous.weights.io.safetensors_file import BadCheckpoint
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Where the relatives of timm's layout differ in words."""
+
+    registers: str = "reg_token"
+    scales: tuple[str, str] = ("ls1.gamma", "ls2.gamma")
+    gated: tuple[str, str] = ("mlp.fc1", "mlp.fc2")
+    pre_logits: str = "pre_logits.fc"
+    register_entries: bool = True  # whether registers have positions where the class token has one
+    matrix: How = SAME  # how the matrix of a linear layer is kept
+
+
+TIMM = Names()
+
+
+# ---- The table -------------------------------------------------------------------------------------------------------
+
+
+def timm_table(config: ViTConfig, names: Names = TIMM) -> list[Row]:
+    """All rows of a model."""
+    matrix = names.matrix
+    table = [*_stem(config), *rows("patches.projection", "patch_embed.proj"), *_tokens(config, names)]
+    table += repeated(_block(config, names), config.depth)
+    match config.pool:
+        case GlobalAverage(norm="after"):
+            table += rows("pool.norm", "fc_norm")
+        case AttentionPool():
+            table += rows("norm", "norm") + _attention_pool(matrix)
+        case _:
+            table += rows("norm", "norm")
+    if isinstance(config.head, TanhHead):
+        table += rows("head.pre_logits", names.pre_logits, matrix)
+    if config.num_classes:
+        classifier = "head" if isinstance(config.head, LinearHead) else "head.classifier"
+        table += rows(classifier, "head", matrix)
+        if config.distillation_token:
+            table += rows(classifier.replace("head", "distillation_head"), "head_dist", matrix)
+    return table
+
+
+def _tokens(config: ViTConfig, names: Names) -> list[Row]:
+    table = []
+    if config.class_token:
+        table.append(row("prefix.class_token", "cls_token"))
+    if config.distillation_token:
+        table.append(row("prefix.distillation_token", "dist_token"))
+    own = isinstance(config.position, Learned1d) and config.position.prefix_entries
+    entries = (config.class_token + config.distillation_token) * own
+    tables = ("position.prefix", "position.table") if entries else ("position.table",)
+    if config.registers and own and names.register_entries:
+        how = with_registers(entries, config.registers, config.grid)
+        table.append(row((*tables, "prefix.registers"), ("pos_embed", names.registers), how))
+        return table
+    if config.registers:
+        table.append(row("prefix.registers", names.registers))
+    if isinstance(config.position, Learned1d):
+        table.append(row(tables, "pos_embed", positions(entries, config.grid)))
+    return table
+
+
+def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> How:
+    """Registers that have positions: ours have none, but hold the sum of token and position.
+
+    In the checkpoint's own dtype that is what the other system computes, to the bit. If a checkpoint in half precision
+    is converted to float32, the two differ by the rounding of the sum.
+    """
+
+    def read(theirs: list[Tensor]) -> list[Tensor]:
+        places, tokens = theirs
+        end = entries + registers
+        patches = places[0, end:].reshape(*grid, places.shape[-1])
+        tokens = tokens + places[:, entries:end]
+        return [places[0, :entries], patches, tokens] if entries else [patches, tokens]
+
+    def write(ours: list[Tensor]) -> list[Tensor]:
+        *own, patches, tokens = ours
+        return [stacked([*own, torch.zeros_like(tokens[0]), patches.flatten(0, 1)])[None], tokens]
+
+    return How(read, write)
+
+
+def _block(config: ViTConfig, names: Names) -> list[Row]:
+    ours, theirs, matrix = "encoder.blocks.{i}", "blocks.{i}", names.matrix
+    table = rows(f"{ours}.attention_norm", f"{theirs}.norm1")
+    parts = ("weight", "bias") if config.qkv_bias else ("weight",)
+    table += packed_rows([f"{ours}.attention.{part}" for part in "qkv"], f"{theirs}.attn.qkv", matrix, parts)
+    if config.qk_norm:
+        table += rows(f"{ours}.attention.q_norm", f"{theirs}.attn.q_norm")
+        table += rows(f"{ours}.attention.k_norm", f"{theirs}.attn.k_norm")
+    table += rows(f"{ours}.attention.output", f"{theirs}.attn.proj", matrix)
+    table += rows(f"{ours}.mlp_norm", f"{theirs}.norm2")
+    if isinstance(config.mlp, SwiGlu):
+        table += rows(f"{ours}.mlp.gate_and_up", f"{theirs}.{names.gated[0]}", matrix)
+        table += rows(f"{ours}.mlp.down", f"{theirs}.{names.gated[1]}", matrix)
+    else:
+        table += rows(f"{ours}.mlp.up", f"{theirs}.mlp.fc1", matrix)
+        table += rows(f"{ours}.mlp.down", f"{theirs}.mlp.fc2", matrix)
+    if config.layer_scale is not None:
+        table.append(row(f"{ours}.attention_scale.factor", f"{theirs}.{names.scales[0]}"))
+        table.append(row(f"{ours}.mlp_scale.factor", f"{theirs}.{names.scales[1]}"))
+    return table
+
+
+def _attention_pool(matrix: How) -> list[Row]:
+    table = [row("pool.attention.query", "attn_pool.latent"), *rows("pool.norm", "attn_pool.norm")]
+    table += rows("pool.attention.q", "attn_pool.q", matrix)
+    table += packed_rows(["pool.attention.k", "pool.attention.v"], "attn_pool.kv", matrix)
+    table += rows("pool.attention.output", "attn_pool.proj", matrix)
+    for ours, theirs in (("up", "fc1"), ("down", "fc2")):
+        table += rows(f"pool.mlp.{ours}", f"attn_pool.mlp.{theirs}", matrix)
+    return table
+
+
+def stem_units(stages: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
+    """Our name of every unit of a ResNet, its stage, and its place in it. The first of a stage has a shortcut."""
+    index = 0
+    for stage, units in enumerate(stages):
+        for unit in range(units):
+            yield f"stem.stages.{index}", stage, unit
+            index += 1
+
+
+def _stem(config: ViTConfig) -> list[Row]:
+    if config.stem is None:
+        return []
+    root = "patch_embed.backbone.stem" if config.stem.stages else "patch_embed.backbone"
+    table = [row("stem.root.weight", f"{root}.conv.weight"), *rows("stem.norm", f"{root}.norm")]
+    for ours, stage, unit in stem_units(config.stem.stages):
+        theirs = f"patch_embed.backbone.stages.{stage}.blocks.{unit}"
+        for i in (1, 2, 3):
+            table.append(row(f"{ours}.conv{i}.weight", f"{theirs}.conv{i}.weight"))
+            table += rows(f"{ours}.norm{i}", f"{theirs}.norm{i}")
+        if unit == 0:
+            table.append(row(f"{ours}.shortcut.0.weight", f"{theirs}.downsample.conv.weight"))
+            table += rows(f"{ours}.shortcut.1", f"{theirs}.downsample.norm")
+    return table
+
+
+# ---- What tensors tell -----------------------------------------------------------------------------------------------
+
+
+def infer_timm(
+    found: Found,
+    guess: Inference,
+    image_size: Any = None,
+    names: Names = TIMM,
+    native: Any = None,
+    num_heads: int | None = None,
+    entries: bool | None = None,
+    published: bool = False,
+) -> None:
+    """Infer the fields that follow from shapes; numerics and preprocessing are up to the format.
+
+    native, num_heads: from a config beside the tensors, if there is one. entries: whether prefix tokens have positions:
+    always (True), usually (None), usually not (False). published: as in `Inference.heads`.
+    """
+    shapes = {name: _shape(name, tensor, names.matrix) for name, tensor in found.tensors.items()}
+    width, channels, *patch = found.shape("patch_embed.proj.weight", 4)
+    depth = found.count("blocks.{i}.norm1.weight")
+    stem = _infer_stem(found)
+    registers = found.shape(names.registers, 3)[1] if names.registers in shapes else 0
+    has_class, has_distillation = "cls_token" in shapes, "dist_token" in shapes
+    guess.set(
+        width=width,
+        depth=depth,
+        channels=channels if stem is None else found.shape(_root(stem), 4)[1],
+        stem=stem,
+        patch_size=(patch[0], patch[1]),
+        class_token=has_class,
+        distillation_token=has_distillation,
+        registers=registers,
+    )
+    if num_heads is None:
+        guess.heads(width, published)
+    else:
+        guess.set(num_heads=num_heads)
+    stride = stem.stride if stem is not None else 1
+    prefix = has_class + has_distillation + registers * names.register_entries
+    places = found.shape("pos_embed", 3)[1]
+    choices = {None: (prefix, 0), True: (prefix,), False: (0, prefix)}[entries]
+    own = guess.grid(places, choices, (patch[0] * stride, patch[1] * stride), image_size, native)
+    guess.set(
+        position=Learned1d(prefix_entries=own == prefix),
+        qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+        qk_norm="blocks.0.attn.q_norm.weight" in shapes,
+        layer_scale=1e-5 if f"blocks.0.{names.scales[0]}" in shapes else None,
+    )
+    _infer_mlp(shapes, guess, names)
+    _infer_output(shapes, guess, names)
+
+
+def _shape(name: str, tensor: Tensor, matrix: How) -> tuple[int, ...]:
+    """As timm would have it."""
+    is_matrix = name.endswith(".weight") and tensor.ndim == 2
+    return tuple((matrix.write([tensor.to("meta")])[0] if is_matrix else tensor).shape)
+
+
+def _root(stem: ResNetStem) -> str:
+    return "patch_embed.backbone.stem.conv.weight" if stem.stages else "patch_embed.backbone.conv.weight"
+
+
+def _infer_stem(found: Found) -> ResNetStem | None:
+    if "patch_embed.backbone.conv.weight" in found.tensors:
+        return ResNetStem((), found.shape("patch_embed.backbone.conv.weight", 4)[0], "timm")
+    if "patch_embed.backbone.stem.conv.weight" not in found.tensors:
+        return None
+    prefix = "patch_embed.backbone.stages"
+    count = found.count(f"{prefix}.{{i}}.blocks.0.conv1.weight")
+    stages = tuple(found.count(f"{prefix}.{stage}.blocks.{{i}}.conv1.weight") for stage in range(count))
+    return ResNetStem(stages, found.shape("patch_embed.backbone.stem.conv.weight", 4)[0], "timm")
+
+
+def _infer_mlp(shapes: Shapes, guess: Inference, names: Names) -> None:
+    gate, down = (_matrix(shapes, guess, f"blocks.0.{name}") for name in names.gated)
+    plain = _matrix(shapes, guess, "blocks.0.mlp.fc1")
+    if gate is not None and down is not None and gate[0] == 2 * down[1]:
+        guess.set(mlp=SwiGlu(), mlp_width=down[1])
+    elif plain is not None:
+        guess.set(mlp=Gelu("erf"), mlp_width=plain[0])
+    else:
+        raise BadCheckpoint(f"{guess.path} has no tensor blocks.0.mlp.fc1.weight")
+
+
+def _infer_output(shapes: Shapes, guess: Inference, names: Names) -> None:
+    if "attn_pool.latent" in shapes:
+        guess.set(pool=AttentionPool())
+    elif "fc_norm.weight" in shapes:
+        guess.set(pool=GlobalAverage("after"))
+    elif "cls_token" in shapes:
+        guess.set(pool=ClassToken())
+    else:
+        guess.set(pool=GlobalAverage("before"))
+    head = _matrix(shapes, guess, "head")
+    guess.set(num_classes=0 if head is None else head[0])
+    if (pre_logits := _matrix(shapes, guess, names.pre_logits)) is not None:
+        guess.set(head=TanhHead(pre_logits[0]))
+
+
+def _matrix(shapes: Shapes, guess: Inference, layer: str) -> tuple[int, ...] | None:
+    """Of the weight of a layer, if there is one."""
+    shape = shapes.get(f"{layer}.weight")
+    if shape is not None and len(shape) != 2:
+        raise BadCheckpoint(f"{guess.path}: {layer}.weight is {list(shape)}, but must have 2 dimensions")
+    return shape
+
+
+# ---- What it has no place for ----------------------------------------------------------------------------------------
+
+
+def plain_obstacles(config: ViTConfig, system: str) -> list[str]:
+    """What no system with timm's layout has a place for."""
+    lines = []
+    if not isinstance(config.position, Learned1d):
+        lines.append(f"position {type(config.position).__name__}: {system} has one learned vector per patch")
+    return lines + part_obstacles(config, system)
+
+
+def part_obstacles(config: ViTConfig, system: str) -> list[str]:
+    """The same, of patches and attention."""
+    return absent(config, system, ["patch_norm"]) + unfit_attention(config, system)

@@ -1,0 +1,127 @@
+"""Google's `.npz` files, and any that `np.savez` or `np.savez_compressed` wrote: a zip of arrays, read and written.
+
+Nothing is evaluated and no pickle is read. Before memory is taken for an array, its header has to agree with the
+directory of the zip. bfloat16, which numpy does not know, is two bytes of no type ('<V2'), as jax and big_vision
+write it with `np.savez`.
+"""
+
+import math
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from numpy.lib import format as npy
+from torch import Tensor
+
+from vitreous.weights.io.errors import Refused, naming, shown
+from vitreous.weights.io.numpy_arrays import CODES, ArrayType, array_type, as_tensor, count
+from vitreous.weights.io.safetensors_file import MAX_TENSORS
+from vitreous.weights.io.zip_directory import BROKEN, Member, opened_zip
+
+MOST_BYTES = 1 << 36  # 64 GiB, all arrays together: thirty times a ViT-g in float32
+# Trained numbers hardly compress, to 0.5 at best. Only whole tensors of one value do, such as a head that was not
+# trained yet, down to deflate's limit of 1:1032; but they are a small part of a model. So a file as a whole stays far
+# below 100, and a bomb is near 1000. What fits into 64 MiB harms nobody, whatever its ratio.
+MOST_RATIO = 100
+HARMLESS = 1 << 26
+CHUNK = 1 << 20
+LONGEST_HEADER = 10_000  # numpy's own limit
+HEADER = re.compile(  # a Python dict, but as it is always written in the same way it need not be evaluated
+    r"\{ ?'descr': ?'(?P<type>[^']{1,80})', ?'fortran_order': ?(?P<fortran>True|False), ?"
+    r"'shape': ?\((?P<shape>(?:\d{1,18}L?, ?)*(?:\d{1,18}L?)?)\),? ?\}\s*"
+)
+TYPES = {dtype: ("|" if dtype.itemsize == 1 else "<") + code for code, dtype in CODES.items() if code != "bfloat16"}
+
+
+class Header(NamedTuple):
+    """What an array says of itself before its numbers, which begin at byte `start`."""
+
+    kind: ArrayType
+    shape: tuple[int, ...]
+    fortran: bool
+    start: int
+
+
+def read_npz(path: Path) -> dict[str, Tensor]:
+    """The arrays by name, in the file's order; all checked first, then read one after the other."""
+    with naming(path), open(path, "rb") as file, opened_zip(file) as (archive, members):
+        _check_sizes(list(members.values()), os.fstat(file.fileno()).st_size)
+        headers = {name: _header(archive, member) for name, member in members.items()}
+        return {name.removesuffix(".npy"): _array(archive, name, header) for name, header in headers.items()}
+
+
+def write_npz(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """As `np.savez` would write them, one after the other; the same tensors give the same bytes.
+
+    In place, not atomically: for a file that is aside, or inside a folder that is (see files.py).
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in TYPES:
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES)
+            raise ValueError(f"{name} is {tensor.dtype}, but an npz file can only hold {allowed}")
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, tensor in tensors.items():
+            flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            header = {"descr": TYPES[tensor.dtype], "fortran_order": False, "shape": tuple(tensor.shape)}
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as stream:
+                npy.write_array_header_1_0(stream, header)
+                stream.write(flat.numpy().data)
+
+
+def _check_sizes(members: list[Member], length: int) -> None:
+    if len(members) > MAX_TENSORS:
+        raise Refused(f"holds {len(members):,} arrays, but must hold at most {MAX_TENSORS:,}")
+    total = sum(member.size for member in members)
+    if total > max(HARMLESS, min(MOST_BYTES, MOST_RATIO * length)):
+        raise Refused(
+            f"would unpack from {length:,} bytes to {total:,}, but must stay below {MOST_RATIO} times its size, "
+            f"and below {MOST_BYTES:,} bytes"
+        )
+    for member in members:
+        if not member.name.endswith(".npy"):
+            raise Refused(f"holds {shown(member.name)}, but must hold only arrays (.npy)")
+
+
+def _header(archive: zipfile.ZipFile, member: Member) -> Header:
+    name = shown(member.name)
+    try:
+        with archive.open(member.name) as stream:
+            start = stream.read(8)
+            wide = start[6:7] in (b"\2", b"\3")  # version 1 gives the header's length two bytes, the others four
+            length = int.from_bytes(stream.read(4 if wide else 2), "little")
+            text = stream.read(min(length, LONGEST_HEADER + 1)).decode("latin-1")
+    except BROKEN as error:
+        raise Refused(f"holds {name}, which is damaged: {shown(error)}") from error
+    found = HEADER.fullmatch(text)
+    if start[:6] != b"\x93NUMPY" or len(text) != length or found is None:
+        raise Refused(f"holds {name}, which is not an array of numbers: its header is {shown(text.strip())!r}")
+    try:
+        kind = array_type(found["type"])
+        shape = tuple(int(side) for side in re.findall(r"\d+", found["shape"]))
+        header = Header(kind, shape, found["fortran"] == "True", 8 + (4 if wide else 2) + length)
+        size = header.start + count(shape) * kind.dtype.itemsize
+    except Refused as reason:
+        raise Refused(f"{reason} ({name})") from reason
+    if size != member.size:
+        raise Refused(f"holds {name}, whose shape {list(shape)} takes {size:,} bytes, but which has {member.size:,}")
+    return header
+
+
+def _array(archive: zipfile.ZipFile, name: str, header: Header) -> Tensor:
+    flat = torch.empty(math.prod(header.shape) * header.kind.dtype.itemsize, dtype=torch.uint8)
+    memory, at = flat.numpy().data, 0
+    try:
+        with archive.open(name) as stream:
+            stream.read(header.start)
+            while chunk := stream.read(CHUNK):
+                memory[at : at + len(chunk)] = chunk
+                at += len(chunk)
+    except BROKEN as error:
+        raise Refused(f"holds {shown(name)}, which is damaged: {shown(error)}") from error
+    if at != len(memory):
+        raise Refused(f"holds {shown(name)}, which ends early: {at:,} bytes of {len(memory):,}")
+    return as_tensor(flat, header.kind, header.shape, header.fortran)
