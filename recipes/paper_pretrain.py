@@ -29,6 +29,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.main import train_recipe
+    from vitreous.cli.train import train_recipe
 
     train_recipe(config())

@@ -15,6 +15,7 @@ settings.load_profile("vitreous")
 spin_briefly()  # before torch is loaded
 import torch  # noqa: E402
 
+import vitreous  # noqa: E402
 from vitreous.model.config import ViTConfig  # noqa: E402
 
 
@@ -47,3 +48,12 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small classifier in a folder."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("checkpoint") / "small"
+    vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=10), path)
+    return path

@@ -123,7 +123,7 @@ def initial(*arguments: str) -> dict[str, Any]:
     """The provenance of the model that `vitreous train` would begin with."""
     import tyro
 
-    from vitreous.cli.main import FLAGS
+    from vitreous.cli.flags import FLAGS
     from vitreous.data.open import open_data
     from vitreous.training.config import TrainConfig
     from vitreous.training.defaults import choose

@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from vitreous.infer import Predictor
 
 from masked_folders import folder
 from vitreous.cli.predict_command import embed_files, predict_files
 from vitreous.common.checks import BadValue
+from vitreous.inference import Predictor
 from vitreous.model.build import build
 from vitreous.model.presets import configure
 from vitreous.model.segmenter import SegmenterConfig, build_segmenter

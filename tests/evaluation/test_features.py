@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitreous.infer import Predictor
 
 from vitreous.common.checks import BadValue
 from vitreous.data.loader import EvalLoader, Place, Reader
@@ -17,6 +16,7 @@ from vitreous.data.split import pick
 from vitreous.evaluation import feature_cache
 from vitreous.evaluation.feature_cache import cached_features, digest
 from vitreous.evaluation.features import FeatureSet, extract
+from vitreous.inference import Predictor
 from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.inputs import normalise

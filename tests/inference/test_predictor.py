@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitreous.infer import Predictor
 
 from predictors import COLOURS, RANDOM, colour_model, probabilities, random_model, save
 from vitreous.data.image.decode import fit
+from vitreous.inference import Predictor
 from vitreous.model.options import Preprocessing
 from vitreous.model.vit import ViT
 

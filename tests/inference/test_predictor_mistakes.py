@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitreous.infer import Predictor
 
 from predictors import RANDOM, colour_model, probabilities, random_model
+from vitreous.inference import Predictor
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.build import build
 from vitreous.model.segmenter import SegmenterConfig, build_segmenter

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vitreous.infer import Predictor
 
 from predictors import RANDOM, probabilities, random_model
+from vitreous.inference import Predictor
 from vitreous.model.build import build
 from vitreous.model.options import Preprocessing
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from vitreous.infer import Predictor
 
 from predictors import COLOURS, colour_model, random_model
+from vitreous.inference import Predictor
 
 
 def test_a_stream_holds_a_few_batches_and_ends_when_it_is_left() -> None:

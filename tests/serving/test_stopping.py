@@ -70,7 +70,7 @@ def test_an_idle_connection_does_not_hold_the_server_up(checkpoint: Path) -> Non
 HOLD = """
 import sys, time
 from pathlib import Path
-from vitreous.serve import run
+from vitreous.serving import server as run
 from vitreous.serving.settings import Settings
 
 def open_held(*arguments):

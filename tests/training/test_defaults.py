@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitreous.cli import demo
+from vitreous.cli import demo_run as demo
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import parse_fields
 from vitreous.data.open import open_data

@@ -1,0 +1,40 @@
+"""The verb `vitreous embed`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from vitreous.cli.flags import ImageSize
+
+
+def embed(
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
+    images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGES...")],
+    *,
+    out: Path,
+    image_size: ImageSize = (),
+    flip: bool = False,
+    batch_size: int = 32,
+    device: str = "auto",
+    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    decode: Literal["exact", "fast"] = "exact",
+) -> None:
+    """Pictures as vectors: the pooled features before the head, to search, cluster or learn from.
+
+    Example: vitreous embed runs/first/best pictures/ --out vectors.parquet
+
+    Args:
+        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
+        images: Files, folders, globs, or - to read paths from standard input.
+        out: A .parquet, .jsonl, .json or .csv file.
+        image_size: Another size than the checkpoint's; its positions are resampled.
+        flip: Average with the mirror image.
+        batch_size: Pictures at once.
+        device: auto, cpu, cuda, mps.
+        precision: Of the computation.
+        decode: Of JPEGs: fast reads large ones at a reduced scale, which changes some vectors.
+    """
+    from vitreous.cli.predict_command import embed_files
+
+    embed_files(checkpoint, images, image_size, flip, batch_size, device, precision, out, decode)
