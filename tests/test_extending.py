@@ -127,10 +127,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [case] = re.findall(r"```diff\n(.*?)```", recipe, re.DOTALL)
     case = re.sub(r"^\+", "", case, flags=re.MULTILINE)
     assert "class DistanceBias:" in option
-    assert "class DistanceBiasPosition(Position):" in module
+    assert "class DistanceBiasPosition(PositionEmbedding):" in module
     edit(
         model / "options.py",
-        ("Position = Learned1d |", f"{option}\n\n{OTHER_OPTIONS}Position = DistanceBias | Learned1d |"),
+        ("PositionConfig = Learned1d |", f"{option}\n\n{OTHER_OPTIONS}PositionConfig = DistanceBias | Learned1d |"),
         ("Mlp = Gelu |", "Mlp = Gelu | Squared |"),
         ("Pool = ClassToken |", "Pool = ClassToken | Softest |"),
         ("Head = LinearHead |", "Head = LinearHead | Prototypes |"),

@@ -8,7 +8,7 @@ from vitreous.model.attention import AttentionTerms
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Conditional, Learned1d, Learned2d, NoPosition, RelativeBias, Rotary2d, SinCos2d
-from vitreous.model.position import Position
+from vitreous.model.position import PositionEmbedding
 from vitreous.model.tokens import Layout
 
 
@@ -45,7 +45,7 @@ def test_the_relative_bias_is_what_attention_gets(small: ViTConfig) -> None:
     torch.testing.assert_close(values[2, 1, 0, 3], table[2 - 0 + 2, 1 - 3 + 3].detach())
 
 
-class Near(Position):
+class Near(PositionEmbedding):
     """A kind that the package does not know: every token takes more from those that come soon after it."""
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
@@ -53,7 +53,7 @@ class Near(Position):
         return AttentionTerms(bias=-(place[:, None] - place).abs().float().expand(2, -1, -1))
 
 
-class Between(Position):
+class Between(PositionEmbedding):
     def between(self, layer: int, tokens: torch.Tensor, layout: Layout) -> torch.Tensor:
         return tokens.roll(1, dims=1)
 

@@ -17,7 +17,7 @@ def test_rows_sum_to_1(small: ViTConfig, kind: str, fusion, discard: float) -> N
     torch.testing.assert_close(shares.sum(-1), torch.ones(shares.shape[:2]))
     assert (shares >= 0).all()
     pooled = readout(model, model.features(IMAGES))
-    row = (pooled[:, None] @ shares)[:, 0, model.config.prefix :].reshape(2, 3, 4)
+    row = (pooled[:, None] @ shares)[:, 0, model.config.num_prefix_tokens :].reshape(2, 3, 4)
     torch.testing.assert_close(rollout_map(model, IMAGES, fusion=fusion, discard=discard), row.detach())
 
 

@@ -34,7 +34,7 @@ def config(how: Preprocessing, image_size: Size = (112, 192), pad: bool = False)
 def brightness(picture: np.ndarray, config: ViTConfig) -> np.ndarray:
     """A map that a model could have made: the mean of what is in each patch, as the model is given it."""
     seen = fit(picture, config.image_size, config.preprocessing).float().mean(0)
-    (gh, gw), (uh, uw) = config.grid, config.unit
+    (gh, gw), (uh, uw) = config.grid, config.patch_stride
     padded = torch.zeros(gh * uh, gw * uw)
     padded[: seen.shape[0], : seen.shape[1]] = seen
     return padded.reshape(gh, uh, gw, uw).mean((1, 3)).numpy()

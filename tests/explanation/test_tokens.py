@@ -88,7 +88,7 @@ def test_all_tokens_are_compared_with_all(small: ViTConfig, kind: str) -> None:
     model = of_kind(small, kind)
     features = walked(model, IMAGES).features(0)
     alike = cosines(features)
-    p = model.config.prefix
+    p = model.config.num_prefix_tokens
     assert alike.shape == (2, p + 12, p + 12)
     torch.testing.assert_close(alike, alike.mT)
     torch.testing.assert_close(alike[:, p + 6, p:].reshape(2, 3, 4), token_similarity(model, IMAGES, (1, 2), [0])[0])

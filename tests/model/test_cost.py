@@ -8,12 +8,12 @@ from torch.profiler import ProfilerActivity, profile
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import _kept_for_backward, cost
-from vitreous.model.options import NoPosition, Position, RelativeBias
+from vitreous.model.options import NoPosition, PositionConfig, RelativeBias
 
 
 def multiply_adds(config: ViTConfig) -> int:
     """Of a plain ViT, by hand: every matrix product of equations 1 to 8."""
-    n, t, d = config.tokens - config.prefix, config.tokens, config.width
+    n, t, d = config.num_tokens - config.num_prefix_tokens, config.num_tokens, config.width
     patches = n * config.channels * config.patch_size[0] * config.patch_size[1] * d
     attention = t * d * 3 * d + 2 * t * t * d + t * d * d
     mlp = 2 * t * d * config.mlp_width
@@ -36,7 +36,7 @@ def test_memory_is_what_a_real_step_keeps(small: ViTConfig) -> None:
 
 
 @pytest.mark.parametrize("position", [NoPosition(), RelativeBias()])
-def test_memory_of_inference_is_what_the_allocator_gives_out(small: ViTConfig, position: Position) -> None:
+def test_memory_of_inference_is_what_the_allocator_gives_out(small: ViTConfig, position: PositionConfig) -> None:
     config = dataclasses.replace(small, position=position, image_size=(96, 128))
     model = build(config).eval()
     threads = torch.get_num_threads()

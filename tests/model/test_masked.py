@@ -136,9 +136,9 @@ def test_mae_decodes_with_the_prefix_and_every_patch_in_its_place(small: ViTConf
     model = MaskedAutoencoder(encoder(small), width=32, depth=2, num_heads=2).eval()
     with torch.no_grad():
         model.mask.normal_()
-    images, kept = torch.randn(1, 3, 24, 32), torch.tensor([[7, 2, 11]])
-    patches, grid = model.encoder.patchify(images, kept)
-    features = model.encoder.encode(*model.encoder.embed(patches, grid, kept))
+    images, keep_indices = torch.randn(1, 3, 24, 32), torch.tensor([[7, 2, 11]])
+    patches, grid = model.encoder.patchify(images, keep_indices)
+    features = model.encoder.encode(*model.encoder.embed(patches, grid, keep_indices))
     places = model.position.table_at((3, 4), images.device).flatten(0, 1)
     row = [*model.embed(features.prefix[0])] + [model.mask[0, 0] + places[place] for place in range(12)]
     for number, place in enumerate((7, 2, 11)):
@@ -147,7 +147,7 @@ def test_mae_decodes_with_the_prefix_and_every_patch_in_its_place(small: ViTConf
     for block in model.blocks:
         tokens = block(tokens, AttentionTerms())
     expected = model.paint(model.norm(tokens))[:, -12:]
-    torch.testing.assert_close(model.decode(features, kept), expected)
+    torch.testing.assert_close(model.decode(features, keep_indices), expected)
 
 
 def test_mae_learns_to_paint(small: ViTConfig) -> None:

@@ -41,10 +41,10 @@ def test_padding_is_zeros_at_the_right_and_the_bottom(method: str) -> None:
 @pytest.mark.parametrize(("method", "norm_eps"), [("conv", None), ("linear", None), ("linear", 1e-5)])
 def test_some_patches_are_those_of_the_whole(method: str, norm_eps: float | None) -> None:
     embedding = PatchEmbedding(3, 8, (4, 4), method=method, pad=True, norm_eps=norm_eps)
-    images, kept = torch.randn(2, 3, 9, 14), torch.tensor([[11, 0], [5, 6]])
-    (some, grid), (whole, same_grid) = embedding(images, kept), embedding(images)
+    images, keep_indices = torch.randn(2, 3, 9, 14), torch.tensor([[11, 0], [5, 6]])
+    (some, grid), (whole, same_grid) = embedding(images, keep_indices), embedding(images)
     assert grid == same_grid == (3, 4)
-    torch.testing.assert_close(some, torch.stack([whole[0, kept[0]], whole[1, kept[1]]]))
+    torch.testing.assert_close(some, torch.stack([whole[0, keep_indices[0]], whole[1, keep_indices[1]]]))
 
 
 def test_a_misfit_names_the_sizes_that_fit() -> None:

@@ -19,7 +19,7 @@ from vitreous.model.position import (
 )
 from vitreous.model.tokens import Layout, keep_patches
 
-KINDS: list[options.Position] = [
+KINDS: list[options.PositionConfig] = [
     options.NoPosition(),
     options.Learned1d(),
     options.Learned1d(prefix_entries=False, interpolation="timm"),
@@ -36,7 +36,9 @@ CPU = torch.device("cpu")
 
 @every_kind
 @pytest.mark.parametrize("size", [(24, 32), (40, 16)], ids=["own size", "another size"])
-def test_forward_and_backward_at_any_size(kind: options.Position, size: tuple[int, int], small: ViTConfig) -> None:
+def test_forward_and_backward_at_any_size(
+    kind: options.PositionConfig, size: tuple[int, int], small: ViTConfig
+) -> None:
     model = build_vit(dataclasses.replace(small, position=kind, registers=2))
     model(torch.randn(2, 3, *size)).square().sum().backward()
     for name, parameter in model.position.named_parameters():
@@ -45,7 +47,7 @@ def test_forward_and_backward_at_any_size(kind: options.Position, size: tuple[in
 
 
 @every_kind
-def test_resized_is_the_same_model_at_another_size(kind: options.Position, small: ViTConfig) -> None:
+def test_resized_is_the_same_model_at_another_size(kind: options.PositionConfig, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind, registers=2)).eval()
     resized = model.resized((40, 16))
     images = torch.randn(2, 3, 40, 16)
@@ -58,7 +60,7 @@ def test_resized_is_the_same_model_at_another_size(kind: options.Position, small
 
 
 @every_kind
-def test_keeping_all_patches_changes_nothing(kind: options.Position, small: ViTConfig) -> None:
+def test_keeping_all_patches_changes_nothing(kind: options.PositionConfig, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind)).eval()
     tokens, layout = model.embed(*model.patchify(torch.randn(2, 3, 24, 32)))
     whole = model.encode(tokens, layout)
@@ -72,7 +74,7 @@ def test_keeping_all_patches_changes_nothing(kind: options.Position, small: ViTC
 @every_kind
 @pytest.mark.parametrize("class_token", [True, False])
 def test_some_patches_from_the_start_are_some_patches_of_all(
-    kind: options.Position, class_token: bool, small: ViTConfig
+    kind: options.PositionConfig, class_token: bool, small: ViTConfig
 ) -> None:
     """Projected alone and told where they stand, or taken out of all tokens: also the gradients are the same."""
     pool = options.ClassToken() if class_token else options.GlobalAverage()
@@ -81,12 +83,12 @@ def test_some_patches_from_the_start_are_some_patches_of_all(
     with torch.no_grad():
         for parameter in model.position.parameters():
             parameter.normal_()
-    images, kept = torch.randn(2, 3, 24, 32).double(), torch.tensor([[7, 0, 11], [3, 4, 5]])
-    patches, grid = model.patchify(images, kept)
-    some = model.encode(*model.embed(patches, grid, kept))
-    of_all = model.encode(*keep_patches(*model.embed(*model.patchify(images)), kept))
-    assert some.kept is not None
-    assert torch.equal(some.kept, kept)
+    images, keep_indices = torch.randn(2, 3, 24, 32).double(), torch.tensor([[7, 0, 11], [3, 4, 5]])
+    patches, grid = model.patchify(images, keep_indices)
+    some = model.encode(*model.embed(patches, grid, keep_indices))
+    of_all = model.encode(*keep_patches(*model.embed(*model.patchify(images)), keep_indices))
+    assert some.keep_indices is not None
+    assert torch.equal(some.keep_indices, keep_indices)
     weights, gradients = list(model.parameters()), []
     for features in (some, of_all):
         answer = torch.cat([features.prefix, features.patches], dim=1)
@@ -97,7 +99,7 @@ def test_some_patches_from_the_start_are_some_patches_of_all(
 
 
 @every_kind
-def test_only_no_position_is_a_bag_of_patches(kind: options.Position, small: ViTConfig) -> None:
+def test_only_no_position_is_a_bag_of_patches(kind: options.PositionConfig, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind)).eval()
     with torch.no_grad():
         for parameter in model.position.parameters():
@@ -109,7 +111,7 @@ def test_only_no_position_is_a_bag_of_patches(kind: options.Position, small: ViT
 
 
 @every_kind
-def test_bfloat16_and_autocast(kind: options.Position, small: ViTConfig) -> None:
+def test_bfloat16_and_autocast(kind: options.PositionConfig, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind)).eval()
     images = torch.randn(2, 3, 24, 32)
     exact = model(images)
@@ -120,7 +122,7 @@ def test_bfloat16_and_autocast(kind: options.Position, small: ViTConfig) -> None
 
 @every_kind
 @pytest.mark.parametrize("class_token", [True, False])
-def test_tokens_stay_float32_under_autocast(kind: options.Position, class_token: bool, small: ViTConfig) -> None:
+def test_tokens_stay_float32_under_autocast(kind: options.PositionConfig, class_token: bool, small: ViTConfig) -> None:
     pool = options.ClassToken() if class_token else options.GlobalAverage()
     model = build_vit(dataclasses.replace(small, position=kind, class_token=class_token, pool=pool))
     with torch.autocast("cpu", torch.bfloat16):
@@ -131,13 +133,13 @@ def test_tokens_stay_float32_under_autocast(kind: options.Position, class_token:
 
 
 @every_kind
-def test_resizing_keeps_what_is_frozen_frozen(kind: options.Position, small: ViTConfig) -> None:
+def test_resizing_keeps_what_is_frozen_frozen(kind: options.PositionConfig, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind)).requires_grad_(False)
     assert not any(weight.requires_grad for weight in model.resized((40, 16)).parameters())
 
 
 @every_kind
-def test_double_precision_is_kept(kind: options.Position, small: ViTConfig) -> None:
+def test_double_precision_is_kept(kind: options.PositionConfig, small: ViTConfig) -> None:
     """Against finite differences, which float32 anywhere on the way would spoil."""
     model = build_vit(dataclasses.replace(small, position=kind, depth=1)).double().eval()
     images = torch.randn(1, 3, 40, 16, dtype=torch.float64)
@@ -189,13 +191,13 @@ def test_rotary_logits_depend_on_differences_only() -> None:
 
 
 @pytest.mark.parametrize("kept", [None, torch.tensor([[5, 0, 2], [1, 3, 4]])], ids=["all", "kept"])
-def test_relative_bias_by_brute_force(kept: torch.Tensor | None) -> None:
+def test_relative_bias_by_brute_force(keep_indices: torch.Tensor | None) -> None:
     position = RelativeBiasPosition(num_heads=2, grid=(2, 3), interpolation="google")
     torch.nn.init.normal_(position.prefix)
-    bias = position.attend(Layout(1, (2, 3), kept), CPU).bias
+    bias = position.attend(Layout(1, (2, 3), keep_indices), CPU).bias
     assert bias is not None
     bias = bias.expand(2, -1, -1, -1)
-    places = [list(range(6))] * 2 if kept is None else kept.tolist()
+    places = [list(range(6))] * 2 if keep_indices is None else keep_indices.tolist()
     for b, row in enumerate(places):
         for i, asks in enumerate([None, *row]):
             for j, answers in enumerate([None, *row]):

@@ -77,7 +77,7 @@ def test_create_takes_classes_size_and_overrides() -> None:
         "ViT-Ti/16", num_classes=7, image_size=(32, 48), overrides={"depth": 1, "registers": 2, "position": Rotary2d()}
     )
     assert model(torch.zeros(1, 3, 32, 48)).shape == (1, 7)
-    assert model.config.tokens == 1 + 2 + 2 * 3
+    assert model.config.num_tokens == 1 + 2 + 2 * 3
     assert configure("ViT-Ti/16", overrides={"position": {"kind": "Rotary2d", "base": 50}}).position == Rotary2d(50.0)
 
 

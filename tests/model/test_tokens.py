@@ -21,8 +21,8 @@ def test_no_prefix_leaves_the_patches_alone() -> None:
 
 def test_kept_patches_are_the_ones_named() -> None:
     tokens = torch.randn(2, 1 + 6, 4)
-    kept = torch.tensor([[0, 5, 2], [3, 1, 4]])
-    fewer, layout = keep_patches(tokens, Layout(1, (2, 3)), kept)
+    keep_indices = torch.tensor([[0, 5, 2], [3, 1, 4]])
+    fewer, layout = keep_patches(tokens, Layout(1, (2, 3)), keep_indices)
     assert torch.equal(fewer[:, 0], tokens[:, 0])
     assert torch.equal(fewer[1, 1:], tokens[1, [4, 2, 5]])
     assert layout.grid == (2, 3)
@@ -32,7 +32,7 @@ def test_keeping_twice_still_knows_the_places() -> None:
     tokens = torch.randn(1, 1 + 6, 4)
     once = keep_patches(tokens, Layout(1, (2, 3)), torch.tensor([[5, 0, 2]]))
     twice, layout = keep_patches(*once, torch.tensor([[1]]))
-    assert torch.equal(layout.kept, torch.tensor([[0]]))  # type: ignore[arg-type]
+    assert torch.equal(layout.keep_indices, torch.tensor([[0]]))  # type: ignore[arg-type]
     assert torch.equal(twice[0, 1], tokens[0, 1])
 
 
@@ -40,7 +40,7 @@ def test_patch_dropout_keeps_a_share_of_each_image_in_order() -> None:
     tokens = torch.randn(8, 2 + 100, 4)
     fewer, layout = drop_patches(tokens, Layout(2, (10, 10)), 0.75)
     assert fewer.shape == (8, 2 + 25, 4)
-    assert layout.kept is not None
-    assert (layout.kept.diff(dim=1) > 0).all()
-    assert len({tuple(row.tolist()) for row in layout.kept}) == 8  # every image loses its own
-    assert torch.equal(fewer[3, 2:], tokens[3, 2:][layout.kept[3]])
+    assert layout.keep_indices is not None
+    assert (layout.keep_indices.diff(dim=1) > 0).all()
+    assert len({tuple(row.tolist()) for row in layout.keep_indices}) == 8  # every image loses its own
+    assert torch.equal(fewer[3, 2:], tokens[3, 2:][layout.keep_indices[3]])

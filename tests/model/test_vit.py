@@ -178,10 +178,10 @@ def test_a_hybrid_names_image_sizes_not_feature_maps() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_patches_without_their_places_are_refused(small: ViTConfig) -> None:
-    model, kept = build_vit(small), torch.tensor([[0, 3], [1, 2]])
-    patches, grid = model.patchify(images(small), kept)
-    with pytest.raises(ValueError, match=r"there are 2 patches, but must be 3 x 4, the grid; give `kept`"):
+    model, keep_indices = build_vit(small), torch.tensor([[0, 3], [1, 2]])
+    patches, grid = model.patchify(images(small), keep_indices)
+    with pytest.raises(ValueError, match=r"there are 2 patches, but must be 3 x 4, the grid; give `keep_indices`"):
         model.embed(patches, grid)
-    with pytest.raises(ValueError, match=r"there are 2 patches, but must be 3, as `kept` says"):
+    with pytest.raises(ValueError, match=r"there are 2 patches, but must be 3, as `keep_indices` says"):
         model.embed(patches, grid, torch.tensor([[0, 3, 4], [1, 2, 5]]))
-    assert model.embed(patches, grid, kept)[0].shape == (2, 3, 32)
+    assert model.embed(patches, grid, keep_indices)[0].shape == (2, 3, 32)

@@ -124,7 +124,7 @@ def test_only_visible_patches_cost_the_encoder(small: ViTConfig) -> None:
     task, batch, lengths = task_of(small, "mae"), batch_of([0, 1]), []
     task.encoder.encoder.blocks[0].register_forward_hook(lambda block, inputs, output: lengths.append(output.shape[1]))
     task.loss(task.module(), task.prepare(batch))
-    assert lengths == [small.prefix + 3]  # of 12
+    assert lengths == [small.num_prefix_tokens + 3]  # of 12
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14"])

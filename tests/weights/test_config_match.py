@@ -13,7 +13,7 @@ import vitreous
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, NoPosition
-from vitreous.model.position import Position
+from vitreous.model.position import PositionEmbedding
 from vitreous.model.vit import ViT
 from vitreous.weights import native
 
@@ -29,7 +29,7 @@ class Squared(nn.Module):
         return self.down(self.up(tokens).relu().square())
 
 
-class Sloped(Position):
+class Sloped(PositionEmbedding):
     def __init__(self) -> None:
         super().__init__()
         self.slopes = nn.Parameter(torch.ones(3))
@@ -72,7 +72,7 @@ SWAPS: list[tuple[Callable[[ViT], None], str]] = [
         other_mlp,
         r"^encoder\.blocks\.1\.mlp is [\w.]*Squared\(\), but the config says GeluMlp\(\): a checkpoint is",
     ),
-    (new_position, r"^position is [\w.]*Sloped\(\), but the config says Position\(\)"),
+    (new_position, r"^position is [\w.]*Sloped\(\), but the config says PositionEmbedding\(\)"),
     (one_block_less, r"^encoder\.blocks\.2 is not there, but the config says Block"),
     (wider_head, r"^head is Linear\(.*out_features=6, .*out_features=5,"),
     (other_gelu, r"^encoder\.blocks\.0\.mlp\.activation is GELU\(approximate='tanh'\), .* GELU\(approximate='none'\)"),

@@ -4,6 +4,7 @@ Each verb has a file of its own, which imports torch only when it runs, so that 
 """
 
 import sys
+from collections.abc import Callable
 
 import tyro
 
@@ -23,7 +24,7 @@ from vitreous.cli.train import train
 from vitreous.common.checks import suggestion
 from vitreous.common.threads import spin_briefly
 
-VERBS = {
+VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "eval": evaluate,
     "predict": predict,

@@ -63,7 +63,7 @@ def measure(config: AnyConfig) -> dict[str, int]:
 
     spent = cost(config)
     encoder = config.encoder if isinstance(config, SegmenterConfig) else config
-    tokens = {"tokens": encoder.tokens} if isinstance(encoder, ViTConfig) else {}
+    tokens = {"tokens": encoder.num_tokens} if isinstance(encoder, ViTConfig) else {}
     return {
         "parameters": spent.parameters,
         "flops": spent.flops,
@@ -90,7 +90,7 @@ def _lines(config: AnyConfig, figures: dict[str, int]) -> list[tuple[str, str]]:
         stem = "" if config.stem is None else f" of a ResNet's feature map, stages {config.stem.stages}"
         lines += [
             ("patches", f"{gh} x {gw} of {config.patch_size[0]} x {config.patch_size[1]}{stem}"),
-            ("tokens", f"{config.tokens} = {config.prefix} prefix + {gh * gw} patches"),
+            ("tokens", f"{config.num_tokens} = {config.num_prefix_tokens} prefix + {gh * gw} patches"),
             ("encoder", f"width {width}, depth {config.depth}, {config.num_heads} heads, MLP {config.mlp_width}"),
             ("parts", ", ".join(str(part) for part in (config.position, config.mlp, config.pool, config.head))),
             ("numerics", f"LayerNorm eps {config.norm_eps:g}"),

@@ -47,7 +47,7 @@ def layout_of(model: ViT, images: Float[Tensor, "b c h w"]) -> Layout:
 
 def on_grid(values: Float[Tensor, "*b t"], layout: Layout) -> Float[Tensor, "*b gh gw"]:
     """What belongs to the patches, as a map; what belongs to the prefix is left out."""
-    return values[..., layout.prefix :].reshape(*values.shape[:-1], *layout.grid)
+    return values[..., layout.num_prefix_tokens :].reshape(*values.shape[:-1], *layout.grid)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Walk:
     def features(self, index: int = -1) -> Features:
         """After a layer, through the final norm: those of the last are the model's."""
         (index,) = which_layers(self.model, [index])
-        normed, p = self.model.norm(self.states[index + 1]), self.layout.prefix
+        normed, p = self.model.norm(self.states[index + 1]), self.layout.num_prefix_tokens
         return Features(normed[:, :p], normed[:, p:], self.layout.grid)
 
 
@@ -138,9 +138,9 @@ def token_index(layout: Layout, query: int | Size) -> int:
     if isinstance(query, tuple):
         if not (0 <= query[0] < gh and 0 <= query[1] < gw):
             fail("query", query, f"a row from 0 to {gh - 1} and a column from 0 to {gw - 1}")
-        return layout.prefix + query[0] * gw + query[1]
-    if not 0 <= query < layout.prefix + gh * gw:
-        fail("query", query, f"a token from 0 to {layout.prefix + gh * gw - 1}")
+        return layout.num_prefix_tokens + query[0] * gw + query[1]
+    if not 0 <= query < layout.num_prefix_tokens + gh * gw:
+        fail("query", query, f"a token from 0 to {layout.num_prefix_tokens + gh * gw - 1}")
     return query
 
 
@@ -156,8 +156,8 @@ def attention_from(
 
 def _row(layer: Layer, query: Query) -> Float[Tensor, "b heads t"]:
     if query is None and not layer.model.config.class_token:
-        patches = sum(weights.sum(dim=2) for _, weights in layer.chunks(start=layer.layout.prefix))
-        return cast(Tensor, patches) / (layer.before.shape[1] - layer.layout.prefix)
+        patches = sum(weights.sum(dim=2) for _, weights in layer.chunks(start=layer.layout.num_prefix_tokens))
+        return cast(Tensor, patches) / (layer.before.shape[1] - layer.layout.num_prefix_tokens)
     index = token_index(layer.layout, query or 0)
     return layer.weights(slice(index, index + 1))[:, :, 0]
 

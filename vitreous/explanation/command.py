@@ -153,7 +153,7 @@ def _facts(study: Study, checkpoint: Path, image: str, seconds: float) -> dict[s
         "checkpoint": str(checkpoint),
         "picture": image,
         "model": f"{config.depth} layers of {config.num_heads} heads, width {config.width}; patches of "
-        f"{config.unit[0]} x {config.unit[1]} pixels, {config.grid[0]} x {config.grid[1]} of them at "
+        f"{config.patch_stride[0]} x {config.patch_stride[1]} pixels, {config.grid[0]} x {config.grid[1]} of them at "
         f"{config.image_size[0]} x {config.image_size[1]}; {', '.join(special) or 'patches only'}",
         "device": str(next(study.model.parameters()).device),
         "time": duration(seconds),

@@ -45,6 +45,6 @@ def layer_distance(layer: Layer) -> Float[Tensor, "heads"]:
     config, device, (p, grid, _) = layer.model.config, layer.before.device, layer.layout
     total = torch.zeros(config.num_heads, device=device)
     for rows, weights in layer.chunks(start=p):
-        apart = distances(grid, config.unit, slice(rows.start - p, rows.stop - p)).to(device)
+        apart = distances(grid, config.patch_stride, slice(rows.start - p, rows.stop - p)).to(device)
         total += mean_distances(weights[..., p:].float(), apart).sum(dim=(0, 2))
     return total / (len(layer.before) * grid[0] * grid[1])

@@ -67,7 +67,7 @@ def faithfulness(
     deleted, inserted = [], []
     for start in range(0, len(first), batch_size):
         between()
-        mask = as_pixels(first[start : start + batch_size], model.config.unit, size)[:, None]
+        mask = as_pixels(first[start : start + batch_size], model.config.patch_stride, size)[:, None]
         deleted.append(probability(model, torch.where(mask, gone, image), target))
         inserted.append(probability(model, torch.where(mask, image, blank), target))
     return Faithfulness(numbers / count, torch.cat(deleted).cpu(), torch.cat(inserted).cpu())

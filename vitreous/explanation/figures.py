@@ -67,7 +67,7 @@ def distance_figures(study: Study) -> tuple[Float[Tensor, "layers heads"], list[
     if not can_draw():
         return found, []
     path = study.folder / "distance.png"
-    distance_chart(path, study.layers, found.numpy(), float(distances(canvas.grid, canvas.unit).mean()))
+    distance_chart(path, study.layers, found.numpy(), float(distances(canvas.grid, canvas.patch_stride).mean()))
     caption = (
         "Each dot is a head: how far away, on average, the patches are that a patch takes from (the paper's Figure 7, "
         "right), here for this one picture, in pixels of the model's input. Low dots look around themselves, as a "

@@ -37,7 +37,7 @@ def draw_map(study: Study, name: str) -> DrawnMap:
         case "occlusion":
             assert study.target is not None
             pixels = occlusion(study.model, image, study.target, batch_size=study.batch_size)
-            values = as_patches(pixels, study.model.config.unit)
+            values = as_patches(pixels, study.model.config.patch_stride)
             drawn = render.signed_overlay(canvas, values.cpu().numpy())
             return DrawnMap(values, Figure(study.write(name, drawn), "Occlusion", _about_occlusion(study, pixels)))
         case "rollout":

@@ -60,7 +60,7 @@ def occlusion(
 
 def usual_windows(model: ViT, size: Size) -> tuple[Size, Size]:
     """The sides of a window and of its step, in pixels."""
-    (uh, uw), (gh, gw) = model.config.unit, model.config.grid_for(size)
+    (uh, uw), (gh, gw) = model.config.patch_stride, model.config.grid_for(size)
     window = (uh * max(round(gh / 7), 1), uw * max(round(gw / 7), 1))
     return window, (uh * max(round(gh / 14), 1), uw * max(round(gw / 14), 1))
 
@@ -93,7 +93,7 @@ def painted(model: ViT, image: Float[Tensor, "1 c h w"], fill: Fill) -> Float[Te
         case "mean":
             return image.mean(dim=(2, 3), keepdim=True).expand_as(image)
         case "blur":
-            return blurred(image, max(model.config.unit) / 2 + max(image.shape[2:]) / 20)
+            return blurred(image, max(model.config.patch_stride) / 2 + max(image.shape[2:]) / 20)
 
 
 def blurred(image: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h w"]:
@@ -125,8 +125,8 @@ def patch_occlusion(
     with at_rest(model):
         tokens, _ = model.embed(*model.patchify(image))
         whole = probability(model, image, target)
-        for kept, cells in _batches(layout.grid, block, batch_size, image.device):
-            some, places = keep_patches(tokens.expand(len(kept), -1, -1), layout, kept)
+        for keep_indices, cells in _batches(layout.grid, block, batch_size, image.device):
+            some, places = keep_patches(tokens.expand(len(keep_indices), -1, -1), layout, keep_indices)
             left = model.classify(model.encode(some, places)).float().softmax(dim=-1)[:, target]
             for (top, bottom, start, end), drop in zip(cells, whole - left, strict=True):
                 drops[top:bottom, start:end] = drop
@@ -147,9 +147,9 @@ def _batches(
     for cells in by_size.values():
         for first in range(0, len(cells), batch_size):
             some = cells[first : first + batch_size]
-            kept = []
+            keep_indices = []
             for top, bottom, left, right in some:
                 stays = torch.ones(gh, gw, dtype=torch.bool, device=device)
                 stays[top:bottom, left:right] = False
-                kept.append(everything[stays])
-            yield torch.stack(kept), some
+                keep_indices.append(everything[stays])
+            yield torch.stack(keep_indices), some

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.model.position import AddedPosition, ConditionalPosition, Position
+from vitreous.model.position import AddedPosition, ConditionalPosition, PositionEmbedding
 from vitreous.model.tokens import Layout
 from vitreous.model.vit import ViT
 
@@ -55,7 +55,7 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PlaceSimilarity
             "what it knows of places depends on the picture"
         )
         return PlaceSimilarity(None, words)
-    if type(position) is Position:
+    if type(position) is PositionEmbedding:
         return PlaceSimilarity(None, "the model has no positions: to it an image is a bag of patches")
     return PlaceSimilarity(None, f"{type(position).__name__} tells places neither by a table nor to attention")
 

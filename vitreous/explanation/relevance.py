@@ -64,7 +64,7 @@ def _from_the_head(
     layer with one query is. A class token is the answer as it is.
     """
     normed = model.norm(last)
-    features = Features(normed[:, : layout.prefix], normed[:, layout.prefix :], layout.grid)
+    features = Features(normed[:, : layout.num_prefix_tokens], normed[:, layout.num_prefix_tokens :], layout.grid)
     pool = pooling_of(model)
     if isinstance(pool, ClassTokenPooling):
         score = _score(model, model.classify(features), target)

@@ -71,7 +71,7 @@ def patches(canvas: Canvas) -> Rgb:
     """The picture with the lines along which the model cut it."""
     rows, columns = canvas.seen.pixels()
     pixels = _with_seen(canvas, _seen(canvas)).copy()
-    (uh, uw), (h, w) = canvas.unit, canvas.image_size
+    (uh, uw), (h, w) = canvas.patch_stride, canvas.image_size
     lines: list[tuple[int | slice, int | slice]] = []
     for side, unit, size, along in ((rows, uh, h, 0), (columns, uw, w, 1)):
         for edge in range(0, size + 1, unit):
@@ -85,7 +85,7 @@ def patches(canvas: Canvas) -> Rgb:
 def marked(canvas: Canvas, pixels: Rgb, place: Size) -> Rgb:
     """With a frame around one patch."""
     rows, columns = canvas.seen.pixels()
-    (uh, uw), (h, w) = canvas.unit, canvas.image_size
+    (uh, uw), (h, w) = canvas.patch_stride, canvas.image_size
     down, across = (rows.stop - rows.start) / h, (columns.stop - columns.start) / w
     box = Box(rows.start + place[0] * uh * down, columns.start + place[1] * uw * across, uh * down, uw * across)
     y, x = box.pixels()

@@ -42,7 +42,7 @@ class Canvas:
     pixels: UInt8[np.ndarray, "h w 3"]
     seen: Box
     image_size: Size  # of what the model was given
-    unit: Size  # pixels of that in a patch
+    patch_stride: Size  # pixels of that in a patch
     grid: Size
     blocky: bool  # few pixels, shown as the squares they are
 
@@ -82,7 +82,7 @@ def canvas_of(picture: Picture, config: ViTConfig) -> Canvas:
         pixels,
         box,
         config.image_size,
-        config.unit,
+        config.patch_stride,
         config.grid,
         blocky,
     )
@@ -116,7 +116,7 @@ def onto(canvas: Canvas, values: np.ndarray, smooth: bool = True) -> np.ndarray:
     """
     rows, columns = canvas.seen.pixels()
     target = (rows.stop - rows.start, columns.stop - columns.start)
-    (gh, gw), (uh, uw), (h, w) = canvas.grid, canvas.unit, canvas.image_size
+    (gh, gw), (uh, uw), (h, w) = canvas.grid, canvas.patch_stride, canvas.image_size
     whole = (round(target[0] * gh * uh / h), round(target[1] * gw * uw / w))
     smooth = smooth and min(canvas.grid) >= 7 and not canvas.blocky
     return resized(values, whole, smooth)[: target[0], : target[1]]

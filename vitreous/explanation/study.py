@@ -79,7 +79,7 @@ def open_model(checkpoint: str | Path, image_size: Sequence[int], device: str) -
         )
     place, config = choose_device(device, torch.device("cpu")), model.config
     check_memory(config, place)
-    attention = 4 * config.num_heads * config.tokens**2  # bytes of the maps of one layer
+    attention = 4 * config.num_heads * config.num_tokens**2  # bytes of the maps of one layer
     check_bytes(attention, place, f"{takes(config)} its attention", "use a smaller --image-size")
     return placed(model, place, torch.float32).eval()
 

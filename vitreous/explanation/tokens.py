@@ -28,7 +28,7 @@ def token_similarity(
     with at_rest(model):
         for features in model.intermediate(images, which_layers(model, layers), norm=True):
             tokens = F.normalize(all_tokens(features).float(), dim=-1)
-            alike = (tokens[:, layout.prefix :] @ tokens[:, index, :, None])[..., 0]
+            alike = (tokens[:, layout.num_prefix_tokens :] @ tokens[:, index, :, None])[..., 0]
             found.append(alike.reshape(-1, *layout.grid))
     return torch.stack(found)
 

@@ -41,7 +41,7 @@ def takes(config: AnyConfig, name: str = "the model") -> str:
 def large_cost(config: AnyConfig) -> "Cost | None":
     """The cost of one image; None for models so small that any machine runs them."""
     encoder = config.encoder if isinstance(config, SegmenterConfig) else config
-    tokens = 0 if isinstance(encoder, ResNetConfig) else encoder.tokens
+    tokens = 0 if isinstance(encoder, ResNetConfig) else encoder.num_tokens
     if math.prod(config.image_size) <= SMALL_PIXELS and tokens <= SMALL_TOKENS:
         return None
     from vitreous.model.cost import cost  # loads torch's fake tensors

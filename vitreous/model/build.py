@@ -26,7 +26,7 @@ def build(config: ResNetConfig) -> ResNet: ...
 def build(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
     """The model that `config` describes, freshly initialised.
 
-    >>> build(ViTConfig(width=192, num_heads=3, mlp_width=768, num_classes=10)).config.tokens
+    >>> build(ViTConfig(width=192, num_heads=3, mlp_width=768, num_classes=10)).config.num_tokens
     197
     """
     return ResNet(config) if isinstance(config, ResNetConfig) else build_vit(config)
@@ -137,11 +137,11 @@ def build_mlp(config: ViTConfig) -> Mlp:
             return SwiGluMlp(config.width, config.mlp_width, config.dropout.hidden)
 
 
-def build_position(config: ViTConfig) -> position.Position:
+def build_position(config: ViTConfig) -> position.PositionEmbedding:
     entries = config.class_token + config.distillation_token
     match config.position:
         case options.NoPosition():
-            return position.Position()
+            return position.PositionEmbedding()
         case options.Learned1d(own, interpolation):
             return position.Learned1dPosition(config.width, config.grid, entries if own else 0, interpolation)
         case options.Learned2d(own, interpolation):

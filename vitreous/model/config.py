@@ -34,7 +34,7 @@ from vitreous.model.options import (
     Mlp,
     MlpHead,
     Pool,
-    Position,
+    PositionConfig,
     Preprocessing,
     ResNetStem,
     Rotary2d,
@@ -73,7 +73,7 @@ class ViTConfig:
     class_token: bool = True
     distillation_token: bool = False
     registers: int = 0
-    position: Position = Learned1d()
+    position: PositionConfig = Learned1d()
 
     # Encoder
     width: int = 768
@@ -113,19 +113,19 @@ class ViTConfig:
         return self.grid_for(self.image_size)
 
     @property
-    def unit(self) -> Size:
+    def patch_stride(self) -> Size:
         """The pixels that one patch stands for, down and across."""
         stride = self.stem.stride if self.stem is not None else 1
         return (self.patch_size[0] * stride, self.patch_size[1] * stride)
 
     @property
-    def prefix(self) -> int:
+    def num_prefix_tokens(self) -> int:
         """Tokens before the patches: class, distillation, registers, in this order."""
         return self.class_token + self.distillation_token + self.registers
 
     @property
-    def tokens(self) -> int:
-        return self.prefix + math.prod(self.grid)
+    def num_tokens(self) -> int:
+        return self.num_prefix_tokens + math.prod(self.grid)
 
     @property
     def head_width(self) -> int:
@@ -138,7 +138,7 @@ class ViTConfig:
         >>> ViTConfig().grid_for((224, 320))
         (14, 20)
         """
-        unit = self.unit
+        unit = self.patch_stride
         if not self.pad:
             check_tiling(image_size, unit, self.stem.stride if self.stem is not None else 1)
         return (-(-image_size[0] // unit[0]), -(-image_size[1] // unit[1]))
@@ -188,7 +188,7 @@ class ViTConfig:
         check_flag("class_token", self.class_token)
         check_flag("distillation_token", self.distillation_token)
         check_whole("registers", self.registers, 0, 1024)
-        check_kind("position", self.position, get_args(Position))
+        check_kind("position", self.position, get_args(PositionConfig))
         if isinstance(self.position, Learned2d) and self.width % 2:
             fail("width", self.width, "even for Learned2d: half is for the row, half for the column")
         if isinstance(self.position, SinCos2d) and (self.width % 4 or self.width < 8):

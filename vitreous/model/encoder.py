@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.block import Block
-from vitreous.model.position import Position
+from vitreous.model.position import PositionEmbedding
 from vitreous.model.tokens import Layout
 
 
@@ -24,7 +24,9 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.recompute = False  # in training, compute each block again in the backward pass instead of keeping it
 
-    def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout, position: Position) -> Float[Tensor, "b t d"]:
+    def forward(
+        self, tokens: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
+    ) -> Float[Tensor, "b t d"]:
         """z_L from z_0."""
         terms = position.attend(layout, tokens.device)
         for layer in range(len(self.blocks)):
@@ -32,7 +34,7 @@ class Encoder(nn.Module):
         return tokens
 
     def walk(
-        self, tokens: Float[Tensor, "b t d"], layout: Layout, position: Position
+        self, tokens: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """z_l and z_{l+1} for every layer l, one at a time, so that nobody holds more than they need."""
         terms = position.attend(layout, tokens.device)
@@ -41,7 +43,9 @@ class Encoder(nn.Module):
             yield tokens, after
             tokens = after
 
-    def _step(self, layer: int, tokens: Tensor, terms: AttentionTerms, layout: Layout, position: Position) -> Tensor:
+    def _step(
+        self, layer: int, tokens: Tensor, terms: AttentionTerms, layout: Layout, position: PositionEmbedding
+    ) -> Tensor:
         block = self.blocks[layer]
         if self.recompute and self.training:
             after = checkpoint(block, tokens, terms, use_reentrant=False)
@@ -54,7 +58,7 @@ class Encoder(nn.Module):
         layer: int,
         before: Float[Tensor, "b t d"],
         layout: Layout,
-        position: Position,
+        position: PositionEmbedding,
         queries: slice = slice(None),
     ) -> Float[Tensor, "b heads q t"]:
         """The weights with which `layer` mixes the tokens that come into it; all rows, or those of `queries`."""
@@ -62,7 +66,7 @@ class Encoder(nn.Module):
         return block.attention_weights(before, position.attend(layout, before.device), queries)
 
     def explicit_step(
-        self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: Position
+        self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
         """A step of `walk`, its attention weights in the open: they and z_{l+1}, so that gradients reach them."""
         block, terms = cast(Block, self.blocks[layer]), position.attend(layout, before.device)

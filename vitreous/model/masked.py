@@ -152,25 +152,27 @@ class MaskedAutoencoder(nn.Module):
         """`draws` are random numbers: the patches with the smallest are seen."""
         n = draws.shape[1]
         seen = max(min(round(n * (1 - self.rate)), n - 1), 1)  # something is seen, and something is left to paint
-        kept = draws.argsort(dim=1)[:, :seen].sort(dim=1).values
-        patches, grid = self.encoder.patchify(images, kept)
-        features = self.encoder.encode(*self.encoder.embed(patches, grid, kept))
-        assert features.kept is not None
-        painted = self.decode(features, features.kept)
+        keep_indices = draws.argsort(dim=1)[:, :seen].sort(dim=1).values
+        patches, grid = self.encoder.patchify(images, keep_indices)
+        features = self.encoder.encode(*self.encoder.embed(patches, grid, keep_indices))
+        assert features.keep_indices is not None
+        painted = self.decode(features, features.keep_indices)
         truth = cut(images, self.encoder.config.patch_size).float()
         mean, deviation = truth.mean(-1, keepdim=True), (truth.var(-1, keepdim=True) + 1e-6).sqrt()
-        hidden = torch.ones(draws.shape, dtype=torch.bool, device=images.device).scatter_(1, features.kept, False)
+        hidden = torch.ones(draws.shape, dtype=torch.bool, device=images.device).scatter_(
+            1, features.keep_indices, False
+        )
         errors = ((painted.float() - (truth - mean) / deviation) ** 2).mean(-1)
         losses = (errors * hidden).sum(1) / hidden.sum(1).clamp(min=1)
         return Filled(losses, hidden, painted.detach().float() * deviation + mean)
 
-    def decode(self, features: Features, kept: Int[Tensor, "b k"]) -> Float[Tensor, "b n p"]:
+    def decode(self, features: Features, keep_indices: Int[Tensor, "b k"]) -> Float[Tensor, "b n p"]:
         """All patches painted, from the features of the few that were seen."""
         prefix, seen = self.embed(features.prefix), self.embed(features.patches)
         (b, _, width), layout = seen.shape, Layout(prefix.shape[1], features.grid)
         everywhere = self.mask.to(seen.dtype).expand(b, layout.grid[0] * layout.grid[1], -1)
-        everywhere = everywhere.scatter(1, kept[..., None].expand(-1, -1, width), seen)
+        everywhere = everywhere.scatter(1, keep_indices[..., None].expand(-1, -1, width), seen)
         tokens = self.position(torch.cat([prefix, everywhere], dim=1), layout)
         for block in self.blocks:
             tokens = block(tokens, AttentionTerms())
-        return self.paint(self.norm(tokens)[:, layout.prefix :])
+        return self.paint(self.norm(tokens)[:, layout.num_prefix_tokens :])

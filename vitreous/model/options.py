@@ -134,7 +134,7 @@ class Conditional:
             fail("position.kernel_size", self.kernel_size, "odd, so that the grid keeps its size")
 
 
-Position = Learned1d | Learned2d | SinCos2d | RelativeBias | Rotary2d | Conditional | NoPosition
+PositionConfig = Learned1d | Learned2d | SinCos2d | RelativeBias | Rotary2d | Conditional | NoPosition
 
 # ---- Stem ------------------------------------------------------------------------------------------------------------
 

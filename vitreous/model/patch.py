@@ -55,15 +55,15 @@ class PatchEmbedding(nn.Module):
         self.norm = nn.Identity() if norm_eps is None else nn.LayerNorm(width, norm_eps)
 
     def forward(
-        self, images: Float[Tensor, "b c h w"], kept: Int[Tensor, "b k"] | None = None
+        self, images: Float[Tensor, "b c h w"], keep_indices: Int[Tensor, "b k"] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Size]:
-        """All patches of every image, row by row; or those at its `kept` places, and the others cost nothing."""
+        """All patches of every image, row by row; or those at its `keep_indices` places, and the others cost nothing."""
         images = self._fit(images)
         grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
-        if self.method == "conv" and kept is None:
+        if self.method == "conv" and keep_indices is None:
             return self.projection(images).flatten(2).transpose(1, 2), grid
         patches = cut(images, self.patch_size)
-        return self.project(patches if kept is None else pick(patches, kept)), grid
+        return self.project(patches if keep_indices is None else pick(patches, keep_indices)), grid
 
     def project(self, patches: Float[Tensor, "b n cpp"]) -> Float[Tensor, "b n d"]:
         return self.norm(self.projection(self.pixel_norm(patches)))
@@ -77,9 +77,9 @@ class PatchEmbedding(nn.Module):
         return F.pad(images, (0, right, 0, bottom)) if bottom or right else images
 
 
-def pick(patches: Float[Tensor, "b n d"], kept: Int[Tensor, "b k"]) -> Float[Tensor, "b k d"]:
+def pick(patches: Float[Tensor, "b n d"], keep_indices: Int[Tensor, "b k"]) -> Float[Tensor, "b k d"]:
     """Of every image, the patches at its own places."""
-    return patches.gather(1, kept[..., None].expand(-1, -1, patches.shape[-1]))
+    return patches.gather(1, keep_indices[..., None].expand(-1, -1, patches.shape[-1]))
 
 
 def cut(images: Float[Tensor, "b c h w"], patch_size: Size) -> Float[Tensor, "b n cpp"]:

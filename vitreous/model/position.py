@@ -23,7 +23,7 @@ from vitreous.model.resample import resample, resample_line
 from vitreous.model.tokens import Layout
 
 
-class Position(nn.Module):
+class PositionEmbedding(nn.Module):
     """The hooks of a position embedding, none of them used: without position, an image is a bag of patches.
 
     A model calls the module itself, once and before the other hooks, so that torch's own forward hooks run: pruning and
@@ -34,7 +34,7 @@ class Position(nn.Module):
         return self.embed(tokens, layout)
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Add to the embedded tokens, which are those of all patches or of the `kept` ones of `layout`."""
+        """Add to the embedded tokens, which are those of all patches or of the `keep_indices` ones of `layout`."""
         return tokens
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
@@ -52,7 +52,7 @@ class Position(nn.Module):
 # ---- Added to the embedded tokens ------------------------------------------------------------------------------------
 
 
-class AddedPosition(Position, ABC):
+class AddedPosition(PositionEmbedding, ABC):
     """A vector for every place, added to the token that stands there: E_pos of equation 1.
 
     The first `entries` prefix tokens have a learned vector of their own. Learned positions decide together with the
@@ -72,11 +72,11 @@ class AddedPosition(Position, ABC):
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         table = self.table_at(layout.grid, tokens.device).flatten(0, 1)
         own = table[:0] if self.prefix is None else self.prefix
-        none = table.new_zeros(layout.prefix - own.shape[0], table.shape[1])
+        none = table.new_zeros(layout.num_prefix_tokens - own.shape[0], table.shape[1])
         position = torch.cat([own, none, table])
-        if layout.kept is not None:
-            whole = torch.arange(layout.prefix, device=tokens.device).expand(tokens.shape[0], -1)
-            position = position[torch.cat([whole, layout.kept + layout.prefix], dim=1)]
+        if layout.keep_indices is not None:
+            whole = torch.arange(layout.num_prefix_tokens, device=tokens.device).expand(tokens.shape[0], -1)
+            position = position[torch.cat([whole, layout.keep_indices + layout.num_prefix_tokens], dim=1)]
         return tokens + (position.to(tokens.dtype) if self.fixed else position)
 
 
@@ -135,7 +135,7 @@ class SinCos2dPosition(AddedPosition):
 # ---- Said to every attention -----------------------------------------------------------------------------------------
 
 
-class Rotary2dPosition(Position):
+class Rotary2dPosition(PositionEmbedding):
     """Angles for queries and keys: half of the channel pairs of every head turn with y, half with x.
 
     The picture's edges are at -1 and 1 whatever its size, so that another size is the same picture, finer (DINOv3).
@@ -152,13 +152,13 @@ class Rotary2dPosition(Position):
         rows = (y[:, None, None] * turns).expand(-1, gw, -1)
         columns = (x[None, :, None] * turns).expand(gh, -1, -1)
         angles = torch.cat([rows, columns], dim=-1).flatten(0, 1)
-        if layout.kept is not None:
-            angles = angles[layout.kept][:, None]  # one axis more, for the heads
-        angles = F.pad(angles, (0, 0, layout.prefix, 0))  # the prefix stands nowhere: angle 0
+        if layout.keep_indices is not None:
+            angles = angles[layout.keep_indices][:, None]  # one axis more, for the heads
+        angles = F.pad(angles, (0, 0, layout.num_prefix_tokens, 0))  # the prefix stands nowhere: angle 0
         return AttentionTerms(rotation=(angles.cos(), angles.sin()))
 
 
-class RelativeBiasPosition(Position):
+class RelativeBiasPosition(PositionEmbedding):
     """A learned number per head for every difference (dy, dx), and three for pairs in which the prefix takes part."""
 
     def __init__(self, num_heads: int, grid: Size, interpolation: Interpolation):
@@ -170,11 +170,11 @@ class RelativeBiasPosition(Position):
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
         gh, gw = layout.grid
         table = resample(self.table, (2 * gh - 1, 2 * gw - 1), self.interpolation).flatten(0, 1)
-        place = torch.arange(gh * gw, device=device) if layout.kept is None else layout.kept
+        place = torch.arange(gh * gw, device=device) if layout.keep_indices is None else layout.keep_indices
         y, x = place // gw, place % gw
         dy, dx = y[..., :, None] - y[..., None, :] + gh - 1, x[..., :, None] - x[..., None, :] + gw - 1
         index = dy * (2 * gw - 1) + dx
-        p, patch_to_prefix = layout.prefix, table.shape[0]
+        p, patch_to_prefix = layout.num_prefix_tokens, table.shape[0]
         index = F.pad(index, (p, 0), value=patch_to_prefix)
         index = F.pad(index, (0, 0, p, 0), value=patch_to_prefix + 1)
         index[..., :p, :p] = patch_to_prefix + 2
@@ -188,7 +188,7 @@ class RelativeBiasPosition(Position):
 # ---- Done between two blocks -----------------------------------------------------------------------------------------
 
 
-class ConditionalPosition(Position):
+class ConditionalPosition(PositionEmbedding):
     """CPVT's position encoding generator: after the first blocks, each patch hears from its neighbours."""
 
     def __init__(self, width: int, kernel_size: int, blocks: int = 1):
@@ -203,13 +203,13 @@ class ConditionalPosition(Position):
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         if layer >= len(self.convolutions):
             return tokens
-        (gh, gw), p = layout.grid, layout.prefix
+        (gh, gw), p = layout.grid, layout.num_prefix_tokens
         b, _, d = tokens.shape
         patches = tokens[:, p:]
-        if layout.kept is None:
+        if layout.keep_indices is None:
             heard = self._convolve(layer, patches, layout.grid)
         else:  # patches that are left out are silent: zeros
-            index = layout.kept[..., None].expand(-1, -1, d)
+            index = layout.keep_indices[..., None].expand(-1, -1, d)
             whole = patches.new_zeros(b, gh * gw, d).scatter(1, index, patches)
             heard = self._convolve(layer, whole, layout.grid).gather(1, index)
         return torch.cat([tokens[:, :p], patches + heard], dim=1)

@@ -86,9 +86,9 @@ class SegmenterConfig:
         return self.encoder.preprocessing
 
     @property
-    def unit(self) -> Size:
+    def patch_stride(self) -> Size:
         """The pixels that one patch stands for, down and across."""
-        return self.encoder.unit
+        return self.encoder.patch_stride
 
     def resized(self, image_size: Size) -> "SegmenterConfig":
         return dataclasses.replace(self, encoder=self.encoder.resized(image_size))
@@ -111,7 +111,7 @@ class Segmenter(nn.Module):
         """An image that patches do not tile is padded with zeros, right and bottom, and what they got is cut off."""
         check_images(images, self.config.channels)
         h, w = images.shape[2:]
-        bottom, right = (-side % step for side, step in zip((h, w), self.config.unit, strict=True))
+        bottom, right = (-side % step for side, step in zip((h, w), self.config.patch_stride, strict=True))
         padded = F.pad(images, (0, right, 0, bottom)) if bottom or right else images
         scores = self.scores(padded)
         return F.interpolate(scores, padded.shape[2:], mode="bilinear", align_corners=False)[:, :, :h, :w]

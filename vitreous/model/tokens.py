@@ -17,9 +17,9 @@ from vitreous.model.patch import pick
 class Layout(NamedTuple):
     """Which token stands where. The grid is carried, never guessed from the length of the sequence."""
 
-    prefix: int
+    num_prefix_tokens: int
     grid: Size
-    kept: Tensor | None = None  # [b, k], the indices of the patches that are left; None: all of them, in order
+    keep_indices: Tensor | None = None  # [b, k], the indices of the patches that are left; None: all of them, in order
 
 
 class Features(NamedTuple):
@@ -28,15 +28,23 @@ class Features(NamedTuple):
     prefix: Float[Tensor, "b p d"]
     patches: Float[Tensor, "b n d"]
     grid: Size
-    kept: Tensor | None = None  # [b, n], the places of the patches where some were left out; None: all of the grid
+    keep_indices: Tensor | None = (
+        None  # [b, n], the places of the patches where some were left out; None: all of the grid
+    )
 
 
 def check_count(patches: int, layout: Layout) -> None:
-    """Every patch has a place: one on the grid, or one that `kept` says."""
-    places = layout.grid[0] * layout.grid[1] if layout.kept is None else layout.kept.shape[1]
+    """Every patch has a place: one on the grid, or one that `keep_indices` says."""
+    places = layout.grid[0] * layout.grid[1] if layout.keep_indices is None else layout.keep_indices.shape[1]
     if patches != places:
-        told = f"{layout.grid[0]} x {layout.grid[1]}, the grid" if layout.kept is None else f"{places}, as `kept` says"
-        raise ValueError(f"there are {patches} patches, but must be {told}; give `kept` if they are only some of it")
+        told = (
+            f"{layout.grid[0]} x {layout.grid[1]}, the grid"
+            if layout.keep_indices is None
+            else f"{places}, as `keep_indices` says"
+        )
+        raise ValueError(
+            f"there are {patches} patches, but must be {told}; give `keep_indices` if they are only some of it"
+        )
 
 
 class PrefixTokens(nn.Module):
@@ -66,24 +74,26 @@ class PrefixTokens(nn.Module):
 
 
 def keep_patches(
-    tokens: Float[Tensor, "b t d"], layout: Layout, kept: Int[Tensor, "b k"]
+    tokens: Float[Tensor, "b t d"], layout: Layout, keep_indices: Int[Tensor, "b k"]
 ) -> tuple[Float[Tensor, "b s d"], Layout]:
     """The sequence with only some of its patches, each of which still knows its place.
 
     >>> tokens, layout = torch.zeros(1, 1 + 4, 8), Layout(1, (2, 2))
     >>> tokens, layout = keep_patches(tokens, layout, torch.tensor([[0, 3]]))
-    >>> tokens.shape, layout.kept
+    >>> tokens.shape, layout.keep_indices
     (torch.Size([1, 3, 8]), tensor([[0, 3]]))
     """
-    prefix, patches = tokens[:, : layout.prefix], tokens[:, layout.prefix :]
-    places = kept if layout.kept is None else layout.kept.gather(1, kept)  # `kept` counts what is there, not the grid
-    return torch.cat([prefix, pick(patches, kept)], dim=1), layout._replace(kept=places)
+    prefix, patches = tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :]
+    places = (
+        keep_indices if layout.keep_indices is None else layout.keep_indices.gather(1, keep_indices)
+    )  # `keep_indices` counts what is there, not the grid
+    return torch.cat([prefix, pick(patches, keep_indices)], dim=1), layout._replace(keep_indices=places)
 
 
 def drop_patches(tokens: Float[Tensor, "b t d"], layout: Layout, rate: float) -> tuple[Float[Tensor, "b s d"], Layout]:
     """Patch dropout: every image loses its own random share of patches, so the encoder has less to do."""
     b, t, _ = tokens.shape
-    n = t - layout.prefix
+    n = t - layout.num_prefix_tokens
     count = max(1, round(n * (1 - rate)))
-    kept = torch.rand(b, n, device=tokens.device).argsort(dim=1)[:, :count].sort(dim=1).values
-    return keep_patches(tokens, layout, kept)
+    keep_indices = torch.rand(b, n, device=tokens.device).argsort(dim=1)[:, :count].sort(dim=1).values
+    return keep_patches(tokens, layout, keep_indices)

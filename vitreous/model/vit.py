@@ -14,7 +14,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.encoder import Encoder
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.patch import PatchEmbedding
-from vitreous.model.position import Position
+from vitreous.model.position import PositionEmbedding
 from vitreous.model.tokens import Features, Layout, PrefixTokens, check_count, drop_patches
 
 
@@ -30,7 +30,7 @@ class ViT(nn.Module):
         stem: nn.Module,
         patches: PatchEmbedding,
         prefix: PrefixTokens,
-        position: Position,
+        position: PositionEmbedding,
         encoder: Encoder,
         norm: nn.Module,
         pool: nn.Module,
@@ -52,28 +52,28 @@ class ViT(nn.Module):
         return self.encode(*self.embed(*self.patchify(images)))
 
     def patchify(
-        self, images: Float[Tensor, "b c h w"], kept: Int[Tensor, "b n"] | None = None
+        self, images: Float[Tensor, "b c h w"], keep_indices: Int[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Size]:
         """x_p^1 E ... x_p^N E: the image, or its feature map in a hybrid, cut into patches and projected.
 
-        With `kept`, only the patches at these places; `embed` has to hear of them as well.
+        With `keep_indices`, only the patches at these places; `embed` has to hear of them as well.
         """
         check_images(images, self.config.channels)
         self.config.grid_for((images.shape[2], images.shape[3]))  # refuses a size that does not fit
         try:
-            return self.patches(self.stem(images), kept)
+            return self.patches(self.stem(images), keep_indices)
         except RuntimeError:
             check_matches(images, self.patches.projection.weight)
             raise
 
     def embed(
-        self, patches: Float[Tensor, "b n d"], grid: Size, kept: Int[Tensor, "b n"] | None = None
+        self, patches: Float[Tensor, "b n d"], grid: Size, keep_indices: Int[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b t d"], Layout]:
         """Equation 1: z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos.
 
-        Where only some patches of the grid are there, `kept` says where each of them stands.
+        Where only some patches of the grid are there, `keep_indices` says where each of them stands.
         """
-        layout = Layout(self.prefix.length, grid, kept)
+        layout = Layout(self.prefix.length, grid, keep_indices)
         check_count(patches.shape[1], layout)
         tokens = self.embedding_dropout(self.position(self.prefix(patches), layout))
         if self.training and self.config.patch_dropout:
@@ -141,7 +141,12 @@ class ViT(nn.Module):
         return zip(range(max(wanted, default=-1) + 1), self.encoder.walk(tokens, layout, self.position), strict=False)
 
     def _features(self, tokens: Tensor, layout: Layout) -> Features:
-        return Features(tokens[:, : layout.prefix], tokens[:, layout.prefix :], layout.grid, layout.kept)
+        return Features(
+            tokens[:, : layout.num_prefix_tokens],
+            tokens[:, layout.num_prefix_tokens :],
+            layout.grid,
+            layout.keep_indices,
+        )
 
     def _layers(self, layers: Sequence[int] | None) -> list[int]:
         depth = len(self.encoder.blocks)

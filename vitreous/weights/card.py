@@ -106,7 +106,7 @@ def _what_it_is(config: AnyConfig, parameters: int) -> str:
     made = f"{config.num_classes:,} classes" if config.num_classes else "features, without a head for classes"
     made += " of pixels" if isinstance(config, SegmenterConfig) else ""
     encoder = config.encoder if isinstance(config, SegmenterConfig) else config
-    tokens = f", seen as {encoder.tokens:,} tokens" if isinstance(encoder, ViTConfig) else ""
+    tokens = f", seen as {encoder.num_tokens:,} tokens" if isinstance(encoder, ViTConfig) else ""
     return (
         f"{plain(title(config))}: {parameters:,} parameters. "
         f"{colours} pictures of {height} x {width} pixels{tokens}; {made}."

@@ -176,7 +176,7 @@ def test_explanations(live: Live, served: list[Served], method: str) -> None:
 
         pixels = fit(picture(), CONFIG.image_size, CONFIG.preprocessing)[None].float() / 255
         drops = occlusion(served[0].model, normalise(pixels, CONFIG.preprocessing), 2)  # type: ignore[arg-type]
-        np.testing.assert_allclose(answer["values"], as_patches(drops, CONFIG.unit).numpy(), atol=1e-5)
+        np.testing.assert_allclose(answer["values"], as_patches(drops, CONFIG.patch_stride).numpy(), atol=1e-5)
 
 
 def test_what_is_served(live: Live) -> None:

@@ -21,9 +21,13 @@ def test_attention_is_the_models(live: Live, models: dict[str, Any], id: str) ->
         true = weights[0].detach().numpy()
         heads, t, _ = true.shape
         reply = get(live, id, f"attention/{layer}")
-        assert array(reply, skip=8 * heads * t).shape == (heads, t, t) == (4, model.config.tokens, model.config.tokens)
-        decoded = weights_of(reply, model.config.prefix)
-        for keys in (slice(0, model.config.prefix), slice(model.config.prefix, t)):
+        assert (
+            array(reply, skip=8 * heads * t).shape
+            == (heads, t, t)
+            == (4, model.config.num_tokens, model.config.num_tokens)
+        )
+        decoded = weights_of(reply, model.config.num_prefix_tokens)
+        for keys in (slice(0, model.config.num_prefix_tokens), slice(model.config.num_prefix_tokens, t)):
             if true[..., keys].size:
                 largest = true[..., keys].max(axis=-1, keepdims=True)
                 assert (np.abs(decoded - true)[..., keys] <= largest * (0.5 / 255 + 1e-4) + 1e-30).all()
@@ -82,7 +86,7 @@ def test_the_tour_shows_what_is_there(live: Live, models: dict[str, Any], id: st
     config, image = model.config, as_given(model, picture())
     steps = get(live, id, "tour").json["steps"]
     assert [one["equation"] for one in steps] == [1, 1, 1, 1, 2, 2, 3, 4]
-    t, d, channels = config.tokens, 32, 32 if id == "hybrid" else 3
+    t, d, channels = config.num_tokens, 32, 32 if id == "hybrid" else 3
     shapes = [[12, channels * config.patch_size[0] ** 2], [12, d], [t, d], [t, d], [4, t, t], [t, d], [t, d], [d]]
     assert [one["shape"] for one in steps] == shapes
     tokens, layout = model.embed(*model.patchify(image))
@@ -102,5 +106,5 @@ def test_the_tour_shows_what_is_there(live: Live, models: dict[str, Any], id: st
         "bare": ["class", "register 1", "register 2"],
         "average": [],
     }.get(id, steps[2]["tokens"])
-    assert len(steps[2]["tokens"]) == config.prefix
+    assert len(steps[2]["tokens"]) == config.num_prefix_tokens
     assert ("scores" in steps[7]) == (id != "bare")

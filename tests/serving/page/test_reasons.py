@@ -31,7 +31,7 @@ def test_rollout_is_that_of_explain(live: Live, models: dict[str, Any], id: str)
         found = get(live, id, f"map/rollout{query}").json
         assert found["grid"] == [3, 4]
         assert found["target"] is None
-        np.testing.assert_allclose(found["values"], expected[model.config.prefix :], rtol=1e-4)
+        np.testing.assert_allclose(found["values"], expected[model.config.num_prefix_tokens :], rtol=1e-4)
         assert found["range"] == [min(found["values"]), max(found["values"])]
 
 

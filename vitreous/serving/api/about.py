@@ -38,12 +38,12 @@ def _inside(config: ViTConfig | None) -> dict[str, Any]:
         return dict.fromkeys(keys)
     patches = config.grid[0] * config.grid[1]
     return {
-        "patch_size": list(config.unit),
+        "patch_size": list(config.patch_stride),
         "grid": list(config.grid),
         "width": config.width,
         "depth": config.depth,
         "heads": config.num_heads,
-        "tokens": {"prefix": prefix_names(config), "patches": patches, "total": config.tokens},
+        "tokens": {"prefix": prefix_names(config), "patches": patches, "total": config.num_tokens},
         "position": label_of(config.position),
     }
 

@@ -56,7 +56,7 @@ def check_below(name: str, numbers: Sequence[int], count: int) -> None:
 def check_attention(model: Looked) -> None:
     """A layer's weights, of all heads, must not be more than can be sent, or held while gradients flow through them."""
     config = model.vit.config
-    check_size(config.num_heads * config.tokens**2, "the attention of a layer", config.tokens)
+    check_size(config.num_heads * config.num_tokens**2, "the attention of a layer", config.num_tokens)
 
 
 def check_size(size: int, what: str, tokens: int) -> None:

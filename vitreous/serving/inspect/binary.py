@@ -20,7 +20,7 @@ def attention_bytes(layer: Layer) -> Answer:
 
     Of two, because a class token or a register may take nearly everything: patches would be left with a step or two.
     """
-    heads, t, prefix = layer.model.config.num_heads, layer.before.shape[1], layer.layout.prefix
+    heads, t, prefix = layer.model.config.num_heads, layer.before.shape[1], layer.layout.num_prefix_tokens
     data = bytearray(heads * t * (8 + t))
     scales = np.frombuffer(data, "<f4", heads * t * 2).reshape(heads, t, 2)
     parts = np.frombuffer(data, np.uint8, offset=8 * heads * t).reshape(heads, t, t)

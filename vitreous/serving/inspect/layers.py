@@ -30,7 +30,7 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
     async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """uint8 [t, t]: the cosine of every two tokens after a layer is value / 127.5 - 1."""
         one = desk.model(model)
-        at, tokens = layer_of(one, layer), one.vit.config.tokens
+        at, tokens = layer_of(one, layer), one.vit.config.num_tokens
         check_size(tokens**2, "the likeness of tokens", tokens)
         return await desk.ask(
             request,

@@ -56,7 +56,7 @@ def masked(subject: Subject, patches: Sequence[int], classes: Sequence[int]) -> 
     model, image = subject.looked.classifier, subject.image
     gone = torch.zeros(subject.looked.grid, dtype=torch.bool, device=image.device)
     gone.view(-1)[list(patches)] = True
-    hidden = as_pixels(gone[None], model.config.unit, (image.shape[2], image.shape[3]))
+    hidden = as_pixels(gone[None], model.config.patch_stride, (image.shape[2], image.shape[3]))
     shares = model(torch.where(hidden, painted(model, image, "mean"), image))[0].float().softmax(dim=-1)
     asked = plain(shares[list(classes)]) if classes else []
     return {
@@ -102,7 +102,7 @@ def _occlusion(subject: Subject, target: int) -> Float[Tensor, "gh gw"]:
     if subject.slow:
         stride = window
     drops = occlusion(model, image, target, window, stride, batch_size=subject.batch_size, between=subject.step)
-    return as_patches(drops, model.config.unit)
+    return as_patches(drops, model.config.patch_stride)
 
 
 def importance(subject: Subject, method: Importance, target: int | None) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def distance(subject: Subject) -> dict[str, Any]:
     for layer in range(config.depth):
         subject.step()
         rows.append(layer_distance(subject.walk.layer(layer)))
-    corner = distances(config.grid, config.unit, slice(0, 1))[0, -1]
+    corner = distances(config.grid, config.patch_stride, slice(0, 1))[0, -1]
     return {"pixels": plain(torch.stack(rows)), "largest": plain(corner)}
 
 
@@ -175,7 +175,11 @@ def mask(subject: Subject) -> UInt8[np.ndarray, "h w"]:
     """The class of every pixel of what the grid covers; where that reaches beyond the picture, none."""
 
     def make() -> np.ndarray:
-        model, (gh, gw), (uh, uw) = subject.looked.segmenter, subject.looked.grid, subject.looked.vit.config.unit
+        model, (gh, gw), (uh, uw) = (
+            subject.looked.segmenter,
+            subject.looked.grid,
+            subject.looked.vit.config.patch_stride,
+        )
         if model.config.num_classes > IGNORED:
             said = f"{subject.looked.id} tells {model.config.num_classes} classes apart, but a mask shows {IGNORED}"
             raise ApiError(409, "too_many_classes", said)

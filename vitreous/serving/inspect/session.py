@@ -95,7 +95,7 @@ def seen(looked: Looked, picture: Size) -> Box:
     box = seen_part(picture, config.image_size, config.preprocessing)
     if isinstance(looked.model, ResNet):
         return box
-    (gh, gw), (uh, uw), (h, w) = looked.grid, looked.vit.config.unit, config.image_size
+    (gh, gw), (uh, uw), (h, w) = looked.grid, looked.vit.config.patch_stride, config.image_size
     return Box(box.top, box.left, box.height * gh * uh / h, box.width * gw * uw / w)
 
 
@@ -133,14 +133,14 @@ class Subject:
         A ViT-S/16 with 224 pixels is below the bound, a ViT-B/16 above.
         """
         config = self.looked.vit.config
-        return self.image.device.type == "cpu" and config.tokens * config.width**2 * config.depth > 10**9
+        return self.image.device.type == "cpu" and config.num_tokens * config.width**2 * config.depth > 10**9
 
     @property
     def batch_size(self) -> int:
         """Pictures at once, few enough for a step to be short: about 4 of a ViT-B/16 on a CPU."""
         config = self.looked.vit.config
         numbers = 2**23 if self.image.device.type == "cpu" else 2**27
-        return min(max(numbers // (config.tokens * config.width * config.depth), 1), 64)
+        return min(max(numbers // (config.num_tokens * config.width * config.depth), 1), 64)
 
 
 def subject(looked: Looked, picture: Held, key: Hashable, kept: Shelf[Any], step: Step) -> Subject:

@@ -32,7 +32,9 @@ def tour(walk: Walk, image: Float[Tensor, "1 c h w"]) -> dict[str, Any]:
     gathered = first + block.attention_scale(block.attention(block.attention_norm(first), terms))  # equation 2
     features = walk.features()
     pooled = model.pool(features)
-    sequence = "[x_class; x_p E]" if config.class_token else "[registers; x_p E]" if config.prefix else "x_p E"
+    sequence = (
+        "[x_class; x_p E]" if config.class_token else "[registers; x_p E]" if config.num_prefix_tokens else "x_p E"
+    )
     answer = _step(4, "answer", "y", pooled[0], pooled=type(config.pool).__name__)
     if config.num_classes:
         scores = model.classify(features)[0]

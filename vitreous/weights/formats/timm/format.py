@@ -92,7 +92,7 @@ class Timm(Format):
         lines = plain_obstacles(config, "timm") + unfit_sizes(config, "timm") + _unfit_stem(config)
         if not isinstance(config.head, LinearHead):
             lines.append(f"head {type(config.head).__name__}: timm's heads are one linear layer")
-        if isinstance(config.pool, AttentionPool) and config.prefix:
+        if isinstance(config.pool, AttentionPool) and config.num_prefix_tokens:
             lines.append("pool AttentionPool: timm's does not attend to the tokens before the patches")
         if isinstance(config.pool, AttentionPool) and isinstance(config.mlp, SwiGlu):
             lines.append("pool AttentionPool with SwiGLU: timm's has GELU")
