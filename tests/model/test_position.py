@@ -190,7 +190,7 @@ def test_rotary_logits_depend_on_differences_only() -> None:
     torch.testing.assert_close(rotate(same, rotation)[0, 0, 0], same[0, 0, 0])  # the prefix is not turned
 
 
-@pytest.mark.parametrize("kept", [None, torch.tensor([[5, 0, 2], [1, 3, 4]])], ids=["all", "kept"])
+@pytest.mark.parametrize("keep_indices", [None, torch.tensor([[5, 0, 2], [1, 3, 4]])], ids=["all", "keep_indices"])
 def test_relative_bias_by_brute_force(keep_indices: torch.Tensor | None) -> None:
     position = RelativeBiasPosition(num_heads=2, grid=(2, 3), interpolation="google")
     torch.nn.init.normal_(position.prefix)
