@@ -14,7 +14,7 @@ from vitreous.serving.api.schemas import PICTURE_BODY, WRONG, Explained, answers
 from vitreous.serving.errors import ApiError, busy
 from vitreous.serving.image_limits import read_picture
 from vitreous.serving.inspect import numbers
-from vitreous.serving.inspect.images import shown
+from vitreous.serving.inspect.images import image_summary
 from vitreous.serving.inspect.responses import as_json
 from vitreous.serving.inspect.service import Desk
 from vitreous.serving.inspect.worker import Pace
@@ -48,10 +48,10 @@ def router(settings: Settings, desk: Desk) -> APIRouter:
         picture = await read_picture(request, settings)
         try:
             async with asyncio.timeout(TIMES * settings.timeout):
-                told = _json(await desk.receive(request, one, picture, shown))
+                told = _json(await desk.receive(request, one, picture, image_summary))
                 if about and wanted is None:
                     wanted = told["predictions"][0]["index"]
-                work = lambda subject: as_json(numbers.importance(subject, method, wanted))  # noqa: E731
+                work = lambda session: as_json(numbers.importance(session, method, wanted))  # noqa: E731
                 id, name = hashlib.sha256(picture.data).hexdigest()[:32], ("explain", method, wanted)
                 found = _json(await desk.ask(request, one, id, name, work, PACES[method]))
         except TimeoutError:

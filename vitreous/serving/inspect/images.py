@@ -10,7 +10,7 @@ from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.responses import BYTES, Answer, as_json
 from vitreous.serving.inspect.schemas import JSON, PLAIN, Shown, Tour, bytes_told, told
 from vitreous.serving.inspect.service import Desk
-from vitreous.serving.inspect.session import Subject, seen
+from vitreous.serving.inspect.session import Session, covered_box
 from vitreous.serving.inspect.tour import tour
 from vitreous.serving.inspect.worker import Pace
 from vitreous.serving.settings import Settings
@@ -21,13 +21,13 @@ def add_routes(api: APIRouter, desk: Desk, settings: Settings) -> None:
     async def images(request: Request, model: Model = None) -> Response:
         """Send a picture. It is held in memory for a while, under a name that is made from its bytes."""
         one = desk.model(model)
-        return await desk.receive(request, one, await read_picture(request, settings), shown)
+        return await desk.receive(request, one, await read_picture(request, settings), image_summary)
 
     @api.get("/v1/images/{id}/tour", responses=told(Tour), **JSON)
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
         """The picture taken through equations 1 to 4, in eight steps."""
         return await desk.tell(
-            request, desk.model(model), id, "tour", lambda subject: tour(subject.walk, subject.image), Pace.QUICK
+            request, desk.model(model), id, "tour", lambda session: tour(session.walk, session.image), Pace.QUICK
         )
 
     @api.get("/v1/images/{id}/mask", responses=bytes_told("uint8 [h, w]"), **PLAIN)
@@ -36,22 +36,22 @@ def add_routes(api: APIRouter, desk: Desk, settings: Settings) -> None:
         return await desk.ask(request, desk.model(model), id, "mask", _mask, Pace.QUICK)
 
 
-def shown(subject: Subject, id: str, picture: Size) -> Answer:
+def image_summary(session: Session, id: str, picture: Size) -> Answer:
     """What is told of a picture when it arrives."""
-    box = seen(subject.looked, picture)
+    box = covered_box(session.inspected, picture)
     return as_json(
         {
             "id": id,
-            "model": subject.looked.id,
+            "model": session.inspected.id,
             "picture": {"width": picture[1], "height": picture[0]},
             "seen": {key: round(value, 3) for key, value in box._asdict().items()},
-            "grid": list(subject.looked.grid),
-            "predictions": numbers.predictions(subject),
-            "segments": numbers.segments(subject),
+            "grid": list(session.inspected.grid),
+            "predictions": numbers.predictions(session),
+            "segments": numbers.segments(session),
         }
     )
 
 
-def _mask(subject: Subject) -> Answer:
-    ids = numbers.mask(subject)
+def _mask(session: Session) -> Answer:
+    ids = numbers.mask(session)
     return Answer(ids.tobytes(), BYTES, ids.shape)

@@ -23,7 +23,7 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
         at = layer_of(one, layer)
         check_attention(one)
         return await desk.ask(
-            request, one, id, ("attention", at), lambda subject: attention_bytes(subject.walk.layer(at)), Pace.QUICK
+            request, one, id, ("attention", at), lambda session: attention_bytes(session.walk.layer(at)), Pace.QUICK
         )
 
     @api.get("/v1/images/{id}/similarity/{layer}", responses=bytes_told("uint8 [t, t]"), **PLAIN)
@@ -37,7 +37,7 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
             one,
             id,
             ("similarity", at),
-            lambda subject: similarity_bytes(subject.walk.features(at)),
+            lambda session: similarity_bytes(session.walk.features(at)),
             Pace.QUICK,
         )
 

@@ -22,7 +22,7 @@ from vitreous.serving.api.schemas import WRONG
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.schemas import JSON, Changed, PatchColours, PatchValues, Tested, told
 from vitreous.serving.inspect.service import Desk
-from vitreous.serving.inspect.session import Subject
+from vitreous.serving.inspect.session import Session
 from vitreous.serving.inspect.worker import Pace
 
 
@@ -47,18 +47,18 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
                 pace = Pace.MEDIUM
             return await desk.tell(
                 request, one, id, ("map", method, wanted),
-                lambda subject: numbers.importance(subject, method, _likeliest(subject, wanted)), pace,
+                lambda session: numbers.importance(session, method, _likeliest(session, wanted)), pace,
             )  # fmt: skip
         at = layer_of(one, layer)
         if method == "rollout":
             return await desk.tell(
                 request, one, id, ("map", method, fusion, discard, at),
-                lambda subject: numbers.rollout(subject, fusion, discard, at), Pace.MEDIUM,
+                lambda session: numbers.rollout(session, fusion, discard, at), Pace.MEDIUM,
             )  # fmt: skip
         make, pace = (numbers.layer_attention, Pace.QUICK)
         if method == "pca":
             make, pace = (numbers.components, Pace.MEDIUM)
-        return await desk.tell(request, one, id, ("map", method, at), lambda subject: make(subject, at), pace)
+        return await desk.tell(request, one, id, ("map", method, at), lambda session: make(session, at), pace)
 
     @api.get("/v1/images/{id}/faithfulness/{method}", responses=told(Tested), **JSON)
     async def faithfulness(
@@ -71,7 +71,7 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
             check_attention(one)
         return await desk.tell(
             request, one, id, ("faithfulness", method, wanted),
-            lambda subject: numbers.tested(subject, method, _likeliest(subject, wanted)), Pace.LONG,
+            lambda session: numbers.tested(session, method, _likeliest(session, wanted)), Pace.LONG,
         )  # fmt: skip
 
     @api.post("/v1/images/{id}/masked", responses=told(Changed, *WRONG), **JSON)
@@ -84,9 +84,9 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
         check_below("classes", classes, config.num_classes)
         name = hashlib.sha256(repr((patches, classes)).encode()).hexdigest()  # the lists may be long
         return await desk.tell(
-            request, one, id, ("masked", name), lambda subject: numbers.masked(subject, patches, classes), Pace.QUICK
+            request, one, id, ("masked", name), lambda session: numbers.masked(session, patches, classes), Pace.QUICK
         )
 
 
-def _likeliest(subject: Subject, target: int | None) -> int:
-    return int(numbers.probabilities(subject).argmax()) if target is None else target
+def _likeliest(session: Session, target: int | None) -> int:
+    return int(numbers.probabilities(session).argmax()) if target is None else target

@@ -15,7 +15,14 @@ from vitreous.serving.errors import CLIENT_LEFT, ApiError, busy
 from vitreous.serving.image_limits import Upload
 from vitreous.serving.inspect.lru_cache import Shelf
 from vitreous.serving.inspect.responses import Answer, NotANumber, as_json
-from vitreous.serving.inspect.session import Held, Looked, Subject, held, looked, subject
+from vitreous.serving.inspect.session import (
+    DecodedImage,
+    InspectedModel,
+    Session,
+    decode_image,
+    inspected_model,
+    open_session,
+)
 from vitreous.serving.inspect.worker import Busy, Pace, Step, Stopped, Worker
 from vitreous.serving.models import Served, pick
 
@@ -41,16 +48,18 @@ class Desk:
         patience: float = 300.0,
     ):
         self.served = list(served)
-        self.models = {one.id: looked(one) for one in served}
-        self.pictures = Shelf[Held](pictures, picture_bytes)
+        self.models = {one.id: inspected_model(one) for one in served}
+        self.pictures = Shelf[DecodedImage](pictures, picture_bytes)
         self.kept = Shelf[Any](2**14, kept_bytes)
         self.worker = Worker(room, torch.get_num_threads())
         self.patience = patience
 
-    def model(self, id: str | None) -> Looked:
+    def model(self, id: str | None) -> InspectedModel:
         return self.models[pick(self.served, id).id]
 
-    async def receive(self, request: Request, model: Looked, sent: Upload, about: Callable[..., Answer]) -> Response:
+    async def receive(
+        self, request: Request, model: InspectedModel, sent: Upload, about: Callable[..., Answer]
+    ) -> Response:
         """Decode an uploaded image for every model, hold it under the hash of its bytes, and answer `about` it."""
         data = sent.data
         id = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()[:32]
@@ -60,38 +69,46 @@ class Desk:
         def work(step: Step) -> Answer:
             picture = self.pictures.get(id)
             if picture is None:
-                picture = held(data, list(self.models.values()))
+                picture = decode_image(data, list(self.models.values()))
                 self.pictures.put(id, picture, picture.bytes)
-            return about(subject(model, picture, key, self.kept, step), id, picture.size)
+            return about(open_session(model, picture, key, self.kept, step), id, picture.size)
 
         if self.pictures.get(id) is None:
             self.kept.drop(name)  # the picture itself is needed as well
         return await self._answer(request, name, work, Pace.LONG if sent.large else Pace.QUICK)
 
     async def ask(
-        self, request: Request, model: Looked, id: str, name: Hashable, make: Callable[[Subject], Answer], pace: Pace
+        self,
+        request: Request,
+        model: InspectedModel,
+        id: str,
+        name: Hashable,
+        make: Callable[[Session], Answer],
+        pace: Pace,
     ) -> Response:
         """Something about a picture that is held. `name`: of the question, with all that its answer depends on."""
         picture = self.pictures.get(id)
         if picture is None:
             raise ApiError(404, "unknown_image", f"no picture {id[:40]!r} is held here, or no longer: send it again")
         key: Hashable = (model.id, id)
-        work = lambda step: make(subject(model, picture, key, self.kept, step))  # noqa: E731
+        work = lambda step: make(open_session(model, picture, key, self.kept, step))  # noqa: E731
         return await self._answer(request, ("answer", key, name), work, pace)
 
     async def tell(
         self,
         request: Request,
-        model: Looked,
+        model: InspectedModel,
         id: str,
         name: Hashable,
-        make: Callable[[Subject], dict[str, Any]],
+        make: Callable[[Session], dict[str, Any]],
         pace: Pace,
     ) -> Response:
         """The same, as JSON."""
-        return await self.ask(request, model, id, name, lambda subject: as_json(make(subject)), pace)
+        return await self.ask(request, model, id, name, lambda session: as_json(make(session)), pace)
 
-    async def ask_model(self, request: Request, model: Looked, name: Hashable, make: Callable[[], Answer]) -> Response:
+    async def ask_model(
+        self, request: Request, model: InspectedModel, name: Hashable, make: Callable[[], Answer]
+    ) -> Response:
         """Something about a model alone."""
         return await self._answer(request, ("answer", model.id, name), lambda step: make(), Pace.QUICK)
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Looked:
+class InspectedModel:
     """A model that is served, in float32 whatever it is served in: maps multiply small numbers through all layers."""
 
     id: str
@@ -64,15 +64,15 @@ class Looked:
         return (0, 0) if isinstance(self.model, ResNet) else self.vit.config.grid
 
 
-def looked(served: Served) -> Looked:
+def inspected_model(served: Served) -> InspectedModel:
     """Shared with what is served, where that is in float32 already."""
     model = served.model
     device = next(model.parameters()).device
-    return Looked(served.id, placed(model, device, torch.float32).eval(), served.labels)
+    return InspectedModel(served.id, placed(model, device, torch.float32).eval(), served.labels)
 
 
 @dataclass(frozen=True)
-class Held:
+class DecodedImage:
     """A picture, decoded: its own size, and its pixels as each model is shown them."""
 
     size: Size
@@ -83,27 +83,27 @@ class Held:
         return sum(pixels.nbytes for pixels in self.pixels.values())
 
 
-def held(data: bytes, models: list[Looked]) -> Held:
+def decode_image(data: bytes, models: list[InspectedModel]) -> DecodedImage:
     configs = [(one.id, one.model.config) for one in models]
     pixels = {id: fit(data, how.image_size, how.preprocessing, how.channels) for id, how in configs}
-    return Held(size_of(data), pixels)
+    return DecodedImage(size_of(data), pixels)
 
 
-def seen(looked: Looked, picture: Size) -> Box:
+def covered_box(inspected: InspectedModel, picture: Size) -> Box:
     """What the grid covers, in the picture's pixels; beyond what was cut out of it where that is padded."""
-    config = looked.model.config
+    config = inspected.model.config
     box = seen_part(picture, config.image_size, config.preprocessing)
-    if isinstance(looked.model, ResNet):
+    if isinstance(inspected.model, ResNet):
         return box
-    (gh, gw), (uh, uw), (h, w) = looked.grid, looked.vit.config.patch_stride, config.image_size
+    (gh, gw), (uh, uw), (h, w) = inspected.grid, inspected.vit.config.patch_stride, config.image_size
     return Box(box.top, box.left, box.height * gh * uh / h, box.width * gw * uw / w)
 
 
 @dataclass(frozen=True)
-class Subject:
+class Session:
     """A picture in front of a model. What is made of it may be kept, under `key` and a name."""
 
-    looked: Looked
+    inspected: InspectedModel
     image: Float[Tensor, "1 c h w"]
     key: Hashable
     kept: Shelf[Any]
@@ -122,7 +122,7 @@ class Subject:
         """One pass through the model, from which all else is made."""
         return self.once(
             "walk",
-            lambda: walked(self.looked.vit, self.image),
+            lambda: walked(self.inspected.vit, self.image),
             lambda walk: sum(state.nbytes for state in walk.states),
         )
 
@@ -132,18 +132,20 @@ class Subject:
 
         A ViT-S/16 with 224 pixels is below the bound, a ViT-B/16 above.
         """
-        config = self.looked.vit.config
+        config = self.inspected.vit.config
         return self.image.device.type == "cpu" and config.num_tokens * config.width**2 * config.depth > 10**9
 
     @property
     def batch_size(self) -> int:
         """Pictures at once, few enough for a step to be short: about 4 of a ViT-B/16 on a CPU."""
-        config = self.looked.vit.config
+        config = self.inspected.vit.config
         numbers = 2**23 if self.image.device.type == "cpu" else 2**27
         return min(max(numbers // (config.num_tokens * config.width * config.depth), 1), 64)
 
 
-def subject(looked: Looked, picture: Held, key: Hashable, kept: Shelf[Any], step: Step) -> Subject:
-    device = next(looked.model.parameters()).device
-    pixels = picture.pixels[looked.id][None].to(device).float() / 255
-    return Subject(looked, normalise(pixels, looked.model.config.preprocessing), key, kept, step)
+def open_session(
+    inspected: InspectedModel, picture: DecodedImage, key: Hashable, kept: Shelf[Any], step: Step
+) -> Session:
+    device = next(inspected.model.parameters()).device
+    pixels = picture.pixels[inspected.id][None].to(device).float() / 255
+    return Session(inspected, normalise(pixels, inspected.model.config.preprocessing), key, kept, step)
