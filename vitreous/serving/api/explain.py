@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from vitreous.explanation import CLASS_MAPS, MapName
 from vitreous.serving.api.parameters import Model, Target, target_of
 from vitreous.serving.api.schemas import PICTURE_BODY, WRONG, Explained, answers
 from vitreous.serving.errors import ApiError, busy
@@ -35,14 +36,14 @@ def router(settings: Settings, desk: Desk) -> APIRouter:
 
     @routes.post("/explain", responses=answers(Explained, *WRONG), openapi_extra=PICTURE_BODY)
     async def explain(
-        request: Request, method: numbers.Importance = "relevance", target: Target = None, model: Model = None
+        request: Request, method: MapName = "relevance", target: Target = None, model: Model = None
     ) -> JSONResponse:
         """How much each patch matters: for a class (relevance, occlusion), or to the model at all (rollout, attention).
 
         Attention and rollout show where information was mixed, not why the model decided; occlusion asks the model.
         """
         one = desk.model(model)
-        about = method in numbers.ABOUT_A_CLASS
+        about = method in CLASS_MAPS
         _ = one.vit  # a model without attention is refused before the picture is read
         wanted = target_of(one, target) if about else None
         picture = await read_picture(request, settings)

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from vitreous.explanation.capture import CHUNK, Layer
-from vitreous.explanation.tokens import cosines
+from vitreous.explanation.captured import CHUNK, Layer
+from vitreous.explanation.similarity import cosines
 from vitreous.model.tokens import Features
 from vitreous.serving.inspect.responses import BYTES, Answer
 

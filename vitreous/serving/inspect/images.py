@@ -1,4 +1,4 @@
-"""A picture that arrives: what is told of it at once, how it went through the model, and its mask."""
+"""Routes of an uploaded image: its summary, its way through the model step by step, and its mask."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -8,7 +8,7 @@ from vitreous.serving.api.schemas import PICTURE_BODY, WRONG
 from vitreous.serving.image_limits import read_picture
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.responses import BYTES, Answer, as_json
-from vitreous.serving.inspect.schemas import JSON, PLAIN, Shown, Tour, bytes_told, told
+from vitreous.serving.inspect.schemas import JSON, PLAIN, Shown, Tour, binary_answer, json_answer
 from vitreous.serving.inspect.service import Desk
 from vitreous.serving.inspect.session import Session, covered_box
 from vitreous.serving.inspect.tour import tour
@@ -17,33 +17,32 @@ from vitreous.serving.settings import Settings
 
 
 def add_routes(api: APIRouter, desk: Desk, settings: Settings) -> None:
-    @api.post("/v1/images", responses=told(Shown, *WRONG), openapi_extra=PICTURE_BODY, **JSON)
+    @api.post("/v1/images", responses=json_answer(Shown, *WRONG), openapi_extra=PICTURE_BODY, **JSON)
     async def images(request: Request, model: Model = None) -> Response:
-        """Send a picture. It is held in memory for a while, under a name that is made from its bytes."""
+        """Upload an image. It stays in memory for a while, under an id that is the hash of its bytes."""
         one = desk.model(model)
         return await desk.receive(request, one, await read_picture(request, settings), image_summary)
 
-    @api.get("/v1/images/{id}/tour", responses=told(Tour), **JSON)
+    @api.get("/v1/images/{id}/tour", responses=json_answer(Tour), **JSON)
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
-        """The picture taken through equations 1 to 4, in eight steps."""
-        return await desk.tell(
-            request, desk.model(model), id, "tour", lambda session: tour(session.walk, session.image), Pace.QUICK
-        )
+        """The image taken through equations 1 to 4, in eight steps."""
+        one = desk.model(model)
+        return await desk.tell(request, one, id, "tour", lambda session: tour(session.captured), Pace.QUICK)
 
-    @api.get("/v1/images/{id}/mask", responses=bytes_told("uint8 [h, w]"), **PLAIN)
+    @api.get("/v1/images/{id}/mask", responses=binary_answer("uint8 [h, w]"), **PLAIN)
     async def mask(request: Request, id: Id, model: Model = None) -> Response:
-        """uint8 [h, w]: the class of every pixel of what was seen, of a model that segments."""
+        """uint8 [h, w]: the class of every pixel of the model's input, for a segmentation model."""
         return await desk.ask(request, desk.model(model), id, "mask", _mask, Pace.QUICK)
 
 
-def image_summary(session: Session, id: str, picture: Size) -> Answer:
-    """What is told of a picture when it arrives."""
-    box = covered_box(session.inspected, picture)
+def image_summary(session: Session, id: str, image: Size) -> Answer:
+    """The answer to an upload."""
+    box = covered_box(session.inspected, image)
     return as_json(
         {
             "id": id,
             "model": session.inspected.id,
-            "picture": {"width": picture[1], "height": picture[0]},
+            "picture": {"width": image[1], "height": image[0]},
             "seen": {key: round(value, 3) for key, value in box._asdict().items()},
             "grid": list(session.inspected.grid),
             "predictions": numbers.predictions(session),

@@ -1,52 +1,48 @@
-"""What happens in the layers: who attends to whom, which tokens are alike, how far heads look, what is known when."""
+"""Routes of the layers: attention, similarity of tokens, predictions after each layer, and attention distance."""
 
 from fastapi import APIRouter, Request, Response
 
 from vitreous.serving.api.parameters import Id, Layer, Model, check_attention, check_size, layer_of
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.binary import attention_bytes, similarity_bytes
-from vitreous.serving.inspect.schemas import JSON, PLAIN, Lens, Reach, bytes_told, told
+from vitreous.serving.inspect.schemas import JSON, PLAIN, Lens, Reach, binary_answer, json_answer
 from vitreous.serving.inspect.service import Desk
 from vitreous.serving.inspect.worker import Pace
 
 ATTENTION = (
-    "float32 [heads, t, 2], the largest weight that a row gives to a prefix token, and to a patch; "
-    "then uint8 [heads, t, t], shares of the one or the other in 255ths"
+    "float32 [heads, t, 2], the largest weight of a row for a prefix token, and for a patch; "
+    "then uint8 [heads, t, t], fractions of the one or the other in 255ths"
 )
 
 
 def add_routes(api: APIRouter, desk: Desk) -> None:
-    @api.get("/v1/images/{id}/attention/{layer}", responses=bytes_told(ATTENTION), **PLAIN)
+    @api.get("/v1/images/{id}/attention/{layer}", responses=binary_answer(ATTENTION), **PLAIN)
     async def attention(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
-        """Of every token, in every head of a layer, to every token."""
+        """Attention of every token to every token, in every head of a layer."""
         one = desk.model(model)
         at = layer_of(one, layer)
         check_attention(one)
         return await desk.ask(
-            request, one, id, ("attention", at), lambda session: attention_bytes(session.walk.layer(at)), Pace.QUICK
+            request, one, id, ("attention", at), lambda session: attention_bytes(session.captured.layer(at)), Pace.QUICK
         )
 
-    @api.get("/v1/images/{id}/similarity/{layer}", responses=bytes_told("uint8 [t, t]"), **PLAIN)
+    @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_answer("uint8 [t, t]"), **PLAIN)
     async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
-        """uint8 [t, t]: the cosine of every two tokens after a layer is value / 127.5 - 1."""
+        """uint8 [t, t]: the cosine similarity of two tokens after a layer is value / 127.5 - 1."""
         one = desk.model(model)
         at, tokens = layer_of(one, layer), one.vit.config.num_tokens
-        check_size(tokens**2, "the likeness of tokens", tokens)
+        check_size(tokens**2, "the similarity of tokens", tokens)
         return await desk.ask(
-            request,
-            one,
-            id,
-            ("similarity", at),
-            lambda session: similarity_bytes(session.walk.features(at)),
-            Pace.QUICK,
-        )
+            request, one, id, ("similarity", at),
+            lambda session: similarity_bytes(session.captured.features(at)), Pace.QUICK,
+        )  # fmt: skip
 
-    @api.get("/v1/images/{id}/lens", responses=told(Lens), **JSON)
+    @api.get("/v1/images/{id}/lens", responses=json_answer(Lens), **JSON)
     async def lens(request: Request, id: Id, model: Model = None) -> Response:
-        """What the head would say after each layer."""
+        """Predictions of the head after each layer."""
         return await desk.tell(request, desk.model(model), id, "lens", numbers.lens, Pace.QUICK)
 
-    @api.get("/v1/images/{id}/distance", responses=told(Reach), **JSON)
+    @api.get("/v1/images/{id}/distance", responses=json_answer(Reach), **JSON)
     async def distance(request: Request, id: Id, model: Model = None) -> Response:
-        """How far every head of every layer looks, in pixels of what the model is given."""
+        """Attention distance of every head of every layer, in pixels of the model's input."""
         return await desk.tell(request, desk.model(model), id, "distance", numbers.distance, Pace.MEDIUM)

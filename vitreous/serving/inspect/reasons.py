@@ -1,4 +1,4 @@
-"""What an answer rests on: maps of the patches, whether a map is right about them, and the answer without some."""
+"""Routes of explanations: maps of the patches, tests of these maps, and predictions with masked patches."""
 
 import hashlib
 import math
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Query, Request, Response
 
+from vitreous.explanation import MapName
 from vitreous.explanation.rollout import Fusion
 from vitreous.serving.api.parameters import (
     AnyLayer,
@@ -20,14 +21,14 @@ from vitreous.serving.api.parameters import (
 )
 from vitreous.serving.api.schemas import WRONG
 from vitreous.serving.inspect import numbers
-from vitreous.serving.inspect.schemas import JSON, Changed, PatchColours, PatchValues, Tested, told
+from vitreous.serving.inspect.schemas import JSON, Changed, PatchColours, PatchValues, Tested, json_answer
 from vitreous.serving.inspect.service import Desk
 from vitreous.serving.inspect.session import Session
 from vitreous.serving.inspect.worker import Pace
 
 
 def add_routes(api: APIRouter, desk: Desk) -> None:
-    @api.get("/v1/images/{id}/map/{method}", responses=told(PatchValues | PatchColours), **JSON)
+    @api.get("/v1/images/{id}/map/{method}", responses=json_answer(PatchValues | PatchColours), **JSON)
     async def map(
         request: Request,
         id: Id,
@@ -38,7 +39,7 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
         layer: AnyLayer = None,
         model: Model = None,
     ) -> Response:
-        """A number for every patch. `fusion` and `discard` are for rollout, `target` for relevance and occlusion."""
+        """A number for every patch. rollout uses `fusion` and `discard`; relevance and occlusion use `target`."""
         one = desk.model(model)
         if method == "relevance" or method == "occlusion":
             wanted, pace = target_of(one, target), Pace.LONG
@@ -47,7 +48,7 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
                 pace = Pace.MEDIUM
             return await desk.tell(
                 request, one, id, ("map", method, wanted),
-                lambda session: numbers.importance(session, method, _likeliest(session, wanted)), pace,
+                lambda session: numbers.importance(session, method, _class_of(session, wanted)), pace,
             )  # fmt: skip
         at = layer_of(one, layer)
         if method == "rollout":
@@ -60,23 +61,23 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
             make, pace = (numbers.components, Pace.MEDIUM)
         return await desk.tell(request, one, id, ("map", method, at), lambda session: make(session, at), pace)
 
-    @api.get("/v1/images/{id}/faithfulness/{method}", responses=told(Tested), **JSON)
+    @api.get("/v1/images/{id}/faithfulness/{method}", responses=json_answer(Tested), **JSON)
     async def faithfulness(
-        request: Request, id: Id, method: numbers.Importance, target: Target = None, model: Model = None
+        request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
-        """Deletion and insertion: how soon the answer goes, or comes, with what a map calls important."""
+        """Deletion and insertion: how soon masking, or showing, important patches changes the prediction."""
         one = desk.model(model)
         wanted = target_of(one, target)
         if method == "relevance":
             check_attention(one)
         return await desk.tell(
             request, one, id, ("faithfulness", method, wanted),
-            lambda session: numbers.tested(session, method, _likeliest(session, wanted)), Pace.LONG,
+            lambda session: numbers.map_test(session, method, _class_of(session, wanted)), Pace.LONG,
         )  # fmt: skip
 
-    @api.post("/v1/images/{id}/masked", responses=told(Changed, *WRONG), **JSON)
+    @api.post("/v1/images/{id}/masked", responses=json_answer(Changed, *WRONG), **JSON)
     async def masked(request: Request, id: Id, body: Annotated[Erased, Body()], model: Model = None) -> Response:
-        """The answer when some patches are painted over."""
+        """Predictions with some patches masked."""
         one = desk.model(model)
         config = one.classifier.config
         patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
@@ -88,5 +89,5 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
         )
 
 
-def _likeliest(session: Session, target: int | None) -> int:
-    return int(numbers.probabilities(session).argmax()) if target is None else target
+def _class_of(session: Session, target: int | None) -> int:
+    return numbers.top_class(session) if target is None else target

@@ -1,4 +1,4 @@
-"""Answers as they are sent and kept: bytes, made where the work is done. In JSON few digits, each of them a number."""
+"""Bodies of answers: bytes that are cached and sent. Numbers in JSON are finite and have six digits."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ JSON, BYTES = "application/json", "application/octet-stream"
 
 @dataclass(frozen=True)
 class Answer:
-    """`shape`: of the array that the bytes end with."""
+    """Body and media type; `shape` is that of the array at the end of the body."""
 
     body: bytes
     kind: str = JSON
@@ -21,30 +21,30 @@ class Answer:
 
 
 class NotANumber(ValueError):
-    """The model answers with something that is not a number: its weights are broken, or too large."""
+    """The model's output is not finite: its weights are damaged or too large."""
 
 
 def as_json(value: dict[str, Any]) -> Answer:
     return Answer(json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def plain(values: Float[Tensor, "*shape"]) -> Any:
-    """Lists in lists, six digits each: no eye sees more, and they would be most of the bytes."""
+def rounded(values: Float[Tensor, "*shape"]) -> Any:
+    """Nested lists of numbers with six digits, which keep answers small."""
     if not values.isfinite().all():
         raise NotANumber("the model's answer is not a number")
-    return _rounded(values.detach().float().tolist())
+    return _six_digits(values.detach().float().tolist())
 
 
-def _rounded(value: Any) -> Any:
-    return [_rounded(part) for part in value] if isinstance(value, list) else float(f"{value:.6g}")
+def _six_digits(value: Any) -> Any:
+    return [_six_digits(part) for part in value] if isinstance(value, list) else float(f"{value:.6g}")
 
 
-def named(labels: Sequence[str], index: int) -> dict[str, Any]:
+def class_entry(labels: Sequence[str], index: int) -> dict[str, Any]:
     return {"index": index, "label": labels[index]}
 
 
-def likeliest(labels: Sequence[str], shares: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
-    """The classes with the largest shares, as every answer of the server names them."""
-    best = shares.topk(min(count, len(shares)))
-    pairs = zip(best.indices.tolist(), plain(best.values), strict=True)
-    return [{**named(labels, index), "probability": share} for index, share in pairs]
+def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
+    """The most probable classes."""
+    best = probabilities.topk(min(count, len(probabilities)))
+    pairs = zip(best.indices.tolist(), rounded(best.values), strict=True)
+    return [{**class_entry(labels, index), "probability": value} for index, value in pairs]
