@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitreous.model.segmenter import SegmenterConfig as SegmenterConfig
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
+    from vitreous.serving import serve as serve
     from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
@@ -37,6 +38,7 @@ _HOMES = {
     "Segmenter": "vitreous.model.segmenter",
     "SegmenterConfig": "vitreous.model.segmenter",
     "SegmentPredictor": "vitreous.inference.segment_predictor",
+    "serve": "vitreous.serving",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",
 }

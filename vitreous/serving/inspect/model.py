@@ -11,16 +11,16 @@ from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect.binary import signed_bytes
 from vitreous.serving.inspect.responses import BYTES, Answer
 from vitreous.serving.inspect.schemas import PLAIN, bytes_told
-from vitreous.serving.inspect.service import Desk
+from vitreous.serving.inspect.service import InspectService
 
 FILTERS = 28  # as many as the paper shows
 
 
-def add_routes(api: APIRouter, desk: Desk) -> None:
+def add_routes(api: APIRouter, service: InspectService) -> None:
     @api.get("/v1/position", responses=bytes_told("uint8 [n, n]"), **PLAIN)
     async def position(request: Request, model: Model = None) -> Response:
         """uint8 [n, n]: how alike two places are to the model, value / 127.5 - 1; a bias as a part of the largest."""
-        one = desk.model(model)
+        one = service.model(model)
         n = math.prod(one.vit.config.grid)
         check_size(n**2, "the likeness of places", n)
 
@@ -33,16 +33,16 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
                 flat = flat / flat.abs().max().clamp_min(1e-30)
             return Answer(signed_bytes(flat).tobytes(), BYTES, (n, n))
 
-        return await desk.ask_model(request, one, "position", work)
+        return await service.respond_without_image(request, one, "position", work)
 
     @api.get("/v1/filters", responses=bytes_told("uint8 [count, height, width, 3]"), **PLAIN)
     async def filters(request: Request, model: Model = None) -> Response:
         """uint8 [count, height, width, 3]: the leading components of what patches are looked at with, in colour."""
-        one = desk.model(model)
+        one = service.model(model)
 
         def work() -> Answer:
             pictures = as_pictures(filter_components(one.vit, FILTERS).patterns)
             rgb = (pictures.expand(-1, 3, -1, -1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
             return Answer(rgb.tobytes(), BYTES, rgb.shape)
 
-        return await desk.ask_model(request, one, "filters", work)
+        return await service.respond_without_image(request, one, "filters", work)

@@ -21,12 +21,12 @@ from vitreous.serving.api.parameters import (
 from vitreous.serving.api.schemas import WRONG
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.schemas import JSON, Changed, PatchColours, PatchValues, Tested, told
-from vitreous.serving.inspect.service import Desk
+from vitreous.serving.inspect.service import InspectService
 from vitreous.serving.inspect.session import Session
-from vitreous.serving.inspect.worker import Pace
+from vitreous.serving.scheduler import Priority
 
 
-def add_routes(api: APIRouter, desk: Desk) -> None:
+def add_routes(api: APIRouter, service: InspectService) -> None:
     @api.get("/v1/images/{id}/map/{method}", responses=told(PatchValues | PatchColours), **JSON)
     async def map(
         request: Request,
@@ -39,52 +39,59 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
         model: Model = None,
     ) -> Response:
         """A number for every patch. `fusion` and `discard` are for rollout, `target` for relevance and occlusion."""
-        one = desk.model(model)
+        one = service.model(model)
         if method == "relevance" or method == "occlusion":
-            wanted, pace = target_of(one, target), Pace.LONG
+            wanted, pace = target_of(one, target), Priority.LONG
             if method == "relevance":
                 check_attention(one)
-                pace = Pace.MEDIUM
-            return await desk.tell(
+                pace = Priority.MEDIUM
+            return await service.respond_json(
                 request, one, id, ("map", method, wanted),
                 lambda session: numbers.importance(session, method, _likeliest(session, wanted)), pace,
             )  # fmt: skip
         at = layer_of(one, layer)
         if method == "rollout":
-            return await desk.tell(
+            return await service.respond_json(
                 request, one, id, ("map", method, fusion, discard, at),
-                lambda session: numbers.rollout(session, fusion, discard, at), Pace.MEDIUM,
+                lambda session: numbers.rollout(session, fusion, discard, at), Priority.MEDIUM,
             )  # fmt: skip
-        make, pace = (numbers.layer_attention, Pace.QUICK)
+        make, pace = (numbers.layer_attention, Priority.QUICK)
         if method == "pca":
-            make, pace = (numbers.components, Pace.MEDIUM)
-        return await desk.tell(request, one, id, ("map", method, at), lambda session: make(session, at), pace)
+            make, pace = (numbers.components, Priority.MEDIUM)
+        return await service.respond_json(
+            request, one, id, ("map", method, at), lambda session: make(session, at), pace
+        )
 
     @api.get("/v1/images/{id}/faithfulness/{method}", responses=told(Tested), **JSON)
     async def faithfulness(
         request: Request, id: Id, method: numbers.Importance, target: Target = None, model: Model = None
     ) -> Response:
         """Deletion and insertion: how soon the answer goes, or comes, with what a map calls important."""
-        one = desk.model(model)
+        one = service.model(model)
         wanted = target_of(one, target)
         if method == "relevance":
             check_attention(one)
-        return await desk.tell(
+        return await service.respond_json(
             request, one, id, ("faithfulness", method, wanted),
-            lambda session: numbers.tested(session, method, _likeliest(session, wanted)), Pace.LONG,
+            lambda session: numbers.tested(session, method, _likeliest(session, wanted)), Priority.LONG,
         )  # fmt: skip
 
     @api.post("/v1/images/{id}/masked", responses=told(Changed, *WRONG), **JSON)
     async def masked(request: Request, id: Id, body: Annotated[Erased, Body()], model: Model = None) -> Response:
         """The answer when some patches are painted over."""
-        one = desk.model(model)
+        one = service.model(model)
         config = one.classifier.config
         patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
         check_below("patches", patches, math.prod(config.grid))
         check_below("classes", classes, config.num_classes)
         name = hashlib.sha256(repr((patches, classes)).encode()).hexdigest()  # the lists may be long
-        return await desk.tell(
-            request, one, id, ("masked", name), lambda session: numbers.masked(session, patches, classes), Pace.QUICK
+        return await service.respond_json(
+            request,
+            one,
+            id,
+            ("masked", name),
+            lambda session: numbers.masked(session, patches, classes),
+            Priority.QUICK,
         )
 
 

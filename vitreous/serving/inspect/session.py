@@ -22,9 +22,9 @@ from vitreous.model.resnet import ResNet
 from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.serving.errors import ApiError
-from vitreous.serving.inspect.lru_cache import Shelf
-from vitreous.serving.inspect.worker import Step
-from vitreous.serving.models import Served
+from vitreous.serving.inspect.lru_cache import LruCache
+from vitreous.serving.models import ServedModel
+from vitreous.serving.scheduler import Step
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class InspectedModel:
         return (0, 0) if isinstance(self.model, ResNet) else self.vit.config.grid
 
 
-def inspected_model(served: Served) -> InspectedModel:
+def inspected_model(served: ServedModel) -> InspectedModel:
     """Shared with what is served, where that is in float32 already."""
     model = served.model
     device = next(model.parameters()).device
@@ -106,7 +106,7 @@ class Session:
     inspected: InspectedModel
     image: Float[Tensor, "1 c h w"]
     key: Hashable
-    kept: Shelf[Any]
+    kept: LruCache[Any]
     step: Step  # to be called between two steps of long work
 
     def once(self, name: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
@@ -144,7 +144,7 @@ class Session:
 
 
 def open_session(
-    inspected: InspectedModel, picture: DecodedImage, key: Hashable, kept: Shelf[Any], step: Step
+    inspected: InspectedModel, picture: DecodedImage, key: Hashable, kept: LruCache[Any], step: Step
 ) -> Session:
     device = next(inspected.model.parameters()).device
     pixels = picture.pixels[inspected.id][None].to(device).float() / 255
