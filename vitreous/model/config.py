@@ -6,10 +6,12 @@ This file imports no torch, so that the command line can use it and stay quick.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
 from vitreous.common.checks import (
+    BadValue,
     Size,
     check_choice,
     check_flag,
@@ -21,19 +23,26 @@ from vitreous.common.checks import (
     check_tiling,
     check_whole,
     fail,
+    suggestion,
 )
+from vitreous.common.codec import decode
 from vitreous.model.options import (
+    IGNORED,
     AttentionPool,
     ClassToken,
+    DecoderConfig,
     Dropout,
     Gelu,
-    Head,
+    GlobalAverage,
+    HeadConfig,
     Learned1d,
     Learned2d,
+    LinearDecoder,
     LinearHead,
-    Mlp,
+    MaskDecoder,
+    MlpConfig,
     MlpHead,
-    Pool,
+    PoolConfig,
     PositionConfig,
     Preprocessing,
     ResNetStem,
@@ -48,11 +57,123 @@ MAX_WIDTH, MAX_DEPTH, MAX_SIDE, MAX_CLASSES, MAX_TOKENS = 2**16, 1024, 2**16, 10
 MAX_PARAMETERS = 10**11  # the largest published ViT has 22 billion
 
 
-@dataclass(frozen=True)
-class ViTConfig:
+Task = Literal["classify", "embed", "segment"]
+C = TypeVar("C", bound="ModelConfig")
+
+
+class ModelConfig:
     """Everything needed to rebuild a model, preprocess an image and name the classes.
 
-    The default is the paper's ViT-B/16 with the numerics of its released code.
+    Every model family has a frozen dataclass that inherits from this class; the rest of Vitreous uses only the members
+    below. Defaults are those of a convolutional classifier.
+    """
+
+    if TYPE_CHECKING:  # fields, or properties of a model around a backbone
+
+        @property
+        def image_size(self) -> Size: ...
+        @property
+        def channels(self) -> int: ...
+        @property
+        def num_classes(self) -> int: ...
+        @property
+        def labels(self) -> tuple[str, ...]: ...
+        @property
+        def preprocessing(self) -> Preprocessing: ...
+
+    pool: PoolConfig = GlobalAverage()
+    distillation_token: bool = False
+
+    @property
+    def family(self) -> str:
+        """Name of the architecture, a tag on model cards."""
+        raise NotImplementedError
+
+    @property
+    def task(self) -> Task:
+        """Kind of output: one score per class, the pooled features, or one score per class and pixel."""
+        return "classify" if self.num_classes else "embed"
+
+    @property
+    def backbone(self) -> "ModelConfig":
+        """Config of the part that computes features: itself, or the encoder of a segmenter."""
+        return self
+
+    @property
+    def num_layers(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def feature_width(self) -> int:
+        """Length of the pooled features."""
+        raise NotImplementedError
+
+    @property
+    def patch_stride(self) -> Size:
+        """Height and width in pixels of the area that one patch of `Model.features` stands for."""
+        raise NotImplementedError
+
+    @property
+    def grid(self) -> Size:
+        """Rows and columns of patches."""
+        return self.grid_for(self.image_size)
+
+    @property
+    def has_attention(self) -> bool:
+        """True if the backbone is a Vision Transformer, whose attention maps can be read."""
+        return False
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads of a layer; 0 for a model without attention."""
+        return 0
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before the patches."""
+        return 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the sequence that attention works on; 0 for a model without attention."""
+        return 0
+
+    @property
+    def summary(self) -> str:
+        """Architecture in one line, which begins with the summary of the backbone."""
+        raise NotImplementedError
+
+    def details(self) -> list[tuple[str, str]]:
+        """Rows (name, text) on the architecture, for `vitreous info`."""
+        return []
+
+    def grid_for(self, image_size: Size) -> Size:
+        """Rows and columns of patches for any image size; ValueError if the model does not accept the size."""
+        stride = self.patch_stride
+        return (-(-image_size[0] // stride[0]), -(-image_size[1] // stride[1]))
+
+    def resized(self: C, image_size: Size) -> C:
+        return _replace(self, image_size=image_size)
+
+    def with_classes(self: C, num_classes: int, labels: tuple[str, ...] = ()) -> C:
+        return _replace(self, num_classes=num_classes, labels=labels)
+
+    def override(self: C, fields: Mapping[str, Any]) -> C:
+        """Replace fields by values or by their JSON; the fields of a model around a backbone are its backbone's."""
+        hints, known = get_type_hints(type(self)), [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        for name in fields:
+            if name not in known:
+                raise BadValue(f"{name!r} is not a field of {type(self).__name__}{suggestion(name, known)}")
+        return _replace(self, **{name: decode(hints[name], value, name) for name, value in fields.items()})
+
+
+def _replace(config: Any, **changes: Any) -> Any:
+    return dataclasses.replace(config, **changes)
+
+
+@dataclass(frozen=True)
+class ViTConfig(ModelConfig):
+    """Config of a Vision Transformer. The default is the paper's ViT-B/16 with the numerics of its released code.
 
     >>> ViTConfig(width=768, num_heads=10)
     Traceback (most recent call last):
@@ -84,7 +205,7 @@ class ViTConfig:
     qk_norm: bool = False
     qk_scale: float | None = None  # None: 1 / sqrt(head_dim)
     mlp_width: int = 3072
-    mlp: Mlp = Gelu("tanh")
+    mlp: MlpConfig = Gelu("tanh")
     norm_eps: float = 1e-6
     layer_scale: float | None = None  # the value LayerScale starts from; None: no LayerScale
 
@@ -94,9 +215,9 @@ class ViTConfig:
     patch_dropout: float = 0.0
 
     # Output
-    pool: Pool = ClassToken()
+    pool: PoolConfig = ClassToken()
     num_classes: int = 1000  # 0: no classifier, the model returns the pooled features
-    head: Head = LinearHead()
+    head: HeadConfig = LinearHead()
     labels: tuple[str, ...] = ()
 
     preprocessing: Preprocessing = Preprocessing()
@@ -107,14 +228,19 @@ class ViTConfig:
         self._check_tokens_and_output()
         self._check_budget()
 
+    family = "vision-transformer"
+    has_attention = True
+
     @property
-    def grid(self) -> Size:
-        """Patches down and across."""
-        return self.grid_for(self.image_size)
+    def num_layers(self) -> int:
+        return self.depth
+
+    @property
+    def feature_width(self) -> int:
+        return self.width
 
     @property
     def patch_stride(self) -> Size:
-        """The pixels that one patch stands for, down and across."""
         stride = self.stem.stride if self.stem is not None else 1
         return (self.patch_size[0] * stride, self.patch_size[1] * stride)
 
@@ -129,22 +255,41 @@ class ViTConfig:
 
     @property
     def head_width(self) -> int:
-        """Of each head's queries, keys and values."""
+        """Width of each head's queries, keys and values."""
         return self.head_dim or self.width // self.num_heads
 
+    @property
+    def summary(self) -> str:
+        stem = "" if self.stem is None else " of a ResNet's feature map"
+        patch = f"{self.patch_size[0]} x {self.patch_size[1]}"
+        return f"ViT of width {self.width}, depth {self.depth}, {self.num_heads} heads, patches of {patch}{stem}"
+
+    def details(self) -> list[tuple[str, str]]:
+        (gh, gw), (ph, pw) = self.grid, self.patch_size
+        stem = "" if self.stem is None else f" of a ResNet's feature map, stages {self.stem.stages}"
+        return [
+            ("patches", f"{gh} x {gw} of {ph} x {pw}{stem}"),
+            ("tokens", f"{self.num_tokens} = {self.num_prefix_tokens} prefix + {gh * gw} patches"),
+            ("encoder", f"width {self.width}, depth {self.depth}, {self.num_heads} heads, MLP {self.mlp_width}"),
+            ("parts", ", ".join(str(part) for part in (self.position, self.mlp, self.pool, self.head))),
+            ("numerics", f"LayerNorm eps {self.norm_eps:g}"),
+        ]
+
     def grid_for(self, image_size: Size) -> Size:
-        """The grid of an image of any size, or a ValueError that names the sizes that fit.
+        """Rows and columns of patches for any image size, or a ValueError that names the nearest sizes that fit.
 
         >>> ViTConfig().grid_for((224, 320))
         (14, 20)
         """
-        unit = self.patch_stride
         if not self.pad:
-            check_tiling(image_size, unit, self.stem.stride if self.stem is not None else 1)
-        return (-(-image_size[0] // unit[0]), -(-image_size[1] // unit[1]))
+            check_tiling(image_size, self.patch_stride, self.stem.stride if self.stem is not None else 1)
+        return super().grid_for(image_size)
 
-    def resized(self, image_size: Size) -> "ViTConfig":
-        return dataclasses.replace(self, image_size=image_size)
+    def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "ViTConfig":
+        """Drop pre-logits if no label is kept: they belong to the pre-training (section 3.2), new ones are noise."""
+        pretrained = isinstance(self.head, TanhHead) and not set(self.labels) & set(labels)
+        head = LinearHead() if pretrained else self.head
+        return dataclasses.replace(self, num_classes=num_classes, labels=labels, head=head)
 
     def _check_image(self) -> None:
         check_size("image_size", self.image_size, MAX_SIDE)
@@ -176,7 +321,7 @@ class ViTConfig:
         if self.qk_scale is not None:
             check_positive("qk_scale", self.qk_scale)
         check_whole("mlp_width", self.mlp_width, 1, 16 * MAX_WIDTH)
-        check_kind("mlp", self.mlp, get_args(Mlp))
+        check_kind("mlp", self.mlp, get_args(MlpConfig))
         check_real("norm_eps", self.norm_eps, 1e-15, 1)
         if self.layer_scale is not None:
             check_positive("layer_scale", self.layer_scale)
@@ -196,14 +341,14 @@ class ViTConfig:
         if isinstance(self.position, Rotary2d) and self.head_width % 4:
             what = f"such that width / num_heads ({self.head_width}) is a multiple of 4 for Rotary2d"
             fail("num_heads", self.num_heads, what)
-        check_kind("pool", self.pool, get_args(Pool))
+        check_kind("pool", self.pool, get_args(PoolConfig))
         if isinstance(self.pool, AttentionPool) and self.width % self.num_heads:
             fail("num_heads", self.num_heads, f"a divisor of width ({self.width}) for AttentionPool")
         if isinstance(self.pool, ClassToken) and not self.class_token:
             fail("pool", self.pool, "GlobalAverage() or AttentionPool() in a model with class_token=False")
         if self.distillation_token and not isinstance(self.pool, ClassToken):
             fail("pool", self.pool, "ClassToken() in a model with a distillation token: their two heads are averaged")
-        check_kind("head", self.head, get_args(Head))
+        check_kind("head", self.head, get_args(HeadConfig))
         check_classes(self.num_classes, self.labels)
 
     def _check_budget(self) -> None:
@@ -216,8 +361,8 @@ class ViTConfig:
 
 
 @dataclass(frozen=True)
-class ResNetConfig:
-    """The convolutional baseline that the paper compares with: BiT, a pre-activation ResNet with GroupNorm."""
+class ResNetConfig(ModelConfig):
+    """Config of the paper's convolutional baseline: BiT, a pre-activation ResNet with GroupNorm."""
 
     image_size: Size = (224, 224)
     channels: int = 3
@@ -236,8 +381,121 @@ class ResNetConfig:
         self.preprocessing.check_channels(self.channels)
         check_budget(resnet_parameters(self.stages, self.width) + 32 * self.width * self.num_classes)
 
-    def resized(self, image_size: Size) -> "ResNetConfig":
-        return dataclasses.replace(self, image_size=image_size)
+    family = "resnet"
+
+    @property
+    def num_layers(self) -> int:
+        return sum(self.stages)
+
+    @property
+    def feature_width(self) -> int:
+        return 4 * self.width << len(self.stages) - 1 if self.stages else self.width
+
+    @property
+    def patch_stride(self) -> Size:
+        stride = 4 << max(len(self.stages) - 1, 0)
+        return (stride, stride)
+
+    @property
+    def summary(self) -> str:
+        return f"BiT ResNet of width {self.width}, stages {', '.join(map(str, self.stages))}"
+
+
+@dataclass(frozen=True)
+class SegmenterConfig(ModelConfig):
+    """Config of a Vision Transformer with a decoder that scores every pixel."""
+
+    encoder: ViTConfig
+    decoder: DecoderConfig = LinearDecoder()
+    num_classes: int = 2
+    labels: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()  # of each class in the masks that it learned from, and in those that it writes
+
+    def __post_init__(self) -> None:
+        check_kind("encoder", self.encoder, (ViTConfig,))
+        check_kind("decoder", self.decoder, get_args(DecoderConfig))
+        if self.encoder.num_classes:
+            fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder takes the place of the head")
+        if self.encoder.patch_dropout:
+            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: a patch that is left out has no mask")
+        check_whole("num_classes", self.num_classes, 2, IGNORED)  # masks hold 8 bits, and one number means none
+        check_classes(self.num_classes, self.labels)
+        if self.ids and len(set(self.ids)) != self.num_classes:
+            fail("ids", self.ids, f"empty, or {self.num_classes} different ones: as many as there are classes")
+        for number in self.ids:
+            check_whole("ids", number, 0, 65_535)
+
+    @property
+    def image_size(self) -> Size:
+        return self.encoder.image_size
+
+    @property
+    def channels(self) -> int:
+        return self.encoder.channels
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.encoder.preprocessing
+
+    @property
+    def family(self) -> str:
+        return self.encoder.family
+
+    @property
+    def task(self) -> Task:
+        return "segment"
+
+    @property
+    def backbone(self) -> ViTConfig:
+        return self.encoder
+
+    @property
+    def num_layers(self) -> int:
+        return self.encoder.num_layers + (self.decoder.depth if isinstance(self.decoder, MaskDecoder) else 0)
+
+    @property
+    def feature_width(self) -> int:
+        return self.encoder.feature_width
+
+    @property
+    def patch_stride(self) -> Size:
+        return self.encoder.patch_stride
+
+    @property
+    def has_attention(self) -> bool:
+        return self.encoder.has_attention
+
+    @property
+    def num_heads(self) -> int:
+        return self.encoder.num_heads
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        return self.encoder.num_prefix_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self.encoder.num_tokens
+
+    @property
+    def summary(self) -> str:
+        decoder = "a linear decoder" if isinstance(self.decoder, LinearDecoder) else "a mask transformer"
+        return f"{self.encoder.summary} with {decoder}"
+
+    def details(self) -> list[tuple[str, str]]:
+        return [("decoder", str(self.decoder)), *self.encoder.details()]
+
+    def resized(self, image_size: Size) -> "SegmenterConfig":
+        return dataclasses.replace(self, encoder=self.encoder.resized(image_size))
+
+    def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "SegmenterConfig":
+        fail("num_classes", num_classes, "omitted for a segmenter: training gives it a decoder for other classes")
+
+    def override(self, fields: Mapping[str, Any]) -> "SegmenterConfig":
+        return dataclasses.replace(self, encoder=self.encoder.override(fields))
+
+
+AnyConfig = ViTConfig | ResNetConfig | SegmenterConfig  # every config that a checkpoint can hold
 
 
 def resnet_parameters(stages: tuple[int, ...], width: int) -> int:
