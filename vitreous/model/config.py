@@ -1,7 +1,6 @@
-"""A whole model as data: frozen, typed, checked on construction, before any tensor exists.
+"""Model configs: frozen dataclasses, checked on construction, before any tensor exists.
 
-The same words are used everywhere: width, depth, num_heads, mlp_width, patch_size, grid, tokens, prefix.
-This file imports no torch, so that the command line can use it and stay quick.
+This file imports no torch, so that the command line starts quickly.
 """
 
 import dataclasses
@@ -52,7 +51,7 @@ from vitreous.model.options import (
     check_resnet,
 )
 
-# Bounds far above every published model: what lies beyond is a slip, and would exhaust the memory before it failed.
+# Bounds far above every published model: larger values are mistakes that would exhaust the memory before they fail.
 MAX_WIDTH, MAX_DEPTH, MAX_SIDE, MAX_CLASSES, MAX_TOKENS = 2**16, 1024, 2**16, 10**7, 2**20
 MAX_PARAMETERS = 10**11  # the largest published ViT has 22 billion
 
@@ -61,14 +60,16 @@ Task = Literal["classify", "embed", "segment"]
 C = TypeVar("C", bound="ModelConfig")
 
 
+@dataclass(frozen=True)
 class ModelConfig:
     """Everything needed to rebuild a model, preprocess an image and name the classes.
 
-    Every model family has a frozen dataclass that inherits from this class; the rest of Vitreous uses only the members
-    below. Defaults are those of a convolutional classifier.
+    The config of every model family is a frozen dataclass that inherits from this class. Code outside `vitreous.model`
+    uses only the members below. A family must define the first group, as fields or properties; the defaults of the
+    others are those of a convolutional classifier.
     """
 
-    if TYPE_CHECKING:  # fields, or properties of a model around a backbone
+    if TYPE_CHECKING:
 
         @property
         def image_size(self) -> Size: ...
@@ -80,14 +81,23 @@ class ModelConfig:
         def labels(self) -> tuple[str, ...]: ...
         @property
         def preprocessing(self) -> Preprocessing: ...
+        @property
+        def family(self) -> str:
+            """Name of the architecture, a tag on model cards."""
 
-    pool: PoolConfig = GlobalAverage()
-    distillation_token: bool = False
+        @property
+        def summary(self) -> str:
+            """Architecture in one line, which begins with the summary of the backbone."""
 
-    @property
-    def family(self) -> str:
-        """Name of the architecture, a tag on model cards."""
-        raise NotImplementedError
+        @property
+        def num_layers(self) -> int: ...
+        @property
+        def feature_width(self) -> int:
+            """Length of the pooled features."""
+
+        @property
+        def patch_stride(self) -> Size:
+            """Height and width in pixels of the area that one patch of `Model.features` stands for."""
 
     @property
     def task(self) -> Task:
@@ -100,23 +110,17 @@ class ModelConfig:
         return self
 
     @property
-    def num_layers(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def feature_width(self) -> int:
-        """Length of the pooled features."""
-        raise NotImplementedError
-
-    @property
-    def patch_stride(self) -> Size:
-        """Height and width in pixels of the area that one patch of `Model.features` stands for."""
-        raise NotImplementedError
-
-    @property
     def grid(self) -> Size:
         """Rows and columns of patches."""
         return self.grid_for(self.image_size)
+
+    @property
+    def pool(self) -> PoolConfig:
+        return GlobalAverage()
+
+    @property
+    def distillation_token(self) -> bool:
+        return False
 
     @property
     def has_attention(self) -> bool:
@@ -138,11 +142,6 @@ class ModelConfig:
         """Length of the sequence that attention works on; 0 for a model without attention."""
         return 0
 
-    @property
-    def summary(self) -> str:
-        """Architecture in one line, which begins with the summary of the backbone."""
-        raise NotImplementedError
-
     def details(self) -> list[tuple[str, str]]:
         """Rows (name, text) on the architecture, for `vitreous info`."""
         return []
@@ -153,22 +152,18 @@ class ModelConfig:
         return (-(-image_size[0] // stride[0]), -(-image_size[1] // stride[1]))
 
     def resized(self: C, image_size: Size) -> C:
-        return _replace(self, image_size=image_size)
+        return dataclasses.replace(self, image_size=image_size)  # type: ignore[call-arg]
 
     def with_classes(self: C, num_classes: int, labels: tuple[str, ...] = ()) -> C:
-        return _replace(self, num_classes=num_classes, labels=labels)
+        return dataclasses.replace(self, num_classes=num_classes, labels=labels)  # type: ignore[call-arg]
 
     def override(self: C, fields: Mapping[str, Any]) -> C:
         """Replace fields by values or by their JSON; the fields of a model around a backbone are its backbone's."""
-        hints, known = get_type_hints(type(self)), [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        hints, known = get_type_hints(type(self)), [field.name for field in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
                 raise BadValue(f"{name!r} is not a field of {type(self).__name__}{suggestion(name, known)}")
-        return _replace(self, **{name: decode(hints[name], value, name) for name, value in fields.items()})
-
-
-def _replace(config: Any, **changes: Any) -> Any:
-    return dataclasses.replace(config, **changes)
+        return dataclasses.replace(self, **{name: decode(hints[name], value, name) for name, value in fields.items()})
 
 
 @dataclass(frozen=True)
@@ -187,8 +182,8 @@ class ViTConfig(ModelConfig):
     stem: ResNetStem | None = None
     patch_size: Size = (16, 16)
     patch_method: Literal["conv", "linear"] = "conv"
-    patch_norm: bool = False  # LayerNorm on the pixels of a patch, and on their projection (vit-pytorch)
-    pad: bool = False  # an image that patches do not tile is padded with zeros, right and bottom
+    patch_norm: bool = False  # LayerNorm on the pixels of a patch and on their projection (vit-pytorch)
+    pad: bool = False  # pad images that patches do not tile with zeros, right and bottom
 
     # Tokens
     class_token: bool = True
@@ -207,9 +202,9 @@ class ViTConfig(ModelConfig):
     mlp_width: int = 3072
     mlp: MlpConfig = Gelu("tanh")
     norm_eps: float = 1e-6
-    layer_scale: float | None = None  # the value LayerScale starts from; None: no LayerScale
+    layer_scale: float | None = None  # initial value of LayerScale; None: no LayerScale
 
-    # Regularisation, active in training only
+    # Regularisation in training
     dropout: Dropout = Dropout()
     stochastic_depth: float = 0.0  # the last block's rate; it rises linearly from 0
     patch_dropout: float = 0.0
@@ -300,7 +295,7 @@ class ViTConfig(ModelConfig):
         check_choice("patch_method", self.patch_method, ("conv", "linear"))
         check_flag("patch_norm", self.patch_norm)
         if self.patch_norm and self.patch_method != "linear":
-            fail("patch_method", self.patch_method, "linear for patch_norm=True: a convolution never holds the pixels")
+            fail("patch_method", self.patch_method, "linear for patch_norm=True: a convolution cannot norm its pixels")
         check_flag("pad", self.pad)
         patches = math.prod(self.grid)
         if patches > MAX_TOKENS:
@@ -352,7 +347,7 @@ class ViTConfig(ModelConfig):
         check_classes(self.num_classes, self.labels)
 
     def _check_budget(self) -> None:
-        """Enough to tell a model from a slip without building it."""
+        """Estimate the number of parameters without building the model."""
         block = 4 * self.width * self.num_heads * self.head_width + 3 * self.width * self.mlp_width
         stem = 0 if self.stem is None else resnet_parameters(self.stem.stages, self.stem.width)
         patch = math.prod(self.patch_size) * (self.channels if self.stem is None else self.stem.width * 32)
@@ -409,19 +404,19 @@ class SegmenterConfig(ModelConfig):
     decoder: DecoderConfig = LinearDecoder()
     num_classes: int = 2
     labels: tuple[str, ...] = ()
-    ids: tuple[int, ...] = ()  # of each class in the masks that it learned from, and in those that it writes
+    ids: tuple[int, ...] = ()  # pixel value of each class in masks that are read or written
 
     def __post_init__(self) -> None:
         check_kind("encoder", self.encoder, (ViTConfig,))
         check_kind("decoder", self.decoder, get_args(DecoderConfig))
         if self.encoder.num_classes:
-            fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder takes the place of the head")
+            fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder replaces the head")
         if self.encoder.patch_dropout:
-            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: a patch that is left out has no mask")
-        check_whole("num_classes", self.num_classes, 2, IGNORED)  # masks hold 8 bits, and one number means none
+            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: every patch needs a mask")
+        check_whole("num_classes", self.num_classes, 2, IGNORED)  # 8 bits, one value of which is IGNORED
         check_classes(self.num_classes, self.labels)
         if self.ids and len(set(self.ids)) != self.num_classes:
-            fail("ids", self.ids, f"empty, or {self.num_classes} different ones: as many as there are classes")
+            fail("ids", self.ids, f"empty, or {self.num_classes} different numbers: one per class")
         for number in self.ids:
             check_whole("ids", number, 0, 65_535)
 
@@ -499,7 +494,7 @@ AnyConfig = ViTConfig | ResNetConfig | SegmenterConfig  # every config that a ch
 
 
 def resnet_parameters(stages: tuple[int, ...], width: int) -> int:
-    """Roughly: a unit has 17 times the square of its width."""
+    """Estimate of the parameters: each unit has 17 times the square of its width."""
     return sum(17 * (width << stage) ** 2 * units for stage, units in enumerate(stages))
 
 
