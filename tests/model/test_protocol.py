@@ -29,8 +29,7 @@ def test_every_config_describes_itself(config: ModelConfig) -> None:
     assert config.summary.startswith(config.backbone.summary)
     assert config.backbone.backbone is config.backbone
     assert all(label and text for label, text in config.details())
-    assert config.has_attention == (config.num_heads > 0)
-    assert config.num_tokens == (config.num_prefix_tokens + config.grid[0] * config.grid[1] if config.num_heads else 0)
+    assert config.has_attention == config.backbone.has_attention == (config.family == "vision-transformer")
     stride = config.patch_stride
     assert config.resized((2 * stride[0], 3 * stride[1])).grid == (2, 3)
     assert config.channels == len(config.preprocessing.mean) or len(config.preprocessing.mean) == 1
@@ -43,8 +42,10 @@ def test_every_model_computes_what_its_config_promises(name: str) -> None:
     backbone = model.backbone
     assert backbone.config == config.backbone
     features, pooled = backbone.features(images), model.pooled(images)
-    assert features.prefix.shape == (2, backbone.config.num_prefix_tokens, config.feature_width)
-    assert features.patches.shape == (2, features.grid[0] * features.grid[1], config.feature_width)
+    prefix, patches = features.prefix.shape[1], features.grid[0] * features.grid[1]
+    assert features.prefix.shape == (2, prefix, config.feature_width)
+    assert features.patches.shape == (2, patches, config.feature_width)
+    assert config.num_tokens == (prefix + patches if config.has_attention else 0)
     assert features.grid == backbone.config.grid == backbone.config.grid_for((24, 32))
     assert pooled.shape == (2, config.feature_width)
     assert len(model.heads) == 1 + config.distillation_token

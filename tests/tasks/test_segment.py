@@ -11,8 +11,8 @@ from vitreous.data.loader import Batch
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import IGNORED
-from vitreous.model.segment_loss import segmentation_loss
 from vitreous.tasks.segment import Segment
+from vitreous.tasks.segment_loss import segmentation_loss
 from vitreous.training.optim import decays
 
 

@@ -31,7 +31,7 @@ def label_of(option: object) -> str:
 
 # ---- Position: how a token knows where it stands ---------------------------------------------------------------------
 
-# How positions are resampled for another image size, named after the system whose behaviour it is (see resample.py).
+# How positions are resampled for another image size, named after the system whose behaviour it is (see position.py).
 Interpolation = Literal["google", "timm", "huggingface", "torchvision", "dinov2", "dinov2-registers"]
 
 

@@ -1,4 +1,4 @@
-"""Interface of every model family: `ModelConfig` (torch-free, in config.py) and the `Model` that is built from it.
+"""Interface of every model family: `ModelConfig` (torch-free, in base_config.py) and the `Model` that is built from it.
 
 Serving, explanation, weights, inference, evaluation and training use these members only. Code that needs the tokens of
 a Vision Transformer gets it with `vit.require_vit`, which fails with a description of the model.
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.common.checks import Size
-from vitreous.model.config import ModelConfig as ModelConfig
+from vitreous.model.base_config import ModelConfig as ModelConfig
 from vitreous.model.heads import copy_rows
 from vitreous.model.tokens import Features
 

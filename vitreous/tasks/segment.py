@@ -14,10 +14,10 @@ from vitreous.data.loader import Batch
 from vitreous.data.rng import Draws
 from vitreous.model.inputs import normalise
 from vitreous.model.options import IGNORED
-from vitreous.model.segment_loss import segmentation_loss
 from vitreous.model.segmenter import Segmenter
 from vitreous.tasks.base import Task
 from vitreous.tasks.segment_loop import Segmented, segment_batches
+from vitreous.tasks.segment_loss import segmentation_loss
 
 
 class Segment(Task):
