@@ -1,4 +1,4 @@
-"""From one vector to a score for each class (section 3.1: a hidden layer in pre-training, one layer in fine-tuning)."""
+"""Classification heads (section 3.1: a hidden layer in pre-training, one linear layer in fine-tuning)."""
 
 from collections import OrderedDict
 
