@@ -12,7 +12,7 @@ from vitreous.explanation.captured import capture
 from vitreous.explanation.distance import attention_distance
 from vitreous.model.build import build_vit
 from vitreous.model.vit import ViT
-from vitreous.serving.models import serving
+from vitreous.serving.models import serve_model
 
 
 @pytest.mark.parametrize("id", [*NAMES, *POSITIONS, "bag", "bare", "grey"])
@@ -46,7 +46,7 @@ def test_patches_are_told_apart_where_a_class_token_takes_nearly_all() -> None:
         attention.k.weight[:, 0] = 1.0
         model.prefix.class_token.zero_()
         model.prefix.class_token[..., 0] = 40.0
-    with in_thread([serving(model, "greedy", "greedy", "cpu")]) as live:
+    with in_thread([serve_model(model, "greedy", "greedy", "cpu")]) as live:
         decoded = weights_of(get(live, "greedy", "attention/0"), 1)
     true = model.attention(as_given(model, picture()), [0])[0][0].detach().numpy()
     assert true[..., 0].min() > 0.98

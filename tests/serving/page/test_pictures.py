@@ -10,7 +10,7 @@ from inspected import NAMES, get, picture, send
 from live_server import Live, in_thread
 from vitreous.explanation.draw import model_region
 from vitreous.inference.predictor import Predictor
-from vitreous.serving.models import serving
+from vitreous.serving.models import serve_model
 
 # ---- A picture arrives -----------------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ def test_many_at_once_get_what_each_would_get_alone(live: Live, models: dict[str
     questions = [(id, what, seed) for id in ids for what in whats for seed in data]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda one: get(live, one[0], one[1], data[one[2]]), questions))
-    with in_thread([serving(models[id], id, id, "cpu") for id in ids]) as alone:  # type: ignore[arg-type]
+    with in_thread([serve_model(models[id], id, id, "cpu") for id in ids]) as alone:  # type: ignore[arg-type]
         for (id, what, seed), reply in zip(questions, together, strict=True):
             assert reply.status == 200, reply
             assert get(alone, id, what, data[seed]).body == reply.body, (id, what)

@@ -20,9 +20,7 @@ from vitreous.explanation.pca import pca_colours
 from vitreous.explanation.result import importance_map
 from vitreous.explanation.rollout import Fusion, rollout_map
 from vitreous.inference.mask_images import background_of, palette
-from vitreous.model.segment_loss import IGNORED
-from vitreous.model.segmenter import Segmenter
-from vitreous.model.vit import ViT
+from vitreous.model.options import IGNORED
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect.responses import class_entry, rounded, top_classes
 from vitreous.serving.inspect.session import Session
@@ -37,9 +35,9 @@ TOP, TOP_OF_A_LAYER = 5, 3  # classes
 def predictions(session: Session) -> list[dict[str, Any]] | None:
     """Top classes; None if the model does not classify."""
     model = session.inspected.model
-    if isinstance(model, Segmenter) or not model.config.num_classes:
+    if model.config.task != "classify":
         return None
-    scores = session.captured.logits() if isinstance(model, ViT) else model(session.image)
+    scores = session.captured.logits() if model.config.has_attention else model(session.image)
     return top_classes(session.inspected.labels, scores[0].softmax(dim=-1), TOP)
 
 
@@ -166,7 +164,7 @@ def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
 
 def segments(session: Session) -> list[dict[str, Any]] | None:
     """Classes in the mask, the largest first; None if the model does not segment."""
-    if not isinstance(session.inspected.model, Segmenter):
+    if session.inspected.model.config.task != "segment":
         return None
     ids, labels = mask(session), session.inspected.labels
     counts = np.bincount(ids[ids != IGNORED].ravel(), minlength=1)

@@ -22,12 +22,12 @@ from vitreous.serving.api.parameters import (
 from vitreous.serving.api.schemas import WRONG
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.schemas import JSON, Changed, PatchColours, PatchValues, Tested, json_answer
-from vitreous.serving.inspect.service import Desk
+from vitreous.serving.inspect.service import InspectService
 from vitreous.serving.inspect.session import Session
-from vitreous.serving.inspect.worker import Pace
+from vitreous.serving.scheduler import Priority
 
 
-def add_routes(api: APIRouter, desk: Desk) -> None:
+def add_routes(api: APIRouter, service: InspectService) -> None:
     @api.get("/v1/images/{id}/map/{method}", responses=json_answer(PatchValues | PatchColours), **JSON)
     async def map(
         request: Request,
@@ -40,52 +40,59 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
         model: Model = None,
     ) -> Response:
         """A number for every patch. rollout uses `fusion` and `discard`; relevance and occlusion use `target`."""
-        one = desk.model(model)
+        one = service.model(model)
         if method == "relevance" or method == "occlusion":
-            wanted, pace = target_of(one, target), Pace.LONG
+            wanted, priority = target_of(one, target), Priority.LONG
             if method == "relevance":
                 check_attention(one)
-                pace = Pace.MEDIUM
-            return await desk.tell(
+                priority = Priority.MEDIUM
+            return await service.respond_json(
                 request, one, id, ("map", method, wanted),
-                lambda session: numbers.importance(session, method, _class_of(session, wanted)), pace,
+                lambda session: numbers.importance(session, method, _class_of(session, wanted)), priority,
             )  # fmt: skip
         at = layer_of(one, layer)
         if method == "rollout":
-            return await desk.tell(
+            return await service.respond_json(
                 request, one, id, ("map", method, fusion, discard, at),
-                lambda session: numbers.rollout(session, fusion, discard, at), Pace.MEDIUM,
+                lambda session: numbers.rollout(session, fusion, discard, at), Priority.MEDIUM,
             )  # fmt: skip
-        make, pace = (numbers.layer_attention, Pace.QUICK)
+        make, priority = (numbers.layer_attention, Priority.QUICK)
         if method == "pca":
-            make, pace = (numbers.components, Pace.MEDIUM)
-        return await desk.tell(request, one, id, ("map", method, at), lambda session: make(session, at), pace)
+            make, priority = (numbers.components, Priority.MEDIUM)
+        return await service.respond_json(
+            request, one, id, ("map", method, at), lambda session: make(session, at), priority
+        )
 
     @api.get("/v1/images/{id}/faithfulness/{method}", responses=json_answer(Tested), **JSON)
     async def faithfulness(
         request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
         """Deletion and insertion: how soon masking, or showing, important patches changes the prediction."""
-        one = desk.model(model)
+        one = service.model(model)
         wanted = target_of(one, target)
         if method == "relevance":
             check_attention(one)
-        return await desk.tell(
+        return await service.respond_json(
             request, one, id, ("faithfulness", method, wanted),
-            lambda session: numbers.map_test(session, method, _class_of(session, wanted)), Pace.LONG,
+            lambda session: numbers.map_test(session, method, _class_of(session, wanted)), Priority.LONG,
         )  # fmt: skip
 
     @api.post("/v1/images/{id}/masked", responses=json_answer(Changed, *WRONG), **JSON)
     async def masked(request: Request, id: Id, body: Annotated[Erased, Body()], model: Model = None) -> Response:
         """Predictions with some patches masked."""
-        one = desk.model(model)
+        one = service.model(model)
         config = one.classifier.config
         patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
         check_below("patches", patches, math.prod(config.grid))
         check_below("classes", classes, config.num_classes)
         name = hashlib.sha256(repr((patches, classes)).encode()).hexdigest()  # the lists may be long
-        return await desk.tell(
-            request, one, id, ("masked", name), lambda session: numbers.masked(session, patches, classes), Pace.QUICK
+        return await service.respond_json(
+            request,
+            one,
+            id,
+            ("masked", name),
+            lambda session: numbers.masked(session, patches, classes),
+            Priority.QUICK,
         )
 
 

@@ -1,9 +1,8 @@
-"""uvicorn's HTTP protocol with limits on time, size and number, and errors in our form.
+"""One HTTP connection: uvicorn's protocol with limits on time, size and number, and a close that keeps the last answer.
 
 A client that does not finish its headers in time is disconnected, and so is one whose headers are too long. The number
-of connections is limited. Data that is not HTTP gets an error in our form. Every answer that closes a connection is
-sent so that the client can read it (linger.py). On shutdown, a request that is arriving on an open connection is still
-answered: an idle connection is closed only when nothing has come on it for a moment.
+of connections is limited. Data that is not HTTP is answered with an error in the API's form. On shutdown, a request
+that is arriving on an open connection is still answered: an idle connection is closed only after a moment without data.
 """
 
 import asyncio
@@ -13,19 +12,65 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vitreous.serving.errors import error_body
-from vitreous.serving.transport import LingeringTransport
 
 HEADER_SECONDS = 10.0
 MAX_HEADER_BYTES = 2**16  # of a request line with its headers, and of the trailers after a chunked body
 MAX_HEADERS = 256  # each costs more memory than its bytes
-PIECE = 2**14  # bytes given to the parser at once: by so many may the limit be exceeded
-LAST_CALL = 0.25  # seconds between the shutdown signal and the closing of idle connections
+CHUNK = 2**14  # bytes given to the parser at once, by which MAX_HEADER_BYTES may be exceeded
+IDLE_SECONDS = 0.25  # between the shutdown signal and the closing of idle connections
 MAX_CONNECTIONS = 2048
-MAX_REFUSED = 256  # connections beyond these that stay open until the client has read that there are too many
+MAX_REFUSED = 256  # connections beyond these that stay open until the client has read the error
+LINGER_SECONDS = 2.0
+LINGER_BYTES = 64 * 2**20
 
 
-class Protocol(HttpToolsProtocol):
-    """One connection."""
+class LingeringTransport:
+    """An asyncio transport whose close() lingers while `unread` is set (RFC 9112, section 9.6).
+
+    Closing a socket with unread data resets the connection, and a reset discards the answer that the client has not
+    read yet. So the sending side is closed first, and incoming data is dropped until the client closes its side, at
+    most for LINGER_SECONDS and LINGER_BYTES.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop):
+        self.unread = False
+        self.lingering = False
+        self._transport, self._loop = transport, loop
+        self._bytes_left = LINGER_BYTES
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self.lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        if not self.unread or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self.lingering = True
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has disconnected
+            self._transport.close()
+            return
+        self._transport.resume_reading()
+        self._loop.call_later(LINGER_SECONDS, self.close_now)
+
+    def close_now(self) -> None:
+        self._transport.close()
+
+    def discard(self, data: bytes) -> None:
+        """Account for data that arrived while lingering."""
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            self._transport.close()
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a client."""
 
     transport: Any
 
@@ -33,7 +78,7 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
-        self._ignoring = False  # further input: the connection closes after the answers that are under way
+        self._ignoring = False  # further input: the connection closes after the pending answers
         self._in_body = False  # the headers of a request are complete, its body is not
         self._header_bytes = 0  # since the parser last completed something
         self._headers_too_large = False
@@ -41,7 +86,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(LingeringTransport(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > MAX_CONNECTIONS:
-            message = "too many connections are open: try again in a second"
+            message = "too many open connections: try again in a second"
             self._refuse("503 Service Unavailable", "busy", message, linger=self._may_linger())
             return
         self._start_timer()
@@ -54,16 +99,16 @@ class Protocol(HttpToolsProtocol):
         if self.transport.lingering:
             self.transport.discard(data)
             return
-        for start in range(0, len(data), PIECE):
+        for start in range(0, len(data), CHUNK):
             if self._ignoring or self.transport.is_closing():
                 return
-            piece = data[start : start + PIECE]
-            self._header_bytes += len(piece)
-            super().data_received(piece)
+            chunk = data[start : start + CHUNK]
+            self._header_bytes += len(chunk)
+            super().data_received(chunk)
             if self._header_bytes > MAX_HEADER_BYTES:
                 self._refuse_headers()
 
-    # ---- What the parser finds ----
+    # ---- Called by the parser ----
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -87,7 +132,7 @@ class Protocol(HttpToolsProtocol):
         self._header_bytes = 0
         super().on_body(body)
         if self.cycle.response_complete and not self.transport.is_closing():
-            # The rest of a request that has been answered already: it may come, but not for ever.
+            # The rest of a request that has already been answered: read it, but only for a while.
             self._timer = self._timer or self.loop.call_later(HEADER_SECONDS, self.transport.close_now)
 
     def on_message_complete(self) -> None:
@@ -107,7 +152,7 @@ class Protocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         self._stopping = True
         if self.cycle is None or self.cycle.response_complete:
-            self.loop.call_later(LAST_CALL, self._close_if_idle)
+            self.loop.call_later(IDLE_SECONDS, self._close_if_idle)
         else:
             self.cycle.keep_alive = False
 
@@ -146,9 +191,9 @@ class Protocol(HttpToolsProtocol):
             if not self._in_body or self.cycle.response_started:  # an earlier request, or an answer half sent
                 self.cycle.keep_alive = False
                 return
-            self.cycle.disconnected = True  # the app need not answer this request any more
+            self.cycle.disconnected = True  # the app's answer is no longer needed
             self.cycle.message_event.set()
-        elif self._in_body:  # the request has been answered, only the rest of its body is wrong
+        elif self._in_body:  # already answered; only the rest of the body is invalid
             self.transport.close()
             return
         body = json.dumps(error_body(code, message)).encode()

@@ -1,11 +1,11 @@
 import re
 
-from vitreous.serving.metrics import Histogram, Metrics
+from vitreous.serving.prometheus import Histogram, Metrics
 
 LINE = re.compile(r'^[a-z_]+(\{([a-z]+="[^"]*",?)*\})? [0-9.e+-]+$')
 
 
-def test_a_histogram_counts_at_or_below() -> None:
+def test_histogram_buckets_count_values_at_or_below_their_bound() -> None:
     histogram = Histogram((1, 2, 4))
     for value in (0.5, 1, 1.5, 4, 9):
         histogram.add(value)
@@ -19,9 +19,9 @@ def test_a_histogram_counts_at_or_below() -> None:
     ]
 
 
-def test_the_text_is_prometheus() -> None:
+def test_the_text_format_is_valid() -> None:
     metrics = Metrics()
-    metrics.gauges["vitreous_waiting"] = ("Pictures that wait.", lambda: 3)
+    metrics.gauges["vitreous_waiting"] = ("Images that wait.", lambda: 3)
     for status in (200, 200, 429):
         metrics.request("/v1/classify", status, 0.02)
     metrics.batch(3)

@@ -1,4 +1,4 @@
-"""Connections that are slow, too many, or send too much; and whether clients can read the answers to that."""
+"""Connections that are slow, too many, or send too much, and the answers that their clients can read."""
 
 import re
 import socket
@@ -12,27 +12,26 @@ import torch
 import vitreous
 from live_server import HOST, Live, Reply, in_thread, read_reply
 from pictures import encoded, smooth
-from vitreous.serving import protocol
-from vitreous.serving import transport as linger
-from vitreous.serving.batching import Batcher
-from vitreous.serving.models import Served, serving
+from vitreous.serving import connection as connections
+from vitreous.serving.models import ServedModel, serve_model
+from vitreous.serving.scheduler import Scheduler
 from vitreous.serving.settings import Settings
 
 PNG = encoded(smooth(20, 20))
 
 
 @pytest.fixture(scope="module")
-def served() -> list[Served]:
+def served() -> list[ServedModel]:
     torch.manual_seed(0)
-    return [serving(vitreous.create("ViT-Lite-6/4", num_classes=3), device="cpu")]
+    return [serve_model(vitreous.create("ViT-Lite-6/4", num_classes=3), device="cpu")]
 
 
 @pytest.fixture(scope="module")
-def live(served: list[Served]) -> Iterator[Live]:
+def live(served: list[ServedModel]) -> Iterator[Live]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "HEADER_SECONDS", 0.6)
-        patch.setattr(protocol, "MAX_CONNECTIONS", 20)
-        patch.setattr(linger, "LINGER_SECONDS", 0.5)
+        patch.setattr(connections, "HEADER_SECONDS", 0.6)
+        patch.setattr(connections, "MAX_CONNECTIONS", 20)
+        patch.setattr(connections, "LINGER_SECONDS", 0.5)
         with in_thread(served) as live:
             yield live
 
@@ -42,14 +41,14 @@ def connect(live: Live) -> socket.socket:
 
 
 def drip(connection: socket.socket, data: bytes) -> None:
-    """The same again and again, for ten seconds."""
+    """Send the same data repeatedly for ten seconds."""
     for _ in range(200):
         connection.sendall(data)
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nX-Slow: "])
-def test_headers_that_do_not_end(live: Live, start: bytes) -> None:
+def test_incomplete_headers_time_out(live: Live, start: bytes) -> None:
     with connect(live) as connection:
         connection.sendall(start)
         answer = read_reply(connection)
@@ -57,23 +56,23 @@ def test_headers_that_do_not_end(live: Live, start: bytes) -> None:
         assert connection.recv(1) == b""
 
 
-def test_headers_that_drip(live: Live) -> None:
-    """A byte now and then buys no time."""
+def test_slowly_dripping_headers_time_out(live: Live) -> None:
+    """A byte now and then does not extend the time."""
     with connect(live) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\n")
         with pytest.raises(ConnectionError):
             drip(connection, b"X: 1\r\n")
 
 
-def test_the_second_request_of_a_connection_has_its_own_time(live: Live) -> None:
+def test_each_request_of_a_connection_has_a_new_time_limit(live: Live) -> None:
     with connect(live) as connection:
         for _ in range(4):
-            time.sleep(0.3)  # together more than one may take
+            time.sleep(0.3)  # together more than the limit of one request
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert read_reply(connection).status == 200
 
 
-def test_the_rest_of_a_request_that_has_its_answer_may_not_drip_for_ever(live: Live) -> None:
+def test_the_rest_of_an_answered_request_times_out(live: Live) -> None:
     head = f"POST /v1/classify?model=other HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(PNG)}\r\n\r\n"
     with connect(live) as connection:
         connection.sendall(head.encode() + PNG[:10])
@@ -82,7 +81,7 @@ def test_the_rest_of_a_request_that_has_its_answer_may_not_drip_for_ever(live: L
             drip(connection, b"x")
 
 
-def test_the_rest_of_a_request_that_has_its_answer_may_come(live: Live) -> None:
+def test_the_rest_of_an_answered_request_is_skipped(live: Live) -> None:
     head = f"POST /v1/classify?model=%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(PNG)}\r\n\r\n"
     with connect(live) as connection:
         connection.sendall((head % "other").encode() + PNG[:10])
@@ -123,7 +122,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_headers_that_are_too_large(live: Live, kind: str) -> None:
+def test_too_large_headers_are_rejected(live: Live, kind: str) -> None:
     with connect(live) as connection:
         if kind == "after another request":  # which is answered first
             connection.sendall(LARGE[kind][: len(START) + 2])
@@ -136,7 +135,7 @@ def test_headers_that_are_too_large(live: Live, kind: str) -> None:
         assert connection.recv(1) == b""
 
 
-def test_headers_that_are_just_not_too_large(live: Live) -> None:
+def test_headers_just_below_the_limit_are_accepted(live: Live) -> None:
     assert live.send(START + b"X: " + b"a" * 65_000 + b"\r\n\r\n").status == 200
     assert live.send(START + b"X: y\r\n" * 250 + b"\r\n").status == 200
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in re.findall(rb"(?s).{1,3}", PNG))
@@ -145,7 +144,7 @@ def test_headers_that_are_just_not_too_large(live: Live) -> None:
     assert live.send(head + chunks + b"0\r\n\r\n").status == 200
 
 
-def test_an_answer_under_way_is_not_disturbed_by_wrong_data_after_it(live: Live) -> None:
+def test_invalid_data_after_a_request_does_not_disturb_its_answer(live: Live) -> None:
     head = f"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(PNG)}\r\n\r\n".encode()
     for wrong in (b"\0\1\2\3\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"a" * 10**5):
         with connect(live) as connection:
@@ -160,7 +159,7 @@ BODY = PNG + bytes(19_000_000)  # more than fits into the buffers of sockets
 
 
 def send_all(live: Live, data: bytes) -> Reply:
-    """As most clients do: first everything is sent, and only then the answer is read."""
+    """Send everything before reading the answer, as most clients do."""
     with connect(live) as connection:
         connection.sendall(data)
         answer = read_reply(connection)
@@ -187,24 +186,24 @@ def request(code: str) -> bytes:
 @pytest.mark.parametrize("code", EARLY)
 def test_early_answers_arrive(live: Live, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connection: close must not reset the connection while the client is still sending, or it loses the answer."""
-    monkeypatch.setattr(Batcher, "full", property(lambda _: code == "busy"))
-    monkeypatch.setattr(linger, "LINGER_SECONDS", 10.0)
+    monkeypatch.setattr(Scheduler, "full", property(lambda _: code == "busy"))
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 10.0)
     with ThreadPoolExecutor(8) as clients:
         answers = list(clients.map(lambda _: send_all(live, request(code)), range(8)))
     assert [(answer.status, answer.code) for answer in answers] == [(EARLY[code][2], code)] * 8
 
 
-def test_missing_keys_are_answered_early(served: list[Served]) -> None:
+def test_missing_keys_are_answered_early(served: list[ServedModel]) -> None:
     with in_thread(served, Settings(api_key="sesame")) as live:
         assert send_all(live, request("busy")).code == "unauthorized"
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(0.2, 2**40), (60.0, 2**20)])
-def test_clients_that_do_not_stop_sending_are_cut_off(
+def test_clients_that_keep_sending_are_disconnected(
     live: Live, seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linger, "LINGER_SECONDS", seconds)
-    monkeypatch.setattr(linger, "LINGER_BYTES", count)
+    monkeypatch.setattr(connections, "LINGER_SECONDS", seconds)
+    monkeypatch.setattr(connections, "LINGER_BYTES", count)
     with connect(live) as connection:
         connection.sendall(b"POST /v1/embed?model=other HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
         connection.sendall(b"Content-Length: 20000000\r\n\r\n")
@@ -213,9 +212,9 @@ def test_clients_that_do_not_stop_sending_are_cut_off(
             drip(connection, bytes(200_000))
 
 
-def test_connections_that_wait_to_be_closed_are_few(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linger, "LINGER_SECONDS", 60.0)
-    monkeypatch.setattr(protocol, "MAX_REFUSED", 2)
+def test_the_number_of_lingering_connections_is_limited(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(connections, "MAX_REFUSED", 2)
     held = [connect(live) for _ in range(20)]
     refused = []
     try:

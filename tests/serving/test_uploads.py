@@ -1,3 +1,5 @@
+"""Format and size of uploaded images by their headers, and multipart forms."""
+
 import contextlib
 import io
 import warnings
@@ -9,10 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pictures import encoded, smooth
-from vitreous.serving.api.forms import form_field
 from vitreous.serving.errors import ApiError
-from vitreous.serving.image_limits import check_picture, format_of, stored_size
 from vitreous.serving.settings import Settings
+from vitreous.serving.uploads import check_image, form_field, format_of, stored_size
 
 
 @pytest.mark.parametrize(
@@ -28,9 +29,7 @@ from vitreous.serving.settings import Settings
     ],
 )
 @pytest.mark.parametrize("size", [(30, 51), (1, 1), (700, 1)])
-def test_a_picture_is_known_and_measured_by_its_first_bytes(
-    format: str, options: dict[str, Any], size: tuple[int, int]
-) -> None:
+def test_format_and_size_are_read_from_the_header(format: str, options: dict[str, Any], size: tuple[int, int]) -> None:
     if "append_images" in options:
         options = {**options, "append_images": [Image.new("RGB", size[::-1])]}
     data = encoded(smooth(*size), format, **options)
@@ -39,33 +38,33 @@ def test_a_picture_is_known_and_measured_by_its_first_bytes(
 
 
 @pytest.mark.parametrize("format", ["GIF", "BMP", "TIFF", "PPM", "ICO", "PCX"])
-def test_other_formats_are_not_for_strangers(format: str) -> None:
+def test_other_formats_are_rejected(format: str) -> None:
     with pytest.raises(ApiError) as caught:
-        check_picture(encoded(smooth(30, 50), format), Settings())
+        check_image(encoded(smooth(30, 50), format), Settings())
     assert (caught.value.status_code, caught.value.code) == (415, "unsupported_type")
 
 
 @pytest.mark.parametrize(("pixels", "allowed"), [(1500, True), (1499, False)])
-def test_as_many_pixels_as_allowed(pixels: int, allowed: bool) -> None:
+def test_the_number_of_pixels_is_limited(pixels: int, allowed: bool) -> None:
     data, settings = encoded(smooth(30, 50)), Settings(max_pixels=pixels)
     if allowed:
-        check_picture(data, settings)
+        check_image(data, settings)
         return
-    with pytest.raises(ApiError, match="50 x 30 pixels are 1,500, but at most 1,499 are decoded") as caught:
-        check_picture(data, settings)
+    with pytest.raises(ApiError, match="50 x 30 pixels are 1,500, but at most 1,499 are accepted") as caught:
+        check_image(data, settings)
     assert caught.value.status_code == 413
 
 
 @given(st.binary(max_size=300), st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF0000WEBPVP8X"]))
-def test_any_bytes_have_an_answer(data: bytes, start: bytes) -> None:
+def test_arbitrary_bytes_raise_only_api_errors(data: bytes, start: bytes) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with contextlib.suppress(ApiError):  # and no other error
-            check_picture(start + data, Settings())
+            check_image(start + data, Settings())
 
 
 @given(st.binary(max_size=500), st.lists(st.binary(max_size=40), max_size=3), st.booleans())
-def test_forms_give_back_what_was_put_in(data: bytes, others: list[bytes], first: bool) -> None:
+def test_a_form_field_is_returned_unchanged(data: bytes, others: list[bytes], first: bool) -> None:
     if any(b"--edge" in part for part in (data, *others)):
         return
     file = io.BytesIO()
@@ -77,7 +76,7 @@ def test_forms_give_back_what_was_put_in(data: bytes, others: list[bytes], first
 
 
 @given(st.binary(max_size=300))
-def test_any_form_has_an_answer(body: bytes) -> None:
+def test_arbitrary_forms_raise_only_api_errors(body: bytes) -> None:
     for start in (b"", b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\n'):
         with contextlib.suppress(ApiError):  # and no other error
             assert isinstance(form_field(start + body, "multipart/form-data; boundary=x", "image"), bytes)
@@ -97,14 +96,14 @@ PARTS = st.sampled_from(
 
 
 @given(st.lists(PARTS | st.binary(max_size=4), max_size=30).map(b"".join), BOUNDARIES)
-def test_any_form_with_any_boundary_has_an_answer(body: bytes, boundary: str) -> None:
+def test_arbitrary_boundaries_raise_only_api_errors(body: bytes, boundary: str) -> None:
     with contextlib.suppress(ApiError):  # and no other error
         assert isinstance(form_field(body, f"multipart/form-data; {boundary}", "image"), bytes)
 
 
 @pytest.mark.parametrize(("others", "allowed"), [(31, True), (32, False)])
-def test_as_many_parts_as_allowed(others: int, allowed: bool) -> None:
-    """Each takes time, and in a large body there is room for millions."""
+def test_the_number_of_form_parts_is_limited(others: int, allowed: bool) -> None:
+    """Each costs time, and a large body could hold millions."""
     part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\nabc\r\n'
     body = part % b"other" * others + part % b"image" + b"--x--\r\n"
     if allowed:
@@ -127,10 +126,10 @@ def test_as_many_parts_as_allowed(others: int, allowed: bool) -> None:
         ({"api_key": "two\nlines"}, "api_key is"),
     ],
 )
-def test_settings_say_what_is_wrong(changes: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_rejected(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings(**changes)  # type: ignore[arg-type]
 
 
-def test_a_key_is_not_shown() -> None:
+def test_the_key_is_not_in_the_repr() -> None:
     assert "sesame" not in repr(Settings(api_key="sesame"))
