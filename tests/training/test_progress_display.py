@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from vitreous.training.progress_display import Progress
+from vitreous.training.progress_display import ProgressDisplay
 
 
 class Clock:
@@ -217,7 +217,7 @@ def test_an_interrupt_gives_the_terminal_back() -> None:
 
 def test_a_pipe_gets_plain_lines_even_where_colours_are_forced() -> None:
     program = (
-        "from vitreous.training.progress_display import Progress\n"
+        "from vitreous.training.progress_display import ProgressDisplay\n"
         "with Progress(2, 1, 2) as p:\n"
         "    p.step(1, 0.5, 0.1, 10.0, {}); p.epoch(1, {'loss': 0.5})\n"
     )
