@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from peers import import_timm
-from vitreous.model.resample import WAYS, resample, resample_line
+from vitreous.model.position import WAYS, resample, resample_line
 
 TABLE = torch.randn(7, 7, 12, generator=torch.Generator().manual_seed(1))
 

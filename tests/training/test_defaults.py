@@ -14,9 +14,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost
 from vitreous.model.presets import create
 from vitreous.training import defaults
-from vitreous.training.defaults import fitting_batch
 from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
-from vitreous.training.defaults import choose, free_folder
+from vitreous.training.defaults import choose, fitting_batch, free_folder
 from vitreous.weights.load import save
 
 

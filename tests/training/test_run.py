@@ -18,9 +18,9 @@ from vitreous.report import plots
 from vitreous.training import loop, summary
 from vitreous.training.checkpoint import read_progress
 from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
+from vitreous.training.optim import rate_fraction
 from vitreous.training.run import train
 from vitreous.training.run_folder import resumed_config
-from vitreous.training.optim import rate_fraction
 from vitreous.weights.load import load
 from vitreous.weights.native import load_state
 
@@ -89,10 +89,10 @@ def test_unreadable_pictures_are_named_and_counted_and_the_run_goes_on(
     config = steady(tmp_path / "run", data=str(data), batch_size=8, workers=workers)
     metrics = train(config).metrics
     out = capsys.readouterr().out
-    assert "4 pictures could not be read" in out
+    assert "4 images could not be read" in out
     page = (tmp_path / "run" / "report.html").read_text()
     assert "4 files could not be read" in page
-    assert "measured on the test part<" in page  # which chose nothing
+    assert "evaluated on the test split<" in page  # which chose nothing
     for name, (reason, _) in BROKEN.items():
         assert f"  {name}: {reason}" in out
         assert name in page
@@ -106,7 +106,7 @@ def test_unreadable_pictures_are_named_and_counted_and_the_run_goes_on(
 
 def test_too_many_unreadable_pictures_fail_the_run(tmp_path: Path) -> None:
     config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.04)
-    with pytest.raises(ValueError, match="2 of 40 training pictures") as error:
+    with pytest.raises(ValueError, match="2 of 40 training images") as error:
         train(config)
     line = str(error.value)
     assert "(5.0%) cannot be read, more than --max-unreadable 0.04 allows, such as train/" in line
@@ -131,7 +131,7 @@ def test_earlier_checkpoints_are_kept_as_many_as_asked_for(tmp_path: Path) -> No
 def test_a_run_that_gets_no_better_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = train(steady(tmp_path / "run", steps=1100, patience=3, optim=Optim("sgd", lr=1e-12))).metrics
     assert (metrics["epochs"], metrics["steps"]) == (4, 44)  # the first is the best, and three are not better
-    assert "no better for 3 evaluations: stopping early" in capsys.readouterr().out
+    assert "no improvement in 3 evaluations" in capsys.readouterr().out
     assert load(tmp_path / "run" / "best").config.num_classes == 10
 
 
@@ -249,9 +249,9 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(tmp_path: Path) -> None:
 
 def test_a_resumed_run_cannot_become_another(start: Path) -> None:
     again = dataclasses.replace(steady(start), resume=True)
-    with pytest.raises(BadValue, match="steps is 500, but must be left out or 11, as in the run to go on with"):
+    with pytest.raises(BadValue, match="steps is 500, but must be omitted or 11, as in the run to resume"):
         train(dataclasses.replace(again, steps=500))
-    with pytest.raises(BadValue, match=r"lr is 0.5, but must be left out or 0.3"):
+    with pytest.raises(BadValue, match=r"lr is 0.5, but must be omitted or 0.3"):
         train(dataclasses.replace(again, optim=Optim("sgd", lr=0.5)))
 
 
@@ -268,7 +268,7 @@ def test_only_the_folder_is_needed_to_resume(start: Path) -> None:
 def test_seconds_count_from_the_first_start(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = rows(start)[-1]["seconds"]
     assert train(TrainConfig(out=start, resume=True, device="cpu")).metrics["seconds"] > before > 0
-    assert "this run was finished" in capsys.readouterr().out
+    assert "this run is finished" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("unreported")
@@ -300,7 +300,7 @@ def test_without_a_limit_gradients_are_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_wrong_model_is_told_before_the_data_is_looked_at(tmp_path: Path) -> None:
-    for changes in ({"model": "ViT-X/16"}, {"set": ("foo=3",)}, {"image_size": (7,)}):
+    for changes in ({"model": "ViT-X/16"}, {"overrides": {"foo": 3}}, {"image_size": (7,)}):
         with pytest.raises(BadValue):
             train(steady(tmp_path / "run", data="nowhere", **changes))
     with pytest.raises(ValueError, match="there is no checkpoint"):

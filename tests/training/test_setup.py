@@ -20,7 +20,6 @@ from vitreous.model.build import build
 from vitreous.model.presets import configure
 from vitreous.model.vit import ViT
 from vitreous.tasks.classify import Classify
-from vitreous.training import setup
 from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.defaults import choose
 from vitreous.training.distributed import World
@@ -139,12 +138,12 @@ def test_precision_on_a_cpu(precision: Any, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "processes", "message"),
     [
-        ({"batch_size": 1439}, 1, "batch_size is 1439, but must be at most the number of training pictures (1438)"),
+        ({"batch_size": 1439}, 1, "batch_size is 1439, but must be at most the number of training images (1438)"),
         ({"batch_size": 64, "accumulate": 5}, 1, "multiple of processes x accumulate (5), such as 60 or 65"),
         ({"batch_size": 30, "accumulate": 2}, 4, "multiple of processes x accumulate (8), such as 24 or 32"),
         ({"train_only": "head"}, 1, "train_only is 'head', but must be used with --init"),
         ({"train_only": "lora"}, 1, "train_only is 'lora', but must be used with --init"),
-        ({"set": ("widht=3",)}, 1, "'widht' is not a field of ViTConfig (did you mean 'width'?)"),
+        ({"overrides": {"widht": 3}}, 1, "'widht' is not a field of ViTConfig (did you mean 'width'?)"),
         ({"model": "ViT-Lite-64"}, 1, "there is no preset 'ViT-Lite-64' (did you mean 'ViT-Lite-6/4'?)"),
         ({"image_size": (10,)}, 1, "the nearest sizes that fit are 8 x 8 and 12 x 12"),
     ],
@@ -160,7 +159,7 @@ def test_what_cannot_be_is_refused(
 def test_a_batch_larger_than_the_data_is_refused_before_a_model_is_built(
     tmp_path: Path, digits: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "build_model", lambda *_: pytest.fail("a model was built"))
+    monkeypatch.setattr(Classify, "build_model", lambda *_: pytest.fail("a model was built"))
     with pytest.raises(BadValue, match="batch_size"):
         job(tiny(tmp_path / "run", batch_size=5000), digits)
 
@@ -184,7 +183,7 @@ def test_muon_is_for_whole_models(train_only: Any, tmp_path: Path, digits: DataS
     [
         ({"classes": 4}, "trained on 10 classes (it has 4)"),
         ({"labels": tuple("abcdefghij")}, "trained on the classes '0', '1', '2', '3', '4' and 5 more (it has 'a'"),
-        ({"channels": 3}, "one for pictures of 1 channels (it takes 3)"),
+        ({"channels": 3}, "a model for images of 1 channels (it has 3)"),
         ({"image_size": 15, "patch_size": 5}, "5 x 5 patches do not tile"),
     ],
 )
@@ -216,7 +215,7 @@ def test_tensorboard_is_missed_before_the_work(
     tmp_path: Path, digits: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    monkeypatch.setattr(setup, "build_model", lambda *_: pytest.fail("a model was built"))
+    monkeypatch.setattr(Classify, "build_model", lambda *_: pytest.fail("a model was built"))
     with pytest.raises(ValueError, match=r"pip install vitreous\[track\]"):
         job(tiny(tmp_path / "run", tensorboard=True), digits)
 

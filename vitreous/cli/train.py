@@ -15,7 +15,7 @@ from vitreous.cli.flags import FLAGS, lists_together
 from vitreous.common.codec import parse_fields
 from vitreous.common.text import printable
 from vitreous.common.threads import spin_briefly
-from vitreous.tasks.config import Augment, typed_overrides
+from vitreous.tasks.config import Augment
 from vitreous.training.config import Optim, TrainConfig
 
 FIELDS = PrimitiveConstructorSpec[Mapping[str, Any]](
@@ -40,7 +40,7 @@ class Flags(TrainConfig):
         """The config that the flags describe."""
         fields = dict(vars(self))
         if "texts" in self.overrides:
-            fields["overrides"] = typed_overrides(parse_fields(self.overrides["texts"]))
+            fields["overrides"] = parse_fields(self.overrides["texts"])
         return TrainConfig(**fields)
 
 

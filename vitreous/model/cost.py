@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from vitreous.model.kinds import AnyConfig, build_any
+from vitreous.model.build import build
+from vitreous.model.protocol import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Cost:
     inference_bytes: int  # the most that a forward pass without gradients holds at a time, in float32, without weights
 
 
-def cost(config: AnyConfig) -> Cost:
+def cost(config: ModelConfig) -> Cost:
     """Parameters, operations and memory of the model that `config` describes, for one image.
 
     >>> from vitreous.model.config import ViTConfig
@@ -34,7 +35,7 @@ def cost(config: AnyConfig) -> Cost:
     35127656448
     """
     with FakeTensorMode():
-        model = build_any(config)
+        model = build(config)
         memory = _PeakMemory(model)
         with memory:
             images = torch.empty(1, config.channels, *config.image_size)

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.kinds import AnyConfig, AnyModel, build_any
-from vitreous.model.resnet import ResNet
-from vitreous.model.segmenter import Segmenter, SegmenterConfig
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.vit import ViT
 
 # As torch's layers and init.py ask for them: of a tensor, or by a function that shows itself before it does.
@@ -70,10 +69,8 @@ def own_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @overload
 def build_blank(config: ViTConfig) -> ViT: ...
 @overload
-def build_blank(config: ResNetConfig) -> ResNet: ...
-@overload
-def build_blank(config: SegmenterConfig) -> Segmenter: ...
-def build_blank(config: AnyConfig) -> AnyModel:
+def build_blank(config: ModelConfig) -> Model: ...
+def build_blank(config: ModelConfig) -> Model:
     """The model that `config` describes, on torch's device "meta".
 
     >>> model = build_blank(ViTConfig(width=192, num_heads=3, mlp_width=768))
@@ -81,4 +78,4 @@ def build_blank(config: AnyConfig) -> AnyModel:
     (torch.Size([1000, 192]), True)
     """
     with torch.device("meta"), _NoDraws():
-        return build_any(config)
+        return build(config)

@@ -31,7 +31,7 @@ def label_of(option: object) -> str:
 
 # ---- Position: how a token knows where it stands ---------------------------------------------------------------------
 
-# How positions are resampled for another image size, named after the system whose behaviour it is (see resample.py).
+# How positions are resampled for another image size, named after the system whose behaviour it is (see position.py).
 Interpolation = Literal["google", "timm", "huggingface", "torchvision", "dinov2", "dinov2-registers"]
 
 
@@ -191,7 +191,7 @@ class SwiGlu:
     """silu(x W1) * (x W2), then linear (DINOv2-g)."""
 
 
-Mlp = Gelu | SwiGlu
+MlpConfig = Gelu | SwiGlu
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class AttentionPool:
     """MAP: one learned query attends to all tokens, followed by an MLP (big_vision)."""
 
 
-Pool = ClassToken | GlobalAverage | AttentionPool
+PoolConfig = ClassToken | GlobalAverage | AttentionPool
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,33 @@ class MlpHead:
         check_whole("head.width", self.width, 1, 2**16)
 
 
-Head = LinearHead | TanhHead | MlpHead
+HeadConfig = LinearHead | TanhHead | MlpHead
+
+
+@dataclass(frozen=True)
+class LinearDecoder:
+    """One linear layer per patch, which scores each of its `cells` x `cells` parts."""
+
+    cells: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("decoder.cells", self.cells, 1, 64)
+
+
+@dataclass(frozen=True)
+class MaskDecoder:
+    """Segmenter's mask transformer (arXiv 2105.05633): one token per class attends together with the patches."""
+
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("decoder.depth", self.depth, 1, 64)
+
+
+DecoderConfig = LinearDecoder | MaskDecoder
+
+# Value of unlabelled pixels in masks: excluded from losses and metrics.
+IGNORED = 255
 
 # ---- Preprocessing ---------------------------------------------------------------------------------------------------
 

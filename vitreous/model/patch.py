@@ -57,7 +57,7 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, images: Float[Tensor, "b c h w"], keep_indices: Int[Tensor, "b k"] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Size]:
-        """All patches of every image, row by row; or those at its `keep_indices` places, and the others cost nothing."""
+        """Project all patches in row-major order, or only those at `keep_indices`."""
         images = self._fit(images)
         grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
         if self.method == "conv" and keep_indices is None:

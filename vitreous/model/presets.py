@@ -6,14 +6,14 @@ This file imports torch only when a model is built.
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from vitreous.common.checks import BadValue, as_size, suggestion
-from vitreous.common.codec import decode
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, ResNetStem, SwiGlu
 
 if TYPE_CHECKING:
+    from vitreous.model.protocol import Model
     from vitreous.model.resnet import ResNet
     from vitreous.model.vit import ViT
 
@@ -156,18 +156,12 @@ def configure(
     overrides: Mapping[str, Any] | None = None,
 ) -> ViTConfig | ResNetConfig:
     """A preset with some of its fields changed, without building it."""
-    config = preset(name)
-    hints = get_type_hints(type(config))
-    changes: dict[str, Any] = {}
-    for field, value in (overrides or {}).items():
-        if field not in hints:
-            raise BadValue(f"{field!r} is not a field of {type(config).__name__}{suggestion(field, hints)}")
-        changes[field] = decode(hints[field], value, field)
+    changes = dict(overrides or {})
     if num_classes is not None:
         changes["num_classes"] = num_classes
     if image_size is not None:
         changes["image_size"] = as_size(image_size)
-    return dataclasses.replace(config, **changes)
+    return preset(name).override(changes)
 
 
 @overload
@@ -189,7 +183,7 @@ def create(
     num_classes: int | None = None,
     image_size: int | Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> "ViT | ResNet":
+) -> "Model":
     """A freshly initialised model, named as its paper names it.
 
     `overrides` changes any other field of the config: `{"registers": 4, "position": Rotary2d()}`.

@@ -20,6 +20,8 @@ from vitreous.model.heads import build_head
 from vitreous.model.init import lecun_normal_
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.options import LinearHead, ResNetNumerics
+from vitreous.model.protocol import Model
+from vitreous.model.tokens import Features
 
 
 def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
@@ -149,7 +151,7 @@ class HybridStem(nn.Module):
         return self.stages(x)
 
 
-class ResNet(nn.Module):
+class ResNet(Model):
     """BiT: the convolutional baseline that the paper compares ViT with.
 
     >>> from vitreous.model.config import ResNetConfig
@@ -159,14 +161,26 @@ class ResNet(nn.Module):
 
     def __init__(self, config: ResNetConfig):
         super().__init__()
-        self.config = config
+        self.config: ResNetConfig = config
         self.root = StandardConv(config.channels, config.width, 7, 2, centred_padding, "bit")
         self.stages = Stages(PreActivationUnit, config.stages, config.width, "bit")
         self.norm = group_norm(self.stages.channels, "bit")
-        self.head = build_head(LinearHead(), self.stages.channels, config.num_classes, norm_eps=1e-5)
+        self.head = self.new_head(config.num_classes)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
-        return self.head(self.feature_map(images).mean(dim=(2, 3)))
+        return self.head(self.pooled(images))
+
+    def features(self, images: Float[Tensor, "b c h w"]) -> Features:
+        """The feature map as patches, without prefix tokens."""
+        found = self.feature_map(images)
+        patches = found.flatten(2).transpose(1, 2)
+        return Features(patches[:, :0], patches, (found.shape[2], found.shape[3]))
+
+    def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        return self.feature_map(images).mean(dim=(2, 3))
+
+    def new_head(self, num_classes: int) -> nn.Module:
+        return build_head(LinearHead(), self.config.feature_width, num_classes, norm_eps=1e-5)
 
     def feature_map(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
         check_images(images, self.config.channels)

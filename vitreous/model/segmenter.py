@@ -4,108 +4,53 @@ b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: cl
 """
 
 import copy
-import dataclasses
 import itertools
-from dataclasses import dataclass
-from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.common.checks import Size, as_size, check_kind, check_whole, fail
+from vitreous.common.checks import Size, as_size
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.block import Block, GeluMlp
-from vitreous.model.build import build_vit
-from vitreous.model.config import ViTConfig, check_classes
+from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.init import small_, xavier_
 from vitreous.model.inputs import check_images
-from vitreous.model.options import Preprocessing
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import LinearDecoder
+from vitreous.model.protocol import Model, UnsupportedModel
+from vitreous.model.tokens import Features
 from vitreous.model.vit import ViT
 
 
-@dataclass(frozen=True)
-class LinearDecoder:
-    """One linear layer for every patch, which it sees as `cells` x `cells` parts with scores of their own."""
-
-    cells: int = 1
-
-    def __post_init__(self) -> None:
-        check_whole("decoder.cells", self.cells, 1, 64)
-
-
-@dataclass(frozen=True)
-class MaskDecoder:
-    """Segmenter's mask transformer (arXiv 2105.05633): a vector for every class attends together with the patches."""
-
-    depth: int = 2
-
-    def __post_init__(self) -> None:
-        check_whole("decoder.depth", self.depth, 1, 64)
-
-
-Decoder = LinearDecoder | MaskDecoder
-
-
-@dataclass(frozen=True)
-class SegmenterConfig:
-    """Everything needed to rebuild a segmenter, preprocess an image and name the classes."""
-
-    encoder: ViTConfig
-    decoder: Decoder = LinearDecoder()
-    num_classes: int = 2
-    labels: tuple[str, ...] = ()
-    ids: tuple[int, ...] = ()  # of each class in the masks that it learned from, and in those that it writes
-
-    def __post_init__(self) -> None:
-        check_kind("encoder", self.encoder, (ViTConfig,))
-        check_kind("decoder", self.decoder, get_args(Decoder))
-        if self.encoder.num_classes:
-            fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder takes the place of the head")
-        if self.encoder.patch_dropout:
-            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: a patch that is left out has no mask")
-        check_whole("num_classes", self.num_classes, 2, IGNORED)  # masks hold 8 bits, and one number means none
-        check_classes(self.num_classes, self.labels)
-        if self.ids and len(set(self.ids)) != self.num_classes:
-            fail("ids", self.ids, f"empty, or {self.num_classes} different ones: as many as there are classes")
-        for number in self.ids:
-            check_whole("ids", number, 0, 65_535)
-
-    @property
-    def image_size(self) -> Size:
-        return self.encoder.image_size
-
-    @property
-    def channels(self) -> int:
-        return self.encoder.channels
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        return self.encoder.preprocessing
-
-    @property
-    def patch_stride(self) -> Size:
-        """The pixels that one patch stands for, down and across."""
-        return self.encoder.patch_stride
-
-    def resized(self, image_size: Size) -> "SegmenterConfig":
-        return dataclasses.replace(self, encoder=self.encoder.resized(image_size))
-
-
-class Segmenter(nn.Module):
+class Segmenter(Model):
     """Scores of every class at every pixel, for images of any size.
 
+    >>> from vitreous.model.build import build
     >>> from vitreous.model.presets import configure
     >>> encoder = configure("ViT-Ti/16", num_classes=0, image_size=64, overrides={"depth": 1})
-    >>> build_segmenter(SegmenterConfig(encoder, num_classes=3))(torch.zeros(1, 3, 50, 70)).shape
+    >>> build(SegmenterConfig(encoder, num_classes=3))(torch.zeros(1, 3, 50, 70)).shape
     torch.Size([1, 3, 50, 70])
     """
 
     def __init__(self, config: SegmenterConfig, encoder: ViT, decoder: nn.Module):
         super().__init__()
-        self.config, self.encoder, self.decoder = config, encoder, decoder
+        self.config: SegmenterConfig = config
+        self.encoder, self.decoder = encoder, decoder
+
+    @property
+    def backbone(self) -> ViT:
+        return self.encoder
+
+    @property
+    def heads(self) -> list[nn.Module]:
+        return [self.decoder]
+
+    def features(self, images: Float[Tensor, "b c h w"]) -> Features:
+        return self.encoder.features(images)
+
+    def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        return self.encoder.pooled(images)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k h w"]:
         """An image that patches do not tile is padded with zeros, right and bottom, and what they got is cut off."""
@@ -160,14 +105,11 @@ class MaskTransformer(nn.Module):
         return self.mask_norm(places @ classes.transpose(1, 2))
 
 
-def build_segmenter(config: SegmenterConfig, encoder: ViT | None = None) -> Segmenter:
-    """The model that `config` describes: freshly initialised, or around an encoder that has learned something."""
-    match config.decoder:
-        case LinearDecoder(cells):
-            decoder: nn.Module = xavier_(nn.Linear(config.encoder.width, config.num_classes * cells**2))
-        case MaskDecoder(depth):
-            decoder = MaskTransformer(config.encoder, config.num_classes, depth)
-    return Segmenter(config, build_vit(config.encoder) if encoder is None else encoder, decoder)
+def require_segmenter(model: Model, purpose: str) -> Segmenter:
+    """The model if it segments, or an error that names the purpose and the model."""
+    if not isinstance(model, Segmenter):
+        raise UnsupportedModel(f"{purpose} needs a segmenter, but the model is a {model.config.summary}")
+    return model
 
 
 # ---- Images of other sizes -------------------------------------------------------------------------------------------

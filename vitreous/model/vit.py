@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.encoder import Encoder
+from vitreous.model.heads import build_head
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.patch import PatchEmbedding
 from vitreous.model.position import PositionEmbedding
+from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.tokens import Features, Layout, PrefixTokens, check_count, drop_patches
 
 
-class ViT(nn.Module):
+class ViT(Model):
     """Patches, tokens, position, encoder, norm, pooling, head: every part is handed in built, and can be swapped.
 
     `vitreous.create` and `build` put one together; `config` records what it was built from.
@@ -38,7 +40,7 @@ class ViT(nn.Module):
         distillation_head: nn.Module | None = None,
     ):
         super().__init__()
-        self.config = config
+        self.config: ViTConfig = config
         self.stem, self.patches = stem, patches
         self.prefix, self.position, self.embedding_dropout = prefix, position, nn.Dropout(config.dropout.embedding)
         self.encoder, self.norm = encoder, norm
@@ -48,8 +50,11 @@ class ViT(nn.Module):
         return self.classify(self.features(images))
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
-        """The image as its tokens after the final norm (which `GlobalAverage(norm="after")` applies to their mean)."""
+        """Tokens after the final norm (which `GlobalAverage(norm="after")` applies to their mean instead)."""
         return self.encode(*self.embed(*self.patchify(images)))
+
+    def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        return self.pool(self.features(images))
 
     def patchify(
         self, images: Float[Tensor, "b c h w"], keep_indices: Int[Tensor, "b n"] | None = None
@@ -94,10 +99,26 @@ class ViT(nn.Module):
     def classify_distilled(self, features: Features) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b classes"]]:
         """DeiT's two answers: the class token's, taught by labels, and the distillation token's, by a teacher."""
         if self.distillation_head is None:
-            raise ValueError("this model has no distillation token: build it with distillation_token=True")
+            return super().classify_distilled(features)  # raises an error
         return self.head(features.prefix[:, 0]), self.distillation_head(features.prefix[:, 1])
 
-    # ---- Looking inside ----
+    # ---- Parts ----
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.encoder.blocks)
+
+    @property
+    def embedding(self) -> Sequence[nn.Module]:
+        return (self.stem, self.patches, self.prefix, self.position)
+
+    def new_head(self, num_classes: int) -> nn.Module:
+        return build_head(self.config.head, self.config.width, num_classes, self.config.norm_eps)
+
+    def recompute_blocks(self) -> None:
+        self.encoder.recompute = True
+
+    # ---- Attention and intermediate features ----
 
     def attention(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
@@ -156,3 +177,10 @@ class ViT(nn.Module):
                     f"layer is {layer}, but must be from 0 to {depth - 1} (or from -{depth} to -1, from the end)"
                 )
         return [layer % depth for layer in (range(depth) if layers is None else layers)]
+
+
+def require_vit(model: Model, purpose: str) -> ViT:
+    """The Vision Transformer in a model, or an error that names the purpose and the model."""
+    if not isinstance(model.backbone, ViT):
+        raise UnsupportedModel(f"{purpose} needs a Vision Transformer, but the model is a {model.config.summary}")
+    return model.backbone

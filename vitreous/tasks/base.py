@@ -21,8 +21,8 @@ from vitreous.data.open import open_data
 from vitreous.data.rng import Draws
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.model.inputs import denormalise, normalise
-from vitreous.model.kinds import AnyConfig, AnyModel
 from vitreous.model.options import Conditional, GlobalAverage
+from vitreous.model.protocol import Model, ModelConfig
 from vitreous.report.run_report import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TaskConfig, flatten
 from vitreous.tasks.initial_model import build_encoder, planned_config
@@ -138,13 +138,12 @@ class Task(ABC):
         return Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0)), "crop and flip"
 
     @classmethod
-    def planned_config(cls, config: TaskConfig, data: DataSet) -> AnyConfig:
+    def planned_config(cls, config: TaskConfig, data: DataSet) -> ModelConfig:
         """Config of the model that will be built, to estimate its memory."""
-        planned = planned_config(config)
-        return getattr(planned, "encoder", planned)  # of a segmenter
+        return planned_config(config).backbone
 
     @classmethod
-    def build_model(cls, config: TaskConfig, data: DataSet) -> AnyModel:
+    def build_model(cls, config: TaskConfig, data: DataSet) -> Model:
         return build_encoder(config, cls.classes(data))
 
     # ---- Training and evaluation -------------------------------------------------------------------------------------
@@ -173,7 +172,7 @@ class Task(ABC):
 
     def evaluate_best(
         self,
-        model: AnyModel,
+        model: Model,
         source: Source,
         batches: Iterable[Batch],
         device: torch.device,

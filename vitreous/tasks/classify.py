@@ -21,8 +21,7 @@ from vitreous.data.rng import Draws
 from vitreous.data.sources.base import Source
 from vitreous.data.split import listed
 from vitreous.model.inputs import normalise
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
 from vitreous.report import plots
 from vitreous.report.html import Html, bar, details, inner, name, photos, plot, table, tag
 from vitreous.report.run_report import Section, TaskReport, class_caption, samples_section
@@ -44,9 +43,9 @@ class Classify(Task):
     complete_checkpoint = True
     options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
 
-    def __init__(self, config: TaskConfig, model: ViT | ResNet):
+    def __init__(self, config: TaskConfig, model: Model):
         super().__init__(config, model)
-        self.teacher: ViT | ResNet | None = None
+        self.teacher: Model | None = None
         if config.distillation.teacher is not None:
             device = next(model.parameters()).device
             self.teacher = load_encoder(config.distillation.teacher).to(device).eval().requires_grad_(False)
@@ -64,7 +63,7 @@ class Classify(Task):
 
     def module(self) -> nn.Module:
         """Without a teacher, both heads of a model with a distillation token learn from the labels, as their mean."""
-        if self.teacher is not None and getattr(self.model, "distillation_head", None) is not None:
+        if self.teacher is not None and self.model.config.distillation_token:
             return TwoHeads(self.model)
         return self.model
 
@@ -155,7 +154,7 @@ class Classify(Task):
 class TwoHeads(nn.Module):
     """A model with a distillation token: returns the logits of both heads in training, their mean in evaluation."""
 
-    def __init__(self, student: ViT):
+    def __init__(self, student: Model):
         super().__init__()
         self.student = student
 
@@ -165,7 +164,7 @@ class TwoHeads(nn.Module):
         return self.student.classify_distilled(self.student.features(images))
 
 
-def check_teacher(teacher: ViT | ResNet, path: Path, student: ViT | ResNet) -> None:
+def check_teacher(teacher: Model, path: Path, student: Model) -> None:
     """Raise if a teacher has other classes than its student, or cannot read the student's images."""
     theirs, ours, where = teacher.config, student.config, str(path)
     if theirs.num_classes != ours.num_classes:
@@ -174,8 +173,7 @@ def check_teacher(teacher: ViT | ResNet, path: Path, student: ViT | ResNet) -> N
         fail("teacher", where, f"trained on the classes {listed(ours.labels)} (it has {listed(theirs.labels)})")
     if theirs.channels != ours.channels:
         fail("teacher", where, f"a model for images of {ours.channels} channels (it has {theirs.channels})")
-    if isinstance(teacher, ViT):
-        teacher.config.grid_for(ours.image_size)  # raises if its patches do not tile the images
+    theirs.grid_for(ours.image_size)  # raises if its patches do not tile the images
 
 
 def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:

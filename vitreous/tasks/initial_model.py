@@ -3,28 +3,26 @@
 from typing import Any
 
 from vitreous.common.checks import Size, as_size, fail
-from vitreous.model.build import build, replace_head
-from vitreous.model.kinds import AnyConfig
+from vitreous.model.build import build
 from vitreous.model.options import Dropout, Preprocessing
 from vitreous.model.presets import configure
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.config import TaskConfig
 from vitreous.weights.hub import is_hub
 from vitreous.weights.load import describe, load_encoder
 
 
-def build_encoder(config: TaskConfig, classes: tuple[str, ...]) -> ViT | ResNet:
+def build_encoder(config: TaskConfig, classes: tuple[str, ...]) -> Model:
     """Build or load a model with a head for these classes, or without a head if there are none."""
     if config.init is None:
         return build_preset(config, classes)
     model = load_encoder(config.init, image_size(config), model_fields(config)).float()
     if model.config.labels != classes or model.config.num_classes != len(classes):
-        replace_head(model, len(classes), classes)
+        model.replace_head(len(classes), classes)
     return model
 
 
-def build_preset(config: TaskConfig, classes: tuple[str, ...]) -> ViT | ResNet:
+def build_preset(config: TaskConfig, classes: tuple[str, ...]) -> Model:
     """Build the preset of --model with random weights."""
     if config.model is None:
         fail("model", None, "the name of a preset, or --init a checkpoint")
@@ -34,12 +32,12 @@ def build_preset(config: TaskConfig, classes: tuple[str, ...]) -> ViT | ResNet:
     return build(configure(config.model, len(classes), size, fields))
 
 
-def checkpoint_config(config: TaskConfig) -> AnyConfig | None:
+def checkpoint_config(config: TaskConfig) -> ModelConfig | None:
     """Config of the checkpoint of --init with the run's overrides; None without --init."""
     return None if config.init is None else describe(config.init, config.overrides).config
 
 
-def planned_config(config: TaskConfig) -> AnyConfig:
+def planned_config(config: TaskConfig) -> ModelConfig:
     """Config of the model to be built, as far as it decides about memory."""
     size, checkpoint = image_size(config), checkpoint_config(config)
     if checkpoint is None:

@@ -22,6 +22,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.masked import Filled, MaskedAutoencoder, MaskedPatchPrediction
 from vitreous.model.patch import cut, uncut
+from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
 from vitreous.report import plots
 from vitreous.report.run_report import TaskReport, figures_section, samples_section
@@ -60,7 +61,7 @@ class Masked(Task):
     caption = "Validation images, their visible patches, and the predictions for the hidden ones."
     random_sets = 1  # random numbers per patch
 
-    def __init__(self, config: TaskConfig, model: ViT):
+    def __init__(self, config: TaskConfig, model: Model):
         if not isinstance(model, ViT):
             fail("model", config.model, f"a ViT for --task {config.task}: other models have no patches to hide")
         if config.train_only != "all":

@@ -23,12 +23,12 @@ from vitreous.data.sources.base import DataSet, Source
 from vitreous.data.split import plural
 from vitreous.inference.mask_images import background_of, overlay
 from vitreous.inference.segment_predictor import SegmentPredictor
-from vitreous.model.build import replace_head
-from vitreous.model.config import ViTConfig
+from vitreous.model.build import build_segmenter
+from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.inputs import denormalise, normalise
-from vitreous.model.kinds import AnyConfig, AnyModel
-from vitreous.model.segment_loss import IGNORED, segmentation_loss
-from vitreous.model.segmenter import Decoder, LinearDecoder, MaskDecoder, Segmenter, SegmenterConfig, build_segmenter
+from vitreous.model.options import IGNORED, DecoderConfig, LinearDecoder, MaskDecoder
+from vitreous.model.protocol import Model, ModelConfig
+from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.report import plots
 from vitreous.report.html import Html, bar, inner, name, table, tag
@@ -37,6 +37,7 @@ from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task, pad
 from vitreous.tasks.config import Segmenting, TaskConfig
 from vitreous.tasks.initial_model import build_preset, checkpoint_config, image_size, model_fields, planned_config
 from vitreous.tasks.segment_loop import Segmented, segment_batches, segment_source
+from vitreous.tasks.segment_loss import segmentation_loss
 from vitreous.tasks.segment_metrics import SegmentEvaluation
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import load
@@ -105,9 +106,9 @@ class Segment(Task):
         return Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3), "crop, flip and colours, with masks"
 
     @classmethod
-    def planned_config(cls, config: TaskConfig, data: DataSet) -> AnyConfig:
+    def planned_config(cls, config: TaskConfig, data: DataSet) -> ModelConfig:
         planned = planned_config(config)
-        encoder = planned.encoder if isinstance(planned, SegmenterConfig) else planned
+        encoder = planned.backbone
         if not isinstance(encoder, ViTConfig):
             return encoder
         plain = dataclasses.replace(encoder, num_classes=0, labels=(), patch_dropout=0.0)
@@ -117,7 +118,7 @@ class Segment(Task):
     def build_model(cls, config: TaskConfig, data: DataSet) -> Segmenter:
         """Build a segmenter. One from a checkpoint is kept if it has the right classes and decoder."""
         classes, ids = data.mask_classes, data.train.mask_ids
-        model: AnyModel = (
+        model: Model = (
             build_preset(config, ())
             if config.init is None
             else load(config.init, image_size=image_size(config), overrides=model_fields(config)).float()
@@ -127,10 +128,10 @@ class Segment(Task):
             model.config = dataclasses.replace(model.config, ids=ids)
             model.encoder.pool.requires_grad_(False)
             return model
-        encoder = model.encoder if isinstance(model, Segmenter) else model
+        encoder = model.backbone
         if not isinstance(encoder, ViT):
             fail("model", config.model or str(config.init), "a ViT for --task segment: other models have no patches")
-        replace_head(encoder, 0)
+        encoder.replace_head(0)
         # Pixels at the edge count as much as any other, so images are not cropped, and no patch is dropped.
         preprocessing = dataclasses.replace(encoder.config.preprocessing, fit="crop", crop_fraction=1.0)
         dropped = config.patch_dropout or 0.0
@@ -162,7 +163,7 @@ class Segment(Task):
 
     def evaluate_best(
         self,
-        model: AnyModel,
+        model: Model,
         source: Source,
         batches: Iterable[Batch],
         device: torch.device,
@@ -210,7 +211,7 @@ class Segment(Task):
         ]
 
 
-def decoder_for(options: Segmenting, start: AnyConfig | None) -> Decoder:
+def decoder_for(options: Segmenting, start: ModelConfig | None) -> DecoderConfig:
     """The decoder of the options, else the checkpoint's own, else a linear one."""
     if isinstance(start, SegmenterConfig) and (options.decoder, options.cells, options.mask_blocks) == (None,) * 3:
         return start.decoder

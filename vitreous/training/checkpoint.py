@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from vitreous.common.atomic_files import atomic_folder, foreign_files
 from vitreous.common.codec import from_dict
 from vitreous.common.json_files import read_json_object
 from vitreous.model.kinds import AnyModel
+from vitreous.model.protocol import Model
 from vitreous.training.distributed import World
 from vitreous.training.lora import merged_state
 from vitreous.training.optim import Ema, Optimizers
@@ -57,7 +58,7 @@ class Progress:
 class State:
     """Everything that training changes."""
 
-    model: AnyModel
+    model: Model
     module: nn.Module  # the module that the task trains; it contains the model
     optimizers: Optimizers
     ema: Ema | None
@@ -79,7 +80,9 @@ class State:
         """The model and its final weights: averaged, not sharded, with LoRA merged, on the CPU."""
         with self.ema.applied() if self.ema is not None else nullcontext():
             weights = merged_state(self.model)
-            return self.model, {name: _unsharded(value).cpu().clone() for name, value in weights.items()}
+            return cast(AnyModel, self.model), {
+                name: _unsharded(value).cpu().clone() for name, value in weights.items()
+            }
 
 
 def save(folder: Path, state: State, progress: Progress, world: World, provenance: Mapping[str, Any]) -> None:

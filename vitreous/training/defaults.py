@@ -19,9 +19,8 @@ from vitreous.data.loader import is_array
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.data.split import plural
 from vitreous.inference.memory_check import total_memory
-from vitreous.model.kinds import AnyConfig
 from vitreous.model.presets import configure
-from vitreous.model.segmenter import SegmenterConfig
+from vitreous.model.protocol import ModelConfig
 from vitreous.tasks import task_named
 from vitreous.tasks.base import SMALL, Choice, Task
 from vitreous.tasks.config import with_fields
@@ -201,7 +200,7 @@ def learning_rate(config: TrainConfig) -> Choice:
     return Choice("lr", float(f"{peak * math.sqrt(config.batch_size / 512):.2g}"), reason)
 
 
-def fitting_batch(model: AnyConfig, memory: int) -> int:
+def fitting_batch(model: ModelConfig, memory: int) -> int:
     """The largest power of two whose activations take at most half of the memory, up to 4096.
 
     >>> from vitreous.model.config import ViTConfig
@@ -211,7 +210,7 @@ def fitting_batch(model: AnyConfig, memory: int) -> int:
     from vitreous.model.cost import cost  # imports torch's fake tensors, which takes a moment
 
     each = cost(model).activation_bytes
-    if isinstance(model, SegmenterConfig):  # the loss keeps the scores of every pixel, and their softmax
+    if model.task == "segment":  # the loss keeps the scores of every pixel, and their softmax
         each += 2 * 4 * model.num_classes * math.prod(model.image_size)
     return 1 << min(max(memory // (2 * each), 1), 4096).bit_length() - 1
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.sgd import sgd
 
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
 from vitreous.training.config import Optim
 from vitreous.training.muon import Muon
 
@@ -53,15 +52,15 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
 
-def build_optimizers(module: nn.Module, config: Optim, encoder: ViT | ResNet) -> Optimizers:
+def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optimizers:
     """Optimizers for every parameter of `module` that requires a gradient.
 
-    `config.layer_decay` applies to the layers of `encoder`, a submodule of `module`.
+    `config.layer_decay` applies to the layers of `backbone`, a submodule of `module`.
     """
     if config.lr is None:
         raise ValueError("lr is None, but must be a number")
     named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
-    rates = learning_rates(encoder, config.lr, config.layer_decay)
+    rates = learning_rates(backbone, config.lr, config.layer_decay)
     if config.optimizer != "muon":
         groups = _groups(named, config, rates)
         return _with_peaks([_adamw(groups, config) if config.optimizer == "adamw" else _sgd(groups, config)])
@@ -71,15 +70,15 @@ def build_optimizers(module: nn.Module, config: Optim, encoder: ViT | ResNet) ->
     return _with_peaks([muon, _adamw(_groups(outside, config, rates), config)])
 
 
-def learning_rates(encoder: ViT | ResNet, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
-    """Peak learning rate of every encoder parameter in or below the blocks.
+def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
+    """Peak learning rate of every backbone parameter in or below the blocks.
 
     As in BEiT and MAE: the factor is layer_decay ** (L - i) for block i of L and layer_decay ** (L + 1) below the
     blocks. All other parameters (final norm, head, decoder) have the full rate.
     """
-    blocks = list(encoder.encoder.blocks) if isinstance(encoder, ViT) else []
-    below = [getattr(encoder, name) for name in ("stem", "patches", "prefix", "position") if hasattr(encoder, name)]
-    rates = {weight: lr * layer_decay ** (len(blocks) + 1) for part in below for weight in part.parameters()}
+    blocks = backbone.blocks
+    below = [weight for module in backbone.embedding for weight in module.parameters()]
+    rates = dict.fromkeys(below, lr * layer_decay ** (len(blocks) + 1))
     for number, block in enumerate(blocks):
         rates |= dict.fromkeys(block.parameters(), lr * layer_decay ** (len(blocks) - number))
     return rates

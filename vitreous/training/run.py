@@ -2,16 +2,16 @@
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from vitreous.common.text import SafeConsole
-from vitreous.model.kinds import AnyModel
+from vitreous.model.protocol import Model
 from vitreous.tasks import task_named
 from vitreous.tasks.base import Task
-from vitreous.tasks.config import with_fields
+from vitreous.tasks.config import typed_overrides, with_fields
 from vitreous.tasks.initial_model import check_model
 from vitreous.training import loop, run_folder
 from vitreous.training.checkpoint import Progress, read_progress
@@ -34,7 +34,7 @@ class Run:
     """The content of metrics.json: top1, loss, ... of the best model, images_per_second, seconds."""
 
     @cached_property
-    def model(self) -> AnyModel:
+    def model(self) -> Model:
         """The best model, loaded from the run's folder."""
         return load_folder(self.folder / "best")
 
@@ -66,6 +66,7 @@ def train(
     fields |= {name: value for name, value in given.items() if value is not None}
     command = command or f"vitreous.train({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
     config = with_fields(config or TrainConfig(), fields)
+    config = replace(config, overrides=typed_overrides(config.overrides))
     config.check()
     if config.resume:
         config = run_folder.resumed_config(config)

@@ -10,10 +10,7 @@ from vitreous.common.checks import fail
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Place, Reader, ResidentLoader, StreamLoader, TrainLoader, can_reside, hold
 from vitreous.data.sources.base import DataSet, Source
-from vitreous.model.kinds import AnyModel
-from vitreous.model.resnet import ResNet
-from vitreous.model.segmenter import Segmenter
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
 from vitreous.tasks import task_named
 from vitreous.tasks.base import Task
 from vitreous.training.checkpoint import State
@@ -39,22 +36,22 @@ def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task
     torch.manual_seed(config.seed)
     model = task_class.build_model(config, data).to(world.device)
     copy_to_memory(model)  # frozen weights must not depend on the file of --init; checkpoints need them contiguous
-    encoder = encoder_of(model)
+    backbone = model.backbone
     freeze(model, config)
     task = task_class(config, model)
     if own_task is not None and config.train_only != "lora":  # LoRA is merged before it is saved
         check_not_swapped(model)  # or its checkpoints could not be loaded
     module = task.module().train()
     if config.checkpoint_blocks:
-        if not isinstance(encoder, ViT):
+        if not backbone.blocks:
             fail("checkpoint_blocks", True, "omitted for a model without blocks")
-        encoder.encoder.recompute = True
+        backbone.recompute_blocks()
 
     wrapped = parallelise(module, world, config.parallel)
     fast = compiled(wrapped, config, world, own_task is None) if config.compile else wrapped
-    if config.optim.optimizer == "muon" and (config.train_only != "all" or not isinstance(encoder, ViT)):
+    if config.optim.optimizer == "muon" and (config.train_only != "all" or not backbone.blocks):
         fail("optimizer", "muon", "adamw or sgd here: Muon needs all matrices of a ViT's blocks")
-    optimizers = build_optimizers(module, config.optim, encoder)
+    optimizers = build_optimizers(module, config.optim, backbone)
     ema = Ema(model, config.optim.ema) if config.optim.ema is not None else None
     precision = dtype_of(config, world)
 
@@ -74,26 +71,20 @@ def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task
     )
 
 
-def encoder_of(model: AnyModel) -> ViT | ResNet:
-    """The encoder of a segmenter; any other model itself."""
-    return model.encoder if isinstance(model, Segmenter) else model
-
-
-def freeze(model: AnyModel, config: TrainConfig) -> None:
+def freeze(model: Model, config: TrainConfig) -> None:
     """Freeze the weights that are not trained, and add LoRA matrices if they are."""
     if config.train_only == "all":
         return
     if config.init is None:
         fail("train_only", config.train_only, "used with --init: frozen random weights are useless")
-    encoder = encoder_of(model)
-    encoder.requires_grad_(False)
+    backbone = model.backbone
+    backbone.requires_grad_(False)
     if config.train_only == "lora":
-        if not isinstance(encoder, ViT) or config.parallel == "fsdp":
+        if not backbone.blocks or config.parallel == "fsdp":
             fail("train_only", "lora", "used with a ViT and without --parallel fsdp")
-        add_lora(encoder, config.lora_rank)
-    encoder.head.requires_grad_(True)
-    if isinstance(encoder, ViT) and encoder.distillation_head is not None:
-        encoder.distillation_head.requires_grad_(True)
+        add_lora(backbone, config.lora_rank)
+    for head in backbone.heads:
+        head.requires_grad_(True)
 
 
 def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
@@ -109,7 +100,7 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
 def build_loader(
     config: TrainConfig,
     source: Source,
-    model: AnyModel,
+    model: Model,
     world: World,
     place: Place,
     epochs: float,

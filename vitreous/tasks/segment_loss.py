@@ -11,8 +11,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import check_real
-
-IGNORED = 255  # in masks: a pixel that nothing is learned from and that no figure counts
+from vitreous.model.options import IGNORED
 
 Masks = UInt8[Tensor, "b h w"] | Int[Tensor, "b h w"]
 
