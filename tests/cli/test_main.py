@@ -96,7 +96,7 @@ def test_info_lists_every_preset(monkeypatch, capsys) -> None:  # type: ignore[n
 
 
 def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from vitreous.cli import demo_run as demo
+    from vitreous.cli import demo
 
     short = dataclasses.replace(demo.config(tmp_path / "demo"), epochs=1)
     monkeypatch.setattr(demo, "config", lambda out: short)

@@ -320,7 +320,9 @@ def images(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 1
 
 def on_images(out: Path, data: Path) -> TrainConfig:
     augment = dataclasses.replace(tiny(out).augment, repeats=1)
-    return quick(out, data=str(data), steps=2, batch_size=8, set=(*tiny(out).set[:-1],), augment=augment)
+    return quick(
+        out, data=str(data), steps=2, batch_size=8, overrides=tiny(out).overrides | {"channels": 3}, augment=augment
+    )
 
 
 def split_of(out: Path) -> dict[str, set[str]]:

@@ -16,7 +16,7 @@ from vitreous.model.inputs import normalise
 from vitreous.tasks.base import Measured, Task
 from vitreous.tasks.masked import Losses
 from vitreous.training import checkpoint, loop
-from vitreous.training.monitor import Interrupted
+from vitreous.training.loop import Interrupted
 from vitreous.training.run import train
 
 
@@ -116,7 +116,7 @@ def test_a_part_swapped_by_a_task_is_refused_before_the_run_begins(tmp_path: Pat
 
 def test_lora_is_no_swapped_part(tmp_path: Path) -> None:
     train(tiny(tmp_path / "first", steps=12))
-    init = {"init": tmp_path / "first" / "best", "model": None, "set": (), "image_size": ()}
+    init = {"init": tmp_path / "first" / "best", "model": None, "overrides": {}, "image_size": ()}
     train(tiny(tmp_path / "run", steps=12, train_only="lora", **init), make_task=Small)
     assert vitreous.load(tmp_path / "run" / "best").config.depth == 2
 
