@@ -23,13 +23,13 @@ from vitreous.explanation.explain_report import write_report
 from vitreous.explanation.figures import draw_figures
 from vitreous.explanation.result import Explanation, available_methods, compute, request
 from vitreous.inference.device import choose_device, placed
-from vitreous.inference.mask_images import is_written_here
 from vitreous.inference.memory_check import check_bytes, check_memory, takes
 from vitreous.inference.predictor import Input, encoded, name_of
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit
 from vitreous.report.metric_text import duration
+from vitreous.report.png import is_written_here
 from vitreous.report.style import can_draw
 from vitreous.weights.load import load
 

@@ -27,10 +27,10 @@ from vitreous.explanation.draw import (
 from vitreous.explanation.faithfulness import Faithfulness
 from vitreous.explanation.pca import filter_images
 from vitreous.explanation.result import Explanation
-from vitreous.inference.mask_images import write_png
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool
 from vitreous.report.colours import heat, paint, signed
+from vitreous.report.png import write_png
 from vitreous.report.style import ACCENT, GREY, PALE, can_draw, drawing, percent, plain, readable
 
 SHEET = 1150  # width in pixels, approximately

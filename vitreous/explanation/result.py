@@ -23,7 +23,7 @@ from vitreous.explanation.pca import FilterComponents, filter_components, foregr
 from vitreous.explanation.relevance import relevance
 from vitreous.explanation.rollout import rollout_map
 from vitreous.explanation.similarity import PositionSimilarity, position_similarity, token_similarity
-from vitreous.inference.answers import Label
+from vitreous.inference.predictions import Label, class_names, top_labels
 from vitreous.model.config import ViTConfig
 from vitreous.model.tokens import Layout
 from vitreous.model.vit import ViT
@@ -116,10 +116,6 @@ def importance_map(
 # ---- Checks of a request ---------------------------------------------------------------------------------------------
 
 
-def label_of(config: ViTConfig, index: int) -> str:
-    return config.labels[index] if config.labels else f"class {index}"
-
-
 def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
     """Index of a class given by its label or, if no label is equal, by its number. Errors call it `field`."""
     if name is None:
@@ -176,7 +172,7 @@ def request(
         list(heads) or list(range(config.num_heads)),
         place,
         index,
-        None if index is None else label_of(config, index),
+        None if index is None else class_names(config)[index],
     )
 
 
@@ -210,12 +206,10 @@ def compute(
 
 
 def _predict(result: Explanation, captured: CapturedForward) -> None:
-    config, probabilities = captured.model.config, captured.logits()[0].softmax(dim=-1)
-    best = probabilities.topk(min(TOP, len(probabilities)))
-    if not best.values.isfinite().all():
+    probabilities = captured.logits().softmax(dim=-1)
+    if not probabilities.isfinite().all():
         raise ValueError("the model's answer is not a number")
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    result.predictions = tuple(Label(label_of(config, index), index, value) for index, value in pairs)
+    [result.predictions] = top_labels(probabilities, class_names(captured.model.config), TOP)
     if result.target is None:
         result.target, result.label = result.predictions[0].index, result.predictions[0].label
 
@@ -256,14 +250,14 @@ def _compute_method(
 
 def _compute_lens(result: Explanation, captured: CapturedForward) -> None:
     assert result.target is not None
-    config, probabilities = captured.model.config, captured.lens(result.layers)[:, 0].softmax(dim=-1).cpu()
+    names, probabilities = class_names(captured.model.config), captured.lens(result.layers)[:, 0].softmax(dim=-1).cpu()
+    ranked = top_labels(probabilities, names, TOP)
     result.lens = [
-        LensRow(layer, label_of(config, int(row.argmax())), float(row.max()), float(row[result.target]))
-        for layer, row in zip(result.layers, probabilities, strict=True)
+        LensRow(layer, best[0].label, best[0].probability, float(row[result.target]))
+        for layer, best, row in zip(result.layers, ranked, probabilities, strict=True)
     ]
-    last = probabilities[-1].topk(min(TOP, probabilities.shape[1])).indices.tolist()
-    for index in dict.fromkeys([result.target, *last]):
-        result.lens_curves[label_of(config, index)] = probabilities[:, index].tolist()
+    for index in dict.fromkeys([result.target, *(label.index for label in ranked[-1])]):
+        result.lens_curves[names[index]] = probabilities[:, index].tolist()
 
 
 def _compute_weights(result: Explanation, model: ViT, method: str) -> None:

@@ -63,11 +63,15 @@ def document(title: str, *body: str, style: str = "") -> str:
 
 def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html, style: str = "") -> str:
     """A page with a header, links to its sections, and the sections; empty ones are skipped."""
-    filled = [(heading, parts, f"section-{number}") for number, (heading, parts) in enumerate(sections) if parts]
+    filled = [(heading, parts, _anchor(heading)) for heading, parts in sections if parts]
     links = [tag("a", heading, href=f"#{anchor}") for heading, _, anchor in filled]
     body = [tag("section", tag("h2", heading, id=anchor), *parts) for heading, parts, anchor in filled]
     top = tag("header", tag("h1", title), *header)
     return document(title, top, tag("nav", *links), tag("main", *body), style=style)
+
+
+def _anchor(heading: str) -> str:
+    return "".join(char if char.isalnum() else "-" for char in heading.lower()).strip("-")
 
 
 def name(text: str) -> Html:

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from vitreous.inference.predictions import top_labels
 
 JSON, BYTES = "application/json", "application/octet-stream"
 
@@ -45,6 +48,6 @@ def class_entry(labels: Sequence[str], index: int) -> dict[str, Any]:
 
 def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
     """The most probable classes."""
-    best = probabilities.topk(min(count, len(probabilities)))
-    pairs = zip(best.indices.tolist(), rounded(best.values), strict=True)
-    return [{**class_entry(labels, index), "probability": value} for index, value in pairs]
+    [best] = top_labels(probabilities[None], labels, count)
+    values = rounded(torch.tensor([label.probability for label in best]))
+    return [{**class_entry(labels, one.index), "probability": value} for one, value in zip(best, values, strict=True)]
