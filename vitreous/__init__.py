@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.explanation.explain import explain as explain
+    from vitreous.explanation.result import Explanation as Explanation
     from vitreous.inference.predictor import Predictor as Predictor
     from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
@@ -29,6 +31,8 @@ _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
     "create": "vitreous.model.presets",
+    "explain": "vitreous.explanation.explain",
+    "Explanation": "vitreous.explanation.result",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
     "Predictor": "vitreous.inference.predictor",

@@ -10,9 +10,9 @@ from PIL import Image
 from rich.table import Table
 from torch import Tensor
 
+from vitreous.cli.explain import explain
 from vitreous.common.text import SafeConsole
 from vitreous.data.open import open_data
-from vitreous.explanation.command import explain_files
 from vitreous.model.vit import ViT
 from vitreous.training.config import Augment, Optim, TrainConfig
 from vitreous.training.defaults import FEW_PICTURES
@@ -57,7 +57,7 @@ def run(out: Path = FOLDER) -> None:
     console.print(walk(model, images))
     console.print("\nWhat its answer rests on:")
     Image.fromarray(digit[..., 0]).save(out / "digit.png")
-    explain_files(out / "best", str(out / "digit.png"), out / "explained")
+    explain(out / "best", str(out / "digit.png"), out=out / "explained")
 
 
 @torch.no_grad()

@@ -171,12 +171,12 @@ def test_explanations(live: Live, served: list[ServedModel], method: str) -> Non
     assert answer["predictions"] == live.ask("POST", "/v1/explain?method=attention", picture()).json["predictions"]
     if method == "occlusion":
         from vitreous.data.image.decode import fit
-        from vitreous.explanation.faithfulness import as_patches
-        from vitreous.explanation.occlusion import occlusion
+        from vitreous.explanation.captured import capture
+        from vitreous.explanation.occlusion import as_patches, occlusion
         from vitreous.model.inputs import normalise
 
         pixels = fit(picture(), CONFIG.image_size, CONFIG.preprocessing)[None].float() / 255
-        drops = occlusion(served[0].model, normalise(pixels, CONFIG.preprocessing), 2)  # type: ignore[arg-type]
+        drops = occlusion(capture(served[0].model, normalise(pixels, CONFIG.preprocessing)), 2)  # type: ignore[arg-type]
         np.testing.assert_allclose(answer["values"], as_patches(drops, CONFIG.patch_stride).numpy(), atol=1e-5)
 
 

@@ -14,8 +14,9 @@ from inspected import inspect_client
 from live_server import HOST, in_thread
 from pictures import encoded, smooth
 from vitreous.data.image.decode import fit
-from vitreous.explanation.faithfulness import as_patches, random_faithfulness
-from vitreous.explanation.occlusion import occlusion
+from vitreous.explanation.captured import capture
+from vitreous.explanation.faithfulness import random_faithfulness
+from vitreous.explanation.occlusion import as_patches, occlusion
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import normalise
@@ -217,8 +218,8 @@ def test_a_large_model_on_a_cpu_is_evaluated_less_often() -> None:
         values = torch.tensor(client.get(f"/v1/images/{id}/map/occlusion?target=1").json()["values"]).view(16, 16)
         tested = client.get(f"/v1/images/{id}/faithfulness/attention?target=1").json()
     image = normalise(fit(data, (128, 128), config.preprocessing)[None].float() / 255, config.preprocessing)
-    expected = as_patches(occlusion(model, image, 1, (16, 16), (16, 16)), (8, 8))
+    expected = as_patches(occlusion(capture(model, image), 1, (16, 16), (16, 16)), (8, 8))
     torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-3)
     assert torch.equal(values[0::2], values[1::2])
-    random = random_faithfulness(model, image, 1, draws=1)
+    random = random_faithfulness(capture(model, image), 1, draws=1)
     assert tested["random"]["deletion"] == pytest.approx(random.deletion, abs=1e-4)

@@ -8,6 +8,7 @@ import torch
 
 from inspected import NAMES, POSITIONS, SMALL, array, as_given, get, picture, weights_of
 from live_server import Live, in_thread
+from vitreous.explanation.captured import capture
 from vitreous.explanation.distance import attention_distance
 from vitreous.model.build import build_vit
 from vitreous.model.vit import ViT
@@ -75,7 +76,7 @@ def test_the_last_layer_says_what_the_model_says(live: Live, models: dict[str, A
 @pytest.mark.parametrize("id", NAMES)
 def test_how_far_heads_look(live: Live, models: dict[str, Any], id: str) -> None:
     found = get(live, id, "distance").json
-    expected = attention_distance(models[id], as_given(models[id], picture()))
+    expected = attention_distance(capture(models[id], as_given(models[id], picture())))
     np.testing.assert_allclose(found["pixels"], expected, rtol=1e-4)
     assert found["largest"] == pytest.approx(np.hypot(16, 24), rel=1e-5)
 

@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 
-from inspected import (
-    NAMES,
-    get,
-    picture,
-    send,
-)
+from inspected import NAMES, get, picture, send
 from live_server import Live, in_thread
-from vitreous.explanation.seen_region import seen_part
+from vitreous.explanation.draw import model_region
 from vitreous.inference.predictor import Predictor
 from vitreous.serving.models import serve_model
 
@@ -31,7 +26,7 @@ def test_a_picture_is_named_by_its_bytes_and_answered_as_the_predictor_does(
     assert found["model"] == id
     assert found["picture"] == {"width": 90, "height": 60}
     assert found["grid"] == ([0, 0] if id == "bit" else [3, 4])
-    box = seen_part((60, 90), models[id].config.image_size, models[id].config.preprocessing)
+    box = model_region((60, 90), models[id].config.image_size, models[id].config.preprocessing)
     assert found["seen"] == {key: pytest.approx(value, abs=1e-3) for key, value in box._asdict().items()}
     [wanted] = Predictor(models[id], "cpu", top=5)(picture())
     assert [one["label"] for one in found["predictions"]] == [one.label for one in wanted.predictions]

@@ -8,7 +8,7 @@ from inspected import SMALL, get, inspect_client, picture, send
 from live_server import Live
 from pictures import encoded
 from vitreous.common.checks import BadValue
-from vitreous.explanation.study import class_index
+from vitreous.explanation.result import class_index
 from vitreous.model.build import build_vit
 from vitreous.serving.models import serve_model
 
@@ -47,7 +47,7 @@ def test_a_class_of_very_many_digits_is_no_class() -> None:
     """Python's own int() would refuse them, in an error that is not ours."""
     model = vitreous.create("ViT-Lite-6/4", num_classes=3)
     with pytest.raises(BadValue, match="must be a number from 0 to 2"):
-        class_index(model, "9" * 5000)
+        class_index(model.config, "9" * 5000)
 
 
 def test_a_near_miss_is_told_what_was_meant(live: Live) -> None:

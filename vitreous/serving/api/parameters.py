@@ -7,7 +7,7 @@ from fastapi import Path, Query
 from pydantic import BaseModel, Field
 
 from vitreous.common.checks import BadValue
-from vitreous.explanation.study import class_index
+from vitreous.explanation.result import class_index
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect.session import InspectedModel
 
@@ -41,7 +41,7 @@ def layer_of(model: InspectedModel, layer: int | None) -> int:
 def target_of(model: InspectedModel, name: str | None) -> int | None:
     """The class that is meant; none for the likeliest, which an empty parameter asks for as well."""
     try:
-        return class_index(model.classifier, name or None, "target")
+        return class_index(model.classifier.config, name or None, "target")
     except BadValue as error:
         raise ApiError(422, "bad_parameter", str(error)) from None
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from vitreous.common.checks import Size
+from vitreous.explanation import CLASS_MAPS, MapName
 from vitreous.serving.api.parameters import Model, Target, target_of
 from vitreous.serving.api.schemas import (
     PICTURE_BODY,
@@ -21,7 +22,7 @@ from vitreous.serving.api.schemas import (
 )
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
-from vitreous.serving.inspect.images import image_summary
+from vitreous.serving.inspect.routes import image_summary
 from vitreous.serving.inspect.service import InspectService
 from vitreous.serving.inspect.session import Session
 from vitreous.serving.models import MAX_TOP, ServedModel, Task, find_model
@@ -76,14 +77,14 @@ def router(
 
     @routes.post("/explain", responses=answers(Explained, *WRONG), openapi_extra=PICTURE_BODY)
     async def explain(
-        request: Request, method: numbers.Importance = "relevance", target: Target = None, model: Model = None
+        request: Request, method: MapName = "relevance", target: Target = None, model: Model = None
     ) -> Response:
         """Importance of each patch: for a class (relevance, occlusion), or for the model at all (rollout, attention).
 
         Attention and rollout show where information was mixed, not why the model decided; occlusion tests the model.
         """
         one = service.model(model)
-        about_class = method in numbers.ABOUT_A_CLASS
+        about_class = method in CLASS_MAPS
         _ = one.vit  # reject a model without attention before the image is read
         index = target_of(one, target) if about_class else None
 
