@@ -21,8 +21,6 @@ from vitreous.explanation.result import importance_map
 from vitreous.explanation.rollout import Fusion, rollout_map
 from vitreous.inference.mask_images import background_of, palette
 from vitreous.model.options import IGNORED
-from vitreous.model.segmenter import Segmenter
-from vitreous.model.vit import ViT
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect.responses import class_entry, rounded, top_classes
 from vitreous.serving.inspect.session import Session
@@ -37,9 +35,9 @@ TOP, TOP_OF_A_LAYER = 5, 3  # classes
 def predictions(session: Session) -> list[dict[str, Any]] | None:
     """Top classes; None if the model does not classify."""
     model = session.inspected.model
-    if isinstance(model, Segmenter) or not model.config.num_classes:
+    if model.config.task != "classify":
         return None
-    scores = session.captured.logits() if isinstance(model, ViT) else model(session.image)
+    scores = session.captured.logits() if model.config.has_attention else model(session.image)
     return top_classes(session.inspected.labels, scores[0].softmax(dim=-1), TOP)
 
 
@@ -153,10 +151,10 @@ def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
     inspected = session.inspected
 
     def make() -> np.ndarray:
-        model, (gh, gw), (ph, pw) = inspected.segmenter, inspected.grid, inspected.vit.config.patch_stride
-        if model.config.num_classes > IGNORED:
-            message = f"{inspected.id} has {model.config.num_classes} classes, but a mask can show {IGNORED}"
-            raise ApiError(409, "too_many_classes", message)
+        model, config, (gh, gw) = inspected.model, inspected.model.config, inspected.grid
+        if config.task != "segment":
+            raise ApiError(409, "no_masks", f"{inspected.id} does not segment")
+        (ph, pw) = config.patch_stride
         ids = model(session.image)[0].argmax(dim=0).to(torch.uint8)
         bottom, right = gh * ph - ids.shape[0], gw * pw - ids.shape[1]
         return F.pad(ids, (0, right, 0, bottom), value=IGNORED).cpu().numpy()
@@ -166,7 +164,7 @@ def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
 
 def segments(session: Session) -> list[dict[str, Any]] | None:
     """Classes in the mask, the largest first; None if the model does not segment."""
-    if not isinstance(session.inspected.model, Segmenter):
+    if session.inspected.model.config.task != "segment":
         return None
     ids, labels = mask(session), session.inspected.labels
     counts = np.bincount(ids[ids != IGNORED].ravel(), minlength=1)

@@ -18,9 +18,8 @@ from vitreous.explanation.captured import CapturedForward, capture
 from vitreous.explanation.draw import Box, model_region
 from vitreous.inference.device import placed
 from vitreous.model.inputs import normalise
-from vitreous.model.resnet import ResNet
-from vitreous.model.segmenter import Segmenter
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model, UnsupportedModel
+from vitreous.model.vit import ViT, require_vit
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect.lru_cache import LruCache
 from vitreous.serving.models import ServedModel
@@ -34,16 +33,16 @@ class InspectedModel:
     """A served model in float32 at any serving precision: maps multiply small numbers through all layers."""
 
     id: str
-    model: ViT | ResNet | Segmenter
+    model: Model
     labels: tuple[str, ...]
 
     @property
     def vit(self) -> ViT:
         """The model, or a segmenter's encoder; an error if it is not a Vision Transformer."""
-        model = self.model.encoder if isinstance(self.model, Segmenter) else self.model
-        if not isinstance(model, ViT):
-            raise ApiError(409, "no_attention", f"{self.id} is a ResNet: only a Vision Transformer has attention")
-        return model
+        try:
+            return require_vit(self.model, "attention")
+        except UnsupportedModel as error:
+            raise ApiError(409, "no_attention", str(error)) from None
 
     @property
     def classifier(self) -> ViT:
@@ -53,15 +52,10 @@ class InspectedModel:
         return self.vit
 
     @property
-    def segmenter(self) -> Segmenter:
-        if not isinstance(self.model, Segmenter):
-            raise ApiError(409, "no_masks", f"{self.id} does not segment")
-        return self.model
-
-    @property
     def grid(self) -> Size:
-        """Grid of patches; (0, 0) for a ResNet."""
-        return (0, 0) if isinstance(self.model, ResNet) else self.vit.config.grid
+        """Grid of patches; (0, 0) for a model without attention."""
+        config = self.model.config.backbone
+        return config.grid if config.has_attention else (0, 0)
 
 
 def inspected_model(served: ServedModel) -> InspectedModel:
@@ -93,9 +87,9 @@ def covered_box(inspected: InspectedModel, image: Size) -> Box:
     """Region that the grid covers, in the image's pixels; it extends beyond a padded image."""
     config = inspected.model.config
     box = model_region(image, config.image_size, config.preprocessing)
-    if isinstance(inspected.model, ResNet):
+    if not config.backbone.has_attention:
         return box
-    (gh, gw), (ph, pw), (h, w) = inspected.grid, inspected.vit.config.patch_stride, config.image_size
+    (gh, gw), (ph, pw), (h, w) = inspected.grid, config.patch_stride, config.image_size
     return Box(box.top, box.left, box.height * gh * ph / h, box.width * gw * pw / w)
 
 
