@@ -58,7 +58,8 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
     async def warm_up(app: FastAPI) -> None:
         for one in served:
             try:
-                await scheduler.batch((one.id, one.task), blank_image(), one.computes[one.task])
+                task = one.model.config.task
+                await scheduler.batch((one.id, task), blank_image(), one.computes[task])
             except Exception as error:
                 errors.logger.error("%s does not answer: %s", one.id, error)
                 return

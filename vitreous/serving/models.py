@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from PIL import Image
 from torch import Tensor
@@ -20,10 +20,10 @@ from vitreous.inference.memory_check import check_bytes, large_cost, takes
 from vitreous.inference.outputs import clean
 from vitreous.inference.predictor import Predictor
 from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
+from vitreous.model.base_config import Task
 from vitreous.model.config import ViTConfig
 from vitreous.model.kinds import AnyModel
 from vitreous.model.options import label_of
-from vitreous.model.segmenter import Segmenter
 from vitreous.serving.errors import ApiError, unreadable
 from vitreous.serving.inspect.tour import prefix_names
 from vitreous.serving.scheduler import Compute
@@ -32,7 +32,6 @@ from vitreous.weights.hub import is_hub
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load
 
-Task = Literal["classify", "embed", "segment"]
 Precision = Literal["fp32", "bf16", "auto"]
 MAX_TOP = 1000  # classes of an answer
 # Operations per second that no device of the kind reaches: a model that needs more within the timeout never answers.
@@ -49,21 +48,16 @@ class ServedModel:
     model: AnyModel
     predictor: Predictor | SegmentPredictor
     labels: tuple[str, ...]  # of every class
-    computes: Mapping[Task, Compute]  # the main task first
-
-    @property
-    def task(self) -> Task:
-        return next(iter(self.computes))
+    computes: Mapping[Task, Compute]
 
     def describe(self) -> dict[str, Any]:
         """The entry of `GET /v1/model`."""
         model = self.model
-        encoder = model.encoder if isinstance(model, Segmenter) else model
-        config = encoder.config
         transformer: dict[str, Any] = dict.fromkeys(
             ("patch_size", "grid", "width", "depth", "heads", "tokens", "position")
         )
-        if isinstance(config, ViTConfig):
+        if model.config.backbone.has_attention:
+            config = cast(ViTConfig, model.config.backbone)
             patches = config.grid[0] * config.grid[1]
             transformer = {
                 "patch_size": list(config.patch_stride),
@@ -77,7 +71,7 @@ class ServedModel:
         return {
             "id": self.id,
             "name": self.name,
-            "task": self.task,
+            "task": model.config.task,
             "architecture": type(model).__name__,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "image_size": list(model.config.image_size),
@@ -141,16 +135,16 @@ def serve_model(
     """Make a model that is in memory ready to serve."""
     config = model.config
     labels = tuple(map(clean, config.labels or (f"class {index}" for index in range(config.num_classes))))
-    if isinstance(model, Segmenter):
-        masks = SegmentPredictor(model, device, precision, workers=0)
+    if config.task == "segment":
+        masks = SegmentPredictor(cast(Any, model), device, precision, workers=0)
         # One image at a time: at full size, the scores of a batch may not fit into memory.
         segment: Compute = lambda images: [_mask(masks, labels, answer) for image in images for answer in masks(image)]  # noqa: E731
         return ServedModel(id, name, masks.model.eval(), masks, labels, {"segment": segment})
     # On a CPU, the thread of a batch decodes its images itself; beside a GPU, all cores help.
     workers = 0 if choose_device(device).type == "cpu" else None
-    predictor = Predictor(model, device, max_batch, precision, workers=workers)
+    predictor = Predictor(cast(Any, model), device, max_batch, precision, workers=workers)
     computes: dict[Task, Compute] = {}
-    if config.num_classes:
+    if config.task == "classify":
         computes["classify"] = lambda images: _results(predictor.stream_logits(images), _ranked)
     computes["embed"] = lambda images: _results(predictor.stream_embeddings(images), Tensor.numpy)
     return ServedModel(id, name, predictor.model.eval(), predictor, labels, computes)

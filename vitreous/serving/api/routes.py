@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
+from vitreous.model.base_config import Task
 from vitreous.serving.api.parameters import Model, Target, target_of
 from vitreous.serving.api.schemas import (
     PICTURE_BODY,
@@ -22,10 +23,10 @@ from vitreous.serving.api.schemas import (
 )
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
-from vitreous.serving.inspect.images import image_summary
+from vitreous.serving.inspect.routes import image_summary
 from vitreous.serving.inspect.service import InspectService
 from vitreous.serving.inspect.session import Session
-from vitreous.serving.models import MAX_TOP, ServedModel, Task, find_model
+from vitreous.serving.models import MAX_TOP, ServedModel, find_model
 from vitreous.serving.scheduler import Priority, Scheduler, result_for
 from vitreous.serving.settings import Settings
 from vitreous.serving.uploads import read_image
@@ -47,7 +48,7 @@ def router(
 
     async def compute(request: Request, one: ServedModel, task: Task) -> Any:
         if task not in one.computes:
-            message = f"the model {one.id!r} does not {task}: use /v1/{one.task}"
+            message = f"the model {one.id!r} does not {task}: use /v1/{one.model.config.task}"
             raise ApiError(409, NOT_SUPPORTED[task], message)
         image = await read_image(request, settings)
         result = scheduler.batch((one.id, task), image.data, one.computes[task], image.large)

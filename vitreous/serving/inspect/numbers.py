@@ -151,10 +151,10 @@ def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
     inspected = session.inspected
 
     def make() -> np.ndarray:
-        model, (gh, gw), (ph, pw) = inspected.segmenter, inspected.grid, inspected.vit.config.patch_stride
-        if model.config.num_classes > IGNORED:
-            message = f"{inspected.id} has {model.config.num_classes} classes, but a mask can show {IGNORED}"
-            raise ApiError(409, "too_many_classes", message)
+        model, config, (gh, gw) = inspected.model, inspected.model.config, inspected.grid
+        if config.task != "segment":
+            raise ApiError(409, "no_masks", f"{inspected.id} does not segment")
+        (ph, pw) = config.patch_stride
         ids = model(session.image)[0].argmax(dim=0).to(torch.uint8)
         bottom, right = gh * ph - ids.shape[0], gw * pw - ids.shape[1]
         return F.pad(ids, (0, right, 0, bottom), value=IGNORED).cpu().numpy()

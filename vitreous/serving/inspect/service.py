@@ -22,7 +22,7 @@ from vitreous.serving.inspect.session import (
     open_session,
 )
 from vitreous.serving.models import ServedModel, find_model
-from vitreous.serving.scheduler import Priority, Scheduler, Work, result_for
+from vitreous.serving.scheduler import Priority, Scheduler, Step, Work, result_for
 from vitreous.serving.uploads import Upload
 
 MEGABYTE = 2**20
@@ -65,7 +65,7 @@ class InspectService:
         """Decode an image for every model, keep it under the hash of its bytes, and answer with `make`."""
         id = (await asyncio.to_thread(hashlib.sha256, upload.data)).hexdigest()[:32]
 
-        def work(step: Callable[[], None]) -> Answer:
+        def work(step: Step) -> Answer:
             image = self.images.get(id)
             if image is None:
                 image = decode_image(upload.data, list(self.models.values()))
@@ -80,30 +80,23 @@ class InspectService:
     async def respond(
         self,
         request: Request,
-        model: InspectedModel,
+        model: str | None,
         id: str,
         name: Hashable,
-        make: Callable[[Session], Answer],
-        priority: Priority,
+        make: Callable[[Session], Answer | dict[str, Any]],
+        priority: Priority = Priority.QUICK,
     ) -> Response:
-        """Answer with `make` about an image that was uploaded. `name` holds everything that the answer depends on."""
-        image = self.images.get(id)
+        """Answer with `make` about an uploaded image. `name` holds everything that the answer depends on."""
+        inspected, image = self.model(model), self.images.get(id)
         if image is None:
             raise ApiError(404, "unknown_image", f"unknown or expired image {id[:40]!r}: send it again")
-        key = (model.id, id)
-        work: Work = lambda step: make(open_session(model, image, key, self.cache, step))  # noqa: E731
-        return as_response(await self._answer(request, ("answer", key, name), work, priority))
+        key = (inspected.id, id)
 
-    async def respond_json(
-        self,
-        request: Request,
-        model: InspectedModel,
-        id: str,
-        name: Hashable,
-        make: Callable[[Session], dict[str, Any]],
-        priority: Priority,
-    ) -> Response:
-        return await self.respond(request, model, id, name, lambda session: as_json(make(session)), priority)
+        def work(step: Step) -> Answer:
+            result = make(open_session(inspected, image, key, self.cache, step))
+            return result if isinstance(result, Answer) else as_json(result)
+
+        return as_response(await self._answer(request, ("answer", key, name), work, priority))
 
     async def respond_without_image(
         self, request: Request, model: InspectedModel, name: Hashable, make: Callable[[], Answer]
@@ -114,7 +107,7 @@ class InspectService:
     async def _answer(self, request: Request, key: Hashable, work: Work, priority: Priority) -> Answer:
         """Return the cached answer, or compute it."""
 
-        def compute(step: Callable[[], None]) -> Answer:
+        def compute(step: Step) -> Answer:
             answer: Answer = work(step)
             self.cache.put(key, answer, len(answer.body))
             return answer

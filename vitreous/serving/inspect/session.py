@@ -42,7 +42,7 @@ class InspectedModel:
         try:
             return require_vit(self.model, "attention")
         except UnsupportedModel as error:
-            raise ApiError(409, "no_attention", f"{self.id}: {error}") from None
+            raise ApiError(409, "no_attention", str(error)) from None
 
     @property
     def classifier(self) -> ViT:
@@ -52,16 +52,10 @@ class InspectedModel:
         return self.vit
 
     @property
-    def segmenter(self) -> Model:
-        if self.model.config.task != "segment":
-            raise ApiError(409, "no_masks", f"{self.id} does not segment")
-        return self.model
-
-    @property
     def grid(self) -> Size:
         """Grid of patches; (0, 0) for a model without attention."""
-        backbone = self.model.config.backbone
-        return backbone.grid if backbone.has_attention else (0, 0)
+        config = self.model.config.backbone
+        return config.grid if config.has_attention else (0, 0)
 
 
 def inspected_model(served: ServedModel) -> InspectedModel:
@@ -95,7 +89,7 @@ def covered_box(inspected: InspectedModel, image: Size) -> Box:
     box = model_region(image, config.image_size, config.preprocessing)
     if not config.backbone.has_attention:
         return box
-    (gh, gw), (ph, pw), (h, w) = inspected.grid, config.backbone.patch_stride, config.image_size
+    (gh, gw), (ph, pw), (h, w) = inspected.grid, config.patch_stride, config.image_size
     return Box(box.top, box.left, box.height * gh * ph / h, box.width * gw * pw / w)
 
 
