@@ -73,7 +73,7 @@ def test_every_colour_is_defined_for_dark_pages_and_print() -> None:
     light, dark, printed = re.findall(r":root \{([^}]*)\}", page.STYLE)
     names = [set(re.findall(r"--\w+", block)) for block in (light, dark, printed)]
     assert names[0] == names[1] == names[2]
-    assert set(re.findall(r"var\((--\w+)", page.STYLE)) <= names[0] | {"--width"}
+    assert set(re.findall(r"var\((--\w+)", page.STYLE)) <= names[0] | {"--width", "--aspect"}
 
 
 def test_a_page_links_its_sections_and_skips_empty_ones() -> None:

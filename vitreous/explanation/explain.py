@@ -166,16 +166,10 @@ def _title(checkpoint: str, image: Input | None, source: str) -> str:
 
 
 def _facts(model: ViT, checkpoint: str, image: str, seconds: float) -> dict[str, str]:
-    config = model.config
-    prefix = {"class token": config.class_token, "distillation token": config.distillation_token}
-    special = [word for word, there in prefix.items() if there]
-    special += [f"{config.registers} registers"] if config.registers else []
     return {
         "checkpoint": checkpoint,
         "image": image,
-        "model": f"{config.depth} layers of {config.num_heads} heads, width {config.width}; patches of "
-        f"{config.patch_stride[0]} x {config.patch_stride[1]} pixels, {config.grid[0]} x {config.grid[1]} of them at "
-        f"{config.image_size[0]} x {config.image_size[1]}; {', '.join(special) or 'patches only'}",
+        **dict(model.config.details()),
         "device": str(next(model.parameters()).device),
         "time": duration(seconds),
         "version": f"Vitreous {vitreous.__version__}",

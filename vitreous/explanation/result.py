@@ -103,17 +103,13 @@ def importance_map(
         case "occlusion":
             assert target is not None
             window, stride = default_windows(captured)
-            drops = occlusion(
-                captured, target, window, stride if overlap else window, batch_size=batch_size, between=between
-            )
+            stride = stride if overlap else window
+            drops = occlusion(captured, target, window, stride, batch_size=batch_size, between=between)
             return as_patches(drops, captured.model.config.patch_stride)
         case "rollout":
             return rollout_map(captured)[0]
         case "attention":
             return captured.attention_map()[0]
-
-
-# ---- Checks of a request ---------------------------------------------------------------------------------------------
 
 
 def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
@@ -167,16 +163,8 @@ def request(
     if place is not None:
         token_index(Layout(config.num_prefix_tokens, config.grid), place)
     index = class_index(config, target)
-    return Explanation(
-        layer_indices(model, layers),
-        list(heads) or list(range(config.num_heads)),
-        place,
-        index,
-        None if index is None else class_names(config)[index],
-    )
-
-
-# ---- The numbers -----------------------------------------------------------------------------------------------------
+    label = None if index is None else class_names(config)[index]
+    return Explanation(layer_indices(model, layers), list(heads) or list(range(config.num_heads)), place, index, label)
 
 
 def compute(
@@ -189,23 +177,28 @@ def compute(
 ) -> None:
     """Fill in the numbers of the methods; `begin` is called before each. Without an image, `captured` is None."""
     maps: dict[MapName, Tensor] = {}
-    if captured is not None and model.config.num_classes:
-        _predict(result, captured)
     if captured is not None:
+        _predict(result, captured)
         for name in MAPS:
             if name in methods:
                 begin(name)
                 maps[name] = importance_map(captured, name, result.target, batch_size)
-        result.maps = {name: values.cpu().numpy() for name, values in maps.items()}
+                result.maps[name] = maps[name].cpu().numpy()
     for method in methods:
         begin(method)
-        if method in ("position", "filters"):
-            _compute_weights(result, model, method)
+        if method == "filters":
+            result.filters = filter_components(model)
+        elif method == "position":
+            result.position = position_similarity(model)
+            if result.position.values is None:
+                result.skipped[method] = result.position.text
         elif captured is not None and method not in maps:
-            _compute_method(result, captured, method, maps, batch_size)
+            _compute_from(captured, result, method, maps, batch_size)
 
 
 def _predict(result: Explanation, captured: CapturedForward) -> None:
+    if not captured.model.config.num_classes:
+        return
     probabilities = captured.logits().softmax(dim=-1)
     if not probabilities.isfinite().all():
         raise ValueError("the model's answer is not a number")
@@ -214,16 +207,15 @@ def _predict(result: Explanation, captured: CapturedForward) -> None:
         result.target, result.label = result.predictions[0].index, result.predictions[0].label
 
 
-def _compute_method(
-    result: Explanation, captured: CapturedForward, method: str, maps: dict[MapName, Tensor], batch_size: int
+def _compute_from(
+    captured: CapturedForward, result: Explanation, method: str, maps: dict[MapName, Tensor], batch_size: int
 ) -> None:
-    layers, (gh, gw) = result.layers, captured.layout.grid
+    layers, target, (gh, gw) = result.layers, result.target, captured.layout.grid
     match method:
-        case "faithfulness" if maps:
-            assert result.target is not None
+        case "faithfulness" if maps and target is not None:
             for name, values in maps.items():
-                result.faithfulness[name] = faithfulness(captured, result.target, values, batch_size=batch_size)
-            result.faithfulness["random"] = random_faithfulness(captured, result.target, batch_size=batch_size)
+                result.faithfulness[name] = faithfulness(captured, target, values, batch_size=batch_size)
+            result.faithfulness["random"] = random_faithfulness(captured, target, batch_size=batch_size)
         case "heads":
             rows = [layer.attention_from(result.query)[0, result.heads] for layer in captured.layers(layers)]
             result.head_maps = captured.on_grid(torch.stack(rows)).cpu().numpy()
@@ -244,27 +236,12 @@ def _compute_method(
             if int(inside.sum()) >= FEWEST_INSIDE:
                 colours = pca_colours(patches, (gh, gw), inside)
                 result.pca_foreground = colours.where(inside[..., None], torch.nan).cpu().numpy()
-        case "lens":
-            _compute_lens(result, captured)
-
-
-def _compute_lens(result: Explanation, captured: CapturedForward) -> None:
-    assert result.target is not None
-    names, probabilities = class_names(captured.model.config), captured.lens(result.layers)[:, 0].softmax(dim=-1).cpu()
-    ranked = top_labels(probabilities, names, TOP)
-    result.lens = [
-        LensRow(layer, best[0].label, best[0].probability, float(row[result.target]))
-        for layer, best, row in zip(result.layers, ranked, probabilities, strict=True)
-    ]
-    for index in dict.fromkeys([result.target, *(label.index for label in ranked[-1])]):
-        result.lens_curves[names[index]] = probabilities[:, index].tolist()
-
-
-def _compute_weights(result: Explanation, model: ViT, method: str) -> None:
-    """Compute what depends on the weights alone."""
-    if method == "filters":
-        result.filters = filter_components(model)
-        return
-    result.position = position_similarity(model)
-    if result.position.values is None:
-        result.skipped[method] = result.position.text
+        case "lens" if target is not None:
+            names = class_names(captured.model.config)
+            probabilities = captured.lens(layers)[:, 0].softmax(dim=-1).cpu()
+            ranked = top_labels(probabilities, names, TOP)
+            for layer, best_labels, row in zip(layers, ranked, probabilities, strict=True):
+                best_label = best_labels[0]
+                result.lens.append(LensRow(layer, best_label.label, best_label.probability, float(row[target])))
+            for index in dict.fromkeys([target, *(label.index for label in ranked[-1])]):
+                result.lens_curves[names[index]] = probabilities[:, index].tolist()

@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Literal
 
 from jaxtyping import UInt8
 from PIL import Image
@@ -47,8 +48,8 @@ def tag(name: str, /, *children: str, **attributes: str) -> Html:
     return Html(f"<{name}{written}>" + ("" if name in VOID else f"{inner(*children)}</{name}>"))
 
 
-def document(title: str, *body: str, style: str = "") -> str:
-    """A whole page; `style` is additional CSS."""
+def document(title: str, *body: str) -> str:
+    """A whole page."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = tag(
         "head",
@@ -56,18 +57,18 @@ def document(title: str, *body: str, style: str = "") -> str:
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title),
-        tag("style", Html(STYLE + style)),
+        tag("style", Html(STYLE)),
     )
     return "<!doctype html>\n" + tag("html", head, tag("body", *body), lang="en") + "\n"
 
 
-def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html, style: str = "") -> str:
+def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html) -> str:
     """A page with a header, links to its sections, and the sections; empty ones are skipped."""
     filled = [(heading, parts, _anchor(heading)) for heading, parts in sections if parts]
     links = [tag("a", heading, href=f"#{anchor}") for heading, _, anchor in filled]
     body = [tag("section", tag("h2", heading, id=anchor), *parts) for heading, parts, anchor in filled]
     top = tag("header", tag("h1", title), *header)
-    return document(title, top, tag("nav", *links), tag("main", *body), style=style)
+    return document(title, top, tag("nav", *links), tag("main", *body))
 
 
 def _anchor(heading: str) -> str:
@@ -122,21 +123,29 @@ def embedded(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def plot(path: Path, alt: str, caption: str) -> Html:
-    """An embedded image file with a caption, shown at 0.6 of its size for screens of high density."""
-    kind = TYPES.get(path.suffix.lower())
-    if kind is None:
+def plot(
+    path: Path,
+    alt: str,
+    caption: str,
+    title: str = "",
+    kind: Literal["map", "sheet", "chart"] = "chart",
+    scale: float = 0.6,
+) -> Html:
+    """An embedded image file with title and caption at `scale` of its size. Charts are inverted on dark pages."""
+    media_type = TYPES.get(path.suffix.lower())
+    if media_type is None:
         raise ValueError(f"{path.name} cannot be put into a report: use one of {', '.join(TYPES)}")
     content = path.read_bytes()
     size: dict[str, str] = {}
     style: dict[str, str] = {}
-    if kind != "image/svg+xml":
+    if media_type != "image/svg+xml":
         with Image.open(io.BytesIO(content)) as image:
-            width = round(image.width * 0.6)
-            size = {"width": str(width), "height": str(round(image.height * 0.6))}
-            style = {"style": f"--width: {width}px"}
-    drawn = tag("img", src=embedded(content, kind), alt=alt, **size)
-    return tag("figure", tag("div", drawn, class_="plot"), tag("figcaption", caption), class_="drawn", **style)
+            width, aspect = round(image.width * scale), image.width / image.height
+            size = {"width": str(width), "height": str(round(image.height * scale))}
+            style = {"style": f"--width: {width}px; --aspect: {aspect:.2f}"}
+    heading = [tag("h3", title)] if title else []
+    drawn = tag("div", tag("img", src=embedded(content, media_type), alt=alt, **size), class_=kind)
+    return tag("figure", *heading, drawn, tag("figcaption", caption), class_=f"drawn {kind}-figure", **style)
 
 
 def photos(images: Sequence[UInt8[Tensor, "_ _ _"]], alts: Sequence[str], captions: Sequence[str]) -> Html:
