@@ -19,13 +19,7 @@ from vitreous.report.plots import as_array
 
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 VOID = frozenset({"img", "meta", "br"})
-TYPES = {
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".webp": "image/webp",
-    ".svg": "image/svg+xml",
-}
+TYPES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "svg": "svg+xml"}  # by the end of the file name
 THUMBNAIL, TINY = 224, 64  # pixels: larger images are shrunk; smaller ones are shown with visible pixels
 
 
@@ -119,8 +113,8 @@ def bar(fraction: float) -> Html:
     return tag("span", tag("i", style=f"width: {fraction:.1%}"), class_="bar")
 
 
-def embedded(content: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def embedded(content: bytes, format: str) -> str:
+    return f"data:image/{format};base64,{base64.b64encode(content).decode()}"
 
 
 def plot(
@@ -132,19 +126,17 @@ def plot(
     scale: float = 0.6,
 ) -> Html:
     """An embedded image file with title and caption at `scale` of its size. Charts are inverted on dark pages."""
-    media_type = TYPES.get(path.suffix.lower())
-    if media_type is None:
+    format = TYPES.get(path.suffix.lower().removeprefix("."))
+    if format is None:
         raise ValueError(f"{path.name} cannot be put into a report: use one of {', '.join(TYPES)}")
-    content = path.read_bytes()
-    size: dict[str, str] = {}
-    style: dict[str, str] = {}
-    if media_type != "image/svg+xml":
+    content, size, style = path.read_bytes(), {}, {}
+    if format != "svg+xml":
         with Image.open(io.BytesIO(content)) as image:
             width, aspect = round(image.width * scale), image.width / image.height
             size = {"width": str(width), "height": str(round(image.height * scale))}
             style = {"style": f"--width: {width}px; --aspect: {aspect:.2f}"}
     heading = [tag("h3", title)] if title else []
-    drawn = tag("div", tag("img", src=embedded(content, media_type), alt=alt, **size), class_=kind)
+    drawn = tag("div", tag("img", src=embedded(content, format), alt=alt, **size), class_=kind)
     return tag("figure", *heading, drawn, tag("figcaption", caption), class_=f"drawn {kind}-figure", **style)
 
 
@@ -155,7 +147,8 @@ def photos(images: Sequence[UInt8[Tensor, "_ _ _"]], alts: Sequence[str], captio
     for pixels, alt, caption in zip(images, alts, captions, strict=True):
         image, buffer = Image.fromarray(as_array(pixels)), io.BytesIO()
         image.thumbnail((THUMBNAIL, THUMBNAIL))
-        image.save(buffer, "PNG" if tiny else "JPEG", quality=88, optimize=True)
-        source = embedded(buffer.getvalue(), "image/png" if tiny else "image/jpeg")
+        format = "png" if tiny else "jpeg"
+        image.save(buffer, format, quality=88, optimize=True)
+        source = embedded(buffer.getvalue(), format)
         shown.append(tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption)))
     return tag("div", *shown, class_="grid tiny" if tiny else "grid photos")
