@@ -252,18 +252,18 @@ def test_new_parts_work_in_every_command(tree: Path, tmp_path: Path) -> None:
     with process([Path(best)], **environment) as live:
         [about] = live.ask("GET", "/v1/model").json["models"]
         assert about["position"] == "distance bias"
-        picture = encoded(smooth(20, 20))
-        assert live.ask("POST", "/v1/classify", picture).status == 200
-        assert live.ask("POST", "/v1/embed", picture).json["width"] == 32
+        image = encoded(smooth(20, 20))
+        assert live.ask("POST", "/v1/classify", image).status == 200
+        assert live.ask("POST", "/v1/embed", image).json["width"] == 32
         for method in ("relevance", "rollout", "attention", "occlusion"):
-            assert live.ask("POST", f"/v1/explain?method={method}", picture).status == 200
-        image = live.ask("POST", "/v1/images", picture).json["id"]
+            assert live.ask("POST", f"/v1/explain?method={method}", image).status == 200
+        session = live.ask("POST", "/v1/images", image).json["id"]
         for path in (
             "tour", "lens", "distance", "attention/0", "similarity/1", "map/relevance", "map/occlusion", "map/rollout",
             "map/attention", "map/pca", "faithfulness/relevance",
         ):  # fmt: skip
-            assert live.ask("GET", f"/v1/images/{image}/{path}").status == 200, path
+            assert live.ask("GET", f"/v1/images/{session}/{path}").status == 200, path
         shown = live.ask("GET", "/v1/position")
         assert shown.status == 200
-        assert len(set(shown.body)) > 2  # a bias is scaled to what bytes can hold
+        assert len(set(shown.body)) > 2  # a bias is scaled to bytes
         assert live.ask("GET", "/v1/filters").status == 200
