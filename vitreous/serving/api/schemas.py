@@ -1,4 +1,4 @@
-"""The shapes of answers and bodies, for the API's own description at /openapi.json."""
+"""Schemas of answers and bodies, for the description of the API at /openapi.json."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Shape(BaseModel):
-    """Every field is always there, and no other."""
+    """All fields are required, and no others are allowed."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -115,32 +115,32 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
 }
 REASONS = {
-    400: ("no_image", "the body is empty, but must be a picture"),
+    400: ("no_image", "the body is empty, but must be an image"),
     401: ("unauthorized", "missing or invalid API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"),
-    403: ("cross_site", "requests from other websites are refused: use this server's own page, or a program"),
-    404: ("unknown_model", "there is no model 'vit' here: use vit-b16"),
+    403: ("cross_site", "cross-site request: use this server's own page, or a program"),
+    404: ("unknown_model", "unknown model 'vit': use vit-b16"),
     408: ("slow_upload", "the request was not complete after 30 s"),
-    409: ("no_head", "the model 'dinov2' has no classes: ask it at /v1/embed"),
-    413: ("too_many_pixels", "12000 x 12000 pixels are 144,000,000, but at most 64,000,000 are decoded"),
-    415: ("unsupported_type", "this is not a picture in a format that is read: JPEG, PNG or WebP"),
+    409: ("no_head", "the model 'dinov2' does not classify: use /v1/embed"),
+    413: ("too_many_pixels", "12000 x 12000 pixels are 144,000,000, but at most 64,000,000 are accepted"),
+    415: ("unsupported_type", "unsupported image format: send JPEG, PNG or WebP"),
     422: ("unreadable_image", "cannot be decoded: image file is truncated"),
     429: ("busy", "too many requests are waiting: try again in a second"),
-    503: ("timeout", "there was no answer after 30 s"),
+    503: ("timeout", "no answer after 30 s"),
 }
-WRONG = tuple(REASONS)  # what every question about a picture may meet
+IMAGE_ERRORS = tuple(REASONS)  # possible errors of every request with an image
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 FORM = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}
-PICTURE_BODY = {
+IMAGE_BODY = {
     "requestBody": {
         "required": True,
-        "description": "A picture, as the whole body or as the field `image` of a form.",
+        "description": "An image, as the whole body or as the field `image` of a form.",
         "content": {"image/jpeg": BINARY, "image/png": BINARY, "image/webp": BINARY, "multipart/form-data": FORM},
     }
 }
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What may go wrong, with an example of each."""
+    """Possible error answers with an example of each."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         code, message = REASONS[status]
@@ -154,7 +154,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def answers(shape: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route may answer, with an example of each."""
+    """Possible answers of a route with an example of each."""
     right: dict[str, Any] = {"model": shape}
     if shape.__name__ in EXAMPLES:
         right["content"] = {"application/json": {"example": EXAMPLES[shape.__name__]}}

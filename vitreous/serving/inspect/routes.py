@@ -28,7 +28,7 @@ from vitreous.serving.api.parameters import (
     layer_of,
     target_of,
 )
-from vitreous.serving.api.schemas import PICTURE_BODY, WRONG
+from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.responses import BYTES, Answer, attention_bytes, signed_bytes, similarity_bytes
@@ -73,7 +73,7 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
 
 
 def add_image_routes(api: APIRouter, service: InspectService, settings: Settings) -> None:
-    @api.post("/v1/images", responses=json_answer(Shown, *WRONG), openapi_extra=PICTURE_BODY, **JSON)
+    @api.post("/v1/images", responses=json_answer(Shown, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY, **JSON)
     async def images(request: Request, model: Model = None) -> Response:
         """Upload an image. It stays in memory for a while, under an id that is the hash of its bytes."""
         one, upload = service.model(model), await read_image(request, settings)
@@ -194,7 +194,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
             lambda session: numbers.map_test(session, method, _class_of(session, index)), Priority.LONG,
         )  # fmt: skip
 
-    @api.post("/v1/images/{id}/masked", responses=json_answer(Changed, *WRONG), **JSON)
+    @api.post("/v1/images/{id}/masked", responses=json_answer(Changed, *IMAGE_ERRORS), **JSON)
     async def masked(request: Request, id: Id, body: Annotated[Erased, Body()], model: Model = None) -> Response:
         """Predictions with some patches masked."""
         config = service.model(model).classifier.config

@@ -140,17 +140,17 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
 }
 BYTES_SCHEMA = {"schema": {"type": "string", "format": "binary"}}
 SHAPE_HEADER = {"description": "Shape of the array, such as 12,197,197.", "schema": {"type": "string"}}
-MODEL_WRONG = (401, 403, 404, 409, 413, 422, 429, 503)  # errors of every request about a model
+MODEL_ERRORS = (401, 403, 404, 409, 413, 422, 429, 503)  # errors of every request about a model
 
 
 def json_answer(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]:
     """A JSON answer, and errors."""
     right = {"model": shape, "content": {"application/json": {"example": EXAMPLES[shape]}}}
-    return {**answers(State, *(statuses or MODEL_WRONG)), 200: right}
+    return {**answers(State, *(statuses or MODEL_ERRORS)), 200: right}
 
 
 def binary_answer(description: str) -> dict[int | str, dict[str, Any]]:
     """A binary answer, and errors."""
     content, headers = {"application/octet-stream": BYTES_SCHEMA}, {"X-Shape": SHAPE_HEADER}
     right = {"description": description, "content": content, "headers": headers}
-    return {**answers(State, *MODEL_WRONG), 200: right}
+    return {**answers(State, *MODEL_ERRORS), 200: right}
