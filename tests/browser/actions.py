@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-TIMES = "\u00d7"  # in 3 × 4; also on the button that closes a message
+TIMES = "\u00d7"  # multiplication sign, also on the button that closes a message
 PAGE = Path(__file__).parents[2] / "vitreous" / "serving" / "page"
 
 DROP = """([name, type, data]) => {
