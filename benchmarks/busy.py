@@ -1,9 +1,8 @@
-"""Whether reading pictures keeps up with training: the share of the time that the GPU is not left waiting.
+"""GPU utilisation in training: the fraction of the time in which the GPU does not wait for images.
 
 JPEG files of 500 x 375 pixels are read, decoded, cropped and resized by worker processes while a ViT trains on them, as
-in `vitreous train`; then the same steps are made with one batch that is on the device already. The ratio of the two
-speeds is the share of the time that the GPU has something to do. For models that train faster than the workers read,
-the ratio says how far apart the two are.
+in `vitreous train`; then the same steps run with one batch that is already on the device. The ratio of the two speeds
+is the utilisation.
 
     python -m benchmarks.busy --models ViT-B/16 ViT-S/16
 """
@@ -32,7 +31,7 @@ from vitreous.training.setup import Job, set_up
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Options of the benchmark."""
 
     models: tuple[str, ...] = ("ViT-B/16", "ViT-S/16")
     batch_size: int = 256
@@ -52,7 +51,7 @@ class Result:
 
 
 def fill(folder: Path, count: int) -> None:
-    """So many files in two classes, of 64 different pictures: what costs time is the same."""
+    """Write JPEG files of two classes; 64 different images are enough for the same cost."""
     pictures = draw_pictures(Pictures())
     for i in range(count):
         file = folder / "train" / ("ab"[i % 2]) / f"{i}.jpg"
@@ -65,7 +64,7 @@ def fill(folder: Path, count: int) -> None:
 
 
 def speed(job: Job, batches: Iterator[Batch], warm_up: int, steps: int) -> float:
-    """Pictures per second, from batch to moved weights."""
+    """Images per second of complete training steps."""
     for batch in itertools.islice(batches, warm_up):
         job.stepper(batch)
     torch.cuda.synchronize()
@@ -98,7 +97,7 @@ def main(options: Options) -> None:
             stream = job.loader.batches(0, 10_000)
             held = next(stream)
             alone = speed(job, itertools.repeat(held), 15, options.steps)
-            reading = speed(job, stream, 4 * options.workers, options.steps)  # past what was read ahead meanwhile
+            reading = speed(job, stream, 4 * options.workers, options.steps)  # skip batches that were prefetched
             results.append(Result(model, options.workers, reading, alone, reading / alone))
             del stream, job
     setting = f"{torch.cuda.get_device_name()}, {options.workers} workers, 500 x 375 JPEG to 224, bf16, compiled"

@@ -1,6 +1,6 @@
-"""A cheap client for load tests: one process, bare sockets, no HTTP library, so that little of the machine is its own.
+"""A fast client for load tests: one process, plain sockets, no HTTP library.
 
-It speaks as much HTTP/1.1 as our server does: requests with a length, answers with a length, connections that are kept.
+It supports the subset of HTTP/1.1 that the server uses: requests and answers with a length, and kept connections.
 """
 
 import asyncio
@@ -13,23 +13,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """status 0: the connection was closed before an answer came."""
+    """Answer to one request; status 0 if the connection was closed before."""
 
     status: int
     began: float  # seconds, by time.monotonic
     seconds: float
     body: bytes = b""
-    late: float = 0.0  # seconds by which the client itself missed the moment at which it was to ask
+    late: float = 0.0  # seconds by which the client sent the request too late
 
 
 def request(host: str, port: int, path: str, picture: bytes) -> bytes:
-    """All bytes of a question about a picture."""
+    """Bytes of a request with an image."""
     head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}"
     return head.encode() + b"\r\n\r\n" + picture
 
 
 class Connection(asyncio.Protocol):
-    """One question at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -62,12 +62,12 @@ class Connection(asyncio.Protocol):
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result((int(head[9:12]), body))
 
-    async def ask(self, question: bytes) -> Answer:
+    async def send(self, request_bytes: bytes) -> Answer:
         assert self.transport is not None
         began = time.monotonic()
         self.waiting = asyncio.get_running_loop().create_future()
         if self.open:
-            self.transport.write(question)
+            self.transport.write(request_bytes)
         else:
             self.waiting.set_result((0, b""))
         status, body = await self.waiting
@@ -84,9 +84,9 @@ async def connect(host: str, port: int) -> Connection:
 
 
 async def closed_loop(
-    host: str, port: int, questions: Sequence[bytes], clients: int, seconds: float, keep: list[Answer] | None = None
+    host: str, port: int, requests: Sequence[bytes], clients: int, seconds: float, keep: list[Answer] | None = None
 ) -> list[Answer]:
-    """So many clients, each of which asks again as soon as it has its answer; until the time is over."""
+    """Clients that send the next request after each answer, until the time is over."""
     found: list[Answer] = [] if keep is None else keep
     end = time.monotonic() + seconds
 
@@ -94,7 +94,7 @@ async def closed_loop(
         connection = await connect(host, port)
         turn = number
         while time.monotonic() < end and connection.open:
-            found.append(await connection.ask(questions[turn % len(questions)]))
+            found.append(await connection.send(requests[turn % len(requests)]))
             turn += clients
         connection.close()
 
@@ -102,8 +102,8 @@ async def closed_loop(
     return found
 
 
-async def open_loop(host: str, port: int, questions: Sequence[bytes], rate: float, seconds: float) -> list[Answer]:
-    """So many questions a second, whether the earlier ones have been answered or not."""
+async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float, seconds: float) -> list[Answer]:
+    """Send requests at a fixed rate, regardless of answers."""
     found: list[Answer] = []
     free: list[Connection] = []
     tasks: set[asyncio.Task[None]] = set()
@@ -112,7 +112,7 @@ async def open_loop(host: str, port: int, questions: Sequence[bytes], rate: floa
         while free and not free[-1].open:
             free.pop()
         connection = free.pop() if free else await connect(host, port)
-        answer = await connection.ask(questions[number % len(questions)])
+        answer = await connection.send(requests[number % len(requests)])
         found.append(dataclasses.replace(answer, late=answer.began - began - number / rate))
         free.append(connection)
 

@@ -1,16 +1,16 @@
-"""What serving costs: a ViT-Ti/16 behind `vitreous serve`, asked by many clients at once, all on this machine.
+"""Cost of serving: a ViT-Ti/16 behind `vitreous serve` with many clients, all on this machine.
 
-Raw is the model alone in this process: batches that are decoded, normalised and in memory already, with the best of
-several batch sizes and ways to share the processors (one computation on all of them, or one on each). Everything else
-is end to end, over HTTP, with JPEG files, and the clients (one process, bare sockets) run on the same processors.
+Raw is the model alone in this process: batches that are decoded, normalised and in memory, with the best of several
+batch sizes and ways to use the cores (one computation on all of them, or one on each). Everything else is measured end
+to end over HTTP with JPEG files; the clients (one process, plain sockets) run on the same cores.
 
-- peak: clients that keep their connection and ask again as soon as they are answered. Raw and peak take turns, so that
-  noise of the machine falls on both; medians count. Processor time says the same on a machine that others use as well:
-  the model's own, as a share of what server and clients together need for a picture.
-- overload: ten times the peak's rate, sent whether the server keeps up or not. Accepted work should stay near the peak,
-  and the others should hear 429 at once. How late the clients themselves are says how busy the machine is otherwise.
-- soak (--soak-minutes): the peak's load for long, and whether the server's memory grows.
-- stop: SIGTERM in the middle of the peak's load. Every request that the server has read must be answered.
+- peak: clients on open connections that send the next request after each answer. Raw and peak alternate, so that noise
+  affects both; medians are reported. On a machine with other load, compare CPU time: the model's own as a fraction of
+  the CPU time of server and clients per image.
+- overload: ten times the peak's rate, sent regardless of answers. Accepted work should stay near the peak, and other
+  requests should get 429 at once. The delay of the clients shows how busy the machine is.
+- soak (--soak-minutes): the peak's load for a long time, to see if the server's memory grows.
+- stop: SIGTERM under the peak's load. Every request that the server has read must be answered.
 
     python -m benchmarks.serving --soak-minutes 10
 """
@@ -45,7 +45,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Options of the benchmark."""
 
     model: str = "ViT-Ti/16"
     side: int = 256  # of the JPEG files, in pixels
@@ -74,13 +74,13 @@ class Running:
 
     @property
     def processor(self) -> float:
-        """Seconds that it has computed for."""
+        """CPU time in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def memory(self) -> float:
-        """Resident, in MB."""
+        """Resident memory in MB."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"VmRSS:\s+(\d+) kB", status)
         assert found is not None
@@ -105,7 +105,7 @@ def served(checkpoint: Path) -> Iterator[Running]:
 
 
 def raw_rates(model: torch.nn.Module, seconds: float) -> dict[str, float]:
-    """Images per second by batch size and way of sharing the processors."""
+    """Images per second by batch size and use of the cores."""
     cores = os.cpu_count() or 1
     rates = {}
     for batch in (4, 8, 16, 32):
@@ -141,7 +141,7 @@ def raw_rate(model: torch.nn.Module, batch: int, threads: int, each: int, second
 
 
 def steady_rate(answers: list[Answer], lead: float = 3.0) -> float:
-    """Pictures a second, from `lead` seconds after the first question to the last one, so that all were asking."""
+    """Images per second, from `lead` seconds after the first request to the last one, when all clients are active."""
     began = min(answer.began for answer in answers) + lead
     end = max(answer.began for answer in answers)
     done = [answer.began + answer.seconds for answer in answers if answer.status == 200]
@@ -152,19 +152,19 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)] if values else float("nan")
 
 
-async def stopped(running: Running, questions: list[bytes], clients: int) -> tuple[int, int]:
-    """Questions that were asked and those that were answered, when SIGTERM comes after three seconds of load."""
+async def stopped(running: Running, requests: list[bytes], clients: int) -> tuple[int, int]:
+    """Numbers of sent and answered requests, with SIGTERM after three seconds of load."""
     found: list[Answer] = []
-    load = asyncio.create_task(closed_loop(HOST, running.port, questions, clients, 60, found))
+    load = asyncio.create_task(closed_loop(HOST, running.port, requests, clients, 60, found))
     await asyncio.sleep(3)
     running.process.send_signal(signal.SIGTERM)
     await load
     return len(found), sum(answer.status == 200 for answer in found)
 
 
-async def soaked(running: Running, questions: list[bytes], clients: int, minutes: float) -> list[float]:
-    """The memory, twice a second: it moves by a tenth with every batch that comes and goes, so one look says little."""
-    load = asyncio.create_task(closed_loop(HOST, running.port, questions, clients, 60 * minutes))
+async def soaked(running: Running, requests: list[bytes], clients: int, minutes: float) -> list[float]:
+    """Sample the memory twice a second: it varies by a tenth with every batch."""
+    load = asyncio.create_task(closed_loop(HOST, running.port, requests, clients, 60 * minutes))
     looks = []
     while not load.done():
         looks.append(running.memory)
@@ -176,7 +176,7 @@ async def soaked(running: Running, questions: list[bytes], clients: int, minutes
 # ---- The phases ------------------------------------------------------------------------------------------------------
 
 
-def measure_peak(model: torch.nn.Module, running: Running, questions: list[bytes], options: Options) -> list[Result]:
+def measure_peak(model: torch.nn.Module, running: Running, requests: list[bytes], options: Options) -> list[Result]:
     ways = raw_rates(model, options.seconds / 8)
     way = max(ways, key=lambda one: ways[one])
     threads, each, batch = map(int, re.findall(r"\d+", way))
@@ -186,7 +186,7 @@ def measure_peak(model: torch.nn.Module, running: Running, questions: list[bytes
         raws.append(raw_rate(model, batch, threads, each, options.seconds / 2))
         alone.append((time.process_time() - began) / (raws[-1] * options.seconds / 2))
         began = time.process_time() + running.processor
-        answers = uvloop.run(closed_loop(HOST, running.port, questions, options.clients, options.seconds))
+        answers = uvloop.run(closed_loop(HOST, running.port, requests, options.clients, options.seconds))
         together.append((time.process_time() + running.processor - began) / len(answers))
         peaks.append(steady_rate(answers))
     raw, peak = statistics.median(raws), statistics.median(peaks)
@@ -203,9 +203,9 @@ def measure_peak(model: torch.nn.Module, running: Running, questions: list[bytes
     ]
 
 
-def measure_overload(running: Running, questions: list[bytes], peak: float, options: Options) -> list[Result]:
-    flood = uvloop.run(open_loop(HOST, running.port, questions, options.overload * peak, options.seconds))
-    again = uvloop.run(closed_loop(HOST, running.port, questions, options.clients, options.seconds))
+def measure_overload(running: Running, requests: list[bytes], peak: float, options: Options) -> list[Result]:
+    flood = uvloop.run(open_loop(HOST, running.port, requests, options.overload * peak, options.seconds))
+    again = uvloop.run(closed_loop(HOST, running.port, requests, options.clients, options.seconds))
     refused = [answer.seconds for answer in flood if answer.status == 429]
     accepted, after = steady_rate(flood), steady_rate(again)
     return [
@@ -223,9 +223,9 @@ def measure_overload(running: Running, questions: list[bytes], peak: float, opti
     ]
 
 
-def measure_soak(running: Running, questions: list[bytes], options: Options) -> list[Result]:
-    """The first tenth of the time is compared with the last."""
-    looks = uvloop.run(soaked(running, questions, options.clients, options.soak_minutes))
+def measure_soak(running: Running, requests: list[bytes], options: Options) -> list[Result]:
+    """Compare the first tenth of the time with the last."""
+    looks = uvloop.run(soaked(running, requests, options.clients, options.soak_minutes))
     tenth, minutes = len(looks) // 10, options.soak_minutes / 10
     before, after = looks[:tenth], looks[-tenth:]
     growth, highest = statistics.median(after) / statistics.median(before) - 1, max(after) / max(before) - 1
@@ -239,12 +239,12 @@ def measure_soak(running: Running, questions: list[bytes], options: Options) -> 
     ]
 
 
-def measure_stop(running: Running, questions: list[bytes], options: Options) -> list[Result]:
-    asked, answered = uvloop.run(stopped(running, questions, options.clients))
+def measure_stop(running: Running, requests: list[bytes], options: Options) -> list[Result]:
+    sent, answered = uvloop.run(stopped(running, requests, options.clients))
     return [
-        Result("stop", "asked", asked, ""),
+        Result("stop", "asked", sent, ""),
         Result("stop", "answered", answered, ""),
-        Result("stop", "lost", asked - answered, "0"),
+        Result("stop", "lost", sent - answered, "0"),
         Result("stop", "exit status", running.process.wait(timeout=60), "0"),
     ]
 
@@ -257,14 +257,14 @@ def main(options: Options) -> None:
         checkpoint = Path(folder) / "model"
         vitreous.save(model, checkpoint)
         with served(checkpoint) as running:
-            questions = [request(HOST, running.port, "/v1/classify", picture) for picture in pictures]
-            uvloop.run(closed_loop(HOST, running.port, questions, options.clients, 5))
-            results = measure_peak(model, running, questions, options)
+            requests = [request(HOST, running.port, "/v1/classify", picture) for picture in pictures]
+            uvloop.run(closed_loop(HOST, running.port, requests, options.clients, 5))
+            results = measure_peak(model, running, requests, options)
             peak = next(one.value for one in results if one.figure.startswith("images/s,"))
-            results += measure_overload(running, questions, peak, options)
+            results += measure_overload(running, requests, peak, options)
             if options.soak_minutes:
-                results += measure_soak(running, questions, options)
-            results += measure_stop(running, questions, options)
+                results += measure_soak(running, requests, options)
+            results += measure_stop(running, requests, options)
     setting = f"{options.model}, {len(os.sched_getaffinity(0))} CPU cores, {options.side}-pixel JPEG files over HTTP"
     rows = [[one.phase, one.figure, f"{one.value:.4g}", one.wanted] for one in results]
     publish(setting, ["phase", "figure", "measured", "wanted"], rows, results, options.out)

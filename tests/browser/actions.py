@@ -1,4 +1,4 @@
-"""What people do on the page, and what the server says of the same thing, for comparison."""
+"""User actions on the page, and the same data from the server for comparison."""
 
 import base64
 import io
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-TIMES = "\u00d7"  # as in 3 times 4; also on the button that closes a message
+TIMES = "\u00d7"  # multiplication sign, also on the button that closes a message
 PAGE = Path(__file__).parents[2] / "vitreous" / "serving" / "page"
 
 DROP = """([name, type, data]) => {
@@ -33,7 +33,7 @@ def picture(width: int = 160, height: int = 120, seed: int = 0) -> bytes:
 
 
 def drop(page: Any, data: bytes, kind: str = "image/png", name: str = "picture") -> None:
-    """As a user drops a file on the window."""
+    """Drop a file on the window."""
     page.evaluate(DROP, [name, kind, base64.b64encode(data).decode()])
 
 
@@ -46,23 +46,23 @@ PASTE = """([type, data]) => {
 
 
 def paste(page: Any, data: bytes, kind: str = "image/png") -> None:
-    """As a user pastes what an image viewer has copied."""
+    """Paste an image from the clipboard."""
     page.evaluate(PASTE, [kind, base64.b64encode(data).decode()])
 
 
 def answered(page: Any) -> None:
-    """Waits until the first map stands."""
+    """Wait until the first map is shown."""
     page.locator(".pane:not(.empty) .legend:not(.off)").first.wait_for()
 
 
 def settled(page: Any) -> None:
-    """Waits until nothing is being fetched or computed."""
+    """Wait until all requests and computations are done."""
     page.locator("#status:not(.active)").wait_for(state="attached")
     page.wait_for_load_state("networkidle")
 
 
 def hover(page: Any, row: int, column: int, pane: int = 0, rows: int = 6, columns: int = 8) -> None:
-    """The middle of a patch, where the model sees the whole picture."""
+    """Move the mouse to the centre of a patch of a fully visible image."""
     box = page.locator(".picture").nth(pane).bounding_box()
     page.mouse.move(
         box["x"] + (column + 0.5) / columns * box["width"], box["y"] + (row + 0.5) / rows * box["height"], steps=3
@@ -70,7 +70,7 @@ def hover(page: Any, row: int, column: int, pane: int = 0, rows: int = 6, column
 
 
 def pixels(page: Any, selector: str = ".picture") -> str:
-    """What a canvas shows."""
+    """The pixels of a canvas as a data URL."""
     return str(page.locator(selector).first.evaluate("(canvas) => canvas.toDataURL()"))
 
 
@@ -86,7 +86,7 @@ def sent(site: str, data: bytes, model: str = "birds", kind: str = "image/png") 
 
 
 def attention(site: str, id: str, layer: int, heads: int = 3, tokens: int = 49, model: str = "birds") -> np.ndarray:
-    """[heads, t, t], as the contract of the page has it."""
+    """Attention [heads, t, t], decoded as the page does."""
     data = ask(f"{site}/v1/images/{id}/attention/{layer}?model={model}")
     scales = np.frombuffer(data, "<f4", heads * tokens * 2).reshape(heads, tokens, 2)
     shares = np.frombuffer(data, np.uint8, offset=heads * tokens * 8).reshape(heads, tokens, tokens)
@@ -95,7 +95,7 @@ def attention(site: str, id: str, layer: int, heads: int = 3, tokens: int = 49, 
 
 
 def expect_legend(page: Any, value: float) -> None:
-    """Wait until the number at the bright end of the colours is this one."""
+    """Wait until the colour scale ends at this value."""
     shown = page.locator(".legend").first.locator("span").last
     for _ in range(300):  # 30 s: the page may still be waiting for its numbers on a busy machine
         text = shown.inner_text().removeprefix("≥ ")
@@ -106,7 +106,7 @@ def expect_legend(page: Any, value: float) -> None:
 
 
 def bars(page: Any, pane: int = 0) -> dict[str, str]:
-    """Classes and the numbers beside them."""
+    """Labels and percentages of the bars."""
     rows = page.locator(".pane").nth(pane).locator(".bar")
     return {row.locator(".label").inner_text(): row.locator(".number").inner_text() for row in rows.all()}
 

@@ -1,4 +1,4 @@
-"""A real Chromium before a real server. Without Chromium these tests are skipped (see tests/conftest.py); where the
+"""Fixtures with Chromium and a running server. Without Chromium the tests are skipped (see tests/conftest.py); if the
 variable VITREOUS_BROWSER is "required", as in continuous integration, they fail instead."""
 
 import os
@@ -31,14 +31,14 @@ FLAGS = [
     "--no-first-run",
     "--disable-dev-shm-usage",
 ]
-START_SECONDS = 120  # of a server, on a machine that is busy
-PATIENCE = 30_000  # milliseconds that something on the page may take
+START_SECONDS = 120  # for a server on a busy machine
+TIMEOUT = 30_000  # milliseconds
 KEY = "open-sesame"
 
 
 @dataclass
 class Site:
-    """A server that runs, and where."""
+    """A running server and its address."""
 
     url: str
     process: subprocess.Popen[str]
@@ -46,11 +46,11 @@ class Site:
 
 @dataclass
 class Watch:
-    """What a page did that nobody looks at."""
+    """Console errors and requests of a page."""
 
     errors: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
-    expected: tuple[str, ...] = ()  # in lines that the test is about: Chromium writes down every refusal as an error
+    expected: tuple[str, ...] = ()  # parts of lines that the test expects: Chromium logs every error response
 
     def check(self) -> None:
         unexpected = [line for line in self.errors if not any(one in line for one in self.expected)]
@@ -61,7 +61,7 @@ class Watch:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """Closed with the last test of a file: Playwright runs an event loop, and tests of the server want their own."""
+    """Closed after each file, because Playwright's event loop disturbs other tests."""
     path = browser_path()
     if path is None:
         pytest.fail(f"no Chromium on the PATH under any of the names {', '.join(NAMES)}")
@@ -90,7 +90,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     config = SegmenterConfig(bare.config, num_classes=3, labels=("background", "bird", "water"))
     masks = build_segmenter(config)
     for model in (birds, bare, pooled, masks):
-        for parameter in model.parameters():  # so that what the model answers depends on what it sees
+        for parameter in model.parameters():  # so that the predictions depend on the image
             parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
     made = {"birds": birds, "bare": bare, "pooled": pooled, "masks": masks, "plain": build(plain)}
     for name, model in made.items():
@@ -99,7 +99,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def started(*arguments: str | Path, key: str | None = None) -> Site:
-    """`vitreous serve` as a user starts it, at a port that is free."""
+    """Start `vitreous serve` on a free port."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"VITREOUS_API_KEY": key} if key else {})}
     command = [sys.executable, "-m", "vitreous", "serve", *map(str, arguments), "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -134,7 +134,7 @@ def site(checkpoints: dict[str, Path]) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def strict_site(checkpoints: dict[str, Path]) -> Iterator[str]:
-    """One model behind a key, where only one question may wait and pictures must be small."""
+    """One model with an API key, a queue of one request and a small limit for images."""
     running = started(checkpoints["birds"], "--queue", "1", "--max-body-mb", "0.05", key=KEY)
     yield running.url
     stopped(running)
@@ -147,12 +147,12 @@ def watch() -> Watch:
 
 @pytest.fixture
 def open_page(chromium: Browser, watch: Watch) -> Iterator[Callable[..., Page]]:
-    """Opens pages whose errors and requests are watched; when the test is over, there must have been no surprises."""
+    """Open pages; after the test, there must be no unexpected error or request."""
     contexts: list[BrowserContext] = []
 
     def opened(url: str, wait: bool = True, **options: Any) -> Page:
         context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, "locale": "en-US", **options})
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(TIMEOUT)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda line: watch.errors.append(line.text) if line.type in ("error", "warning") else None)
@@ -163,7 +163,7 @@ def open_page(chromium: Browser, watch: Watch) -> Iterator[Callable[..., Page]]:
             page.locator("body[data-ready=yes]").wait_for()
         return page
 
-    expect.set_options(timeout=PATIENCE)
+    expect.set_options(timeout=TIMEOUT)
     yield opened
     for context in contexts:
         context.close()

@@ -251,4 +251,4 @@ EXAMPLES: dict[str, Callable[[], Image.Image]] = {"balloon": balloon, "oranges":
 
 if __name__ == "__main__":
     for name, draw in EXAMPLES.items():
-        draw().save(Path(sys.argv[1]) / f"example-{name}.webp", quality=84, method=6)
+        draw().save(Path(sys.argv[1]) / f"{name}.webp", quality=84, method=6)

@@ -1,4 +1,4 @@
-"""The page in another language, with keys alone, on a phone, for readers of screens; and the tour."""
+"""Accessibility of the page: languages, keyboard, phone, screen readers; and the tour."""
 
 import json
 import re
@@ -16,8 +16,8 @@ from browser.actions import PAGE, TIMES, answered, ask, drop, picture, pixels, s
 pytestmark = pytest.mark.xdist_group("browser")
 
 
-def grave(page: Any) -> list[str]:
-    """What axe-core finds serious or critical, in light and in dark."""
+def serious_violations(page: Any) -> list[str]:
+    """Serious and critical violations that axe-core finds, in light and dark mode."""
     found = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -30,21 +30,21 @@ def grave(page: Any) -> list[str]:
 def test_no_serious_violation(open_page: Any, site: str) -> None:
     page = open_page(f"{site}/#model=birds,bare", reduced_motion="reduce")
     settled(page)
-    assert grave(page) == []
+    assert serious_violations(page) == []
     drop(page, picture())
     answered(page)
     page.get_by_role("button", name="Erase patches").first.click()
     page.get_by_role("tab", name="Logit lens").first.click()
     settled(page)
-    assert grave(page) == []
+    assert serious_violations(page) == []
     page.get_by_role("button", name="Tour").click()
     expect(page.locator("#tour h2")).to_be_visible()
     drop(page, b"?", "text/plain")
     expect(page.get_by_role("alert")).to_be_visible()
-    assert grave(page) == []
+    assert serious_violations(page) == []
 
 
-def test_the_theme_can_be_changed_and_stays(open_page: Any, site: str) -> None:
+def test_the_theme_is_remembered(open_page: Any, site: str) -> None:
     page = open_page(site, color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
@@ -56,7 +56,7 @@ def test_the_theme_can_be_changed_and_stays(open_page: Any, site: str) -> None:
     assert page.evaluate(ground) == dark
 
 
-def test_keys_alone_are_enough(open_page: Any, site: str) -> None:
+def test_the_keyboard_reaches_everything(open_page: Any, site: str) -> None:
     page = open_page(site)
     _tab_to(page, ".card")
     page.keyboard.press("Enter")
@@ -64,27 +64,27 @@ def test_keys_alone_are_enough(open_page: Any, site: str) -> None:
     _tab_to(page, ".picture")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowLeft")
-    expect(page.locator(".asking")).to_contain_text("patch in row 4, column 4")
+    expect(page.locator(".map-title")).to_contain_text("patch in row 4, column 4")
     _tab_to(page, ".chip")
     page.keyboard.press("Enter")
-    expect(page.locator(".asking")).to_contain_text("class token")
+    expect(page.locator(".map-title")).to_contain_text("class token")
     _tab_to(page, "[data-map=attention]")
     page.keyboard.press("ArrowDown")
-    expect(page.locator(".asking")).to_contain_text("similarity")
+    expect(page.locator(".map-title")).to_contain_text("similarity")
     page.keyboard.press("ArrowUp")
     _tab_to(page, ".answer .toggle")
     page.keyboard.press("Enter")
     page.locator(".picture").focus()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Space")
-    expect(page.locator(".answer")).to_contain_text("painted over with the mean colour: 1")
+    expect(page.locator(".answer")).to_contain_text("filled with the mean colour: 1")
     _tab_to(page, "[role=gridcell]")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowRight")
-    expect(page.locator(".asking")).to_contain_text("layer 2 · head 1")
+    expect(page.locator(".map-title")).to_contain_text("layer 2 · head 1")
     _tab_to(page, ".dot")
     page.keyboard.press("ArrowRight")
-    expect(page.locator(".asking")).to_contain_text("layer 3")
+    expect(page.locator(".map-title")).to_contain_text("layer 3")
     _tab_to(page, "[role=tab]")
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("tab", name="Filters")).to_have_attribute("aria-selected", "true")
@@ -99,7 +99,7 @@ def _tab_to(page: Any, selector: str) -> None:
     pytest.fail(f"{selector} cannot be reached with Tab")
 
 
-def test_everything_is_said_in_chinese_too(open_page: Any, site: str) -> None:
+def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> None:
     page = open_page(f"{site}/#model=birds,bare")
     drop(page, picture())
     answered(page)
@@ -130,28 +130,28 @@ def test_everything_is_said_in_chinese_too(open_page: Any, site: str) -> None:
         "(body) => [...body.querySelectorAll('[aria-label], [title], img[alt]')].flatMap("
         "(node) => ['aria-label', 'title', 'alt'].map((name) => node.getAttribute(name) ?? ''))"
     )
-    said = " ".join(one for one in spoken if not one.startswith("/"))  # checkpoints are called by their paths
+    said = " ".join(one for one in spoken if not one.startswith("/"))  # paths of checkpoints
     assert set(re.findall(r"[A-Za-z]{2,}", said)) <= names | labels
     page.reload()
     expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
 
 
-def test_both_tables_have_the_same_words_to_fill(open_page: Any, site: str) -> None:
+def test_both_languages_have_the_same_keys_and_placeholders(open_page: Any, site: str) -> None:
     page = open_page(site)
     tables = page.evaluate(
-        "async () => [(await import('/page/en.js')).en, (await import('/page/zh.js')).zh].map((table) => "
-        "Object.fromEntries(Object.entries(table).map(([key, said]) => [key, (said.match(/{\\w+}/g) ?? []).sort()])))"
+        "async () => [(await import('/page/text/en.js')).en, (await import('/page/text/zh.js')).zh].map((table) => "
+        "Object.fromEntries(Object.entries(table).map(([key, text]) => [key, (text.match(/{\\w+}/g) ?? []).sort()])))"
     )
     assert tables[0] == tables[1]
 
 
-def test_the_tour_walks_through_the_real_tensors(open_page: Any, site: str) -> None:
+def test_the_tour_shows_the_tensors_of_the_server(open_page: Any, site: str) -> None:
     page = open_page(site)
     drop(page, picture())
     answered(page)
     page.locator("[data-map=similarity]").click()
     settled(page)
-    before, shown = page.locator(".asking").inner_text(), pixels(page)
+    before, shown = page.locator(".map-title").inner_text(), pixels(page)
     page.get_by_role("button", name="Tour").click()
     steps = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/tour?model=birds"))["steps"]
     assert len(steps) == 8
@@ -161,12 +161,12 @@ def test_the_tour_walks_through_the_real_tensors(open_page: Any, site: str) -> N
         expect(page.locator(".spot")).to_be_visible()
         page.get_by_role("button", name="Next" if number < 7 else "Finish").click()
     expect(page.locator("#tour")).to_be_hidden()
-    expect(page.locator(".asking")).to_have_text(before)
+    expect(page.locator(".map-title")).to_have_text(before)
     settled(page)
     assert pixels(page) == shown
 
 
-def test_a_phone_has_everything_below_each_other(open_page: Any, site: str) -> None:
+def test_on_a_phone_all_parts_are_in_one_column(open_page: Any, site: str) -> None:
     page = open_page(site, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page.locator(".card").first.tap()
     answered(page)
@@ -178,14 +178,14 @@ def test_a_phone_has_everything_below_each_other(open_page: Any, site: str) -> N
     assert all(place["x"] + place["width"] <= 390 for place in places)
     box = places[0]
     page.touchscreen.tap(box["x"] + box["width"] * 0.55, box["y"] + box["height"] * 0.55)
-    expect(page.locator(".asking")).to_contain_text("patch in row")
+    expect(page.locator(".map-title")).to_contain_text("patch in row")
 
 
 @pytest.mark.parametrize("name", draw_examples.EXAMPLES)
-def test_examples_are_what_the_script_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to what WebP and a coarser drawing lose; and no larger than a page should be asked to carry."""
+def test_examples_equal_the_output_of_the_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the loss of WebP and of a coarser drawing; each file is small."""
     monkeypatch.setattr(draw_examples, "FINER", 1)
-    path = PAGE / f"example-{name}.webp"
+    path = PAGE / "examples" / f"{name}.webp"
     assert path.stat().st_size < 40_000
     drawn, kept = draw_examples.EXAMPLES[name](), Image.open(path).convert("RGB")
     assert drawn.size == kept.size

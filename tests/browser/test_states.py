@@ -1,4 +1,4 @@
-"""What the page says when something is not as it should be, and what it does about it."""
+"""Errors and recovery on the page: formats, sizes, busy and unreachable servers, API keys."""
 
 import threading
 import time
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def with_key(page: Any) -> None:
-    """Gives the server's key to the page, which asks for it."""
+    """Enter the API key in the dialog."""
     page.get_by_label("Key", exact=True).fill(KEY)
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Continue").click()
 
 
 @pytest.fixture
 def strict(open_page: Any, strict_site: str, watch: Any) -> Any:
-    """A page that has been let in."""
+    """A page with a valid API key."""
     watch.expected = ("status of 401", "status of 413", "status of 429")
     page = open_page(strict_site, wait=False)
     with_key(page)
@@ -32,10 +32,10 @@ def strict(open_page: Any, strict_site: str, watch: Any) -> Any:
     return page
 
 
-def test_another_format_is_refused_in_words(open_page: Any, site: str) -> None:
+def test_an_unsupported_format_is_explained(open_page: Any, site: str) -> None:
     page = open_page(site)
     drop(page, b"GIF89a", "image/gif")
-    expect(page.get_by_role("alert")).to_have_text("This is image/gif: the model takes JPEG, PNG and WebP." + TIMES)
+    expect(page.get_by_role("alert")).to_have_text("Unsupported format image/gif: use JPEG, PNG or WebP." + TIMES)
     drop(page, picture()[:200])
     expect(page.get_by_role("alert")).to_contain_text("damaged")
     drop(page, picture())
@@ -43,7 +43,7 @@ def test_another_format_is_refused_in_words(open_page: Any, site: str) -> None:
     expect(page.locator("#notice")).to_be_hidden()
 
 
-def test_a_picture_that_is_too_large_is_refused_in_words(strict: Any) -> None:
+def test_a_too_large_image_is_explained(strict: Any) -> None:
     drop(strict, picture() + bytes(60_000))
     expect(strict.get_by_role("alert")).to_contain_text("too large for this server")
     drop(strict, picture())
@@ -51,21 +51,21 @@ def test_a_picture_that_is_too_large_is_refused_in_words(strict: Any) -> None:
     expect(strict.locator("#notice")).to_be_hidden()
 
 
-def test_a_busy_server_is_asked_again(strict: Any, strict_site: str) -> None:
-    """Others keep its one thread busy and its one place taken, until they stop."""
+def test_requests_to_a_busy_server_are_retried(strict: Any, strict_site: str) -> None:
+    """Other clients fill its queue until they stop."""
     headers = {"X-API-Key": KEY, "Content-Type": "image/png"}
     with urlopen(Request(f"{strict_site}/v1/images", picture(seed=1), headers), timeout=60) as answer:
         id = answer.read().decode().split('"id":"')[1][:32]
     enough = threading.Event()
 
-    def pester(number: int) -> None:
+    def load(number: int) -> None:
         while not enough.is_set():
             url = f"{strict_site}/v1/images/{id}/masked"
             body = f'{{"patches": [{number % 48}, {time.monotonic_ns() % 48}], "classes": []}}'.encode()
             with suppress(URLError):
                 urlopen(Request(url, body, headers | {"Content-Type": "application/json"}), timeout=60).close()
 
-    others = [threading.Thread(target=pester, args=[number]) for number in range(6)]
+    others = [threading.Thread(target=load, args=[number]) for number in range(6)]
     for one in others:
         one.start()
     try:
@@ -85,12 +85,12 @@ def test_a_busy_server_is_asked_again(strict: Any, strict_site: str) -> None:
     expect(strict.locator("#notice")).to_be_hidden()
 
 
-def test_a_server_that_has_gone_is_named(open_page: Any, site: str, watch: Any) -> None:
+def test_an_unreachable_server_is_reported(open_page: Any, site: str, watch: Any) -> None:
     page = open_page(site)
     watch.expected = ("ERR_INTERNET_DISCONNECTED",)
     page.context.set_offline(True)
     drop(page, picture())
-    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    expect(page.get_by_role("alert")).to_contain_text("The server does not respond")
     page.context.set_offline(False)
     drop(page, picture())
     answered(page)

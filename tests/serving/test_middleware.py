@@ -18,8 +18,8 @@ from live_server import HOST, Live, in_thread, read_reply
 from pictures import encoded, smooth
 from vitreous.inference import predictor as predictor_module
 from vitreous.serving.app import create_app
-from vitreous.serving.errors import ApiError
-from vitreous.serving.middleware import Middleware, send_error
+from vitreous.serving.errors import ApiError, error_response
+from vitreous.serving.middleware import Middleware
 from vitreous.serving.models import ServedModel, serve_model
 from vitreous.serving.prometheus import Metrics
 from vitreous.serving.scheduler import Scheduler
@@ -281,7 +281,7 @@ async def reads_all(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["more_body"]:
             pass
     except ApiError as error:
-        await send_error(error, send)
+        await error_response(error)(scope, receive, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": []})
 

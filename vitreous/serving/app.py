@@ -16,7 +16,7 @@ import vitreous
 from vitreous.common.threads import cores
 from vitreous.serving import errors
 from vitreous.serving.api import routes as api
-from vitreous.serving.api.schemas import WRONG, State, answers
+from vitreous.serving.api.schemas import IMAGE_ERRORS, State, answers
 from vitreous.serving.api.schemas import errors as error_answers
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import routes as inspect
@@ -67,7 +67,7 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
 
     app = App(
         title="Vitreous",
-        description="A Vision Transformer you can see through: pictures in, answers and reasons out.",
+        description="A Vision Transformer you can see through: predictions and explanations of images.",
         version=vitreous.__version__,
         docs_url=None,  # Swagger's page would be loaded from another server
         redoc_url=None,
@@ -78,7 +78,7 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
     errors.install(app)
     service = InspectService(served, scheduler, timeout=EXPLAIN_FACTOR * settings.timeout)
     app.include_router(api.router(served, settings, scheduler, service))
-    app.include_router(inspect.router(service, settings), responses=error_answers(*WRONG))
+    app.include_router(inspect.router(service, settings), responses=error_answers(*IMAGE_ERRORS))
     add_health(app, metrics)
     add_page(app)
     return app

@@ -42,6 +42,10 @@ def error_body(code: str, message: str) -> dict[str, dict[str, str]]:
     return {"error": {"code": code, "message": message}}
 
 
+def error_response(error: ApiError) -> JSONResponse:
+    return JSONResponse(error_body(error.code, error.message), error.status_code, error.headers)
+
+
 def install(app: FastAPI) -> None:
     """Give every error of the app this form."""
     app.add_exception_handler(HTTPException, _http)
@@ -53,7 +57,7 @@ def install(app: FastAPI) -> None:
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error, ApiError):
-        return JSONResponse(error_body(error.code, error.message), error.status_code, error.headers)
+        return error_response(error)
     status = HTTPStatus(error.status_code)
     code = status.phrase.lower().replace(" ", "_").replace("-", "_")
     messages = {

@@ -6,22 +6,15 @@ while the queue is full, limits the size and duration of bodies, and adds securi
 
 import asyncio
 import hmac
-import json
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
-from vitreous.serving.errors import ApiError, busy, error_body
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitreous.serving.errors import ApiError, busy, error_response
 from vitreous.serving.prometheus import Metrics
 from vitreous.serving.scheduler import Scheduler
 from vitreous.serving.settings import MAX_JSON_BYTES, Settings, is_loopback
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BATCHED = frozenset(["/v1/classify", "/v1/embed", "/v1/segment"])  # they share one queue
 OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # need no key, like the page's files
@@ -44,7 +37,7 @@ HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re
 class Middleware:
     """Wraps the whole app."""
 
-    def __init__(self, app: Asgi, settings: Settings, metrics: Metrics, scheduler: Scheduler):
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, scheduler: Scheduler):
         self.app, self.settings, self.metrics, self.scheduler = app, settings, metrics, scheduler
         self.body_bytes = 0  # of all bodies in memory
         self.open = 0  # requests without an answer so far
@@ -76,7 +69,7 @@ class Middleware:
             if error is None:
                 await self.app(scope, body.receive, answer)
             else:
-                await send_error(error, answer)
+                await error_response(error)(scope, receive, answer)
         except Exception:
             status = status or 500
             raise
@@ -90,8 +83,7 @@ class Middleware:
         if not _has_valid_host(scope):
             return ApiError(400, "bad_host", "invalid Host header: send exactly one, HOST or HOST:PORT")
         if _is_rebound(scope, self.settings):
-            message = "unexpected Host header: use localhost, 127.0.0.1 or [::1]"
-            return ApiError(421, "wrong_host", message)
+            return ApiError(421, "wrong_host", "unexpected Host header: use localhost, 127.0.0.1 or [::1]")
         if path not in OPEN and not path.startswith("/page/"):
             if key is None and _is_cross_site(scope):
                 message = "cross-site request: use this server's own page, or a program"
@@ -148,15 +140,6 @@ class LimitedBody:
         if self.middleware.body_bytes > 8 * self.middleware.settings.max_body:
             raise busy("too many bytes are being uploaded")
         return message
-
-
-async def send_error(error: ApiError, send: Send) -> None:
-    """Send an error without the framework, which would cost more than the check."""
-    body = json.dumps(error_body(error.code, error.message)).encode()
-    sent = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
-    sent += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": error.status_code, "headers": sent})
-    await send({"type": "http.response.body", "body": body})
 
 
 def too_large(limit: int) -> ApiError:

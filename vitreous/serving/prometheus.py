@@ -65,12 +65,11 @@ class Metrics:
         yield from _header(name, "histogram", "Time from the request's headers to the end of its answer.")
         for path, histogram in sorted(self._seconds.items()):
             yield from histogram.lines(name, f'path="{path}"')
-        name = "vitreous_batch_pictures"
-        yield from _header(name, "histogram", "Images per batch.")
-        yield from self._batches.lines(name)
-        name = "vitreous_batch_seconds"
-        yield from _header(name, "histogram", "Time to decode and compute a batch.")
-        yield from self._compute.lines(name)
+        for name, description, histogram in (
+            ("vitreous_batch_pictures", "Images per batch.", self._batches),
+            ("vitreous_batch_seconds", "Time to decode and compute a batch.", self._compute),
+        ):
+            yield from (*_header(name, "histogram", description), *histogram.lines(name))
         for name, (description, value) in self.gauges.items():
             yield from (*_header(name, "gauge", description), f"{name} {value():g}")
 

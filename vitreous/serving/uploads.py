@@ -4,11 +4,12 @@ Nothing is decoded here. The middleware limits the size and duration of every bo
 """
 
 import asyncio
-from typing import NamedTuple
+import io
+from typing import NamedTuple, cast
 
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from vitreous.common.checks import Size
 from vitreous.data.image.decode import UnreadableImage, explained
@@ -23,7 +24,7 @@ TYPES = ("image/jpeg", "image/png", "image/webp")
 UNKNOWN_TYPES = ("image/*", "application/octet-stream", "", "application/x-www-form-urlencoded")
 LARGE_PIXELS = 2**22  # an image with more takes a good part of a second to decode, and more than 100 MB
 JPEG_ADVANTAGE = 4  # JPEGs are decoded at a reduced size, without copies
-MAX_PARTS = 32  # of a form, and headers of a part: each costs more time than its bytes suggest
+MAX_PARTS = 32  # of a form; each costs more time than its bytes suggest
 
 
 class Upload(NamedTuple):
@@ -119,49 +120,20 @@ def form_field(body: bytes, content_type: str, name: str) -> bytes:
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise ApiError(400, "bad_form", "the form's Content-Type has no boundary")
-    reader = _FormReader(name.encode())
-    callbacks = {name: getattr(reader, name) for name in dir(reader) if name.startswith("on_")}
+    parts: list[Field | File] = []
+
+    def add(part: Field | File) -> None:
+        parts.append(part)
+        if len(parts) > MAX_PARTS:
+            raise ApiError(400, "bad_form", f"the form has more than {MAX_PARTS} parts")
+
     try:
-        parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+        parser = FormParser("multipart/form-data", add, add, boundary=boundary, config={"MAX_MEMORY_FILE_SIZE": 2**63})
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
         raise ApiError(400, "bad_form", f"the form cannot be parsed: {error}") from None
-    if not reader.complete:
-        raise ApiError(400, "no_image", f"the form has no complete field {name!r}")
-    return b"".join(reader.content)
-
-
-class _FormReader:
-    """Callbacks of the multipart parser that collect the content of one field."""
-
-    def __init__(self, field: bytes):
-        self.field, self.content = field, list[bytes]()
-        self.parts, self.headers = 0, 0
-        self.header, self.value, self.inside, self.found, self.complete = b"", b"", False, False, False
-
-    def on_part_begin(self) -> None:
-        self.parts, self.headers = self.parts + 1, 0
-        if self.parts > MAX_PARTS:
-            raise ApiError(400, "bad_form", f"the form has more than {MAX_PARTS} parts")
-
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self.header += data[start:end]
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self.value += data[start:end]
-
-    def on_header_end(self) -> None:
-        self.headers += 1
-        if self.headers > MAX_PARTS:
-            raise ApiError(400, "bad_form", f"a part of the form has more than {MAX_PARTS} headers")
-        if self.header.lower() == b"content-disposition" and not self.found:
-            self.inside = self.found = parse_options_header(self.value)[1].get(b"name") == self.field
-        self.header = self.value = b""
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self.inside:
-            self.content.append(data[start:end])
-
-    def on_part_end(self) -> None:
-        self.complete, self.inside = self.complete or self.inside, False
+    for part in parts:
+        if part.field_name == name.encode():
+            return part.value or b"" if isinstance(part, Field) else cast(io.BytesIO, part.file_object).getvalue()
+    raise ApiError(400, "no_image", f"the form has no complete field {name!r}")

@@ -1,4 +1,4 @@
-"""What may be asked for, and whether it is there: found out before any work is begun."""
+"""Parameters of requests, and checks of their values before any computation."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -11,19 +11,19 @@ from vitreous.explanation.result import class_index
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect.session import InspectedModel
 
-LARGEST = 64 * 2**20  # bytes of one answer
+MAX_ANSWER_BYTES = 64 * 2**20
 
-Model = Annotated[str | None, Query(description="A model of those at /v1/model; left out, the first.", max_length=200)]
-Id = Annotated[str, Path(description="Of a picture that was sent: 32 hexadecimal digits.", max_length=64)]
+Model = Annotated[str | None, Query(description="Id of a model at /v1/model; by default the first.", max_length=200)]
+Id = Annotated[str, Path(description="Id of an uploaded image: 32 hexadecimal digits.", max_length=64)]
 Layer = Annotated[int, Path(ge=0, lt=2**16)]
-AnyLayer = Annotated[int | None, Query(ge=0, lt=2**16, description="Left out, the last.")]
+AnyLayer = Annotated[int | None, Query(ge=0, lt=2**16, description="By default the last layer.")]
 Target = Annotated[
-    str | None, Query(max_length=200, description="A class, by label or number; left out or empty, the likeliest.")
+    str | None, Query(max_length=200, description="A class, by label or index; by default the most probable.")
 ]
 
 
 class Erased(BaseModel):
-    """Patches that are painted over with the picture's mean colour, and classes whose probability is asked for."""
+    """Patches to fill with the image's mean colour, and classes whose probability is returned."""
 
     patches: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2**16, examples=[[0, 1, 14]])
     classes: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=1000, examples=[[0]])
@@ -34,12 +34,12 @@ def layer_of(model: InspectedModel, layer: int | None) -> int:
     if layer is None:
         return depth - 1
     if layer >= depth:
-        raise ApiError(422, "bad_parameter", f"layer is {layer}, but must be a whole number from 0 to {depth - 1}")
+        raise ApiError(422, "bad_parameter", f"layer is {layer}, but must be an integer from 0 to {depth - 1}")
     return layer
 
 
 def target_of(model: InspectedModel, name: str | None) -> int | None:
-    """The class that is meant; none for the likeliest, which an empty parameter asks for as well."""
+    """Index of the class; None for the most probable, also if the parameter is empty."""
     try:
         return class_index(model.classifier.config, name or None, "target")
     except BadValue as error:
@@ -49,17 +49,17 @@ def target_of(model: InspectedModel, name: str | None) -> int | None:
 def check_below(name: str, numbers: Sequence[int], count: int) -> None:
     for number in numbers:
         if number >= count:
-            said = f"{name} has {number}, but must have whole numbers from 0 to {count - 1}"
-            raise ApiError(422, "bad_parameter", said)
+            message = f"{name} contains {number}, but must contain integers from 0 to {count - 1}"
+            raise ApiError(422, "bad_parameter", message)
 
 
 def check_attention(model: InspectedModel) -> None:
-    """A layer's weights, of all heads, must not be more than can be sent, or held while gradients flow through them."""
+    """Reject a model whose attention weights of one layer are too large to send or to keep for gradients."""
     config = model.vit.config
     check_size(config.num_heads * config.num_tokens**2, "the attention of a layer", config.num_tokens)
 
 
 def check_size(size: int, what: str, tokens: int) -> None:
-    if size > LARGEST:
-        said = f"{what} would be {size:,} bytes for {tokens:,} tokens, but at most {LARGEST:,} are sent"
-        raise ApiError(413, "too_many_tokens", f"{said}: serve the model with a smaller --image-size")
+    if size > MAX_ANSWER_BYTES:
+        message = f"{what} has {size:,} bytes for {tokens:,} tokens, but at most {MAX_ANSWER_BYTES:,} are sent"
+        raise ApiError(413, "too_many_tokens", f"{message}: serve the model with a smaller --image-size")

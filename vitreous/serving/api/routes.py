@@ -12,8 +12,8 @@ from vitreous.explanation import CLASS_MAPS, MapName
 from vitreous.model.base_config import Task
 from vitreous.serving.api.parameters import Model, Target, target_of
 from vitreous.serving.api.schemas import (
-    PICTURE_BODY,
-    WRONG,
+    IMAGE_BODY,
+    IMAGE_ERRORS,
     Classified,
     Embedded,
     Explained,
@@ -54,7 +54,7 @@ def router(
         result = scheduler.batch((one.id, task), image.data, one.computes[task], image.large)
         return await result_for(request, result, request.scope["deadline"] - time.monotonic(), settings.timeout)
 
-    @routes.post("/classify", responses=answers(Classified, *WRONG), openapi_extra=PICTURE_BODY)
+    @routes.post("/classify", responses=answers(Classified, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def classify(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
         """The most probable classes of an image."""
         one = find_model(served, model)
@@ -63,20 +63,20 @@ def router(
         predictions = [{"label": one.labels[i], "index": i, "probability": value} for i, value in pairs]
         return JSONResponse({"predictions": predictions, "model": one.id})
 
-    @routes.post("/embed", responses=answers(Embedded, *WRONG), openapi_extra=PICTURE_BODY)
+    @routes.post("/embed", responses=answers(Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:
         """The features of an image before the head, as one vector, to search, cluster or learn from."""
         one = find_model(served, model)
         vector = await compute(request, one, "embed")
         return JSONResponse({"embedding": vector.tolist(), "width": len(vector), "model": one.id})
 
-    @routes.post("/segment", responses=answers(Segmented, *WRONG), openapi_extra=PICTURE_BODY)
+    @routes.post("/segment", responses=answers(Segmented, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def segment(request: Request, model: Model = None) -> JSONResponse:
         """The class of every pixel, as a PNG whose palette indices are the classes."""
         one = find_model(served, model)
         return JSONResponse({**await compute(request, one, "segment"), "model": one.id})
 
-    @routes.post("/explain", responses=answers(Explained, *WRONG), openapi_extra=PICTURE_BODY)
+    @routes.post("/explain", responses=answers(Explained, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def explain(
         request: Request, method: MapName = "relevance", target: Target = None, model: Model = None
     ) -> Response:

@@ -28,13 +28,10 @@ from vitreous.serving.api.parameters import (
     layer_of,
     target_of,
 )
-from vitreous.serving.api.schemas import PICTURE_BODY, WRONG
-from vitreous.serving.errors import ApiError
-from vitreous.serving.inspect import numbers
-from vitreous.serving.inspect.responses import BYTES, Answer, attention_bytes, signed_bytes, similarity_bytes
-from vitreous.serving.inspect.schemas import (
-    JSON,
-    PLAIN,
+from vitreous.serving.api.schemas import (
+    IMAGE_BODY,
+    IMAGE_ERRORS,
+    MODEL_ERRORS,
     Changed,
     Lens,
     PatchColours,
@@ -43,9 +40,12 @@ from vitreous.serving.inspect.schemas import (
     Shown,
     Tested,
     Tour,
+    answers,
     binary_answer,
-    json_answer,
 )
+from vitreous.serving.errors import ApiError
+from vitreous.serving.inspect import numbers
+from vitreous.serving.inspect.responses import BYTES, Answer, attention_bytes, signed_bytes, similarity_bytes
 from vitreous.serving.inspect.service import InspectService, as_response
 from vitreous.serving.inspect.session import Session, covered_box
 from vitreous.serving.inspect.tour import tour
@@ -73,18 +73,18 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
 
 
 def add_image_routes(api: APIRouter, service: InspectService, settings: Settings) -> None:
-    @api.post("/v1/images", responses=json_answer(Shown, *WRONG), openapi_extra=PICTURE_BODY, **JSON)
+    @api.post("/v1/images", responses=answers(Shown, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def images(request: Request, model: Model = None) -> Response:
         """Upload an image. It stays in memory for a while, under an id that is the hash of its bytes."""
         one, upload = service.model(model), await read_image(request, settings)
         return as_response(await service.answer_upload(request, one, upload, "picture", image_summary))
 
-    @api.get("/v1/images/{id}/tour", responses=json_answer(Tour), **JSON)
+    @api.get("/v1/images/{id}/tour", responses=answers(Tour, *MODEL_ERRORS))
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
         """The image taken through equations 1 to 4, in eight steps."""
         return await service.respond(request, model, id, "tour", lambda session: tour(session.captured))
 
-    @api.get("/v1/images/{id}/mask", responses=binary_answer("uint8 [h, w]"), **PLAIN)
+    @api.get("/v1/images/{id}/mask", responses=binary_answer("uint8 [h, w]"), response_class=Response)
     async def mask(request: Request, id: Id, model: Model = None) -> Response:
         """uint8 [h, w]: the class of every pixel of the model's input, for a segmentation model."""
 
@@ -113,7 +113,7 @@ def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
 
 
 def add_layer_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/images/{id}/attention/{layer}", responses=binary_answer(ATTENTION), **PLAIN)
+    @api.get("/v1/images/{id}/attention/{layer}", responses=binary_answer(ATTENTION), response_class=Response)
     async def attention(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """Attention of every token to every token, in every head of a layer."""
         one = service.model(model)
@@ -122,7 +122,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         make = lambda session: attention_bytes(session.captured.layer(at))  # noqa: E731
         return await service.respond(request, model, id, ("attention", at), make)
 
-    @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_answer("uint8 [t, t]"), **PLAIN)
+    @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_answer("uint8 [t, t]"), response_class=Response)
     async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """uint8 [t, t]: the cosine similarity of two tokens after a layer is value / 127.5 - 1."""
         one = service.model(model)
@@ -131,12 +131,12 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         make = lambda session: similarity_bytes(session.captured.features(at))  # noqa: E731
         return await service.respond(request, model, id, ("similarity", at), make)
 
-    @api.get("/v1/images/{id}/lens", responses=json_answer(Lens), **JSON)
+    @api.get("/v1/images/{id}/lens", responses=answers(Lens, *MODEL_ERRORS))
     async def lens(request: Request, id: Id, model: Model = None) -> Response:
         """Predictions of the head after each layer."""
         return await service.respond(request, model, id, "lens", numbers.lens)
 
-    @api.get("/v1/images/{id}/distance", responses=json_answer(Reach), **JSON)
+    @api.get("/v1/images/{id}/distance", responses=answers(Reach, *MODEL_ERRORS))
     async def distance(request: Request, id: Id, model: Model = None) -> Response:
         """Attention distance of every head of every layer, in pixels of the model's input."""
         return await service.respond(request, model, id, "distance", numbers.distance, Priority.MEDIUM)
@@ -146,7 +146,10 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
 
 
 def add_map_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/images/{id}/map/{method}", responses=json_answer(PatchValues | PatchColours), **JSON)
+    @api.get(
+        "/v1/images/{id}/map/{method}",
+        responses=answers(PatchValues | PatchColours, *MODEL_ERRORS),
+    )
     async def map(
         request: Request,
         id: Id,
@@ -180,7 +183,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         name = ("map", method, at)
         return await service.respond(request, model, id, name, lambda session: make(session, at), priority)
 
-    @api.get("/v1/images/{id}/faithfulness/{method}", responses=json_answer(Tested), **JSON)
+    @api.get("/v1/images/{id}/faithfulness/{method}", responses=answers(Tested, *MODEL_ERRORS))
     async def faithfulness(
         request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
@@ -194,7 +197,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
             lambda session: numbers.map_test(session, method, _class_of(session, index)), Priority.LONG,
         )  # fmt: skip
 
-    @api.post("/v1/images/{id}/masked", responses=json_answer(Changed, *WRONG), **JSON)
+    @api.post("/v1/images/{id}/masked", responses=answers(Changed, *IMAGE_ERRORS))
     async def masked(request: Request, id: Id, body: Annotated[Erased, Body()], model: Model = None) -> Response:
         """Predictions with some patches masked."""
         config = service.model(model).classifier.config
@@ -214,7 +217,7 @@ def _class_of(session: Session, index: int | None) -> int:
 
 
 def add_model_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/position", responses=binary_answer("uint8 [n, n]"), **PLAIN)
+    @api.get("/v1/position", responses=binary_answer("uint8 [n, n]"), response_class=Response)
     async def position(request: Request, model: Model = None) -> Response:
         """uint8 [n, n]: the similarity of two positions is value / 127.5 - 1; a bias is scaled by its largest value."""
         one = service.model(model)
@@ -232,7 +235,7 @@ def add_model_routes(api: APIRouter, service: InspectService) -> None:
 
         return await service.respond_without_image(request, one, "position", make)
 
-    @api.get("/v1/filters", responses=binary_answer("uint8 [count, height, width, 3]"), **PLAIN)
+    @api.get("/v1/filters", responses=binary_answer("uint8 [count, height, width, 3]"), response_class=Response)
     async def filters(request: Request, model: Model = None) -> Response:
         """uint8 [count, height, width, 3]: the first principal components of the patch filters, in colour."""
         one = service.model(model)

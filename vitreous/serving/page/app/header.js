@@ -1,0 +1,55 @@
+// The buttons at the top of the page.
+
+import { byId } from "../widgets/dom.js";
+import { currentLanguage, setLanguage, t } from "../text/translate.js";
+import { set, view, writeAddress } from "./view-state.js";
+
+const READ = 2500; // milliseconds for which "Link copied" is shown
+
+export class Header {
+  constructor(app) {
+    this.app = app;
+    byId("notice-close").addEventListener("click", () => app.fail(null));
+    byId("tour-button").addEventListener("click", () => app.tour.start().catch((error) => app.fail(error)));
+    byId("language").addEventListener("click", () => {
+      setLanguage(currentLanguage() === "en" ? "zh" : "en");
+      app.translate();
+    });
+    byId("theme").addEventListener("click", changeTheme);
+    byId("share").addEventListener("click", copyLink);
+    byId("compare").addEventListener("click", () => {
+      const [first] = view.models;
+      const other = app.models.find((model) => model.id !== first);
+      set({ models: view.models.length > 1 ? [first] : [first, other.id] });
+    });
+  }
+
+  /** Shows the button for a second model if there is one. */
+  draw() {
+    byId("compare").hidden = !this.app.models || this.app.models.length < 2;
+    byId("compare").setAttribute("aria-pressed", String(view.models.length > 1));
+  }
+}
+
+function changeTheme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try {
+    localStorage.setItem("theme", root.dataset.theme);
+  } catch {
+    // Storage is disabled: the theme is not remembered.
+  }
+}
+
+async function copyLink() {
+  writeAddress();
+  const button = byId("share");
+  try {
+    await navigator.clipboard.writeText(location.href);
+    button.textContent = t("copied");
+  } catch {
+    button.textContent = t("copy-by-hand"); // the clipboard needs HTTPS or localhost
+  }
+  setTimeout(() => (button.textContent = t("share")), READ);
+}

@@ -1,0 +1,87 @@
+// Opens an image: dropped, pasted, chosen from files, or one of three examples.
+
+import { byId, el } from "../widgets/dom.js";
+import { t } from "../text/translate.js";
+
+export const EXAMPLES = ["balloon", "oranges", "lighthouse"];
+const FORMATS = ["image/jpeg", "image/png", "image/webp"];
+
+export class ImageError extends Error {}
+
+/** Decodes an image; rejects formats that the server would reject. */
+export async function readImage(blob, name = null) {
+  if (!FORMATS.includes(blob.type)) throw new ImageError(t("wrong-format", { kind: blob.type || t("unknown-kind") }));
+  try {
+    return { blob, name, bitmap: await createImageBitmap(blob) };
+  } catch {
+    throw new ImageError(t("unreadable"));
+  }
+}
+
+export async function example(name) {
+  const response = await fetch(`/page/examples/${name}.webp`);
+  return readImage(await response.blob(), name);
+}
+
+/** Listens on the whole page. `use(blob)` receives a file, `useExample(name)` the name of an example. */
+export class ImageOpener {
+  constructor(use, useExample) {
+    this.use = use;
+    this.useExample = useExample;
+    this.input = byId("file");
+    this.input.addEventListener("change", () => {
+      if (this.input.files[0]) use(this.input.files[0]);
+      this.input.value = ""; // so that the same file can be chosen twice
+    });
+    byId("open").addEventListener("click", () => this.input.click());
+    this.#drop();
+    addEventListener("paste", (event) => {
+      const file = [...(event.clipboardData?.files ?? [])][0];
+      if (file) use(file);
+    });
+    this.words = el("p", { class: "large" });
+    this.more = el("p", { class: "soft small" });
+    this.choose = el("button", { type: "button", class: "primary", onclick: () => this.input.click() });
+    this.or = el("p", { class: "soft" });
+    this.cards = el("div", { class: "cards" });
+    this.root = el("section", { class: "dropzone" }, this.words, this.choose, this.or, this.cards, this.more);
+    this.quick = byId("examples");
+    this.translate(null);
+  }
+
+  #drop() {
+    let depth = 0; // every element on the way sends enter and leave
+    const over = (inside) => document.body.classList.toggle("dropping", inside);
+    addEventListener("dragenter", () => over(++depth > 0));
+    addEventListener("dragleave", () => over(--depth > 0));
+    addEventListener("dragover", (event) => event.preventDefault());
+    addEventListener("drop", (event) => {
+      event.preventDefault();
+      depth = 0;
+      over(false);
+      const file = event.dataTransfer.files[0];
+      if (file) this.use(file);
+    });
+  }
+
+  /** `asked`: the id of an image that a link names and this page does not have. */
+  translate(asked) {
+    this.words.textContent = t(asked ? "asked-again" : "drop");
+    this.choose.textContent = t("choose");
+    this.or.textContent = t("or-example");
+    this.more.textContent = t("stays-here");
+    const make = (kind) =>
+      EXAMPLES.map((name) => {
+        const words = t(`example-${name}`);
+        const picture = el("img", { src: `/page/examples/${name}.webp`, alt: kind === "card" ? "" : words });
+        return el(
+          "button",
+          { type: "button", class: kind, title: words, "data-example": name, onclick: () => this.useExample(name) },
+          picture,
+          kind === "card" && el("span", {}, words),
+        );
+      });
+    this.cards.replaceChildren(...make("card"));
+    this.quick.replaceChildren(...make("quick"));
+  }
+}

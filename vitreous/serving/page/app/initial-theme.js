@@ -1,0 +1,7 @@
+// Applies the stored theme before the first paint.
+try {
+  const theme = localStorage.getItem("theme");
+  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+} catch {
+  // Storage is disabled: use the system's theme.
+}

@@ -1,0 +1,170 @@
+// Entry point: loads the list of models, restores the view from the address, and redraws on changes.
+
+import { getJson, useKeyDialog } from "../server/http.js";
+import { byId, oncePerFrame } from "../widgets/dom.js";
+import { sameArea } from "../image/patch-geometry.js";
+import { Header } from "./header.js";
+import { t, translatePage } from "../text/translate.js";
+import { askForKey } from "./api-key-dialog.js";
+import { readImage, example, EXAMPLES, ImageOpener } from "./image-opener.js";
+import { ModelPane } from "./model-pane.js";
+import { showWhile } from "../widgets/status-line.js";
+import { Tour } from "./tour.js";
+import { readAddress, set, subscribe, view } from "./view-state.js";
+
+const MEASURES = 400; // hover times that are kept for the developer tools and the tests
+
+class App {
+  constructor() {
+    this.panes = [];
+    this.picture = null;
+    this.redraw = oncePerFrame(() => this.#draw());
+  }
+
+  async start() {
+    translatePage();
+    useKeyDialog(askForKey);
+    this.opener = new ImageOpener(
+      (file) => this.open(readImage(file)),
+      (name) => this.open(example(name)),
+    );
+    this.tour = new Tour(() => this.#forTour());
+    this.header = new Header(this);
+    try {
+      const answer = await showWhile(t("loading-model"), getJson("/v1/model"));
+      this.models = answer.models.map((model) => ({ ...model, tokens: model.tokens ?? { prefix: [] } }));
+    } catch (error) {
+      return this.fail(error);
+    }
+    subscribe((changed) => this.#changed(changed));
+    addEventListener("hashchange", () => readAddress() && this.#restore());
+    addEventListener("resize", () => this.redraw());
+    readAddress();
+    await this.#restore();
+    document.body.dataset.ready = "yes";
+  }
+
+  // ---- Models and images -------------------------------------------------------------------------------------------
+
+  async #restore() {
+    const known = view.models.filter((id) => this.models.some((model) => model.id === id));
+    view.models = known.length ? known : [this.models[0].id];
+    this.#build();
+    if (EXAMPLES.includes(view.image)) return this.open(example(view.image), true);
+    if (view.image && this.picture?.id === view.image) return this.open(this.picture, true);
+    this.picture = null;
+    this.opener.translate(view.image);
+    return this.redraw();
+  }
+
+  #build() {
+    for (const pane of this.panes) pane.close();
+    this.panes = view.models.map(
+      (id, number) =>
+        new ModelPane(
+          this,
+          this.models.find((model) => model.id === id),
+          this.models,
+          number,
+        ),
+    );
+    byId("panes").replaceChildren(...this.panes.map((pane) => pane.root));
+    byId("panes").classList.toggle("two", this.panes.length > 1);
+    this.panes[0].slot.append(this.opener.root);
+    this.header.draw();
+    this.redraw();
+  }
+
+  /** Shows an image in every pane. `restoring` keeps the view of the address. */
+  async open(coming, restoring = false) {
+    this.fail(null);
+    const turn = (this.turn = {});
+    try {
+      const picture = await coming;
+      if (!restoring) set({ erased: [], erasing: false, target: null, query: null, hover: null });
+      const shown = (await Promise.all(this.panes.map((pane) => pane.open(picture))))[0];
+      if (this.turn !== turn || !shown) return;
+      const asked = view.image;
+      this.picture = { ...picture, id: shown.id };
+      set({ image: picture.name ?? shown.id });
+      if (restoring && asked && !EXAMPLES.includes(asked) && asked !== shown.id) this.fail(new Error(t("another-picture")));
+      this.redraw();
+    } catch (error) {
+      if (error.name !== "AbortError" && this.turn === turn) this.fail(error);
+    }
+  }
+
+  async #forTour() {
+    if (!this.panes[0].model.heads) this.fail(new Error(t("no-attention")));
+    else {
+      if (!this.panes[0].shown) await this.open(example("balloon"));
+      if (this.panes[0].shown) return this.panes[0];
+    }
+    return null;
+  }
+
+  // ---- Erased patches are indexed in the grid of the first model that has one ----------------------------------------
+
+  get #reference() {
+    return this.panes.find((pane) => pane.shown?.grid[0])?.shown;
+  }
+
+  erasedIn(pane) {
+    const first = this.#reference;
+    if (!first || !pane.shown?.grid[0] || !view.erased.length) return [];
+    const count = first.grid[0] * first.grid[1];
+    return sameArea(
+      first,
+      view.erased.filter((index) => index < count),
+      pane.shown,
+    );
+  }
+
+  erase(pane, patches) {
+    set({ erased: sameArea(pane.shown, patches, this.#reference) });
+  }
+
+  // ---- Changes -------------------------------------------------------------------------------------------------------
+
+  #changed(changed) {
+    if (changed.has("models")) {
+      this.#build();
+      if (this.picture) this.open(this.picture, true);
+    }
+    this.redraw();
+  }
+
+  #draw() {
+    for (const pane of this.panes) pane.draw();
+    const since = view.hover?.at;
+    if (since === undefined || since === this.measured) return;
+    this.measured = since; // from the pointer's move until everything is drawn
+    if (performance.getEntriesByName("hover").length >= MEASURES) performance.clearMeasures("hover");
+    performance.measure("hover", { start: since, end: performance.now() });
+  }
+
+  translate() {
+    for (const pane of this.panes) pane.translate();
+    this.opener.translate(this.picture ? null : view.image);
+    this.tour.translate();
+    this.header.draw();
+    this.redraw();
+  }
+
+  /** Shows an error; null hides it. */
+  fail(error) {
+    const box = byId("notice");
+    box.hidden = !error;
+    if (!error) return;
+    const known = {
+      too_large: "too-large",
+      body_too_large: "too-large",
+      too_many_pixels: "too-large",
+      unsupported_type: "wrong-format-server",
+      unreadable_image: "unreadable",
+    }[error.code];
+    byId("notice-words").textContent = known ? `${t(known)} (${error.message})` : error.message;
+  }
+}
+
+new App().start();

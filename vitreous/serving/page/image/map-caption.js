@@ -1,0 +1,55 @@
+// The title of the map, its explanation or its progress, and a link to its test.
+
+import { el } from "../widgets/dom.js";
+import { t } from "../text/translate.js";
+import { nameOf } from "./query-token.js";
+import { set } from "../app/view-state.js";
+
+export class MapCaption {
+  constructor(pane) {
+    this.pane = pane;
+    this.title = el("p", { class: "map-title", "aria-live": "polite" });
+    this.about = el("p", { class: "soft small caption" });
+  }
+
+  /** Returns the label for screen readers. */
+  draw(map, found) {
+    const { model, shown, prefetch } = this.pane;
+    const words = this.#title(map);
+    if (this.title.textContent !== words) this.title.textContent = words;
+    const waiting = map !== "original" && !found ? t(`computing-${map}`) : null;
+    this.#explain(map, prefetch.failure(map) ?? waiting);
+    const label = t("picture-label", { map: words, rows: shown.grid[0], columns: shown.grid[1] });
+    return model.task === "classify" ? `${label} ${t("picture-keys")}` : label;
+  }
+
+  #title(map) {
+    const { model, shown, query, layer, head, answer } = this.pane;
+    const parts = [t(`map-${map}`)];
+    if (["attention", "similarity"].includes(map)) parts.push(nameOf(query, model, shown));
+    if (["attention", "similarity", "pca"].includes(map)) parts.push(t("layer-n", { layer: layer + 1 }));
+    if (map === "attention") parts.push(head === "mean" ? t("mean-of-heads") : t("head-n", { head: head + 1 }));
+    if (["relevance", "occlusion"].includes(map)) parts.push(answer.targetLabel);
+    return parts.join(" · ");
+  }
+
+  #explain(map, state) {
+    const words = state ?? t(this.pane.model.heads ? `about-${map}` : "about-plain");
+    if (this.words === words) return;
+    this.words = words;
+    const doubtful = !state && ["attention", "rollout"].includes(map) && this.pane.model.task === "classify";
+    this.about.replaceChildren(words, ...(doubtful ? [" ", this.#link()] : []));
+  }
+
+  /** A link to the test of the map. */
+  #link() {
+    const { faithfulness } = this.pane;
+    const go = (event) => {
+      event.preventDefault();
+      set({ check: true });
+      faithfulness.root.scrollIntoView({ block: "nearest" });
+      faithfulness.button.focus();
+    };
+    return el("a", { href: "#check", onclick: go }, t("check-link"));
+  }
+}

@@ -1,0 +1,63 @@
+// The texts of the page in the user's language. Elements with data-t or data-label are filled from the tables.
+
+import { en } from "./en.js";
+import { zh } from "./zh.js";
+
+const TABLES = { en, zh };
+let language = initial();
+
+function initial() {
+  try {
+    const stored = localStorage.getItem("language");
+    if (stored in TABLES) return stored;
+  } catch {
+    // Storage is disabled: use the browser's language.
+  }
+  return navigator.language?.toLowerCase().startsWith("zh") ? "zh" : "en";
+}
+
+export const currentLanguage = () => language;
+
+/** The text of a key, with its {placeholders} filled. */
+export function t(key, gaps = {}) {
+  const sentence = TABLES[language][key];
+  if (sentence === undefined) throw new Error(`missing text ${key} in ${language}`);
+  return sentence.replace(/\{(\w+)\}/g, (_, name) => gaps[name]);
+}
+
+/** True if there is a text for the key. */
+export const has = (key) => key in TABLES[language];
+
+export function setLanguage(chosen) {
+  language = chosen;
+  try {
+    localStorage.setItem("language", chosen);
+  } catch {
+    // Storage is disabled: the language is not remembered.
+  }
+  translatePage();
+}
+
+export function translatePage() {
+  document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
+  for (const node of document.querySelectorAll("[data-t]")) node.textContent = t(node.dataset.t);
+  for (const node of document.querySelectorAll("[data-label]")) node.setAttribute("aria-label", t(node.dataset.label));
+}
+
+// ---- Numbers ---------------------------------------------------------------------------------------------------------
+
+export const percent = (fraction) => `${(fraction * 100).toFixed(1)}%`;
+
+/** A number with three significant digits. */
+export function short(number) {
+  if (number === 0 || Math.abs(number) < 1e-9) return "0";
+  const size = Math.abs(number);
+  if (size < 0.001 || size >= 1e5) return number.toExponential(1);
+  return String(Number(number.toPrecision(size >= 100 ? 4 : 3)));
+}
+
+export function millions(count) {
+  if (count >= 1e9) return `${(count / 1e9).toFixed(2)} B`;
+  if (count >= 1e6) return `${(count / 1e6).toFixed(1)} M`;
+  return `${(count / 1e3).toFixed(0)} k`;
+}

@@ -1,0 +1,38 @@
+// Name, sizes and origin of the model.
+
+import { el } from "../widgets/dom.js";
+import { millions, t } from "../text/translate.js";
+import { set, view } from "../app/view-state.js";
+
+const times = ([height, width]) => `${width} × ${height}`;
+
+/** The heading of a pane; with several models, a menu. */
+export class ModelFacts {
+  constructor(model, models, number) {
+    this.model = model;
+    const chooser = el(
+      "select",
+      { class: "model", onchange: (event) => set({ models: view.models.with(number, event.target.value) }) },
+      models.map((each) => el("option", { value: each.id, selected: each.id === model.id }, each.id)),
+    );
+    this.chooser = models.length > 1 ? chooser : null;
+    this.list = el("ul", { class: "facts" });
+    this.root = el("div", { class: "about" }, el("h1", { title: model.name }, this.chooser ?? model.id), this.list);
+    this.translate();
+  }
+
+  translate() {
+    const { model } = this;
+    this.chooser?.setAttribute("aria-label", t("choose-model"));
+    const facts = [
+      model.architecture !== model.id && model.architecture,
+      t("fact-size", { size: times(model.image_size) }),
+      model.patch_size && t("fact-patch", { patch: times(model.patch_size) }),
+      model.heads ? t("fact-layers", { depth: model.depth, heads: model.heads, width: model.width }) : null,
+      t("fact-parameters", { count: millions(model.parameters) }),
+      model.classes ? t("fact-classes", { count: model.classes }) : t("fact-no-head"),
+      model.origin && t("fact-origin", { origin: model.origin }),
+    ];
+    this.list.replaceChildren(...facts.filter(Boolean).map((fact) => el("li", {}, fact)));
+  }
+}
