@@ -69,5 +69,5 @@ def test_there_are_at_most_as_many_classes_as_masks_hold(small: ViTConfig) -> No
 
 
 def test_cells_are_the_linear_decoders() -> None:
-    with pytest.raises(BadValue, match="cells is 4, but must be left out with --decoder mask"):
+    with pytest.raises(BadValue, match="cells is 4, but must be omitted with --decoder mask"):
         Segmenting(decoder="mask", cells=4).check()
