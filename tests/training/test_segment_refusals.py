@@ -50,7 +50,7 @@ def test_bad_masks_are_named_before_anything_starts(spoil: Any, line: str, tmp_p
     [
         ({"data": "digits"}, "digits has labels for its pictures, but no masks"),
         ({"model": "BiT-R50x1", "overrides": {}, "image_size": (32,)}, "a ViT for --task segment"),
-        ({"patch_dropout": 0.5}, "a patch that is left out has no mask"),
+        ({"patch_dropout": 0.5}, "every patch needs a mask"),
         ({"augment": Augment(policy="trivial")}, "masks would stay behind"),
         ({"segmenting": Segmenting(cells=4, ignore=("sqare",))}, "did you mean 'square'"),
     ],
