@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.explanation.explain import explain as explain
+    from vitreous.explanation.result import Explanation as Explanation
     from vitreous.inference.predictor import Predictor as Predictor
     from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from vitreous.model.segmenter import Segmenter as Segmenter
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
+    from vitreous.serving import serve as serve
     from vitreous.training.config import TrainConfig as TrainConfig
     from vitreous.training.run import Run as Run
     from vitreous.training.run import train as train
@@ -31,6 +34,8 @@ _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
     "create": "vitreous.model.presets",
+    "explain": "vitreous.explanation.explain",
+    "Explanation": "vitreous.explanation.result",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
     "Predictor": "vitreous.inference.predictor",
@@ -41,6 +46,7 @@ _HOMES = {
     "Segmenter": "vitreous.model.segmenter",
     "SegmenterConfig": "vitreous.model.config",
     "SegmentPredictor": "vitreous.inference.segment_predictor",
+    "serve": "vitreous.serving",
     "train": "vitreous.training.run",
     "TrainConfig": "vitreous.training.config",
     "ViT": "vitreous.model.vit",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitreous.explanation.study import open_model
+from vitreous.explanation.explain import open_model
 from vitreous.inference import memory_check as capacity
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build_vit

@@ -55,9 +55,9 @@ def run(out: Path) -> None:
     from PIL import Image
 
     import vitreous
+    from vitreous.cli.explain import explain
     from vitreous.common.text import SafeConsole
     from vitreous.data.open import open_data
-    from vitreous.explanation.command import explain_files
     from vitreous.model.vit import ViT
 
     if (out / "config.json").exists():
@@ -72,7 +72,7 @@ def run(out: Path) -> None:
     console.print(steps_table(model, images))
     console.print("\nExplanation of its prediction:")
     Image.fromarray(digit[..., 0]).save(out / "digit.png")
-    explain_files(out / "best", str(out / "digit.png"), out / "explained")
+    explain(out / "best", str(out / "digit.png"), out=out / "explained")
 
 
 def steps_table(model: "ViT", images: "Tensor") -> "Table":

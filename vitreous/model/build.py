@@ -1,4 +1,4 @@
-"""From a config to a model: the only place that sees a whole config and picks the part for each choice."""
+"""Build models from configs: the only place that passes parts what they need from a whole config."""
 
 from typing import overload
 

@@ -1,4 +1,4 @@
-"""A class for every pixel: an encoder without its head, and a decoder that turns each patch into scores (Segmenter).
+"""Semantic segmentation: a ViT without head, and a decoder that scores the classes of each patch (Segmenter).
 
 b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: classes; d: width.
 """
@@ -24,7 +24,7 @@ from vitreous.model.vit import ViT
 
 
 class Segmenter(Model):
-    """Scores of every class at every pixel, for images of any size.
+    """Score every class at every pixel, for images of any size.
 
     >>> from vitreous.model.build import build
     >>> from vitreous.model.presets import configure
@@ -53,7 +53,7 @@ class Segmenter(Model):
         return self.encoder.pooled(images)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k h w"]:
-        """An image that patches do not tile is padded with zeros, right and bottom, and what they got is cut off."""
+        """Pad the image with zeros, right and bottom, to a multiple of the patches, and crop the scores."""
         check_images(images, self.config.channels)
         h, w = images.shape[2:]
         bottom, right = (-side % step for side, step in zip((h, w), self.config.patch_stride, strict=True))
@@ -62,20 +62,20 @@ class Segmenter(Model):
         return F.interpolate(scores, padded.shape[2:], mode="bilinear", align_corners=False)[:, :, :h, :w]
 
     def scores(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """One for each patch, or for each of its cells: cheaper where full resolution is not needed."""
+        """Scores of each patch or cell, at the resolution of the decoder."""
         features = self.encoder.features(images)
         scores = self.decoder(features.patches).transpose(1, 2).unflatten(2, features.grid)
         cells = self.config.decoder.cells if isinstance(self.config.decoder, LinearDecoder) else 1
         return F.pixel_shuffle(scores, cells)
 
     def resized(self, image_size: int | Size) -> "Segmenter":
-        """The same model, its positions resampled once for another image size."""
+        """Copy the model for another image size; positions are resampled once."""
         config = self.config.resized(as_size(image_size))
         return Segmenter(config, self.encoder.resized(image_size), copy.deepcopy(self.decoder))
 
 
 class MaskTransformer(nn.Module):
-    """Blocks over patches and class vectors together; a mask is how alike a patch and a class have become."""
+    """Blocks over patches and class tokens; the mask of a class is its cosine similarity with the patches."""
 
     def __init__(self, config: ViTConfig, num_classes: int, depth: int):
         super().__init__()
@@ -100,9 +100,9 @@ class MaskTransformer(nn.Module):
         tokens = torch.cat([self.projection(patches), self.classes.expand(patches.shape[0], -1, -1)], dim=1)
         for block in self.blocks:
             tokens = block(tokens, AttentionTerms())
-        places, classes = self.norm(tokens).split([patches.shape[1], self.classes.shape[1]], dim=1)
-        places, classes = (F.normalize(x, dim=-1) for x in (self.to_patch(places), self.to_class(classes)))
-        return self.mask_norm(places @ classes.transpose(1, 2))
+        patches, classes = self.norm(tokens).split([patches.shape[1], self.classes.shape[1]], dim=1)
+        patches, classes = (F.normalize(x, dim=-1) for x in (self.to_patch(patches), self.to_class(classes)))
+        return self.mask_norm(patches @ classes.transpose(1, 2))
 
 
 def require_segmenter(model: Model, purpose: str) -> Segmenter:
@@ -114,35 +114,32 @@ def require_segmenter(model: Model, purpose: str) -> Segmenter:
 
 # ---- Images of other sizes -------------------------------------------------------------------------------------------
 
-WINDOWS = 16  # at once
+WINDOWS = 16  # per batch
 
 
 @torch.no_grad()
 def slide(
     model: Segmenter, images: Float[Tensor, "b c h w"], window: Size | None = None, overlap: float = 0.5
 ) -> Float[Tensor, "b k h w"]:
-    """Scores of an image of any size, seen through windows of the size the model was made for, which overlap.
-
-    Where windows overlap, their scores are averaged. An image that fits into one window is seen whole.
-    """
+    """Score an image of any size in overlapping windows of the model's image size, averaging where they overlap."""
     check_images(images, model.config.channels)
     size = window or model.config.image_size
     b, _, h, w = images.shape
     total = torch.zeros(b, model.config.num_classes, h, w, device=images.device)
-    seen = torch.zeros(h, w, device=images.device)
+    count = torch.zeros(h, w, device=images.device)
     corners = list(itertools.product(_starts(h, size[0], overlap), _starts(w, size[1], overlap)))
     places = [(..., slice(top, top + size[0]), slice(left, left + size[1])) for top, left in corners]
     for start in range(0, len(places), WINDOWS):
-        some = places[start : start + WINDOWS]  # all of one shape, as the last of a row ends where the image does
+        some = places[start : start + WINDOWS]  # all of one shape
         scores = model(torch.cat([images[place] for place in some])).float()
         for place, part in zip(some, scores.split(b), strict=True):
             total[place] += part
-            seen[place[1:]] += 1
-    return total / seen
+            count[place[1:]] += 1
+    return total / count
 
 
 def _starts(side: int, window: int, overlap: float) -> list[int]:
-    """Where windows begin: the last one ends where the image does."""
+    """Starts of the windows along one side; the last window ends at the edge."""
     if side <= window:
         return [0]
     step = max(round(window * (1 - overlap)), 1)

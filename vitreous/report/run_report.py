@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from vitreous.report import plots
-from vitreous.report.html import Html, code, definitions, details, document, items, name, photos, plot, tag
+from vitreous.report.html import Html, code, definitions, details, items, name, photos, plot, sections_page, tag
 from vitreous.report.metric_text import label, value
 from vitreous.report.style import can_draw, readable
 
@@ -64,14 +64,10 @@ def write_report(folder: Path, report: RunReport) -> Path:
         Section("Configuration", _config(report.config)),
         Section("Next steps", [code(command) for command in report.next_commands]),
     ]
-    shown = [section for section in sections if section.content]
-    links = [tag("a", title, href=f"#{_anchor(title)}") for title, _ in shown]
-    body = [tag("section", tag("h2", title, id=_anchor(title)), *content) for title, content in shown]
     metrics = ((label(key), value(key, number)) for key, number in report.task.headline.items())
     subtitle = tag("p", report.task.description, class_="soft")
-    header = tag("header", tag("h1", report.title), subtitle, definitions(metrics, "headline"))
+    page = sections_page(report.title, sections, subtitle, definitions(metrics, "headline"))
     path = folder / "report.html"
-    page = document(report.title, header, tag("nav", *links), tag("main", *body))
     path.write_text(page, encoding="utf-8", errors="replace")  # a file's name may contain bytes that are not text
     return path
 
@@ -146,7 +142,3 @@ def _config(config: Mapping[str, Any] | None) -> list[Html]:
     if config is None:
         return []
     return [details("All settings, as JSON", code(json.dumps(config, indent=2, default=str, ensure_ascii=False)))]
-
-
-def _anchor(heading: str) -> str:
-    return "".join(char if char.isalnum() else "-" for char in heading.lower()).strip("-")

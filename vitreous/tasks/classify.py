@@ -208,9 +208,10 @@ def evaluation_sections(
         return []
     drawn = draw and evaluation.num_classes <= plots.MOST_CLASSES
     if drawn:
-        plots.confusion(folder / "confusion.png", evaluation)
+        names = [evaluation.name(index) for index in range(evaluation.num_classes)]
+        plots.confusion(folder / "confusion.png", evaluation.confusion().numpy(), names)
     if draw:
-        plots.calibration(folder / "calibration.png", evaluation.calibration())
+        plots.calibration(folder / "calibration.png", **vars(evaluation.calibration()))
         _draw_mistakes(folder / "mistakes.png", mistakes, evaluation.names or ())
     return [
         Section("Classes", per_class(evaluation)),
