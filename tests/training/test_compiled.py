@@ -102,9 +102,7 @@ def test_what_shares_the_work_is_compiled_with_the_module(
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("task", [None, Classify])
-def test_another_s_task_may_call_its_module_twice(
-    task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_s_task_may_call_its_module_twice(task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     monkeypatch.setattr(setup, "compiled", lambda module, config, world, called_once: said.append(called_once))
     job_of(tmp_path, task, compile=True)

@@ -50,9 +50,7 @@ class Small(Task):
         return module(inputs[0]).square().mean(1).sum(), torch.zeros(())
 
     @torch.no_grad()
-    def evaluate(
-        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Losses:
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Losses:
         module.eval()
         parts = []
         for batch in batches:
