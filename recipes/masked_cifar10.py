@@ -8,7 +8,7 @@ which only helps layers that are pre-trained.
 
 Nothing is selected on the test images: a run is evaluated once, after its last epoch.
 
-Command:  python -m recipes.masked_cifar10 --data-root DIR   (DIR contains cifar10.npz; without it the data is downloaded)
+Command:  python -m recipes.masked_cifar10 --data-root DIR   (with cifar10.npz; without it the data is downloaded)
 Result:   top-1 on the 10,000 test images after 60 epochs of pre-training and 20 with labels:
 
               from scratch                    63.80 %      MPP, mean colour        82.82 %

@@ -5,8 +5,8 @@ four registers in DINOv2's own format: 16 x 16 patches. Only the last epoch is e
 nothing.
 
 Command:  python -m recipes.pets_segment --data DIR --init dinov2s_reg4.pt
-          (DIR contains images/train/..., images/test/..., masks/train/..., masks/test/... and classes.txt with the lines
-          "1 pet", "2 background", "3 border")
+          (DIR contains images/train/..., images/test/..., masks/train/..., masks/test/... and classes.txt with
+          the lines "1 pet", "2 background", "3 border")
 Result:   on the 3,669 test images, at their own 160 pixels,
 
                                                           mean IoU    pixel accuracy    boundary F

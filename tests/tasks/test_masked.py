@@ -101,13 +101,13 @@ def test_resume_after_kill_is_bit_identical(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["mae", "mpp"])
 def test_evaluation_does_not_depend_on_the_batches(kind: str, small: ViTConfig) -> None:
     task, batch = task_of(small, kind), batch_of([0, 1, 2, 0])
-    module, here = task.module(), torch.device("cpu")
-    whole = task.evaluate(module, [batch], here, torch.float32)
+    module = task.module()
+    whole = task.evaluate(module, [batch], torch.float32)
     parts = [
         Batch(batch.images[i : i + 1], batch.labels[i : i + 1], batch.indices[i : i + 1], batch.keys[i : i + 1], 0, [])
         for i in range(4)
     ]
-    apart = Losses.join([task.evaluate(module, [part], here, torch.float32) for part in reversed(parts)])
+    apart = Losses.join([task.evaluate(module, [part], torch.float32) for part in reversed(parts)])
     torch.testing.assert_close(apart.losses, whole.losses)
     assert apart.metrics()["loss"] == pytest.approx(whole.losses.mean().item())
 
@@ -115,7 +115,7 @@ def test_evaluation_does_not_depend_on_the_batches(kind: str, small: ViTConfig) 
 def test_unreadable_images_are_counted_and_have_no_weight(small: ViTConfig) -> None:
     task, batch = task_of(small, "mae"), batch_of([0, -1, 2])
     module = task.module()
-    measured = task.evaluate(module, [batch], torch.device("cpu"), torch.float32)
+    measured = task.evaluate(module, [batch], torch.float32)
     read = measured.losses[torch.tensor([0, 2])]
     assert measured.metrics() == {"loss": pytest.approx(read.mean().item()), "count": 2, "unreadable": 1}
     inputs = task.prepare(batch)

@@ -22,7 +22,7 @@ from vitreous.model.segmenter import Segmenter
 from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training.run import train
 
-SMALL = ("patch_size=8", "width=32", "depth=1", "num_heads=2", "mlp_width=32")
+SMALL = {"patch_size": 8, "width": 32, "depth": 1, "num_heads": 2, "mlp_width": 32}
 
 
 def pictures(root: Path, ids: dict[str, int]) -> Path:

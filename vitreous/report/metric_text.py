@@ -55,6 +55,11 @@ def value(key: str, number: float | str) -> str:
     return f"{number:.1f}" if abs(number) >= 10 else f"{number:.3f}"
 
 
+def percent(fraction: float | None) -> str:
+    """A fraction in percent, or a dash if it is not defined."""
+    return "-" if fraction is None else f"{fraction:.1%}"
+
+
 def duration(seconds: float) -> str:
     """Time in its two largest units.
 

@@ -91,6 +91,11 @@ class Task(ABC):
     labelled: ClassVar[bool] = True  # False if images need no labels
     masks: ClassVar[bool] = False  # True if batches contain masks
     options: ClassVar[frozenset[str]] = TASK_OPTIONS  # those of TASK_OPTIONS that have an effect
+    next_steps: ClassVar[tuple[str, ...]] = (  # commands after a run, for str.format (see training/summary.py)
+        "vitreous eval {best} --data {labelled} --probe knn",
+        "vitreous train --data {labelled} --init {best}",
+        "vitreous info {best}",
+    )
 
     def __init__(self, config: TaskConfig, model: Any):
         self.config, self.model = config, model
@@ -165,23 +170,14 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def evaluate(
-        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Results:
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
         """Evaluate the module on images that it is not trained on."""
 
     def evaluate_best(
-        self,
-        model: Model,
-        source: Source,
-        batches: Iterable[Batch],
-        device: torch.device,
-        precision: torch.dtype,
-        rank: int = 0,
-        ranks: int = 1,
+        self, model: Model, source: Source, batches: Iterable[Batch], precision: torch.dtype, rank: int, ranks: int
     ) -> Results:
         """Evaluate the best checkpoint at the end of a run; `rank` of `ranks` processes."""
-        return self.evaluate(model, batches, device, precision)
+        return self.evaluate(model, batches, precision)
 
     # ---- Report ------------------------------------------------------------------------------------------------------
 
@@ -195,22 +191,6 @@ class Task(ABC):
     def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
         """Training images as the model sees them."""
         return denormalise(self.prepare(batch)[0][:SAMPLES], self.model.config.preprocessing).cpu()
-
-    @classmethod
-    def next_commands(
-        cls, config: TaskConfig, folder: Path, best: str, data: str, image: str, labelled: bool
-    ) -> list[str]:
-        """Commands to try after a run, with quoted arguments.
-
-        folder: the run's; best: its best checkpoint; data: --data and the flags of its split; image: a validation
-        image; labelled: True if the data has classes.
-        """
-        data = data if labelled else "FOLDER_OF_CLASSES"
-        return [
-            f"vitreous eval {best} --data {data} --probe knn",
-            f"vitreous train --data {data} --init {best}",
-            f"vitreous info {best}",
-        ]
 
 
 def padded_if(small: bool) -> Literal["padded", "resized"]:

@@ -24,6 +24,7 @@ from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.report import plots
 from vitreous.report.html import Html, bar, details, inner, name, photos, plot, table, tag
+from vitreous.report.metric_text import percent
 from vitreous.report.run_report import Section, TaskReport, class_caption, samples_section
 from vitreous.tasks.base import SAMPLES, SMALL, Finished, Task, padded_if
 from vitreous.tasks.classify_loop import Answers, answer
@@ -42,6 +43,11 @@ class Classify(Task):
     metric = train_metric = "top1"
     complete_checkpoint = True
     options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
+    next_steps = (
+        "vitreous predict {best} {image}",
+        "vitreous eval {best} --data {data}",
+        "vitreous serve {best} --open",
+    )
 
     def __init__(self, config: TaskConfig, model: Model):
         super().__init__(config, model)
@@ -85,10 +91,8 @@ class Classify(Task):
         correct = (label_logits.argmax(1) == targets.argmax(1)).float()
         return (losses * weights).sum(), (correct * weights).sum()
 
-    def evaluate(
-        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Answers:
-        config = self.model.config
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Answers:
+        config, device = self.model.config, next(module.parameters()).device
         flip = self.config.flip_test
         return answer(module, batches, device, config.preprocessing, config.labels, precision, flip)
 
@@ -138,16 +142,6 @@ class Classify(Task):
         return [
             Mistake(image, source.name(one.index), classes[one.true], classes[one.predicted], one.probability)
             for image, one in zip(images, wrong, strict=True)
-        ]
-
-    @classmethod
-    def next_commands(
-        cls, config: TaskConfig, folder: Path, best: str, data: str, image: str, labelled: bool
-    ) -> list[str]:
-        return [
-            f"vitreous predict {best} {image}",
-            f"vitreous eval {best} --data {data}",
-            f"vitreous serve {best} --open",
         ]
 
 
@@ -273,9 +267,6 @@ def per_class(evaluation: Evaluation) -> list[Html]:
 
 
 def _class_table(rows: Sequence[ClassFigures], numbered: bool) -> Html:
-    def percent(number: float | None) -> str:
-        return "-" if number is None else f"{number:.1%}"
-
     lines = [
         [
             name(row.name),

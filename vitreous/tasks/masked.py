@@ -109,10 +109,9 @@ class Masked(Task):
         return (losses * weights).sum(), torch.zeros_like(weights.sum())
 
     @torch.no_grad()
-    def evaluate(
-        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Losses:
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Losses:
         before, parts, mixed = module.training, [], precision != torch.float32
+        device = next(module.parameters()).device
         module.eval()
         for batch in batches:
             *inputs, readable = self.prepare_evaluation(batch, device)

@@ -4,7 +4,6 @@ b: batch; c: channels; h, w: height and width.
 """
 
 import dataclasses
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.report import plots
 from vitreous.report.html import Html, bar, inner, name, table, tag
+from vitreous.report.metric_text import percent
 from vitreous.report.run_report import Section, TaskReport, figures_section, samples_section
 from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task, padded_if
 from vitreous.tasks.config import Segmenting, TaskConfig
@@ -56,6 +56,11 @@ class Segment(Task):
     metric, train_metric = "miou", "pixel_accuracy"
     complete_checkpoint = masks = True
     options = frozenset({*vars(Segmenting()), "mixup", "cutmix"})  # mixing is rejected where masks are augmented
+    next_steps = (
+        "vitreous predict {best} {image} --out {folder}/predicted",
+        "vitreous eval {best} --data {data}",
+        "vitreous explain {best} {image} --out {folder}/explained",
+    )
 
     model: Segmenter
 
@@ -155,24 +160,16 @@ class Segment(Task):
         losses = segmentation_loss(scores, masks, self.config.segmenting.dice)
         return (losses * weights).sum(), (correct * weights).sum()
 
-    def evaluate(
-        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Segmented:
-        config = self.model.config
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Segmented:
+        config, device = self.model.config, next(module.parameters()).device
         return segment_batches(module, batches, device, config.preprocessing, config.labels, precision)
 
     def evaluate_best(
-        self,
-        model: Model,
-        source: Source,
-        batches: Iterable[Batch],
-        device: torch.device,
-        precision: torch.dtype,
-        rank: int = 0,
-        ranks: int = 1,
+        self, model: Model, source: Source, batches: Iterable[Batch], precision: torch.dtype, rank: int, ranks: int
     ) -> Segmented:
         """Evaluate every image at its own size, as `vitreous eval` and `predict` do."""
         assert isinstance(model, Segmenter)
+        device = next(model.parameters()).device
         predictor = SegmentPredictor(model, device, "bf16" if precision == torch.bfloat16 else "fp32")
         return segment_source(predictor, source, self.model.config.labels, rank, ranks)
 
@@ -198,17 +195,6 @@ class Segment(Task):
         background = background_of(self.model.config.labels)
         pairs = zip(pixels, masks[:SAMPLES].cpu().numpy(), strict=True)
         return torch.stack([_with_mask(_rgb(image), mask, background) for image, mask in pairs])
-
-    @classmethod
-    def next_commands(
-        cls, config: TaskConfig, folder: Path, best: str, data: str, image: str, labelled: bool
-    ) -> list[str]:
-        ignored = config.segmenting.ignore
-        return [
-            f"vitreous predict {best} {image} --out {shlex.quote(str(folder / 'predicted'))}",
-            f"vitreous eval {best} --data {data}" + (f" --ignore {shlex.join(ignored)}" if ignored else ""),
-            f"vitreous explain {best} {image} --out {shlex.quote(str(folder / 'explained'))}",
-        ]
 
 
 def decoder_for(options: Segmenting, start: ModelConfig | None) -> DecoderConfig:
@@ -259,10 +245,6 @@ def _with_mask(image: np.ndarray, mask: np.ndarray, background: int | None) -> T
 
 def per_class(evaluation: SegmentEvaluation) -> list[Html]:
     """Table of classes, the worst first, and the most confused pairs of classes."""
-
-    def percent(number: float | None) -> str:
-        return "-" if number is None else f"{number:.1%}"
-
     text = (
         "IoU: pixels of this class that were found, as a fraction of all pixels that are of this class or were "
         "predicted as it. Accuracy: fraction of the pixels of this class that were found. Boundary F: agreement of "

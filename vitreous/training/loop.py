@@ -205,8 +205,7 @@ def _finish_epoch(
 def evaluate(job: Job, source: Source) -> Results:
     """Evaluate the current weights, or their average, on a split. Every process takes a share and gets all results."""
     with job.state.ema.applied() if job.state.ema is not None else nullcontext():
-        batches, precision = job.evaluator(source), job.stepper.precision
-        mine = job.task.evaluate(job.stepper.module, batches, job.world.device, precision)
+        mine = job.task.evaluate(job.stepper.module, job.evaluator(source), job.stepper.precision)
     return type(mine).join(job.world.gather(mine))
 
 

@@ -80,7 +80,7 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
     world = job.world
     world.wait()  # until the first process has written it
     model, batches = load_folder(folder / "best").to(world.device), job.evaluator(source)
-    mine = job.task.evaluate_best(model, source, batches, world.device, job.stepper.precision, world.rank, world.size)
+    mine = job.task.evaluate_best(model, source, batches, job.stepper.precision, world.rank, world.size)
     return type(mine).join(world.gather(mine))
 
 
@@ -104,8 +104,15 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
     for name in ("seed", "val_fraction", "data_root"):
         if (value := getattr(config, name)) != getattr(TrainConfig, name):
             flags += f" --{name.replace('_', '-')} {value}"
-    best = shlex.quote(str(folder / "best"))
-    return task.next_commands(config, folder, best, flags, image, len(data.classes) > 1)
+    ignored = config.segmenting.ignore
+    values = {
+        "best": shlex.quote(str(folder / "best")),
+        "folder": shlex.quote(str(folder)),
+        "image": image,
+        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else ""),
+        "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
+    }
+    return [command.format(**values) for command in task.next_steps]
 
 
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
