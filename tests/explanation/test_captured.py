@@ -46,15 +46,15 @@ def test_chunks_of_rows_equal_the_models_attention(monkeypatch, small: ViTConfig
     expected = model.attention(IMAGES)
     monkeypatch.setattr(module, "CHUNK", 2 * 4 * 13 * 5)  # five rows of two images and four heads
     captured = capture(model, IMAGES)
-    for layer in captured.layers():
-        chunks = list(layer.chunks())
+    for layer in range(2):
+        chunks = list(captured.chunks(layer))
         assert max(weights.shape[2] for _, weights in chunks) == 5
-        torch.testing.assert_close(torch.cat([weights for _, weights in chunks], dim=2), expected[layer.index])
+        torch.testing.assert_close(torch.cat([weights for _, weights in chunks], dim=2), expected[layer])
     place = token_index(captured.layout, (1, 2))
-    torch.testing.assert_close(captured.layer(-1).attention_from((1, 2)), expected[1][:, :, place])
+    torch.testing.assert_close(captured.attention_from(-1, (1, 2)), expected[1][:, :, place])
     for layer, weights in enumerate(expected):  # of the class token, or of all patches
         whole = weights[:, :, 0] if kind == "class token" else weights.mean(dim=2)
-        torch.testing.assert_close(captured.layer(layer).attention_from(None), whole)
+        torch.testing.assert_close(captured.attention_from(layer), whole)
 
 
 def test_capturing_uses_evaluation_mode_and_restores_training(small: ViTConfig) -> None:
@@ -81,15 +81,15 @@ def test_a_captured_pass_equals_the_models_own(small: ViTConfig, kind: str) -> N
     captured = capture(model, IMAGES)
     weights, found = model.attention(IMAGES), model.intermediate(IMAGES)
     for layer in (0, 1, -1):
-        torch.testing.assert_close(captured.layer(layer).weights(), weights[layer].detach())
+        torch.testing.assert_close(captured.weights(layer), weights[layer].detach())
         for ours, theirs in zip(captured.features(layer)[:2], found[layer][:2], strict=True):
             torch.testing.assert_close(ours, theirs.detach())
     torch.testing.assert_close(captured.logits(), model(IMAGES).detach())
-    rows = captured.layer(0).attention_from(None).mean(1)
+    rows = captured.attention_from(0).mean(1)
     torch.testing.assert_close(captured.attention_map(0), rows[:, -12:].view(2, 3, 4))
     assert not any(state.requires_grad for state in captured.states)
     with pytest.raises(ValueError, match="layer is 2, but must be from 0 to 1"):
-        captured.layer(2)
+        captured.weights(2)
 
 
 @pytest.mark.parametrize("kind", ["class token", "average", "attention pooling"])

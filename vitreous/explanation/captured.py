@@ -38,41 +38,6 @@ def evaluation_mode(model: ViT) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer and its input tokens."""
-
-    index: int
-    model: ViT
-    before: Float[Tensor, "b t d"]
-    layout: Layout
-
-    @torch.no_grad()
-    def weights(self, queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
-        """Compute the attention weights, of all rows or of some."""
-        return self.model.encoder.attention_weights(self.index, self.before, self.layout, self.model.position, queries)
-
-    def chunks(self, start: int = 0) -> Iterator[tuple[slice, Float[Tensor, "b heads q t"]]]:
-        """Yield all rows of the attention weights from `start` on, some at a time."""
-        b, t, _ = self.before.shape
-        step = max(CHUNK // (b * self.model.config.num_heads * t), 1)
-        for first in range(start, t, step):
-            rows = slice(first, min(first + step, t))
-            yield rows, self.weights(rows)
-
-    def attention_from(self, query: int | Size | None) -> Float[Tensor, "b heads t"]:
-        """Attention weights of one query: a token, the patch at a row and column, or None for the whole image.
-
-        None is the class token; in a model without one, the mean over all patches.
-        """
-        p = self.layout.num_prefix_tokens
-        if query is None and not self.model.config.class_token:
-            total = sum(weights.sum(dim=2) for _, weights in self.chunks(start=p))
-            return cast(Tensor, total) / (self.before.shape[1] - p)
-        index = token_index(self.layout, query or 0)
-        return self.weights(slice(index, index + 1))[:, :, 0]
-
-
-@dataclass(frozen=True)
 class CapturedForward:
     """The tokens of one forward pass. Layers count from 0; negative numbers count from the end."""
 
@@ -81,12 +46,32 @@ class CapturedForward:
     states: tuple[Float[Tensor, "b t d"], ...]  # z_0 to z_L
     layout: Layout
 
-    def layer(self, index: int) -> Layer:
-        (index,) = layer_indices(self.model, [index])
-        return Layer(index, self.model, self.states[index], self.layout)
+    @torch.no_grad()
+    def weights(self, layer: int, queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
+        """Compute the attention weights of a layer, of all rows or of some."""
+        (layer,) = layer_indices(self.model, [layer])
+        encoder, position = self.model.encoder, self.model.position
+        return encoder.attention_weights(layer, self.states[layer], self.layout, position, queries)
 
-    def layers(self, indices: Sequence[int] | None = None) -> list[Layer]:
-        return [self.layer(index) for index in layer_indices(self.model, indices)]
+    def chunks(self, layer: int, start: int = 0) -> Iterator[tuple[slice, Float[Tensor, "b heads q t"]]]:
+        """Yield all rows of a layer's attention weights from `start` on, some at a time."""
+        b, t, _ = self.states[0].shape
+        step = max(CHUNK // (b * self.model.config.num_heads * t), 1)
+        for first in range(start, t, step):
+            rows = slice(first, min(first + step, t))
+            yield rows, self.weights(layer, rows)
+
+    def attention_from(self, layer: int, query: int | Size | None = None) -> Float[Tensor, "b heads t"]:
+        """Attention weights of one query: a token, the patch at a row and column, or None for the whole image.
+
+        None is the class token; in a model without one, the mean over all patches.
+        """
+        p = self.layout.num_prefix_tokens
+        if query is None and not self.model.config.class_token:
+            total = sum(weights.sum(dim=2) for _, weights in self.chunks(layer, start=p))
+            return cast(Tensor, total) / (self.states[0].shape[1] - p)
+        index = token_index(self.layout, query or 0)
+        return self.weights(layer, slice(index, index + 1))[:, :, 0]
 
     @torch.no_grad()
     def features(self, layer: int = -1) -> Features:
@@ -113,7 +98,7 @@ class CapturedForward:
         """Attention of the class token, or of all patches, averaged over heads; of attention pooling after the last."""
         if isinstance(self.model.pool, AttentionPooling) and layer in (-1, self.model.config.depth - 1):
             return self.on_grid(self.pooling_weights())
-        return self.on_grid(self.layer(layer).attention_from(None).mean(dim=1))
+        return self.on_grid(self.attention_from(layer).mean(dim=1))
 
     def on_grid(self, values: Float[Tensor, "*b t"]) -> Float[Tensor, "*b gh gw"]:
         """Arrange the values of the patches as a map; drop those of prefix tokens."""

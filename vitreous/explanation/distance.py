@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.explanation.captured import CapturedForward, no_step
+from vitreous.explanation.captured import CapturedForward, layer_indices, no_step
 
 
 def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:
@@ -32,10 +32,10 @@ def attention_distance(
     """Mean distance of every head of every layer, over all patches and images; prefix tokens are ignored."""
     (p, grid, _), config, device = captured.layout, captured.model.config, captured.images.device
     found = []
-    for layer in captured.layers(layers):
+    for layer in layer_indices(captured.model, layers):
         between()
         total = torch.zeros(config.num_heads, device=device)
-        for rows, weights in layer.chunks(start=p):
+        for rows, weights in captured.chunks(layer, start=p):
             apart = distances(grid, config.patch_stride, slice(rows.start - p, rows.stop - p)).to(device)
             patches = weights[..., p:].float()
             patches = patches / patches.sum(dim=-1, keepdim=True).clamp_min(1e-30)

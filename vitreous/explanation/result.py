@@ -217,7 +217,7 @@ def _compute_from(
                 result.faithfulness[name] = faithfulness(captured, target, values, batch_size=batch_size)
             result.faithfulness["random"] = random_faithfulness(captured, target, batch_size=batch_size)
         case "heads":
-            rows = [layer.attention_from(result.query)[0, result.heads] for layer in captured.layers(layers)]
+            rows = [captured.attention_from(layer, result.query)[0, result.heads] for layer in layers]
             result.head_maps = captured.on_grid(torch.stack(rows)).cpu().numpy()
         case "distance":
             result.distance = attention_distance(captured, layers).cpu().numpy()

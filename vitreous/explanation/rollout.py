@@ -35,9 +35,9 @@ def rollout(
     _check(fusion, discard, residual)
     b, t, _ = captured.states[0].shape
     total = torch.eye(t, device=captured.images.device).expand(b, t, t)
-    for layer in captured.layers(layers):
+    for layer in layer_indices(captured.model, layers):
         before, total = total, torch.empty(b, t, t, device=total.device)
-        for rows, weights in layer.chunks():
+        for rows, weights in captured.chunks(layer):
             mixed = fuse(weights.float(), fusion, discard)
             total[:, rows] = (1 - residual) * (mixed @ before) + residual * before[:, rows]
     return total
@@ -57,9 +57,9 @@ def rollout_map(
     """
     _check(fusion, discard, residual)
     row = captured.pooling_weights().float()
-    for index in reversed(layer_indices(captured.model, layers)):
+    for layer in reversed(layer_indices(captured.model, layers)):
         gathered = torch.zeros_like(row)
-        for rows, weights in captured.layer(index).chunks():
+        for rows, weights in captured.chunks(layer):
             gathered += (row[:, None, rows] @ fuse(weights.float(), fusion, discard))[:, 0]
         row = (1 - residual) * gathered + residual * row
     return captured.on_grid(row)

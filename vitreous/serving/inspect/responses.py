@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from vitreous.explanation.captured import CHUNK, Layer
+from vitreous.explanation.captured import CHUNK, CapturedForward
 from vitreous.explanation.similarity import cosines
 from vitreous.inference.predictions import top_labels
 from vitreous.model.tokens import Features
@@ -63,17 +63,18 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
     return [{**class_entry(labels, one.index), "probability": value} for one, value in zip(best, values, strict=True)]
 
 
-def attention_bytes(layer: Layer) -> Answer:
+def attention_bytes(captured: CapturedForward, layer: int) -> Answer:
     """The largest weight of each row for a prefix token, and for a patch, float32 [heads, t, 2]; then each weight as a
     fraction of the one or the other, uint8 [heads, t, t].
 
     Two scales, because a class token or a register may take nearly all attention, and 8 bits would not show the rest.
     """
-    heads, t, prefix = layer.model.config.num_heads, layer.before.shape[1], layer.layout.num_prefix_tokens
+    heads, t = captured.model.config.num_heads, captured.states[0].shape[1]
+    prefix = captured.layout.num_prefix_tokens
     data = bytearray(heads * t * (8 + t))
     scales = np.frombuffer(data, "<f4", heads * t * 2).reshape(heads, t, 2)
     fractions = np.frombuffer(data, np.uint8, offset=8 * heads * t).reshape(heads, t, t)
-    for rows, weights in layer.chunks():
+    for rows, weights in captured.chunks(layer):
         for scale, keys in enumerate((slice(0, prefix), slice(prefix, t))):
             some = weights[0, :, :, keys].float()
             if not some.shape[-1]:

@@ -119,7 +119,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         one = service.model(model)
         at = layer_of(one, layer)
         check_attention(one)
-        make = lambda session: attention_bytes(session.captured.layer(at))  # noqa: E731
+        make = lambda session: attention_bytes(session.captured, at)  # noqa: E731
         return await service.respond(request, model, id, ("attention", at), make)
 
     @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_answer("uint8 [t, t]"), response_class=Response)

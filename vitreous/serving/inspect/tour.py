@@ -37,7 +37,7 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
     answer = _step(4, "answer", "y", pooled[0], pooled=type(config.pool).__name__)
     if config.num_classes:
         answer |= {"scores": _facts(captured.logits()[0]), "classes": config.num_classes}
-    t, first_rows = tokens.shape[1], next(captured.layer(0).chunks())[1][0]  # all rows if they are few
+    t, first_rows = tokens.shape[1], next(captured.chunks(0))[1][0]  # all rows if they are few
     attention = _step(2, "attention", "A", first_rows, layer=0) | {"shape": [config.num_heads, t, t]}
     added = isinstance(model.position, AddedPosition)
     steps = [
