@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.report import plots
 from vitreous.report import style as look
-from vitreous.tasks.classify_metrics import Evaluation
+from vitreous.tasks.classification_metrics import Evaluation
 
 NASTY = ("猫", "$\\frac{$", "a" * 80, "\x00\n\t", "🐱", "<b>", "مرحبا", "\udcff", "")
 

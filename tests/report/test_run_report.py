@@ -9,7 +9,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from vitreous.report.run_report import Mistake, RunReport, write_report
-from vitreous.tasks.classify_metrics import Evaluation
+from vitreous.tasks.classification_metrics import Evaluation
 
 EVIL = (
     '<script>alert("1")</script>',

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vitreous.report.html import Html, bar, details, inner, name, plot, table, tag
 from vitreous.report.plots import FEW
-from vitreous.tasks.classify_metrics import ClassFigures, Evaluation
+from vitreous.tasks.classification_metrics import ClassFigures, Evaluation
 
 FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # kept in their order, shown at once, listed at all
 

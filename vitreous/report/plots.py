@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.report.metric_text import label, value
 from vitreous.report.style import ACCENT, GREY, INK, PALE, drawing, percent, plain, readable, shades
-from vitreous.tasks.classify_metrics import Calibration, Evaluation
+from vitreous.tasks.classification_metrics import Calibration, Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

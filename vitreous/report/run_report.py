@@ -30,8 +30,8 @@ from vitreous.report.html import (
 from vitreous.report.metric_text import label, value
 from vitreous.report.segment_section import segment_classes
 from vitreous.report.style import can_draw, readable
-from vitreous.tasks.classify_metrics import Evaluation
-from vitreous.tasks.segment_metrics import SegmentEvaluation
+from vitreous.tasks.classification_metrics import Evaluation
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation
 
 SAMPLES = 16  # that a run hands in
 MOST_SAMPLES, MOST_MISTAKES, MOST_NAMES = 32, 24, 200

@@ -1,7 +1,7 @@
 """What a report says about each class of pixels."""
 
 from vitreous.report.html import Html, bar, inner, name, table, tag
-from vitreous.tasks.segment_metrics import SegmentEvaluation
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation
 
 MOST_PAIRS = 10
 

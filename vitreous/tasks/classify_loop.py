@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitreous.data.loader import Batch
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
-from vitreous.tasks.classify_metrics import Evaluation
+from vitreous.tasks.classification_metrics import Evaluation
 
 
 @dataclasses.dataclass(frozen=True)

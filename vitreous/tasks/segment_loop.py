@@ -16,8 +16,8 @@ from vitreous.data.sources.base import Source
 from vitreous.inference.segment_predictor import NOT_A_NUMBER, SegmentPredictor
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
-from vitreous.tasks.classify_metrics import UNREADABLE
-from vitreous.tasks.segment_metrics import SegmentEvaluation
+from vitreous.tasks.classification_metrics import UNREADABLE
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitreous.model.segment_loss import IGNORED
 from vitreous.tasks.boundary import Ids, boundary_scores
-from vitreous.tasks.classify_metrics import UNREADABLE
+from vitreous.tasks.classification_metrics import UNREADABLE
 
 
 @dataclass(frozen=True)

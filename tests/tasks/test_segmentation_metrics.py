@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.model.segment_loss import IGNORED
 from vitreous.tasks.boundary import boundary_scores, tolerance
-from vitreous.tasks.segment_metrics import SegmentEvaluation
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation
 
 NAMES = tuple("abcdefg")
 

@@ -13,7 +13,7 @@ from sklearn.metrics import (
 )
 from torch import Tensor
 
-from vitreous.tasks.classify_metrics import Evaluation
+from vitreous.tasks.classification_metrics import Evaluation
 
 NAMES = tuple("abcdefg")
 
