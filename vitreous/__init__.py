@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.evaluation.evaluate_model import evaluate as evaluate
+    from vitreous.inference.predict_images import embed as embed
+    from vitreous.inference.predict_images import predict as predict
     from vitreous.inference.predictor import Predictor as Predictor
     from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
@@ -28,8 +31,11 @@ _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
     "create": "vitreous.model.presets",
+    "embed": "vitreous.inference.predict_images",
+    "evaluate": "vitreous.evaluation.evaluate_model",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
+    "predict": "vitreous.inference.predict_images",
     "Predictor": "vitreous.inference.predictor",
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",

@@ -1,6 +1,6 @@
-"""Top-1 and top-5 of scores that are no logits: votes of neighbours, answers of a regression.
+"""Top-1 and top-5 accuracy of the scores of probes.
 
-n: pictures.
+n: images.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Accuracy(NamedTuple):
-    """Shares of pictures whose class has the best score, or is among the best five. Fractions, not percent."""
+    """Fractions of images whose class has the best score, or is among the best five."""
 
     top1: float
     top5: float
@@ -30,8 +30,8 @@ def count_hits(
     own = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     rank = ((scores > own) | ((scores == own) & earlier)).sum(dim=1)
-    answered = own[:, 0].isfinite() & ~scores.isnan().any(dim=1)
-    return torch.stack([(answered & (rank < best)).sum() for best in ranks])
+    valid = own[:, 0].isfinite() & ~scores.isnan().any(dim=1)
+    return torch.stack([(valid & (rank < best)).sum() for best in ranks])
 
 
 def accuracy(hits: Int[Tensor, "2"], count: int) -> Accuracy:

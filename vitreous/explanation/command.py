@@ -20,8 +20,8 @@ from vitreous.explanation.explain_report import Findings, write_page
 from vitreous.explanation.maps import MAPS, DrawnMap, draw_map, peak, put_to_the_test
 from vitreous.explanation.methods import METHODS
 from vitreous.explanation.study import Study, open_model, open_study, which_methods
-from vitreous.inference.mask_images import is_written_here
 from vitreous.report.metric_text import duration
+from vitreous.report.png import is_written_here
 from vitreous.report.style import can_draw
 
 NONE = "none"

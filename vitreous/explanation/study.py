@@ -1,5 +1,6 @@
 """One model, one picture and what is asked about them: everything that the figures are drawn from."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,12 @@ from vitreous.data.image.decode import UnreadableImage, fit
 from vitreous.explanation.capture import layout_of, token_index, which_layers
 from vitreous.explanation.methods import METHODS, NEED_A_HEAD, NEED_A_PICTURE
 from vitreous.explanation.seen_region import Canvas, canvas_of
-from vitreous.inference.answers import Label
 from vitreous.inference.device import choose_device, placed
-from vitreous.inference.mask_images import write_png
 from vitreous.inference.memory_check import check_bytes, check_memory, takes
+from vitreous.inference.predictions import Label, class_names, top_labels
 from vitreous.model.inputs import normalise
 from vitreous.model.vit import ViT
+from vitreous.report.png import write_png
 from vitreous.weights.load import load_encoder
 
 TOP = 5  # predictions that are told
@@ -127,12 +128,10 @@ def open_study(
 
 @torch.no_grad()
 def predict(study: Study, image: Tensor) -> tuple[Label, ...]:
-    shares = study.model(image)[0].softmax(dim=-1)
-    best = shares.topk(min(TOP, len(shares)))
-    if not best.values.isfinite().all():
+    [labels] = top_labels(study.model(image).softmax(dim=-1), class_names(study.model.config), TOP)
+    if not all(math.isfinite(label.probability) for label in labels):
         raise ValueError("the model's answer is not a number")
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return tuple(Label(study.label(index), index, share) for index, share in pairs)
+    return labels
 
 
 def class_index(model: ViT, name: str | None, field: str = "class") -> int | None:

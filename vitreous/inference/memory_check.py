@@ -1,4 +1,4 @@
-"""Refuses models that need more memory than this machine has, before they are run."""
+"""Reject models that need more memory than this machine has, before they run."""
 
 import math
 import os
@@ -15,17 +15,18 @@ from vitreous.model.segmenter import SegmenterConfig
 if TYPE_CHECKING:
     from vitreous.model.cost import Cost
 
-SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # any machine runs these, and the estimate takes a second or two
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of containers; cgroup v2, v1
+SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # any machine runs these; the estimate takes a second or two
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of containers: cgroup v2, v1
 
 
 def check_memory(config: AnyConfig, device: torch.device) -> None:
-    """ValueError if a forward pass of one image needs more memory than the device has."""
+    """Raise ValueError if a forward pass of one image needs more memory than the device has."""
     if spent := large_cost(config):
         check_bytes(spent.inference_bytes, device, f"{takes(config)} one", "use a smaller image_size")
 
 
 def check_bytes(needed: int, device: torch.device, subject: str, advice: str) -> None:
+    """Raise ValueError if `subject` needs more memory than the device has."""
     memory = total_memory(device)
     if needed > memory:
         raise ValueError(
@@ -39,7 +40,7 @@ def takes(config: AnyConfig, name: str = "the model") -> str:
 
 
 def large_cost(config: AnyConfig) -> "Cost | None":
-    """The cost of one image; None for models so small that any machine runs them."""
+    """The cost of one image; None for models that any machine runs."""
     encoder = config.encoder if isinstance(config, SegmenterConfig) else config
     tokens = 0 if isinstance(encoder, ResNetConfig) else encoder.num_tokens
     if math.prod(config.image_size) <= SMALL_PIXELS and tokens <= SMALL_TOKENS:
@@ -50,7 +51,7 @@ def large_cost(config: AnyConfig) -> "Cost | None":
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of the GPU, or of the machine, or of the container that this process runs in."""
+    """Bytes of memory of the GPU, or of the machine or container that this process runs in."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     limits = [int(text) for file in LIMITS if (text := _content(Path(file))).isdigit()]  # or "max"

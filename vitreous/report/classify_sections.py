@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vitreous.report.html import Html, bar, details, inner, name, plot, table, tag
 from vitreous.report.plots import FEW
-from vitreous.tasks.classification_metrics import ClassFigures, Evaluation
+from vitreous.tasks.classification_metrics import ClassMetrics, Evaluation
 
 FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # kept in their order, shown at once, listed at all
 
@@ -32,7 +32,7 @@ def per_class(evaluation: Evaluation) -> list[Html]:
     return parts
 
 
-def _class_table(rows: Sequence[ClassFigures], numbered: bool) -> Html:
+def _class_table(rows: Sequence[ClassMetrics], numbered: bool) -> Html:
     def share(number: float | None) -> str:
         return "-" if number is None else f"{number:.1%}"
 
@@ -60,7 +60,7 @@ def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
         parts.append(plot(drawn, "Confusion matrix: true classes against predicted ones", words))
     name_of = evaluation.name
     pairs = [
-        [name(name_of(pair.true)), name(name_of(pair.predicted)), f"{pair.count:,}", f"{pair.share:.1%}"]
+        [name(name_of(pair.true)), name(name_of(pair.predicted)), f"{pair.count:,}", f"{pair.fraction:.1%}"]
         for pair in evaluation.most_confused(10)
     ]
     columns = ["pictures of", "taken for", "how many", "of that class"]

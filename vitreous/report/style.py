@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from vitreous.common.fonts import CJK
-from vitreous.inference.mask_images import SOFTWARE
+from vitreous.report.png import SOFTWARE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 """Refuses models that this machine cannot serve, before it tries to."""
 
 from vitreous.inference.memory_check import check_bytes, large_cost, takes
-from vitreous.inference.outputs import clean
+from vitreous.inference.prediction_files import clean
 from vitreous.model.segmenter import Segmenter
 from vitreous.serving.models import Served
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from vitreous.inference.device import choose_device
-from vitreous.inference.outputs import clean
+from vitreous.inference.prediction_files import clean
+from vitreous.inference.predictions import class_names
 from vitreous.inference.predictor import Predictor
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.kinds import AnyModel
@@ -41,9 +42,7 @@ class Served:
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """A name for every class, if only its number."""
-        config = self.model.config
-        names = config.labels or tuple(f"class {index}" for index in range(config.num_classes))
-        return tuple(clean(name) for name in names)
+        return tuple(clean(name) for name in class_names(self.model.config))
 
 
 def pick(served: Sequence[Served], id: str | None) -> Served:

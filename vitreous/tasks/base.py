@@ -20,7 +20,7 @@ from vitreous.data.rng import Draws
 from vitreous.model.inputs import normalise
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
-from vitreous.tasks.classify_loop import answer
+from vitreous.tasks.classification_metrics import classify_batches
 from vitreous.training.config import Distillation
 
 
@@ -118,7 +118,7 @@ class Classify(Task):
         self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
     ) -> Measured:
         config = self.model.config
-        return answer(module, batches, device, config.preprocessing, config.labels, precision, self.flip_test)
+        return classify_batches(module, batches, device, config.preprocessing, config.labels, precision, self.flip_test)
 
     @torch.no_grad()
     def _teach(self, images: Tensor) -> Tensor:

@@ -1,26 +1,36 @@
-"""How good a classifier is: accuracy, loss, calibration, each class on its own, and what it takes for what.
+"""Metrics of a classifier: accuracy, loss, calibration, per-class results and confusions.
 
-Of each picture's scores only what the figures need is kept: the five best classes, the probability of the first and
-the loss. That is 56 bytes a picture for any number of classes; the scores of 100,000 pictures for 21,000 classes would
-be 8 GB. So a large evaluation digests each batch where its scores are and joins the digests (`Evaluation.join`).
+Only what the metrics need is kept for each image: the five best classes, the probability of the first and the loss.
+That is 64 bytes an image for any number of classes; the scores of 100,000 images for 21,000 classes would be 8 GB. A
+large evaluation therefore reduces each batch where its scores are and joins the results (`Evaluation.join`).
 
-n: pictures; k: best classes kept, at most 5.
+n: images; k: best classes kept, at most 5.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-UNREADABLE = -1  # the label of a picture that could not be read
+from vitreous.common.text import one_line
+from vitreous.data.loader import Batch
+from vitreous.data.sources.base import Source
+from vitreous.inference.engine import NOT_A_NUMBER, class_scores, evaluation_mode, mixed_precision, model_input
+from vitreous.inference.predictor import Predictor
+from vitreous.model.options import Preprocessing
+
+UNREADABLE = -1  # the label of an image that could not be read
 
 
 @dataclass(frozen=True)
-class ClassFigures:
-    """One class. A figure is None where it has no meaning: recall without pictures, precision without predictions."""
+class ClassMetrics:
+    """Metrics of one class; None where undefined: recall without images, precision without predictions."""
 
     index: int
     name: str
@@ -32,17 +42,17 @@ class ClassFigures:
 
 @dataclass(frozen=True)
 class Confused:
-    """`count` pictures of the class `true` were taken for `predicted`; `share` is their part of all of that class."""
+    """`count` images of class `true` were predicted as `predicted`: the `fraction` of all images of that class."""
 
     true: int
     predicted: int
     count: int
-    share: float
+    fraction: float
 
 
 @dataclass(frozen=True)
-class Wrong:
-    """A mistake: which picture, in the order of evaluation, and the probability that the model gave its answer."""
+class WrongPrediction:
+    """A mistake: the position of the image in the evaluation, and the probability of the predicted class."""
 
     index: int
     true: int
@@ -52,9 +62,9 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Pictures sorted into equal bins of confidence (above the left edge, up to and including the right one).
+    """Images in equal bins of confidence (above the left edge, up to and including the right one).
 
-    Empty bins have a confidence and an accuracy of 0. `ece`: the mean distance of the two over all pictures.
+    Empty bins have a confidence and an accuracy of 0. `ece`: the mean distance of the two over all images.
     """
 
     edges: Float[Tensor, "edges"]  # one more than bins
@@ -66,42 +76,49 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model answered to n labelled pictures. Made by `of`, batch by batch by `of` and `join`.
+    """Predictions for n labelled images, from scores (`of`) or from batches (`join`).
 
-    Unreadable pictures (label -1) are counted and left out of every figure. Of equal scores the lower class wins.
+    Unreadable images (label -1) are counted and excluded from every metric. Of equal scores the lower class wins.
 
     >>> scores = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 0.0], [1.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
     >>> evaluation = Evaluation.of(scores, torch.tensor([0, 1, 0, -1]), names=("ant", "bee", "cat"))
-    >>> figures = evaluation.metrics()
-    >>> round(figures["top1"], 2), figures["count"], figures["unreadable"]
+    >>> metrics = evaluation.metrics()
+    >>> round(metrics["top1"], 2), metrics["count"], metrics["unreadable"]
     (0.67, 3, 1)
     >>> evaluation.most_confused(1)
-    [Confused(true=0, predicted=2, count=1, share=0.5)]
+    [Confused(true=0, predicted=2, count=1, fraction=0.5)]
     """
 
     labels: Int[Tensor, "n"]
     best: Int[Tensor, "n k"]  # the classes with the highest scores, highest first
     confidence: Float[Tensor, "n"]  # the probability of the first of them
-    losses: Float[Tensor, "n"]  # the cross-entropy of each picture
+    losses: Float[Tensor, "n"]  # the cross-entropy of each image
+    indices: Int[Tensor, "n"]  # positions of the images in their source
     num_classes: int
     names: tuple[str, ...] | None = None
+    problems: list[str] = field(default_factory=list)  # names of unreadable images, each with the reason
 
     @classmethod
     def of(
-        cls, logits: Float[Tensor, "n classes"], labels: Int[Tensor, "n"], names: Sequence[str] | None = None
+        cls,
+        logits: Float[Tensor, "n classes"],
+        labels: Int[Tensor, "n"],
+        names: Sequence[str] | None = None,
+        indices: Int[Tensor, "n"] | None = None,
+        problems: Sequence[str] = (),
     ) -> "Evaluation":
-        """From scores, on any device and in any precision; what is kept is on the CPU, in float32."""
+        """From scores, on any device and in any precision; the result is on the CPU, in float32."""
         num_classes = logits.shape[1]
         labels = labels.to(logits.device, torch.int64)
         if names is not None and len(names) != num_classes:
             raise ValueError(f"names has {len(names)} entries, but the scores are of {num_classes} classes")
         if bool(((labels < UNREADABLE) | (labels >= num_classes)).any()):
-            raise ValueError(f"labels must be from 0 to {num_classes - 1}, or {UNREADABLE} for an unreadable picture")
+            raise ValueError(f"labels must be from 0 to {num_classes - 1}, or {UNREADABLE} for an unreadable image")
         readable = labels != UNREADABLE
-        logits = torch.where(readable[:, None], logits.float(), 0)  # whatever stands there shall not matter
+        logits = torch.where(readable[:, None], logits.float(), 0)  # scores of unreadable images are arbitrary
         broken = int((~logits.isfinite().all(1)).sum())
         if broken:
-            raise ValueError(f"the scores of {broken} of {len(labels)} pictures are infinite or not a number")
+            raise ValueError(f"the scores of {broken} of {len(labels)} images are infinite or not a number")
         log_probabilities = logits.log_softmax(1)
         best = _best(logits, min(5, num_classes))
         confidence = log_probabilities.gather(1, best[:, :1])[:, 0].exp()
@@ -111,21 +128,26 @@ class Evaluation:
             best.cpu(),
             confidence.cpu(),
             losses.cpu(),
+            torch.arange(len(labels)) if indices is None else indices.cpu(),
             num_classes,
             None if names is None else tuple(names),
+            list(problems),
         )
 
     @classmethod
     def join(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
-        """The evaluation of all pictures of all parts, in their order."""
+        """The evaluation of all parts in the order of their indices, each image once."""
         if not parts:
             raise ValueError("there is nothing to join: no batch was evaluated")
         first = parts[0]
         if any((part.num_classes, part.names) != (first.num_classes, first.names) for part in parts):
             raise ValueError("evaluations of different classes cannot be joined")
-        fields = ("labels", "best", "confidence", "losses")
+        fields = ("labels", "best", "confidence", "losses", "indices")
         joined = {field: torch.cat([getattr(part, field) for part in parts]) for field in fields}
-        return cls(**joined, num_classes=first.num_classes, names=first.names)
+        order = torch.from_numpy(np.unique(joined["indices"].numpy(), return_index=True)[1])
+        problems = dict.fromkeys(problem for part in parts for problem in part.problems)
+        rows = {field: tensor[order] for field, tensor in joined.items()}
+        return cls(**rows, num_classes=first.num_classes, names=first.names, problems=list(problems))
 
     def name(self, index: int) -> str:
         return self.names[index] if self.names is not None else str(index)
@@ -138,10 +160,10 @@ class Evaluation:
     def readable(self) -> Shaped[Tensor, "n"]:
         return self.labels != UNREADABLE
 
-    def metrics(self) -> dict[str, float]:
-        """`top1`, `top5`, `loss`, `ece` and how many pictures they are of. Fractions, not percent."""
+    def metrics(self) -> dict[str, Any]:
+        """`top1`, `top5`, `loss`, `ece`, and the numbers of images; fractions, not percent."""
         self._check_not_empty()
-        hits = self.best == self.labels[:, None]  # an unreadable picture is never a hit
+        hits = self.best == self.labels[:, None]  # an unreadable image is never a hit
         count = int(self.readable.sum())
         return {
             "top1": int(hits[:, 0].sum()) / count,
@@ -153,7 +175,7 @@ class Evaluation:
         }
 
     def calibration(self, bins: int = 15) -> Calibration:
-        """Does it know what it knows? Confidence against accuracy (Guo et al. 2017, with their 15 bins)."""
+        """Confidence against accuracy, in 15 bins by default (Guo et al. 2017)."""
         self._check_not_empty()
         edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
         confidence = self.confidence[self.readable].double()
@@ -165,15 +187,15 @@ class Evaluation:
         ece = float((sure - hits).abs().sum()) / len(place)
         return Calibration(edges, counts, sure / counts.clamp(min=1), hits / counts.clamp(min=1), ece)
 
-    def per_class(self) -> list[ClassFigures]:
-        """Every class in its order, also those without a picture."""
-        true, predicted = self._answers()
+    def per_class(self) -> list[ClassMetrics]:
+        """All classes in order, including those without images."""
+        true, predicted = self._pairs()
         counts, claims, hits = (
             torch.bincount(which, minlength=self.num_classes).tolist()
             for which in (true, predicted, true[true == predicted])
         )
         return [
-            ClassFigures(
+            ClassMetrics(
                 index,
                 self.name(index),
                 count,
@@ -185,14 +207,14 @@ class Evaluation:
         ]
 
     def confusion(self) -> Int[Tensor, "classes classes"]:
-        """Pictures of class (row) that were taken for class (column). Dense: for thousands of classes it is large."""
-        true, predicted = self._answers()
+        """Images of class (row) that were predicted as class (column): a dense matrix."""
+        true, predicted = self._pairs()
         cells = torch.bincount(true * self.num_classes + predicted, minlength=self.num_classes**2)
         return cells.view(self.num_classes, self.num_classes)
 
     def most_confused(self, k: int) -> list[Confused]:
-        """The k mistakes that are made most often; of equally frequent ones, first the larger share of its class."""
-        true, predicted = self._answers()
+        """The k most frequent confusions; of equal counts, the larger fraction of its class first."""
+        true, predicted = self._pairs()
         wrong = true != predicted
         cells, counts = torch.unique(true[wrong] * self.num_classes + predicted[wrong], return_counts=True)
         totals = torch.bincount(true, minlength=self.num_classes)
@@ -200,29 +222,69 @@ class Evaluation:
         for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
             row, column = divmod(cell, self.num_classes)
             pairs.append(Confused(row, column, count, count / int(totals[row])))
-        return sorted(pairs, key=lambda pair: (-pair.count, -pair.share))[:k]
+        return sorted(pairs, key=lambda pair: (-pair.count, -pair.fraction))[:k]
 
-    def worst(self, k: int) -> list[Wrong]:
-        """The k mistakes that were made with the highest confidence."""
+    def worst(self, k: int) -> list[WrongPrediction]:
+        """The k mistakes with the highest confidence."""
         wrong = (self.readable & (self.predicted != self.labels)).nonzero()[:, 0]
         order = wrong[self.confidence[wrong].argsort(descending=True, stable=True)[:k]]
         rows = zip(order, self.labels[order], self.predicted[order], self.confidence[order], strict=True)
-        return [Wrong(int(index), int(true), int(guess), float(sure)) for index, true, guess, sure in rows]
+        return [WrongPrediction(int(index), int(true), int(guess), float(p)) for index, true, guess, p in rows]
 
-    def _answers(self) -> tuple[Int[Tensor, "m"], Int[Tensor, "m"]]:
-        """Labels and predictions of the pictures that could be read."""
+    def _pairs(self) -> tuple[Int[Tensor, "m"], Int[Tensor, "m"]]:
+        """Labels and predictions of the readable images."""
         return self.labels[self.readable], self.predicted[self.readable]
 
     def _check_not_empty(self) -> None:
         if not bool(self.readable.any()):
-            raise ValueError(f"there is nothing to measure: none of the {len(self.labels)} pictures could be read")
+            raise ValueError(f"there is nothing to measure: none of the {len(self.labels)} images could be read")
 
 
 def _best(logits: Float[Tensor, "n classes"], k: int) -> Int[Tensor, "n k"]:
-    """The k highest classes, the lower one first where they are equal, which torch.topk does not promise."""
+    """The k highest classes; of equal scores the lower class first, which torch.topk does not guarantee."""
     logits = logits.clone()
     best = []
     for _ in range(k):
         best.append(logits.argmax(1))
         logits.scatter_(1, best[-1][:, None], -torch.inf)
     return torch.stack(best, dim=1)
+
+
+def classify_batches(
+    module: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    preprocessing: Preprocessing,
+    classes: Sequence[str],
+    precision: torch.dtype = torch.float32,
+    flip: bool = False,
+) -> Evaluation:
+    """Evaluate a module on the batches of a loader, as a training run does. `flip` averages with the mirror image."""
+    parts = []
+    with evaluation_mode(module):
+        for batch in batches:
+            images = model_input(batch.images, device, preprocessing)
+            with mixed_precision(device, precision):
+                scores = class_scores(module, images, flip)
+            parts.append(Evaluation.of(scores, batch.labels, classes, batch.indices, batch.problems))
+    return Evaluation.join(parts)
+
+
+def classify_source(predictor: Predictor, source: Source, classes: Sequence[str]) -> Evaluation:
+    """Evaluate a predictor on every image of a source, with the scores that `predict` ranks.
+
+    An unreadable image is counted and named; scores that are not numbers are an error.
+    """
+    parts, results = [], enumerate(predictor.stream_logits(source))
+    while batch := list(itertools.islice(results, predictor.batch_size)):
+        indices = torch.tensor([index for index, _ in batch])
+        labels, scores, problems = torch.from_numpy(source.labels[indices.numpy()]), [], []
+        for row, (_, result) in enumerate(batch):
+            if result.error == NOT_A_NUMBER:  # not the image's fault: skipping it would flatter the model
+                raise ValueError(f"{result.name}: {NOT_A_NUMBER}")
+            if result.vector is None:
+                labels[row] = UNREADABLE
+                problems.append(f"{one_line(result.name)}: {result.error}")
+            scores.append(torch.zeros(len(classes)) if result.vector is None else result.vector)
+        parts.append(Evaluation.of(torch.stack(scores), labels, classes, indices, problems))
+    return Evaluation.join(parts)

@@ -16,7 +16,7 @@ from vitreous.model.inputs import normalise
 from vitreous.model.segment_loss import IGNORED, segmentation_loss
 from vitreous.model.segmenter import Segmenter
 from vitreous.tasks.base import Task
-from vitreous.tasks.segment_loop import Segmented, segment_batches
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches
 
 
 class Segment(Task):
@@ -46,6 +46,6 @@ class Segment(Task):
 
     def measure(
         self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Segmented:
+    ) -> SegmentEvaluation:
         config = self.model.config
         return segment_batches(module, batches, device, config.preprocessing, config.labels, precision)

@@ -1,40 +1,46 @@
-"""How good a segmenter is: what it takes for what, pixel by pixel, and how well it follows outlines.
+"""Metrics of a segmenter: IoU, accuracy and confusion of pixels, and boundary F-scores.
 
-Of each picture only its part of the confusion matrix is kept, without the zeros, and the boundary F-score of each class
-that it has: a few hundred bytes. So batches and processes can be joined, each picture counting once, and the pictures
-that went worst can be found.
+Only a sparse confusion matrix and the boundary F-score of each class are kept for an image: a few hundred bytes. So
+batches and processes can be joined, each image counting once, and the worst images can be found.
 
-n: pictures; k: classes; h, w: height and width.
+n: images; k: classes; h, w: height and width.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitreous.data.image.decode import UnreadableImage
+from vitreous.data.loader import Batch
+from vitreous.data.sources.base import Source
+from vitreous.inference.engine import NOT_A_NUMBER, SourceImage, evaluation_mode, mixed_precision, model_input
+from vitreous.inference.segment_predictor import SegmentPredictor
+from vitreous.model.options import Preprocessing
 from vitreous.model.segment_loss import IGNORED
 from vitreous.tasks.boundary import Ids, boundary_scores
 from vitreous.tasks.classification_metrics import UNREADABLE
 
 
 @dataclass(frozen=True)
-class SegmentClass:
-    """One class. A figure is None where it has no meaning, as the accuracy of a class without a pixel."""
+class SegmentClassMetrics:
+    """Metrics of one class; None where undefined, such as the accuracy of a class without pixels."""
 
     index: int
     name: str
     pixels: int
-    iou: float | None  # of the pixels that are of this class or taken for it, the share that are both
-    accuracy: float | None  # of the pixels of this class, the share that is taken for it
-    boundary_f: float | None  # the mean over pictures
+    iou: float | None  # pixels of this class predicted as such, over pixels of either
+    accuracy: float | None  # fraction of the pixels of this class that are predicted as such
+    boundary_f: float | None  # the mean over images
 
 
 @dataclass(frozen=True)
-class SegmentPicture:
-    """One picture, by its index in the source."""
+class SegmentedImage:
+    """Pixel accuracy of one image, by its index in the source."""
 
     index: int
     pixel_accuracy: float
@@ -42,7 +48,7 @@ class SegmentPicture:
 
 @dataclass(frozen=True)
 class SegmentEvaluation:
-    """What a model answered to n pictures with masks. Made by `of`, batch by batch by `of` and `join`.
+    """Predictions for n images with masks, from predicted masks (`of`) or from batches (`join`).
 
     >>> predicted = torch.tensor([[[0, 0, 1, 1]]])
     >>> masks = torch.tensor([[[0, 1, 1, IGNORED]]])
@@ -51,20 +57,27 @@ class SegmentEvaluation:
     (0.5, [[1, 0, 0], [1, 1, 0], [0, 0, 0]])
     """
 
-    indices: Int[Tensor, "n"]  # which pictures of the source these are
+    indices: Int[Tensor, "n"]  # positions of the images in their source
     readable: Bool[Tensor, "n"]
-    cells: Int[Tensor, "m 4"]  # place in indices, true class, predicted class, pixels: where there are any
-    outlines: Int[Tensor, "o 2"]  # place in indices, class: where there are any
+    cells: Int[Tensor, "m 4"]  # nonzero counts: row of indices, true class, predicted class, pixels
+    outlines: Int[Tensor, "o 2"]  # row of indices, class with an outline
     scores: Float[Tensor, "o"]  # the boundary F-score of each of them
     classes: tuple[str, ...]
+    problems: list[str] = field(default_factory=list)  # names of unreadable images, each with the reason
 
     @classmethod
     def of(
-        cls, predicted: Ids, masks: Ids, labels: Int[Tensor, "n"], indices: Int[Tensor, "n"], classes: Sequence[str]
+        cls,
+        predicted: Ids,
+        masks: Ids,
+        labels: Int[Tensor, "n"],
+        indices: Int[Tensor, "n"],
+        classes: Sequence[str],
+        problems: Sequence[str] = (),
     ) -> "SegmentEvaluation":
-        """From classes of pixels, on any device; what is kept is on the CPU. A label of -1 marks an unreadable picture.
+        """From predicted masks on any device; the result is on the CPU.
 
-        Pixels that are IGNORED in the masks count nowhere.
+        A label of -1 marks an unreadable image. Pixels that are IGNORED in the true masks are excluded.
         """
         n, k = len(masks), len(classes)
         device = predicted.device
@@ -76,11 +89,11 @@ class SegmentEvaluation:
             if low < 0 or high >= k:
                 raise ValueError(f"{what} has ids from {low} to {high}, but there are {k} classes")
         place = torch.arange(n, device=device)[:, None, None]
-        rows = place * (k + 1) + torch.where(known, masks, k)  # ignored pixels have a row of their own, to be left out
+        rows = place * (k + 1) + torch.where(known, masks, k)  # ignored pixels fill row k, which is dropped
         counts = torch.bincount((rows * k + predicted).flatten(), minlength=n * (k + 1) * k).view(n, k + 1, k)[:, :k]
         cells = counts.nonzero()
         scores = boundary_scores(predicted, masks, k)
-        # A class that a picture only has where nothing is known has no outline to be judged.
+        # A class that occurs only in ignored pixels has no outline to score.
         occurs = (counts.sum(1) + counts.sum(2)) > 0
         outlines = (occurs & ~scores.isnan()).nonzero()
         return cls(
@@ -90,11 +103,18 @@ class SegmentEvaluation:
             outlines.cpu(),
             scores[tuple(outlines.T)].cpu(),
             tuple(classes),
+            list(problems),
         )
 
     @classmethod
+    def unreadable(cls, index: int, classes: Sequence[str], problems: Sequence[str]) -> "SegmentEvaluation":
+        """The evaluation of one image that could not be read."""
+        empty = torch.zeros(1, 1, 1, dtype=torch.uint8)
+        return cls.of(empty, empty, torch.tensor([UNREADABLE]), torch.tensor([index]), classes, problems)
+
+    @classmethod
     def join(cls, parts: Sequence["SegmentEvaluation"]) -> "SegmentEvaluation":
-        """The evaluation of all pictures of all parts, in the order of their indices, each picture once."""
+        """The evaluation of all parts in the order of their indices, each image once."""
         if not parts:
             raise ValueError("there is nothing to join: no batch was evaluated")
         if any(part.classes != parts[0].classes for part in parts):
@@ -103,7 +123,7 @@ class SegmentEvaluation:
         first = torch.from_numpy(np.unique(indices.numpy(), return_index=True)[1])
         places = torch.full((len(indices),), -1)
         places[first] = torch.arange(len(first))
-        # Of each part's pictures the new places; -1 if one came before.
+        # New rows of each part's images; -1 for repeated ones.
         own = torch.split(places, [len(part.indices) for part in parts])
 
         def moved(tables: Sequence[Tensor]) -> Tensor:
@@ -119,20 +139,21 @@ class SegmentEvaluation:
             outlines[kept],
             torch.cat([part.scores for part in parts])[kept],
             parts[0].classes,
+            list(dict.fromkeys(problem for part in parts for problem in part.problems)),
         )
 
-    def metrics(self) -> dict[str, float]:
-        """`miou`, `pixel_accuracy`, `boundary_f` and how many pictures they are of. Fractions, not percent.
+    def metrics(self) -> dict[str, Any]:
+        """`miou`, `pixel_accuracy`, `boundary_f`, and the numbers of images; fractions, not percent.
 
-        A class that is neither there nor predicted counts in no mean. Without any outline, none is missed: F is 1.
+        Classes that neither occur nor are predicted are excluded from means. Without any outline, F is 1.
         """
         confusion = self.confusion()
         pixels = int(confusion.sum())
         if not pixels:
-            raise ValueError(f"there is nothing to measure: none of {len(self.indices)} pictures has a labelled pixel")
+            raise ValueError(f"there is nothing to measure: none of {len(self.indices)} images has a labelled pixel")
         classes = self.per_class()
-        ious = [figures.iou for figures in classes if figures.iou is not None]
-        outlines = [figures.boundary_f for figures in classes if figures.boundary_f is not None]
+        ious = [one.iou for one in classes if one.iou is not None]
+        outlines = [one.boundary_f for one in classes if one.boundary_f is not None]
         count = int(self.readable.sum())
         return {
             "miou": sum(ious) / len(ious),
@@ -143,42 +164,98 @@ class SegmentEvaluation:
         }
 
     def confusion(self) -> Int[Tensor, "k k"]:
-        """Pixels of class (row) that were taken for class (column)."""
+        """Pixels of class (row) that were predicted as class (column)."""
         k = len(self.classes)
         _, true, predicted, pixels = self.cells.unbind(1)
         return torch.zeros(k * k, dtype=torch.int64).index_add_(0, true * k + predicted, pixels).view(k, k)
 
-    def per_class(self) -> list[SegmentClass]:
-        """Every class in its order, also those without a pixel."""
+    def per_class(self) -> list[SegmentClassMetrics]:
+        """All classes in order, including those without pixels."""
         confusion = self.confusion()
         hits, pixels, claims = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
         kind = self.outlines[:, 1]
-        pictures = torch.bincount(kind, minlength=len(self.classes)).tolist()
+        images = torch.bincount(kind, minlength=len(self.classes)).tolist()
         totals = torch.bincount(kind, self.scores, minlength=len(self.classes)).tolist()
         return [
-            SegmentClass(
+            SegmentClassMetrics(
                 index,
                 name,
                 pixels[index],
-                iou=_share(hits[index], pixels[index] + claims[index] - hits[index]),
-                accuracy=_share(hits[index], pixels[index]),
-                boundary_f=_share(totals[index], pictures[index]),
+                iou=_ratio(hits[index], pixels[index] + claims[index] - hits[index]),
+                accuracy=_ratio(hits[index], pixels[index]),
+                boundary_f=_ratio(totals[index], images[index]),
             )
             for index, name in enumerate(self.classes)
         ]
 
-    def worst(self, k: int) -> list[SegmentPicture]:
-        """The k pictures with the smallest share of right pixels."""
+    def worst(self, k: int) -> list[SegmentedImage]:
+        """The k images with the lowest pixel accuracy."""
         place, true, predicted, pixels = self.cells.unbind(1)
         totals, right = (
             torch.bincount(place, weights, minlength=len(self.indices))
             for weights in (pixels.double(), pixels * (true == predicted).double())
         )
         labelled = totals.nonzero()[:, 0]
-        shares = right[labelled] / totals[labelled]
-        order = shares.argsort(stable=True)[:k]
-        return [SegmentPicture(int(self.indices[labelled[i]]), float(shares[i])) for i in order.tolist()]
+        accuracies = right[labelled] / totals[labelled]
+        order = accuracies.argsort(stable=True)[:k]
+        return [SegmentedImage(int(self.indices[labelled[i]]), float(accuracies[i])) for i in order.tolist()]
 
 
-def _share(part: float, whole: int) -> float | None:
+def _ratio(part: float, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+def segment_batches(
+    module: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    preprocessing: Preprocessing,
+    classes: Sequence[str],
+    precision: torch.dtype = torch.float32,
+) -> SegmentEvaluation:
+    """Evaluate a module on images and masks that a loader fitted to its input size, as a training run does."""
+    parts = []
+    with evaluation_mode(module):
+        for batch in batches:
+            assert batch.masks is not None
+            images = model_input(batch.images, device, preprocessing)
+            with mixed_precision(device, precision):
+                best = module(images).argmax(1)
+            labels, indices = batch.labels, batch.indices
+            parts.append(SegmentEvaluation.of(best, batch.masks, labels, indices, classes, batch.problems))
+    return SegmentEvaluation.join(parts)
+
+
+def segment_source(
+    predictor: SegmentPredictor, source: Source, classes: Sequence[str], rank: int = 0, ranks: int = 1
+) -> SegmentEvaluation:
+    """Evaluate a predictor on the images of a source at full size; in process `rank` of `ranks`, on its part of them.
+
+    An image or mask that cannot be read is counted and named, and excluded from all metrics.
+    """
+    mine = range(rank, len(source), ranks)
+    if not mine:  # more processes than images: repeat the first, which `join` drops
+        return SegmentEvaluation.unreadable(0, classes, ())
+    parts = []
+    results = predictor.stream(SourceImage(source, index) for index in mine)
+    for index, result in zip(mine, results, strict=True):
+        problem = result.error
+        if problem == NOT_A_NUMBER:  # not the image's fault: skipping it would flatter the model
+            raise ValueError(f"{source.name(index)}: {problem}")
+        if result.mask is not None:
+            try:
+                truth = source.mask(index)
+                problem = _mismatch(result.mask.shape, truth.shape)
+            except (UnreadableImage, OSError) as error:
+                problem = f"its mask: {error}"
+        if problem is not None:
+            parts.append(SegmentEvaluation.unreadable(index, classes, [f"{source.name(index)}: {problem}"]))
+            continue
+        predicted, masks = (torch.from_numpy(array)[None].to(predictor.device) for array in (result.mask, truth))
+        parts.append(SegmentEvaluation.of(predicted, masks, torch.tensor([0]), torch.tensor([index]), classes))
+    return SegmentEvaluation.join(parts)
+
+
+def _mismatch(image: tuple[int, ...], mask: tuple[int, ...]) -> str | None:
+    sizes = [" x ".join(map(str, shape)) for shape in (mask, image)]
+    return None if image == mask else f"its mask is {sizes[0]} pixels, but the image {sizes[1]}"

@@ -17,9 +17,9 @@ from vitreous.report import plots
 from vitreous.report.run_report import SAMPLES, Account, Mistake
 from vitreous.report.style import can_draw
 from vitreous.tasks.base import Measured
-from vitreous.tasks.classify_loop import Answers
+from vitreous.tasks.classification_metrics import Evaluation
 from vitreous.tasks.masked import FillIn
-from vitreous.tasks.segment_loop import Segmented, segment_source
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_source
 from vitreous.training.loop import evaluate
 from vitreous.training.segment_account import segmentation
 from vitreous.training.setup import Job
@@ -43,18 +43,18 @@ def judge(job: Job, folder: Path, source: Source) -> Measured:
         predictor = SegmentPredictor(model, job.world.device, precision)
         classes, world = job.data.mask_classes, job.world
         parts: list[Measured] = world.gather(segment_source(predictor, source, classes, world.rank, world.size))
-        return Segmented.join(parts)  # type: ignore[arg-type]
+        return SegmentEvaluation.join(parts)  # type: ignore[arg-type]
     mine = job.task.measure(model, job.evaluator(source), job.world.device, job.stepper.precision)
     return type(mine).join(job.world.gather(mine))
 
 
 def account(job: Job, folder: Path, part: str, source: Source, measured: Measured) -> Account:
     """Every process takes part; the first one uses it."""
-    if isinstance(measured, Segmented):
+    if isinstance(measured, SegmentEvaluation):
         return segmentation(job, folder, part, source, measured)
     images, labels = _samples(job)
     shared = {"samples": images, "classes": job.data.classes}
-    if isinstance(measured, Answers):
+    if isinstance(measured, Evaluation):
         told = _classification(job, part, source, measured)
         names = [job.data.classes[label] if label >= 0 else "unreadable" for label in labels]
         return told._replace(parts=shared | {"sample_labels": names} | told.parts)
@@ -65,7 +65,7 @@ def account(job: Job, folder: Path, part: str, source: Source, measured: Measure
     return told._replace(parts=shared | {"sample_labels": [""] * len(images)} | told.parts)
 
 
-def _classification(job: Job, part: str, source: Source, answers: Answers) -> Account:
+def _classification(job: Job, part: str, source: Source, answers: Evaluation) -> Account:
     figures = answers.metrics()
     count = figures["count"]
     sentence = (
@@ -78,7 +78,7 @@ def _classification(job: Job, part: str, source: Source, answers: Answers) -> Ac
         {
             "task": f"Classification into {len(job.data.classes)} classes, measured on the {part} part{chose}",
             "headline": {name: figures[name] for name in ("top1", "top5", "loss", "ece")},
-            "evaluation": answers.evaluation,
+            "evaluation": answers,
             "mistakes": _mistakes(job, source, answers),
         },
     )
@@ -143,8 +143,8 @@ def _samples(job: Job) -> tuple[Tensor, list[int]]:
     return images.cpu(), batch.labels[:SAMPLES].tolist()
 
 
-def _mistakes(job: Job, source: Source, answers: Answers) -> list[Mistake]:
-    wrong = answers.evaluation.worst(MISTAKES)
+def _mistakes(job: Job, source: Source, answers: Evaluation) -> list[Mistake]:
+    wrong = answers.worst(MISTAKES)
     if not wrong:
         return []
     config, indices = job.state.model.config, torch.tensor([mistake.index for mistake in wrong])

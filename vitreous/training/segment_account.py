@@ -15,14 +15,14 @@ from vitreous.model.inputs import denormalise
 from vitreous.report import plots
 from vitreous.report.run_report import SAMPLES, Account
 from vitreous.report.style import can_draw
-from vitreous.tasks.segment_loop import Segmented
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation
 from vitreous.training.setup import Job
 from vitreous.weights.native import load_folder
 
 SHOWN = 4
 
 
-def segmentation(job: Job, folder: Path, part: str, source: Source, measured: Segmented) -> Account:
+def segmentation(job: Job, folder: Path, part: str, source: Source, measured: SegmentEvaluation) -> Account:
     """Every process takes part; the first one uses it."""
     figures, classes, samples = measured.metrics(), job.data.mask_classes, _samples(job)
     sentence = (
@@ -34,7 +34,7 @@ def segmentation(job: Job, folder: Path, part: str, source: Source, measured: Se
         "task": f"Segmentation into {len(classes)} classes, measured on the {part} part{chose}",
         "headline": {name: figures[name] for name in ("miou", "pixel_accuracy", "boundary_f")},
         "classes": classes,
-        "segments": measured.evaluation,
+        "segments": measured,
         "samples": samples,
         "sample_labels": [""] * len(samples),
     }
@@ -52,9 +52,9 @@ def _samples(job: Job) -> Tensor:
     return torch.stack([_laid_over(_rgb(picture), mask, background) for picture, mask in pairs])
 
 
-def _figures(job: Job, folder: Path, source: Source, measured: Segmented) -> list[tuple[str, Path]]:
+def _figures(job: Job, folder: Path, source: Source, measured: SegmentEvaluation) -> list[tuple[str, Path]]:
     predictor = SegmentPredictor(load_folder(folder / "best").to(job.world.device))  # type: ignore[arg-type]
-    labelled = [picture.index for picture in measured.evaluation.worst(len(source))]
+    labelled = [picture.index for picture in measured.worst(len(source))]
     rows = [
         (
             "segments.png",

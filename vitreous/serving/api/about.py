@@ -3,7 +3,7 @@
 from typing import Any
 
 import vitreous
-from vitreous.inference.outputs import clean
+from vitreous.inference.prediction_files import clean
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
 from vitreous.model.segmenter import Segmenter

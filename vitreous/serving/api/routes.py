@@ -6,12 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
-from torch import Tensor
 
+from vitreous.inference.predictions import top_labels
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.serving.api.about import about
 from vitreous.serving.api.parameters import Model
@@ -47,10 +46,8 @@ def router(served: Sequence[Served], settings: Settings, batcher: Batcher) -> AP
         one = pick(served, model)
         if one.task != "classify":
             raise ApiError(409, "no_head", f"the model {one.id!r} does not classify pictures: ask it at /v1/{one.task}")
-        indices, shares = await ask(request, one, "classify")
-        pairs = zip(indices[:top].tolist(), shares[:top].tolist(), strict=True)
-        predictions = [{"label": one.labels[i], "index": i, "probability": share} for i, share in pairs]
-        return JSONResponse({"predictions": predictions, "model": one.id})
+        [best] = top_labels((await ask(request, one, "classify"))[None], one.labels, top)
+        return JSONResponse({"predictions": [vars(label) for label in best], "model": one.id})
 
     @routes.post("/embed", responses=answers(Embedded, *WRONG), openapi_extra=PICTURE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:
@@ -86,13 +83,7 @@ def compute_for(served: Served, task: Task) -> Compute:
         return functools.partial(masks, predictor, served.labels)
     assert predictor is not None
     run = predictor.stream_logits if task == "classify" else predictor.stream_embeddings
-    make = likeliest if task == "classify" else torch.Tensor.numpy
+    make = functools.partial(torch.softmax, dim=-1) if task == "classify" else torch.Tensor.numpy
     return lambda pictures: [
         unreadable(one.error) if one.vector is None else make(one.vector) for one in run(pictures)
     ]  # fmt: skip
-
-
-def likeliest(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers and probabilities of as many classes as anyone may ask for, in their order."""
-    best = scores.softmax(dim=-1).topk(min(MOST, len(scores)))
-    return best.indices.numpy(), best.values.numpy()

@@ -26,7 +26,7 @@ def segmented(predictor: SegmentPredictor, labels: Sequence[str], answer: Segmen
     image, file = Image.fromarray(answer.mask), io.BytesIO()
     image.putpalette(palette(predictor.background).tobytes())
     image.save(file, "PNG")
-    shares, colours = answer.shares(predictor.config.num_classes), predictor.colours()
+    shares, colours = answer.fractions(predictor.config.num_classes), predictor.colours()
     order = sorted((index for index, share in enumerate(shares) if share), key=lambda index: -shares[index])
     return {
         "classes": [

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from vitreous.inference.predictions import top_labels
 
 JSON, BYTES = "application/json", "application/octet-stream"
 
@@ -45,6 +48,9 @@ def named(labels: Sequence[str], index: int) -> dict[str, Any]:
 
 def likeliest(labels: Sequence[str], shares: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
     """The classes with the largest shares, as every answer of the server names them."""
-    best = shares.topk(min(count, len(shares)))
-    pairs = zip(best.indices.tolist(), plain(best.values), strict=True)
-    return [{**named(labels, index), "probability": share} for index, share in pairs]
+    [best] = top_labels(shares[None], labels, count)
+    probabilities = plain(torch.tensor([label.probability for label in best]))
+    return [
+        {**named(labels, label.index), "probability": probability}
+        for label, probability in zip(best, probabilities, strict=True)
+    ]
