@@ -13,9 +13,8 @@ from vitreous.data.loader import EvalLoader, Place, Reader
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import ArraySource, Source
 from vitreous.data.split import pick
-from vitreous.evaluation import feature_cache
-from vitreous.evaluation.feature_cache import cached_features, digest
-from vitreous.evaluation.features import FeatureSet, extract
+from vitreous.evaluation import features
+from vitreous.evaluation.features import FeatureSet, cached_features, digest, extract
 from vitreous.inference import Predictor
 from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, ViTConfig
@@ -24,7 +23,6 @@ from vitreous.model.options import IMAGENET, GlobalAverage
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
 
-CPU = torch.device("cpu")
 TOKEN = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=64, num_classes=5)
 CONFIGS: dict[str, ViTConfig | ResNetConfig] = {
     "class token": TOKEN,
@@ -40,6 +38,10 @@ def random_model(config: ViTConfig | ResNetConfig = TOKEN) -> ViT | ResNet:
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
     return model
+
+
+def on_cpu(model: ViT | ResNet, **options: Any) -> Predictor:
+    return Predictor(model, device="cpu", workers=0, **options)
 
 
 def source(count: int = 7) -> ArraySource:
@@ -62,8 +64,7 @@ def folder(tmp_path: Path) -> Source:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_features_are_what_embed_gives(name: str, flip: bool) -> None:
     model, pictures = random_model(CONFIGS[name]).train(), source()
-    found = extract(model, pictures, CPU, batch_size=3, workers=0, flip=flip)
-    assert model.training  # left as it was
+    found = extract(on_cpu(model, batch_size=3, flip=flip), pictures)
     expected = Predictor(model, device="cpu", flip=flip).embed(list(pictures.images))
     torch.testing.assert_close(found.features, expected, rtol=1e-4, atol=1e-5)
     assert found.labels.tolist() == pictures.labels.tolist()
@@ -77,7 +78,7 @@ def test_the_class_token_beside_the_mean_of_the_patches() -> None:
     with torch.no_grad():
         tokens = model.features(normalise(batch.images.float() / 255, TOKEN.preprocessing))
     expected = torch.cat([tokens.prefix[:, 0], tokens.patches.mean(1)], dim=1)
-    found = extract(model, pictures, CPU, kind="class+mean", workers=0)
+    found = extract(on_cpu(model), pictures, "class+mean")
     torch.testing.assert_close(found.features, expected)
 
 
@@ -86,19 +87,19 @@ def test_the_class_token_beside_the_mean_of_the_patches() -> None:
 )
 def test_a_model_without_a_taught_class_token_says_so(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"features is 'class.mean', but must be 'pooled' for a {message}"):
-        extract(random_model(CONFIGS[name]), source(), CPU, kind="class+mean", workers=0)
+        extract(on_cpu(random_model(CONFIGS[name])), source(), "class+mean")
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_kind_that_does_not_exist_is_answered_with_one_that_does() -> None:
     wrong: Any = "poled"
     with pytest.raises(ValueError, match="did you mean 'pooled'"):
-        extract(random_model(), source(), CPU, kind=wrong, workers=0)
+        extract(on_cpu(random_model()), source(), wrong)
 
 
 def test_bfloat16_is_kept_in_half_the_memory() -> None:
     model, pictures = random_model(), source()
-    exact, half = (extract(model, pictures, CPU, precision, workers=0) for precision in (torch.float32, torch.bfloat16))
+    exact, half = (extract(on_cpu(model, precision=precision), pictures) for precision in ("fp32", "bf16"))
     assert (exact.features.dtype, half.features.dtype) == (torch.float32, torch.float16)
     assert torch.nn.functional.cosine_similarity(exact.features, half.features.float()).min() > 0.99
 
@@ -107,27 +108,27 @@ def test_numbers_that_are_none_are_counted() -> None:
     model = random_model()
     assert isinstance(model.norm.weight, torch.Tensor)
     torch.nn.init.constant_(model.norm.weight, torch.nan)
-    with pytest.raises(ValueError, match=r"the features of 7 of 7 pictures are infinite or not a number$"):
-        extract(model, source(), CPU, workers=0)
+    with pytest.raises(ValueError, match=r"the features of 7 of 7 images are infinite or not a number$"):
+        extract(on_cpu(model), source())
     torch.nn.init.constant_(model.norm.weight, 1e6)
     with pytest.raises(ValueError, match="too large for bfloat16: try --precision fp32"):
-        extract(model, source(), CPU, torch.bfloat16, workers=0)
+        extract(on_cpu(model, precision="bf16"), source())
 
 
 def test_unreadable_pictures_are_named_and_left_out(folder: Source, tmp_path: Path) -> None:
     model = random_model()
-    found, _ = cached_features(tmp_path / "cache", model, folder, CPU, workers=0)
+    found, _ = cached_features(tmp_path / "cache", on_cpu(model), folder)
     assert (len(found), len(found.features)) == (5, 5)
     assert [problem.split(":")[0] for problem in found.problems] == [os.path.join("b", "3.png")]
     readable = [index for index in range(6) if folder.name(index) != os.path.join("b", "3.png")]
-    alone = extract(model, pick(folder, np.array(readable)), CPU, workers=0)
+    alone = extract(on_cpu(model), pick(folder, np.array(readable)))
     torch.testing.assert_close(alone.features, found.features)
     assert torch.equal(alone.labels, found.labels)
-    again, cached = cached_features(tmp_path / "cache", model, folder, CPU, workers=0)
+    again, cached = cached_features(tmp_path / "cache", on_cpu(model), folder)
     assert cached
     assert again.problems == found.problems
-    with pytest.raises(ValueError, match="none of the 1 pictures could be read"):
-        extract(model, pick(folder, np.setdiff1d(np.arange(6), readable)), CPU, workers=0)
+    with pytest.raises(ValueError, match="none of the 1 images could be read"):
+        extract(on_cpu(model), pick(folder, np.setdiff1d(np.arange(6), readable)))
 
 
 # ---- The cache -------------------------------------------------------------------------------------------------------
@@ -135,29 +136,29 @@ def test_unreadable_pictures_are_named_and_left_out(folder: Source, tmp_path: Pa
 
 def test_features_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, pictures, cache = random_model(), source(), tmp_path / "not" / "yet"
-    first, cached = cached_features(cache, model, pictures, CPU, workers=0)
+    first, cached = cached_features(cache, on_cpu(model), pictures)
     assert not cached
 
     def never(*_: object, **__: object) -> FeatureSet:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(feature_cache, "extract", never)
-    second, cached = cached_features(cache, model, pictures, CPU, workers=0)
+    monkeypatch.setattr(features, "extract", never)
+    second, cached = cached_features(cache, on_cpu(model), pictures)
     assert cached
     assert torch.equal(first.features, second.features)
     assert torch.equal(first.labels, second.labels)
     with pytest.raises(AssertionError, match="computed again"):
-        cached_features(None, model, pictures, CPU, workers=0)
+        cached_features(None, on_cpu(model), pictures)
 
 
 @pytest.mark.parametrize("keep", [0, 40, -10])
 def test_a_damaged_file_is_made_again(tmp_path: Path, keep: int) -> None:
     model, pictures = random_model(), source()
-    first, _ = cached_features(tmp_path, model, pictures, CPU, workers=0)
+    first, _ = cached_features(tmp_path, on_cpu(model), pictures)
     [file] = tmp_path.iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole[:keep])
-    second, cached = cached_features(tmp_path, model, pictures, CPU, workers=0)
+    second, cached = cached_features(tmp_path, on_cpu(model), pictures)
     assert not cached
     assert torch.equal(first.features, second.features)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
@@ -196,5 +197,5 @@ def test_whatever_features_depend_on_is_in_the_digest(folder: Source) -> None:
 
 def test_a_folder_that_cannot_be_is_said_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadValue, match="file', but must be a folder, and not a file"):
-        cached_features(tmp_path / "file", random_model(), source(), CPU, workers=0)
+    with pytest.raises(BadValue, match="file', but must be a folder, not a file"):
+        cached_features(tmp_path / "file", on_cpu(random_model()), source())

@@ -150,7 +150,7 @@ def test_planted_classes_are_found_and_random_ones_are_not() -> None:
 @pytest.mark.parametrize(
     ("neighbours", "message"),
     [
-        ((20, 31), "neighbours is 31, but must be at most 30: there are no more pictures to learn from"),
+        ((20, 31), "neighbours is 31, but must be at most 30: there are no more images to learn from"),
         ((0,), "neighbours is 0, but must be a whole number from 1"),
         ((), "at least one"),
     ],

@@ -58,7 +58,7 @@ def test_the_order_of_pictures_does_not_matter(n: int) -> None:
 def test_scaling_far_from_zero_is_exact() -> None:
     features = torch.tensor([[4096.0], [4096.5], [4097.0]])
     scaling = Scaling.of(features, CPU)
-    assert float(scaling.deviation) == pytest.approx(np.sqrt(1 / 6) + EPSILON, rel=1e-12)
+    assert float(scaling.std) == pytest.approx(np.sqrt(1 / 6) + EPSILON, rel=1e-12)
     assert float(scaling(features).sum()) == 0
 
 

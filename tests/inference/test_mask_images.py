@@ -71,7 +71,7 @@ def test_an_overlay_tints_what_is_not_background() -> None:
 
 def test_what_does_not_fit_is_refused(unchecked: None) -> None:
     picture = np.zeros((4, 5, 3), np.uint8)
-    with pytest.raises(ValueError, match="the picture is 4 x 5 pixels and its mask 5 x 4"):
+    with pytest.raises(ValueError, match="the image is 4 x 5 pixels and its mask 5 x 4"):
         overlay(picture, np.zeros((5, 4), np.uint8))
     with pytest.raises(BadValue, match="alpha is 2"):
         overlay(picture, np.zeros((4, 5), np.uint8), alpha=2)

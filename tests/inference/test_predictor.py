@@ -103,7 +103,7 @@ def test_every_way_to_hand_over_a_picture(photos: list[Path]) -> None:
         np.testing.assert_allclose(probabilities(predictor(way)), probabilities([answer]), atol=1e-6)
         np.testing.assert_allclose(probabilities([answer]), probabilities(together[:1]), atol=1e-6)
     names = [answer.name for answer in together]
-    assert names == [str(path), str(path), "picture 2", "picture 3", str(path), "picture 5"]
+    assert names == [str(path), str(path), "image 2", "image 3", str(path), "image 5"]
     batch = np.stack([array, array[::-1]])
     assert len(predictor(batch)) == 2
     assert len(predictor(array[..., 0])) == 1

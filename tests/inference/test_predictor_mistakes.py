@@ -48,7 +48,7 @@ def test_an_unreadable_picture_harms_no_other(tmp_path: Path, photos: list[Path]
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_picture_at_all_is_the_callers_mistake(photos: list[Path]) -> None:
-    with pytest.raises(TypeError, match="a picture is int, but must be a path, bytes, a uint8 array or an image"):
+    with pytest.raises(TypeError, match="an image is int, but must be a path, bytes, a uint8 array or an image"):
         Predictor(random_model("class token"))([photos[0], 3])  # type: ignore[list-item]
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from PIL import Image
 
 from vitreous.common.checks import BadValue
 from vitreous.inference.mask_images import palette
-from vitreous.inference.segment_files import segment_files
-from vitreous.inference.segment_predictor import LONGEST, SegmentPredictor, best_at
+from vitreous.inference.prediction_files import MaskFolder
+from vitreous.inference.segment_predictor import LONGEST, Segmentation, SegmentPredictor, best_at
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.segmenter import LinearDecoder, MaskDecoder, Segmenter, SegmenterConfig, build_segmenter, slide
@@ -33,6 +32,13 @@ def model(request: pytest.FixtureRequest, small: ViTConfig) -> Segmenter:
 def noise(*shape: int) -> np.ndarray:
     coarse = torch.rand(1, 3, 4, 5)
     return (F.interpolate(coarse, shape, mode="bilinear")[0].permute(1, 2, 0) * 255).byte().numpy()
+
+
+def write_masks(predictor: SegmentPredictor, paths: list[Path], out: Path) -> list[Segmentation]:
+    folder, results = MaskFolder(out, paths, predictor), predictor(paths)
+    for result in results:
+        folder.write(result)
+    return results
 
 
 def test_a_picture_of_the_models_size_is_seen_as_it_is(model: Segmenter) -> None:
@@ -120,9 +126,7 @@ def test_options_that_cannot_be_are_said_at_once(option: dict[str, Any], message
 
 
 @pytest.mark.parametrize("doubled", [True, False])
-def test_masks_and_overlays_are_written_beside_each_other(
-    doubled: bool, model: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_masks_and_overlays_are_written_beside_each_other(doubled: bool, model: Segmenter, tmp_path: Path) -> None:
     names = ["a/one.png", "b/one.png", "b/two.png", "b/two.jpg", "b/bad.png"] if doubled else ["a/one.png", "b/bad.png"]
     paths = [tmp_path / "in" / name for name in names]
     for path in paths:
@@ -130,10 +134,9 @@ def test_masks_and_overlays_are_written_beside_each_other(
         Image.fromarray(noise(50, 40)).save(path)
     paths[-1].write_bytes(b"")
     predictor = SegmentPredictor(model, device="cpu")
-    segment_files(predictor, paths, True, tmp_path / "out")
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert rows[-1]["error"] == "the file is empty"
-    assert sum(row["share"] for row in rows[0]["classes"]) == pytest.approx(1)
+    results = write_masks(predictor, paths, tmp_path / "out")
+    assert results[-1].error == "the file is empty"
+    assert sum(results[0].fractions(3)) == pytest.approx(1)
     written_as = {f"{name}.png" for name in names[:-1]} if doubled else {"a/one.png"}
     for kind in ("masks", "overlays"):
         folder = tmp_path / "out" / kind
@@ -152,7 +155,7 @@ def test_masks_and_overlays_are_written_beside_each_other(
 
 def test_a_file_is_no_place_for_masks(model: Segmenter, tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"out is '.*preds.parquet', but must be a folder for masks"):
-        segment_files(SegmentPredictor(model, device="cpu"), [], False, tmp_path / "preds.parquet")
+        MaskFolder(tmp_path / "preds.parquet", [], SegmentPredictor(model, device="cpu"))
 
 
 def test_masks_of_others_are_not_replaced(model: Segmenter, tmp_path: Path) -> None:
@@ -166,11 +169,11 @@ def test_masks_of_others_are_not_replaced(model: Segmenter, tmp_path: Path) -> N
     before, paths = truth.read_bytes(), sorted((tmp_path / "data" / "images").iterdir())
     predictor = SegmentPredictor(model, device="cpu")
     with pytest.raises(ValueError, match=r"two\.png exists and was not written by predict"):
-        segment_files(predictor, paths, False, tmp_path / "data")
+        write_masks(predictor, paths, tmp_path / "data")
     assert truth.read_bytes() == before
     assert not (tmp_path / "data" / "masks" / "one.png").exists()
     for _ in range(2):  # what predict has written itself is replaced
-        segment_files(predictor, paths, False, tmp_path / "out")
+        write_masks(predictor, paths, tmp_path / "out")
 
 
 def test_grey_models_take_grey_pictures(small: ViTConfig, tmp_path: Path) -> None:
@@ -184,6 +187,6 @@ def test_grey_models_take_grey_pictures(small: ViTConfig, tmp_path: Path) -> Non
     Image.fromarray(noise(30, 30)).save(buffer, "PNG")
     (tmp_path / "p.png").write_bytes(buffer.getvalue())
     predictor = SegmentPredictor(build_segmenter(SegmenterConfig(encoder, num_classes=2)), device="cpu")
-    segment_files(predictor, [tmp_path / "p.png"], False, tmp_path / "out")
+    write_masks(predictor, [tmp_path / "p.png"], tmp_path / "out")
     with Image.open(tmp_path / "out/overlays/p.png") as laid:
         assert laid.mode == "RGB"

@@ -11,9 +11,15 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
     top_k_accuracy_score,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitreous.tasks.classification_metrics import Evaluation
+from predictors import random_model
+from vitreous.data.loader import Batch, EvalLoader, Place, Reader
+from vitreous.data.sources.base import ArraySource, Picture
+from vitreous.inference import Predictor
+from vitreous.model.inputs import normalise
+from vitreous.model.options import Preprocessing
+from vitreous.tasks.classification_metrics import Evaluation, classify_batches, classify_source
 
 NAMES = tuple("abcdefg")
 
@@ -117,7 +123,7 @@ def test_the_most_confused_pairs_by_counting() -> None:
     true = [0] * 10 + [1] * 4 + [2] * 8 + [-1] * 5
     guess = [0] * 7 + [1] * 3 + [2] * 3 + [1] + [0] * 3 + [2] * 5 + [0] * 5
     evaluation = Evaluation.of(torch.eye(3)[guess], torch.tensor(true))
-    found = [(pair.true, pair.predicted, pair.count, pair.share) for pair in evaluation.most_confused(10)]
+    found = [(pair.true, pair.predicted, pair.count, pair.fraction) for pair in evaluation.most_confused(10)]
     assert found == [(1, 2, 3, 3 / 4), (2, 0, 3, 3 / 8), (0, 1, 3, 3 / 10)]
     assert evaluation.most_confused(1) == evaluation.most_confused(10)[:1]
 
@@ -145,8 +151,8 @@ def test_batches_joined_are_the_whole() -> None:
     labels[4] = -1
     names = [f"class {i}" for i in range(9)]
     whole = Evaluation.of(logits, labels, names)
-    parts = zip(logits.split(16), labels.split(16), strict=True)
-    joined = Evaluation.join([Evaluation.of(*part, names) for part in parts])
+    parts = zip(logits.split(16), labels.split(16), torch.arange(50).split(16), strict=True)
+    joined = Evaluation.join([Evaluation.of(*part[:2], names, part[2]) for part in parts])
     assert joined.metrics() == whole.metrics()
     assert joined.worst(5) == whole.worst(5)
     assert joined.names == tuple(names)
@@ -155,10 +161,10 @@ def test_batches_joined_are_the_whole() -> None:
 def test_what_is_kept_does_not_grow_with_the_classes() -> None:
     def kept(classes: int) -> int:
         evaluation = Evaluation.of(*scores(10, classes))
-        tensors = (evaluation.labels, evaluation.best, evaluation.confidence, evaluation.losses)
+        tensors = (evaluation.labels, evaluation.best, evaluation.confidence, evaluation.losses, evaluation.indices)
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
-    assert kept(21_841) == kept(5) == 56 * 10
+    assert kept(21_841) == kept(5) == 64 * 10
 
 
 def test_half_precision_is_measured_in_single() -> None:
@@ -172,7 +178,7 @@ def test_half_precision_is_measured_in_single() -> None:
         (torch.zeros(2, 3), torch.tensor([0, 3]), None, "labels must be from 0 to 2"),
         (torch.zeros(2, 3), torch.tensor([0, -2]), None, "or -1 for an unreadable"),
         (torch.zeros(2, 3), torch.tensor([0, 1]), ("a", "b"), "names has 2 entries, but the scores are of 3"),
-        (torch.tensor([[0, torch.inf], [0, 0]]), torch.tensor([0, 1]), None, "scores of 1 of 2 pictures"),
+        (torch.tensor([[0, torch.inf], [0, 0]]), torch.tensor([0, 1]), None, "scores of 1 of 2 images"),
         (torch.tensor([[0, torch.nan], [0, 0]]), torch.tensor([0, 1]), None, "not a number"),
     ],
 )
@@ -183,7 +189,7 @@ def test_nonsense_is_named(logits: Tensor, labels: Tensor, names: tuple[str, ...
 
 def test_nothing_readable_has_no_figures() -> None:
     evaluation = Evaluation.of(torch.zeros(3, 2), torch.full((3,), -1))
-    with pytest.raises(ValueError, match="none of the 3 pictures"):
+    with pytest.raises(ValueError, match="none of the 3 images"):
         evaluation.metrics()
     assert evaluation.worst(3) == evaluation.most_confused(3) == []
     assert [row.f1 for row in evaluation.per_class()] == [None, None]
@@ -191,3 +197,132 @@ def test_nothing_readable_has_no_figures() -> None:
         Evaluation.join([])
     with pytest.raises(ValueError, match="different classes"):
         Evaluation.join([evaluation, Evaluation.of(torch.zeros(1, 3), torch.tensor([0]))])
+
+
+# ---- Evaluating batches and sources ----------------------------------------------------------------------------------
+
+CLASSES = ("left", "right", "neither")
+PLAIN = Preprocessing(crop_fraction=1.0)
+
+
+class Sides(nn.Module):
+    """Scores the brightness of either half, as normalised; records the mode of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modes: list[bool] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.modes.append(self.training)
+        half = images.shape[3] // 2
+        sides = [images[..., :half].mean((1, 2, 3)), images[..., half:].mean((1, 2, 3))]
+        return torch.stack([*sides, torch.zeros_like(sides[0])], dim=1)
+
+
+def batches(count: int, rank: int = 0, ranks: int = 1) -> EvalLoader:
+    images = np.random.default_rng(0).integers(0, 256, (count, 4, 6, 3), dtype=np.uint8)
+    source = ArraySource(images, np.arange(count) % 3, CLASSES, "set")
+    return EvalLoader(Reader(source, (4, 6), 3, PLAIN), Place(4 * ranks, rank, ranks), workers=0)
+
+
+def evaluated(loader: EvalLoader, module: nn.Module | None = None, flip: bool = False) -> Evaluation:
+    return classify_batches(module or Sides(), loader, torch.device("cpu"), PLAIN, CLASSES, flip=flip)
+
+
+def side_scores(loader: EvalLoader) -> Tensor:
+    return torch.cat([Sides()(normalise(batch.images.float() / 255, PLAIN)) for batch in loader])
+
+
+def test_every_picture_is_answered_in_order() -> None:
+    found = evaluated(batches(10))
+    assert found.indices.tolist() == list(range(10))
+    assert torch.equal(found.predicted, side_scores(batches(10)).argmax(1))
+    losses = nn.functional.cross_entropy(side_scores(batches(10)), torch.arange(10) % 3, reduction="none")
+    torch.testing.assert_close(found.losses, losses)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_in_evaluation_mode_and_back_in_its_own_afterwards(training: bool) -> None:
+    module = Sides().train(training)
+    evaluated(batches(10), module)
+    assert module.modes == [False] * 3
+    assert module.training is training
+
+
+def test_flip_averages_the_probabilities_of_a_picture_and_its_mirror_image() -> None:
+    plain = side_scores(batches(10))
+    mirrored = plain[:, [1, 0, 2]]  # left becomes right
+    expected = (plain.softmax(1) + mirrored.softmax(1)) / 2
+    found = evaluated(batches(10), flip=True)
+    torch.testing.assert_close(found.confidence, expected.max(1).values)
+    torch.testing.assert_close(found.losses, -expected.log()[torch.arange(10), torch.arange(10) % 3])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_processes_together_know_what_one_does(ranks: int) -> None:
+    """Also the picture that comes twice, so that all have equally many, counts once."""
+    alone = evaluated(batches(10))
+    together = Evaluation.join([evaluated(batches(10, rank, ranks)) for rank in range(ranks)])
+    assert torch.equal(together.indices, alone.indices)
+    assert together.metrics() == pytest.approx(alone.metrics())
+    for field in ("labels", "best", "confidence", "losses"):
+        torch.testing.assert_close(getattr(together, field), getattr(alone, field))
+
+
+def test_unreadable_pictures_are_left_out_and_named_once() -> None:
+    whole = list(batches(8))
+    labels = whole[1].labels.clone()
+    labels[2] = -1
+    broken = whole[1]._replace(labels=labels, problems=["c.jpg: the file is empty"])
+    parts: list[list[Batch]] = [[whole[0], broken], [broken]]
+    found = Evaluation.join(
+        [classify_batches(Sides(), part, torch.device("cpu"), PLAIN, CLASSES) for part in parts]
+    )  # the second process had it too
+    assert found.problems == ["c.jpg: the file is empty"]
+    figures = found.metrics()
+    assert (figures["count"], figures["unreadable"]) == (7, 1)
+    keep = [0, 1, 2, 3, 4, 5, 7]
+    right = (side_scores(batches(8)).argmax(1) == torch.arange(8) % 3)[keep]
+    assert figures["top1"] == pytest.approx(right.float().mean().item())
+
+
+def test_lower_precision_is_near_and_scores_are_kept_in_full() -> None:
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
+    full, half = (
+        classify_batches(linear, batches(10), torch.device("cpu"), PLAIN, CLASSES, precision)
+        for precision in (torch.float32, torch.bfloat16)
+    )
+    assert half.losses.dtype == torch.float32
+    assert not torch.equal(half.losses, full.losses)
+    torch.testing.assert_close(half.losses, full.losses, atol=0.05, rtol=0.05)
+
+
+class WithMissingFile(ArraySource):
+    def picture(self, index: int) -> Picture:
+        if index == 2:
+            raise FileNotFoundError(2, "No such file or directory")
+        return super().picture(index)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_source_and_its_batches_give_the_same_metrics(flip: bool) -> None:
+    model = random_model("class token").eval()
+    config, names = model.config, tuple("abcdefg")
+    images = np.random.default_rng(0).integers(0, 256, (11, 30, 40, 3), dtype=np.uint8)
+    source = WithMissingFile(images, np.arange(11) % 7, names, "set")
+    loader = EvalLoader(Reader(source, config.image_size, 3, config.preprocessing), Place(4), workers=0)
+    by_batch = classify_batches(model, loader, torch.device("cpu"), config.preprocessing, names, flip=flip)
+    by_image = classify_source(Predictor(model, "cpu", batch_size=4, flip=flip), source, names)
+    assert by_image.metrics() == pytest.approx(by_batch.metrics())
+    assert by_image.metrics()["unreadable"] == 1
+    assert by_image.problems == ["set[2]: No such file or directory"]
+    torch.testing.assert_close(by_image.losses, by_batch.losses)
+    assert torch.equal(by_image.best[by_image.readable], by_batch.best[by_batch.readable])
+
+
+def test_scores_that_are_not_numbers_are_an_error() -> None:
+    model = random_model("class token")
+    nn.init.constant_(model.head.bias, torch.nan)  # type: ignore[arg-type]
+    source = ArraySource(np.zeros((3, 30, 40, 3), np.uint8), np.arange(3), tuple("abcdefg"), "set")
+    with pytest.raises(ValueError, match=r"set\[0\]: .*not a number"):
+        classify_source(Predictor(model, "cpu"), source, source.classes)

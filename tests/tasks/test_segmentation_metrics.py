@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -8,9 +9,17 @@ from hypothesis import strategies as st
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
+from vitreous.data.loader import EvalLoader, Place, Reader
+from vitreous.data.sources.base import Picture
+from vitreous.data.sources.shapes import ShapesSource
+from vitreous.evaluation import evaluate
+from vitreous.inference.segment_predictor import SegmentPredictor
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Preprocessing
 from vitreous.model.segment_loss import IGNORED
+from vitreous.model.segmenter import LinearDecoder, Segmenter, SegmenterConfig, build_segmenter
 from vitreous.tasks.boundary import boundary_scores, tolerance
-from vitreous.tasks.segmentation_metrics import SegmentEvaluation
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 
 NAMES = tuple("abcdefg")
 
@@ -221,7 +230,7 @@ def test_unreadable_pictures_are_counted_and_left_out() -> None:
     some = evaluated(predicted[[0, 2]], masks[[0, 2]], 3).metrics()
     assert {**figures, "unreadable": 0} == pytest.approx(some)
     nothing = SegmentEvaluation.of(predicted, masks, torch.full((4,), -1), torch.arange(4), NAMES[:3])
-    with pytest.raises(ValueError, match="none of 4 pictures has a labelled pixel"):
+    with pytest.raises(ValueError, match="none of 4 images has a labelled pixel"):
         nothing.metrics()
     assert nothing.worst(3) == []
 
@@ -240,3 +249,99 @@ def test_a_gpu_measures_like_the_cpu() -> None:
     labels, indices = torch.zeros(5, dtype=torch.int64), torch.arange(5)
     there = SegmentEvaluation.of(predicted.cuda(), masks.byte(), labels, indices, NAMES[:4])
     assert there.metrics() == pytest.approx(evaluated(predicted, masks, 4).metrics())
+
+
+# ---- Evaluating batches and sources ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(small: ViTConfig) -> Segmenter:
+    whole = Preprocessing(crop_fraction=1.0)
+    encoder = dataclasses.replace(small, num_classes=0, image_size=(32, 32), preprocessing=whole)
+    config = SegmenterConfig(encoder, LinearDecoder(4), 7, ShapesSource(2, 32, 0, "val").mask_classes)
+    segmenter = build_segmenter(config).eval()
+    for weight in segmenter.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return segmenter
+
+
+def test_at_the_models_own_size_both_ways_agree(model: Segmenter) -> None:
+    source, config = ShapesSource(12, 32, 0, "val"), model.config
+    reader = Reader(source, (32, 32), 3, config.preprocessing, masks=True)
+    cpu = torch.device("cpu")
+    fitted = segment_batches(model, EvalLoader(reader, Place(5), 0), cpu, config.preprocessing, config.labels)
+    whole = segment_source(SegmentPredictor(model, device="cpu"), source, config.labels)
+    assert fitted.metrics() == pytest.approx(whole.metrics())
+    assert torch.equal(fitted.confusion(), whole.confusion())
+
+
+def test_figures_are_those_of_the_masks_that_predict_writes(model: Segmenter) -> None:
+    source = ShapesSource(6, 45, 0, "val")
+    predictor = SegmentPredictor(model, device="cpu")
+    found = segment_source(predictor, source, model.config.labels)
+    table = np.zeros((7, 7), np.int64)
+    for index in range(6):
+        [answer] = predictor(source.picture(index))
+        np.add.at(table, (source.mask(index).ravel(), answer.mask.ravel()), 1)  # type: ignore[union-attr]
+    assert found.confusion().tolist() == table.tolist()
+
+
+def test_processes_share_the_work(model: Segmenter) -> None:
+    source, predictor = ShapesSource(7, 32, 0, "val"), SegmentPredictor(model, device="cpu")
+    alone = segment_source(predictor, source, model.config.labels)
+    shared = [segment_source(predictor, source, model.config.labels, rank, 3) for rank in range(3)]
+    assert SegmentEvaluation.join(shared).metrics() == pytest.approx(alone.metrics())
+
+
+class Broken(ShapesSource):
+    """The second picture is no picture, the third is gone, and the fourth has a mask of another size."""
+
+    def picture(self, index: int) -> Picture:
+        if index == 2:
+            raise FileNotFoundError(2, "No such file or directory")
+        return b"no picture" if index == 1 else super().picture(index)
+
+    def mask(self, index: int) -> np.ndarray:
+        return super().mask(index)[:, :-1] if index == 3 else super().mask(index)
+
+
+def test_what_cannot_be_read_is_named_and_counts_nowhere(model: Segmenter) -> None:
+    source, predictor = Broken(6, 32, 0, "val"), SegmentPredictor(model, device="cpu")
+    found = segment_source(predictor, source, model.config.labels)
+    assert (found.metrics()["count"], found.metrics()["unreadable"]) == (3, 3)
+    assert [problem.split(":")[0] for problem in found.problems] == [f"shapes/val[{index}]" for index in (1, 2, 3)]
+    assert "its mask is 32 x 31 pixels, but the image 32 x 32" in found.problems[2]
+    good = [0, 4, 5]
+    pixels = sum(source.mask(index).size for index in good)
+    assert int(found.confusion().sum()) == pixels
+
+
+def test_more_processes_than_pictures(model: Segmenter) -> None:
+    source, predictor = ShapesSource(2, 32, 0, "val"), SegmentPredictor(model, device="cpu")
+    parts = [segment_source(predictor, source, model.config.labels, rank, 4) for rank in range(4)]
+    alone = segment_source(predictor, source, model.config.labels)
+    assert SegmentEvaluation.join(parts).metrics() == pytest.approx(alone.metrics())
+
+
+def test_answers_that_are_no_numbers_are_not_left_out_of_the_figures(model: Segmenter) -> None:
+    torch.nn.init.constant_(next(model.decoder.parameters()), float("nan"))
+    with pytest.raises(ValueError, match=r"shapes/val\[0\]: the model's answer is not a number"):
+        segment_source(SegmentPredictor(model, device="cpu"), ShapesSource(2, 32, 0, "val"), model.config.labels)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_module_is_given_back(training: bool, model: Segmenter) -> None:
+    config = model.config
+    reader = Reader(ShapesSource(2, 32, 0, "val"), (32, 32), 3, config.preprocessing, masks=True)
+    batches = EvalLoader(reader, Place(2), 0)
+    segment_batches(model.train(training), batches, torch.device("cpu"), config.preprocessing, config.labels)
+    assert model.training == training
+
+
+def test_evaluate_averages_with_the_mirror_image(model: Segmenter) -> None:
+    data = "shapes:size=32,count=12,val=6"
+    plain, flipped = (evaluate(model, data, device="cpu", flip=flip).evaluation for flip in (False, True))  # type: ignore[union-attr]
+    source = ShapesSource(6, 32, 0, "val")
+    expected = segment_source(SegmentPredictor(model, device="cpu", flip=True), source, model.config.labels)
+    assert torch.equal(flipped.confusion(), expected.confusion())
+    assert not torch.equal(flipped.confusion(), plain.confusion())

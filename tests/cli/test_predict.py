@@ -1,6 +1,7 @@
 """`vitreous predict` and `vitreous embed`, from files to files."""
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -13,12 +14,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from torch import nn
 
+import vitreous
 from masked_folders import folder
-from vitreous.cli.predict_command import embed_files, predict_files
+from vitreous.cli.embed import embed as embed_verb
+from vitreous.cli.predict import predict as predict_verb
+from vitreous.cli.prediction_output import print_table
 from vitreous.common.checks import BadValue
 from vitreous.inference import Predictor
+from vitreous.inference.image_paths import MasksSkipped
+from vitreous.inference.predictions import Label, Prediction
+from vitreous.inference.segment_predictor import Segmentation
 from vitreous.model.build import build
 from vitreous.model.presets import configure
 from vitreous.model.segmenter import SegmenterConfig, build_segmenter
@@ -53,16 +61,16 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def predict(model: Path, *images: str, **changes: Any) -> None:
-    options = {"image_size": (), "top": 2, "flip": False, "batch_size": 2, "device": "cpu", "precision": "fp32"}
-    predict_files(model, images, **({**options, "as_json": False, "out": None} | changes))  # type: ignore[arg-type]
+    options = {"top": 2, "batch_size": 2, "device": "cpu"}
+    predict_verb(model, images, **(options | changes))  # type: ignore[arg-type]
 
 
 def embed(model: Path, *images: str, out: Path) -> None:
-    embed_files(model, images, image_size=(), flip=False, batch_size=2, device="cpu", precision="fp32", out=out)
+    embed_verb(model, images, batch_size=2, device="cpu", out=out)
 
 
 def test_a_line_of_json_for_each_picture(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    predict(model, str(pictures), as_json=True)
+    predict(model, str(pictures), json=True)
     said = capsys.readouterr()
     answers = [json.loads(line) for line in said.out.splitlines()]
     assert [Path(answer["path"]).name for answer in answers] == [f"{i}.png" for i in range(5)]
@@ -74,7 +82,7 @@ def test_a_line_of_json_for_each_picture(model: Path, pictures: Path, capsys: py
         told = {one["label"]: one["probability"] for one in answer["predictions"]}
         best = {FIELDS["labels"][i]: pytest.approx(float(row[i]), abs=1e-5) for i in row.topk(2).indices}  # type: ignore[index]
         assert told == best
-    assert said.err.startswith("5 pictures, 1 of them unreadable, ")
+    assert said.err.startswith("5 images, 1 of them unreadable, ")
     assert said.err.rstrip().endswith("images/s on cpu")
 
 
@@ -87,11 +95,11 @@ def test_a_table_for_people(model: Path, pictures: Path, capsys: pytest.CaptureF
 
 def test_one_picture_is_not_several(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     predict(model, f"{pictures}/0.png")
-    assert capsys.readouterr().err.startswith("1 picture, ")
+    assert capsys.readouterr().err.startswith("1 image, ")
 
 
 def test_at_another_size(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    predict(model, f"{pictures}/0.png", image_size=(16,), as_json=True, top=3)
+    predict(model, f"{pictures}/0.png", image_size=(16,), json=True, top=3)
     told = json.loads(capsys.readouterr().out)["predictions"]
     larger = Predictor(load(model, image_size=16), device="cpu", top=3)([pictures / "0.png"])[0].predictions
     assert [(one["label"], one["probability"]) for one in told] == [
@@ -103,7 +111,7 @@ def test_to_a_file(model: Path, pictures: Path, tmp_path: Path, capsys: pytest.C
     predict(model, str(pictures), out=tmp_path / "answers.csv")
     said = capsys.readouterr()
     assert said.out == ""
-    assert f"5 pictures to {tmp_path / 'answers.csv'}, 1 of them unreadable" in said.err
+    assert f"5 images to {tmp_path / 'answers.csv'}, 1 of them unreadable" in said.err
     with (tmp_path / "answers.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 5
 
@@ -114,7 +122,7 @@ def test_features_to_a_file(model: Path, pictures: Path, tmp_path: Path, capsys:
     vectors = torch.tensor([row["embedding"] for row in rows if "embedding" in row])
     expected = Predictor(load(model), device="cpu").embed([pictures / f"{i}.png" for i in (0, 1, 3, 4)])
     torch.testing.assert_close(vectors, expected)
-    assert "5 pictures" in capsys.readouterr().err
+    assert "5 images" in capsys.readouterr().err
 
 
 def test_what_cannot_be_written_is_said_before_a_model_is_loaded(tmp_path: Path, pictures: Path) -> None:
@@ -142,14 +150,14 @@ def test_a_segmenter_writes_into_any_folder_that_is_there(segmenter: Path, pictu
 
 
 def test_labels_are_not_counted_for_a_segmenter(segmenter: Path, pictures: Path) -> None:
-    run = vitreous("predict", segmenter, pictures / "0.png", "--device", "cpu", "--top", 3)
+    run = shell("predict", segmenter, pictures / "0.png", "--device", "cpu", "--top", 3)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
-    assert "top is 3, but must be left out for a segmenter" in run.stderr
+    assert "top is 3, but must be omitted for a segmenter" in run.stderr
 
 
 def test_five_labels_where_nobody_says_how_many(tmp_path: Path, pictures: Path) -> None:
     save(build(configure("ViT-Lite-6/4", 7, 8, {**FIELDS, "labels": ()})), tmp_path / "seven")
-    run = vitreous("predict", tmp_path / "seven", pictures / "0.png", "--device", "cpu", "--json")
+    run = shell("predict", tmp_path / "seven", pictures / "0.png", "--device", "cpu", "--json")
     assert len(json.loads(run.stdout)["predictions"]) == 5
 
 
@@ -157,15 +165,16 @@ def test_masks_beside_pictures_are_no_pictures(
     model: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = folder(tmp_path / "data", count=3)
-    note = f"{data} has pictures beside masks: 3 masks left out\n3 pictures"
-    predict(segmenter, str(data), top=None, as_json=True)
-    said = capsys.readouterr()
-    assert [Path(json.loads(line)["path"]).suffix for line in said.out.splitlines()] == [".jpg"] * 3
-    assert said.err.startswith(note)
-    predict(model, str(data))
-    assert capsys.readouterr().err.startswith(note)
-    embed(segmenter, str(data), out=tmp_path / "vectors.jsonl")
-    assert capsys.readouterr().err.startswith(note)
+    skipped = pytest.warns(MasksSkipped, match="3 masks skipped")
+    with skipped:
+        predict(segmenter, str(data), top=None, json=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [Path(json.loads(line)["path"]).suffix for line in lines] == [".jpg"] * 3
+    with skipped:
+        predict(model, str(data))
+    assert capsys.readouterr().err.startswith("3 images")
+    with skipped:
+        embed(segmenter, str(data), out=tmp_path / "vectors.jsonl")
     assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 3
 
 
@@ -174,7 +183,7 @@ def test_pictures_that_are_not_there_are_said_before_a_model_is_loaded(tmp_path:
         predict(tmp_path / "nowhere", str(tmp_path / "nothing.jpg"))
 
 
-def vitreous(*arguments: object) -> subprocess.CompletedProcess[str]:
+def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
     """As in a shell, with both outputs in a pipe."""
     words = [sys.executable, "-m", "vitreous", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
@@ -184,13 +193,13 @@ def test_in_a_pipe_every_path_is_whole(model: Path, pictures: Path) -> None:
     deep = pictures / "/".join(["a folder whose name is long"] * 4)
     deep.mkdir(parents=True)
     files = [shutil.copy(pictures / f"{i}.png", deep / f"{i}.png") for i in range(2)]
-    run = vitreous("predict", model, deep, "--device", "cpu")
+    run = shell("predict", model, deep, "--device", "cpu")
     assert run.returncode == 0
     _, *lines = run.stdout.splitlines()
     for file, line in zip(files, lines, strict=True):
         assert line.startswith(f" {file} ")
         assert "%" in line
-    _, *facts = vitreous("info", model).stdout.splitlines()
+    _, *facts = shell("info", model).stdout.splitlines()
     assert all(line.strip().split("  ")[0] for line in facts)  # no line goes on in the next
     assert max(map(len, facts)) > 80
     assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not filled up to the longest
@@ -203,15 +212,15 @@ def test_where_no_picture_can_be_read_the_run_has_failed(
     words: list[str], model: Path, pictures: Path, tmp_path: Path
 ) -> None:
     verb, *options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
-    run = vitreous(verb, model, pictures / "2.png", *options, "--device", "cpu")
+    run = shell(verb, model, pictures / "2.png", *options, "--device", "cpu")
     assert run.returncode == 1
-    assert run.stderr.startswith("vitreous: no picture could be read: 1 of 1 failed")
+    assert run.stderr.startswith("vitreous: no image could be read: 1 of 1 failed")
     assert len(run.stderr.splitlines()) == 1
     told = (tmp_path / "x.csv").read_text() if options[-1:] == [str(tmp_path / "x.csv")] else run.stdout
     assert "not a picture" in told
-    some = vitreous(verb, model, pictures, *options, "--device", "cpu")
+    some = shell(verb, model, pictures, *options, "--device", "cpu")
     assert some.returncode == 0
-    assert "5 pictures" in some.stderr
+    assert "5 images" in some.stderr
 
 
 @pytest.mark.parametrize(
@@ -222,23 +231,63 @@ def test_where_no_picture_can_be_read_the_run_has_failed(
     ],
 )
 def test_arguments_that_cannot_be(words: list[str], message: str, model: Path, pictures: Path) -> None:
-    run = vitreous("predict", model, pictures / "0.png", *words)
+    run = shell("predict", model, pictures / "0.png", *words)
     assert (run.returncode, run.stderr.count("\n")) == (2, 1)
     assert message in run.stderr
 
 
 def test_no_pictures_at_all(model: Path) -> None:
-    run = vitreous("predict", model)
+    run = shell("predict", model)
     assert run.returncode == 2
     assert "images is '', but must be files, folders, globs" in run.stderr
 
 
 def test_a_segmenter_says_how_to_get_masks(segmenter: Path, pictures: Path, tmp_path: Path) -> None:
-    run = vitreous("predict", segmenter, pictures / "0.png", "--device", "cpu")
+    run = shell("predict", segmenter, pictures / "0.png", "--device", "cpu")
     assert (run.returncode, run.stdout.count("\n")) == (0, 1)
     assert "masks and overlays are written with --out FOLDER" in run.stderr
-    kept = vitreous("predict", segmenter, pictures / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
+    kept = shell("predict", segmenter, pictures / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
     assert "--out" not in kept.stderr
     assert (tmp_path / "cut" / "masks" / "0.png").is_file()
-    broken = vitreous("predict", segmenter, pictures / "2.png", "--device", "cpu")
+    broken = shell("predict", segmenter, pictures / "2.png", "--device", "cpu")
     assert (broken.returncode, broken.stderr.count("\n")) == (1, 1)
+
+
+def test_table_of_predictions() -> None:
+    cat = Prediction("a/cat.jpg", (Label("cat", 3, 0.75), Label("dog, small", 1, 0.25)))
+    dog = Prediction("dog\udce9.png", (Label("犬 [bold]", 0, 0.5), Label("line\nbreak", 2, 0.125)))
+    text = io.StringIO()
+    print_table([Prediction("bad.jpg", error="the file is empty"), cat, dog], Console(file=text, width=100))
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert lines[0] == "image label probability or else"
+    assert lines[1] == "bad.jpg error: the file is empty"
+    assert lines[2] == "a/cat.jpg cat 75.0% dog, small 25.0%"
+    assert lines[3].startswith("dog?.png 犬 [bold] 50.0% line")
+
+
+# ---- As functions ----------------------------------------------------------------------------------------------------
+
+
+def test_predict_as_a_function_takes_models_checkpoints_files_and_arrays(model: Path, pictures: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "top": 2}
+    array = np.array(Image.open(pictures / "0.png"))
+    results = vitreous.predict(model, pictures, batch_size=1, **options)
+    found = list(results)
+    assert (results.images, results.errors, len(results.paths)) == (5, 1, 5)
+    [named] = vitreous.predict(load(model), str(pictures / "0.png"), **options)
+    [plain] = vitreous.predict(load(model), array, **options)
+    assert found[0] == named
+    assert plain.predictions == named.predictions  # type: ignore[union-attr]
+
+
+def test_embed_as_a_function_gives_an_array_of_the_readable_images(model: Path, pictures: Path) -> None:
+    names, vectors = vitreous.embed(model, pictures, device="cpu").array()
+    assert [Path(name).name for name in names] == ["0.png", "1.png", "3.png", "4.png"]
+    torch.testing.assert_close(vectors, Predictor(load(model), device="cpu").embed(names))  # type: ignore[arg-type]
+
+
+def test_predict_as_a_function_gives_masks_for_a_segmenter(segmenter: Path, pictures: Path) -> None:
+    [result] = vitreous.predict(segmenter, pictures / "0.png", device="cpu")
+    assert isinstance(result, Segmentation)
+    assert result.mask is not None
+    assert result.mask.shape == (9, 12)

@@ -7,13 +7,13 @@ import pytest
 from pictures import encoded, smooth
 from predictors import random_model
 from vitreous.common.checks import BadValue
-from vitreous.inference.decoders import decoders
-from vitreous.inference.predictor import Predictor
+from vitreous.inference import Predictor
+from vitreous.inference.engine import decode_pool
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_who_decodes(workers: int) -> None:
-    with decoders(workers) as pool:
+    with decode_pool(workers) as pool:
         names = {pool.submit(lambda: threading.current_thread().name).result() for _ in range(10)}
     own = threading.current_thread().name
     assert names == {own} if workers == 0 else all(name.startswith("vitreous-decode") for name in names)
@@ -21,7 +21,7 @@ def test_who_decodes(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_went_wrong_is_the_answer(workers: int) -> None:
-    with decoders(workers) as pool:
+    with decode_pool(workers) as pool:
         failed, done = pool.submit(int, "x"), pool.submit(int, "7")
         assert isinstance(failed.exception(), ValueError)
         assert done.result() == 7
