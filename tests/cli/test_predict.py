@@ -27,9 +27,9 @@ from vitreous.inference import Predictor
 from vitreous.inference.image_paths import MasksSkipped
 from vitreous.inference.predictions import Label, Prediction
 from vitreous.inference.segment_predictor import Segmentation
-from vitreous.model.build import build
+from vitreous.model.build import build, build_segmenter
+from vitreous.model.config import SegmenterConfig
 from vitreous.model.presets import configure
-from vitreous.model.segmenter import SegmenterConfig, build_segmenter
 from vitreous.weights.load import load, save
 
 FIELDS = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "labels": ("ant", "bee", "cat")}

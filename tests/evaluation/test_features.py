@@ -83,7 +83,7 @@ def test_the_class_token_beside_the_mean_of_the_patches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("bit", "ResNet, which has no class token"), ("mean", "model that pools by GlobalAverage")]
+    ("name", "message"), [("bit", "model that pools by GlobalAverage"), ("mean", "model that pools by GlobalAverage")]
 )
 def test_a_model_without_a_taught_class_token_says_so(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"features is 'class.mean', but must be 'pooled' for a {message}"):

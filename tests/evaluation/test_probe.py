@@ -114,7 +114,7 @@ def test_a_resnet_is_probed_too_and_broken_pictures_are_named(
     assert run(monkeypatch, *probing, "knn") == 1
     assert "neighbours is 20, but must be at most" in capsys.readouterr().err
     assert run(monkeypatch, *probing, "knn", "--features", "class+mean") == 2
-    assert "features is 'class+mean', but must be 'pooled' for a ResNet" in capsys.readouterr().err
+    assert "features is 'class+mean', but must be 'pooled' for a model" in capsys.readouterr().err
 
 
 def test_usual_shots_that_a_class_has_not_are_left_out_but_not_those_asked_for(

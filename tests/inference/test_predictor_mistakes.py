@@ -14,8 +14,8 @@ from PIL import Image
 from predictors import RANDOM, colour_model, probabilities, random_model
 from vitreous.inference import Predictor
 from vitreous.inference.segment_predictor import SegmentPredictor
-from vitreous.model.build import build
-from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+from vitreous.model.build import build, build_segmenter
+from vitreous.model.config import SegmenterConfig
 
 
 def test_an_unreadable_picture_harms_no_other(tmp_path: Path, photos: list[Path]) -> None:
@@ -80,10 +80,10 @@ def test_what_cannot_work_is_said_at_once() -> None:
 def test_a_model_for_the_other_predictor_is_told_which_one() -> None:
     classifier = random_model("class token")
     segmenter = build_segmenter(SegmenterConfig(dataclasses.replace(RANDOM["class token"], num_classes=0)))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"model is a Segmenter, but Predictor takes a ViT or ResNet: use SegmentPre"):
+    with pytest.raises(TypeError, match=r"a Segmenter, but Predictor takes a classifier or encoder: use SegmentPre"):
         Predictor(segmenter)  # type: ignore[arg-type]
     for model in (classifier, random_model("bit")):
-        with pytest.raises(TypeError, match=r"but SegmentPredictor takes a Segmenter: use Predictor$"):
+        with pytest.raises(TypeError, match=r"but SegmentPredictor takes a segmenter: use Predictor$"):
             SegmentPredictor(model)  # type: ignore[arg-type]
     for predictor in (Predictor, SegmentPredictor):
         with pytest.raises(TypeError, match=r"model is a Linear, but \w+ takes a [\w ]+$"):

@@ -14,10 +14,10 @@ from vitreous.data.sources.base import Picture
 from vitreous.data.sources.shapes import ShapesSource
 from vitreous.evaluation import evaluate
 from vitreous.inference.segment_predictor import SegmentPredictor
-from vitreous.model.config import ViTConfig
-from vitreous.model.options import Preprocessing
-from vitreous.model.segment_loss import IGNORED
-from vitreous.model.segmenter import LinearDecoder, Segmenter, SegmenterConfig, build_segmenter
+from vitreous.model.build import build_segmenter
+from vitreous.model.config import SegmenterConfig, ViTConfig
+from vitreous.model.options import IGNORED, LinearDecoder, Preprocessing
+from vitreous.model.segmenter import Segmenter
 from vitreous.tasks.boundary import boundary_scores, tolerance
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 

@@ -18,8 +18,7 @@ from vitreous.inference.engine import Precision
 from vitreous.inference.predict_images import open_encoder, open_model
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.inference.segment_predictor import SegmentPredictor
-from vitreous.model.kinds import AnyModel
-from vitreous.model.segmenter import Segmenter
+from vitreous.model.protocol import Model
 from vitreous.tasks.classification_metrics import Evaluation, classify_source
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_source
 from vitreous.weights.adapt import provenance_of
@@ -80,7 +79,7 @@ Metrics = ClassificationMetrics | SegmentationMetrics | ProbeMetrics
 
 
 def evaluate(
-    model: AnyModel | str | os.PathLike[str],
+    model: Model | str | os.PathLike[str],
     data: str | os.PathLike[str],
     *,
     split: Literal["train", "val", "test"] | None = None,
@@ -147,7 +146,7 @@ def evaluate(
             features=features, cache=cache, neighbours=neighbours, shots=shots, seed=seed,
         )  # fmt: skip
     model = open_model(model, image_size)
-    if isinstance(model, Segmenter):
+    if model.config.task == "segment":
         _check_used(False, "a classifier", decode=(decode, "exact"))
         found = open_masked(data, **opening, ignore=tuple(ignore), order=model.config.labels)
         name, source = choose_split(found, split)
@@ -195,7 +194,7 @@ def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:
 
 
 def _about(
-    model: AnyModel, data: DataSet, split: str, images: int, started: float, val_fraction: float, seed: int
+    model: Any, data: DataSet, split: str, images: int, started: float, val_fraction: float, seed: int
 ) -> dict[str, Any]:
     """Fields of every evaluation. `doubt` is set if the model's run split the same data in another way."""
     seconds, trained = time.perf_counter() - started, provenance_of(model)

@@ -29,8 +29,7 @@ from vitreous.data.sources.base import Source, Subset
 from vitreous.data.sources.stored import FileSource, SpanSource
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import FeatureKind, Predictor
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
 
 BUDGET = 512 << 20  # bytes of temporary tensors that a probe may use at a time, beside features and weights
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
@@ -141,7 +140,7 @@ def read_features(file: Path) -> FeatureSet | None:
     return FeatureSet(features, labels, tuple(problems))
 
 
-def digest(model: ViT | ResNet, source: Source, **how: object) -> str:
+def digest(model: Model, source: Source, **how: object) -> str:
     """32 hexadecimal digits over all that features depend on."""
     total = hashlib.sha256(json.dumps([vitreous.__version__, to_dict(model.config), how], sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):

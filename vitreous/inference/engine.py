@@ -35,6 +35,7 @@ from vitreous.inference.memory_check import check_memory
 from vitreous.inference.predictions import Throughput, class_names
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
+from vitreous.model.protocol import Model, ModelConfig
 
 Precision = Literal["fp32", "bf16", "auto"]
 NOT_A_NUMBER = "the model's answer is not a number"
@@ -63,21 +64,29 @@ class Engine(ABC):
     all tensors, and every run sets the model to evaluation mode.
     """
 
+    model: Any  # a `Model`, which torch.compile may have wrapped
+    tasks: tuple[str, ...]  # of the models that a subclass takes
+    takes: str  # the same in words
     max_pixels: int | None = None  # limit on decoded values that are read ahead or batched; None if images are small
 
     def __init__(
-        self, model: Any, device: str | torch.device | None, precision: Precision, batch_size: int, workers: int
+        self, model: Model, device: str | torch.device | None, precision: Precision, batch_size: int, workers: int
     ):
+        config = getattr(model, "config", None)
+        if not isinstance(config, ModelConfig) or config.task not in self.tasks:
+            others = [kind.__name__ for kind in Engine.__subclasses__() if getattr(config, "task", "") in kind.tasks]
+            hint = "".join(f": use {name}" for name in others)
+            raise TypeError(f"model is a {type(model).__name__}, but {type(self).__name__} takes {self.takes}{hint}")
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
         check_whole("batch_size", batch_size, 1, 2**20)
         check_whole("workers", workers, 0, 2**10)
-        if model.config.channels not in (1, 3):
-            raise ValueError(f"the model takes {model.config.channels} channels, but images have 1 (grey) or 3 (RGB)")
+        if config.channels not in (1, 3):
+            raise ValueError(f"the model takes {config.channels} channels, but images have 1 (grey) or 3 (RGB)")
         self.device = choose_device(device, next(model.parameters()).device)
-        check_memory(model.config, self.device)
+        check_memory(config, self.device)
         self.dtype = choose_dtype(precision, self.device)
-        self.model, self.config = placed(model, self.device, self.dtype), model.config
-        self.batch_size, self.workers, self.labels = batch_size, workers, class_names(model.config)
+        self.model, self.config = placed(model, self.device, self.dtype), config
+        self.batch_size, self.workers, self.labels = batch_size, workers, class_names(config)
         self.throughput = Throughput(0, 0.0)
 
     @abstractmethod

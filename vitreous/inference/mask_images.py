@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vitreous.common.checks import check_real, fail
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED
 from vitreous.report.png import write_png
 
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vitreous.model.config import ResNetConfig
-from vitreous.model.kinds import AnyConfig
-from vitreous.model.segmenter import SegmenterConfig
+from vitreous.model.base_config import ModelConfig
 
 if TYPE_CHECKING:
     from vitreous.model.cost import Cost
@@ -19,7 +17,7 @@ SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # any machine runs these; the estimat
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of containers: cgroup v2, v1
 
 
-def check_memory(config: AnyConfig, device: torch.device) -> None:
+def check_memory(config: ModelConfig, device: torch.device) -> None:
     """Raise ValueError if a forward pass of one image needs more memory than the device has."""
     if spent := large_cost(config):
         check_bytes(spent.inference_bytes, device, f"{takes(config)} one", "use a smaller image_size")
@@ -34,16 +32,14 @@ def check_bytes(needed: int, device: torch.device, subject: str, advice: str) ->
         )
 
 
-def takes(config: AnyConfig, name: str = "the model") -> str:
+def takes(config: ModelConfig, name: str = "the model") -> str:
     height, width = config.image_size
     return f"{name} takes images of {width} x {height} pixels:"
 
 
-def large_cost(config: AnyConfig) -> "Cost | None":
+def large_cost(config: ModelConfig) -> "Cost | None":
     """The cost of one image; None for models that any machine runs."""
-    encoder = config.encoder if isinstance(config, SegmenterConfig) else config
-    tokens = 0 if isinstance(encoder, ResNetConfig) else encoder.num_tokens
-    if math.prod(config.image_size) <= SMALL_PIXELS and tokens <= SMALL_TOKENS:
+    if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
         return None
     from vitreous.model.cost import cost  # loads torch's fake tensors
 

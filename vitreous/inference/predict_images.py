@@ -15,10 +15,7 @@ from vitreous.inference.image_paths import expand
 from vitreous.inference.predictions import Embedding, Prediction
 from vitreous.inference.predictor import Predictor
 from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
-from vitreous.model.kinds import AnyModel
-from vitreous.model.resnet import ResNet
-from vitreous.model.segmenter import Segmenter
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
 from vitreous.weights.load import load
 
 R = TypeVar("R", Prediction, Embedding, Segmentation)
@@ -51,12 +48,12 @@ class Embeddings(Results[Embedding]):
     def array(self) -> tuple[list[str], Float[Tensor, "n d"]]:
         """Names and features of the images that could be read."""
         found = [(one.name, one.vector) for one in self if one.vector is not None]
-        vectors = [vector for _, vector in found]
-        return [name for name, _ in found], torch.stack(vectors) if vectors else torch.zeros(0, self.engine.width)  # type: ignore[attr-defined]
+        empty = torch.zeros(0, self.engine.config.feature_width)
+        return [name for name, _ in found], torch.stack([vector for _, vector in found]) if found else empty
 
 
 def predict(
-    model: AnyModel | str | os.PathLike[str],
+    model: Model | str | os.PathLike[str],
     images: Images | Sequence[str | os.PathLike[str]],
     *,
     top: int | None = None,
@@ -84,7 +81,7 @@ def predict(
     """
     stream, paths = _open_images(images)
     model = open_model(model, image_size)
-    if isinstance(model, Segmenter):
+    if model.config.task == "segment":
         if top is not None:
             fail("top", top, "omitted for a segmenter, which reports the fraction of each class")
         if decode != "exact":
@@ -96,7 +93,7 @@ def predict(
 
 
 def embed(
-    model: AnyModel | str | os.PathLike[str],
+    model: Model | str | os.PathLike[str],
     images: Images | Sequence[str | os.PathLike[str]],
     *,
     image_size: int | Sequence[int] | None = None,
@@ -120,19 +117,16 @@ def embed(
     return Embeddings(predictor, predictor.stream_embeddings(stream), paths)
 
 
-def open_model(model: AnyModel | str | os.PathLike[str], image_size: int | Sequence[int] | None = None) -> AnyModel:
+def open_model(model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None) -> Model:
     """A model as it is, or the model of a checkpoint; built for `image_size` if given."""
     if isinstance(model, str | os.PathLike):
         return load(model, image_size=image_size or None)  # type: ignore[arg-type]
     return model.resized(image_size) if image_size else model  # type: ignore[arg-type]
 
 
-def open_encoder(
-    model: AnyModel | str | os.PathLike[str], image_size: int | Sequence[int] | None = None
-) -> ViT | ResNet:
+def open_encoder(model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None) -> Model:
     """As `open_model`; for a segmenter its encoder."""
-    opened = open_model(model, image_size)
-    return opened.encoder if isinstance(opened, Segmenter) else opened
+    return open_model(model, image_size).backbone
 
 
 def _open_images(images: Any) -> tuple[Images, Sequence[Path]]:

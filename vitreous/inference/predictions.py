@@ -7,6 +7,8 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from vitreous.model.base_config import ModelConfig
+
 
 @dataclass(frozen=True)
 class Label:
@@ -46,9 +48,9 @@ class Throughput(NamedTuple):
         return self.images / self.seconds if self.seconds else 0.0
 
 
-def class_names(config: object) -> tuple[str, ...]:
+def class_names(config: ModelConfig) -> tuple[str, ...]:
     """The labels of a model's config, or "class 0", "class 1", ... if it has none."""
-    return config.labels or tuple(f"class {i}" for i in range(config.num_classes))  # type: ignore[attr-defined]
+    return config.labels or tuple(f"class {i}" for i in range(config.num_classes))
 
 
 def top_labels(probabilities: Float[Tensor, "b classes"], labels: Sequence[str], k: int) -> list[tuple[Label, ...]]:

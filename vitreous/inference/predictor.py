@@ -20,11 +20,8 @@ from vitreous.data.image.decode import fit
 from vitreous.data.sources.base import Picture
 from vitreous.inference.engine import NOT_A_NUMBER, Engine, Images, Precision, class_scores
 from vitreous.inference.predictions import Embedding, Prediction, top_labels
-from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.options import ClassToken
-from vitreous.model.resnet import ResNet
-from vitreous.model.segmenter import SegmenterConfig
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
 
 FeatureKind = Literal["pooled", "class+mean"]
 FEATURE_KINDS: tuple[FeatureKind, ...] = ("pooled", "class+mean")
@@ -52,9 +49,11 @@ class Predictor(Engine):
     ('image 0', 1)
     """
 
+    tasks, takes = ("classify", "embed"), "a classifier or encoder"
+
     def __init__(
         self,
-        model: ViT | ResNet,
+        model: Model,
         device: str | torch.device | None = None,
         batch_size: int = 32,
         precision: Precision = "fp32",
@@ -64,14 +63,10 @@ class Predictor(Engine):
         workers: int | None = None,
         decode: Literal["exact", "fast"] = "exact",
     ):
-        config = getattr(model, "config", None)
-        if not isinstance(config, ViTConfig | ResNetConfig):  # torch.compile wraps the model, but not its config
-            hint = ": use SegmentPredictor" if isinstance(config, SegmenterConfig) else ""
-            raise TypeError(f"model is a {type(model).__name__}, but Predictor takes a ViT or ResNet{hint}")
         check_whole("top", top, 1, 2**31)
         check_choice("decode", decode, ("exact", "fast"))
         super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
-        self.top, self.flip, self.compiled = min(top, config.num_classes), flip, compile
+        self.top, self.flip, self.compiled = min(top, self.config.num_classes), flip, compile
         self.fast_decode = decode == "fast"
         self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
         self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
@@ -79,7 +74,7 @@ class Predictor(Engine):
     @property
     def width(self) -> int:
         """The length of an embedding."""
-        return self.model.stages.channels if isinstance(self.model, ResNet) else self.model.config.width
+        return self.config.feature_width
 
     def __call__(self, images: Images) -> list[Prediction]:
         """Predict for one image or many (an array of four dimensions is many); returns a list in the same order."""
@@ -147,9 +142,7 @@ class Predictor(Engine):
         return self.model(images)
 
     def _pooled(self, images: Tensor) -> Tensor:
-        if isinstance(self.model, ResNet):
-            return self.model.feature_map(images).mean(dim=(2, 3))
-        return self.model.pool(self.model.features(images))
+        return self.model.pooled(images)
 
     def _class_and_mean(self, images: Tensor) -> Tensor:
         features = self.model.features(images)
@@ -159,8 +152,6 @@ class Predictor(Engine):
         check_choice("features", kind, FEATURE_KINDS)
         if kind == "pooled":
             return self._pool
-        if not isinstance(self.config, ViTConfig):
-            fail("features", kind, "'pooled' for a ResNet, which has no class token")
         if not isinstance(self.config.pool, ClassToken):  # a class token that no head reads was never trained
             fail("features", kind, f"'pooled' for a model that pools by {type(self.config.pool).__name__}")
         return self._class_and_mean

@@ -22,8 +22,9 @@ from vitreous.data.sources.base import Picture
 from vitreous.inference.engine import NOT_A_NUMBER, Engine, Images, Precision
 from vitreous.inference.mask_images import background_of, palette
 from vitreous.model.centre_crop import covering
-from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.segmenter import Segmenter, SegmenterConfig, slide
+from vitreous.model.config import SegmenterConfig
+from vitreous.model.protocol import Model
+from vitreous.model.segmenter import Segmenter, slide
 
 LONGEST = 16  # times the short side: longer images need much memory, as they are processed window by window
 
@@ -54,7 +55,8 @@ class SegmentPredictor(Engine):
     workers: decoding threads; 0 decodes in the calling thread.
 
     >>> from vitreous.model.presets import configure
-    >>> from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+    >>> from vitreous.model.build import build_segmenter
+    >>> from vitreous.model.config import SegmenterConfig
     >>> encoder = configure("ViT-Ti/16", num_classes=0, image_size=64, overrides={"depth": 1})
     >>> predictor = SegmentPredictor(build_segmenter(SegmenterConfig(encoder, num_classes=3)), device="cpu")
     >>> [result] = predictor(np.zeros((50, 170, 3), dtype=np.uint8))
@@ -62,11 +64,14 @@ class SegmentPredictor(Engine):
     ((50, 170), 1.0)
     """
 
+    tasks, takes = ("segment",), "a segmenter"
     max_pixels = 1 << 25
+    model: Segmenter
+    config: SegmenterConfig
 
     def __init__(
         self,
-        model: Segmenter,
+        model: Model,
         device: str | torch.device | None = None,
         precision: Precision = "fp32",
         flip: bool = False,
@@ -74,10 +79,6 @@ class SegmentPredictor(Engine):
         batch_size: int = 16,
         workers: int = 4,
     ):
-        config = getattr(model, "config", None)
-        if not isinstance(config, SegmenterConfig):
-            hint = ": use Predictor" if isinstance(config, ViTConfig | ResNetConfig) else ""
-            raise TypeError(f"model is a {type(model).__name__}, but SegmentPredictor takes a Segmenter{hint}")
         check_fraction("overlap", overlap)
         super().__init__(model, device, precision, batch_size, workers)
         self.flip, self.overlap, self.background = flip, overlap, background_of(self.labels)

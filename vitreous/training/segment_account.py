@@ -53,7 +53,7 @@ def _samples(job: Job) -> Tensor:
 
 
 def _figures(job: Job, folder: Path, source: Source, measured: SegmentEvaluation) -> list[tuple[str, Path]]:
-    predictor = SegmentPredictor(load_folder(folder / "best").to(job.world.device))  # type: ignore[arg-type]
+    predictor = SegmentPredictor(load_folder(folder / "best").to(job.world.device))
     labelled = [picture.index for picture in measured.worst(len(source))]
     rows = [
         (
