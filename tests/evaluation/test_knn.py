@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vitreous.evaluation.accuracy import count_hits
-from vitreous.evaluation.features import FeatureSet
+from vitreous.evaluation import features
+from vitreous.evaluation.features import FeatureSet, count_hits
 from vitreous.evaluation.knn import knn, nearest, votes
 
 
@@ -18,8 +18,8 @@ def clustered(n: int, classes: int = 7, width: int = 12, seed: int = 0, spread: 
     """Points around a centre for each class, near enough to each other to be confused."""
     rng, centres = np.random.default_rng(seed), np.random.default_rng(99).normal(size=(classes, width))
     labels = rng.integers(classes, size=n)
-    features = centres[labels] + spread * rng.normal(size=(n, width))
-    return FeatureSet(torch.from_numpy(features).float(), torch.from_numpy(labels))
+    points = centres[labels] + spread * rng.normal(size=(n, width))
+    return FeatureSet(torch.from_numpy(points).float(), torch.from_numpy(labels))
 
 
 class Largest(TorchDispatchMode):
@@ -47,7 +47,7 @@ def test_votes_equal_those_of_scikit_learn(k: int, rows: int) -> None:
     np.testing.assert_allclose(shares, peer.predict_proba(queries.features.double().numpy()), atol=2e-5)
 
 
-def test_accuracy_equals_that_of_scikit_learn_for_every_k_and_budget() -> None:
+def test_accuracy_equals_that_of_scikit_learn_for_every_k_and_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     bank, queries = clustered(300), clustered(101, seed=1)
     expected = [
         KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
@@ -57,7 +57,8 @@ def test_accuracy_equals_that_of_scikit_learn_for_every_k_and_budget() -> None:
     ]
     assert 0.3 < min(expected) < max(expected) < 0.95  # neither too easy nor too hard to tell anything
     for budget in (2000, 20_000, 1 << 29):
-        results = knn(bank, queries, 7, (20, 5, 100), budget=budget)
+        monkeypatch.setattr(features, "BUDGET", budget)
+        results = knn(bank, queries, 7, (20, 5, 100))
         assert [result.neighbours for result in results] == [20, 5, 100]
         assert [result.top1 for result in results] == pytest.approx(expected)
         assert all(result.top1 <= result.top5 <= 1 for result in results)
@@ -127,16 +128,19 @@ def test_hits_are_not_numbers_that_are_none() -> None:
     assert count_hits(torch.zeros(3, 9), torch.tensor([0, 4, 5])).tolist() == [1, 2]
 
 
-def test_no_tensor_grows_beyond_the_budget() -> None:
+def test_no_tensor_grows_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     bank, queries, budget = clustered(3000), clustered(2000, seed=1), 1 << 19
+    monkeypatch.setattr(features, "BUDGET", budget)
     with Largest() as largest:
-        few = knn(bank, queries, 7, budget=budget)
+        few = knn(bank, queries, 7)
     assert largest.bytes <= budget // 2
     assert 4 * len(bank) * len(queries) > 40 * budget  # all similarities at once
+    monkeypatch.setattr(features, "BUDGET", 1 << 29)
     assert few == knn(bank, queries, 7)
+    monkeypatch.setattr(features, "BUDGET", budget)
     collapsed = FeatureSet(torch.ones(3000, 12), bank.labels)
     with Largest() as largest:
-        knn(collapsed, FeatureSet(torch.ones(500, 12), queries.labels[:500]), 7, budget=budget)
+        knn(collapsed, FeatureSet(torch.ones(500, 12), queries.labels[:500]), 7)
     assert largest.bytes <= budget // 2  # also where every similarity is the same, and has to be sorted
 
 

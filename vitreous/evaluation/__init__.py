@@ -9,5 +9,3 @@ from vitreous.evaluation.evaluate_model import Metrics as Metrics
 from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
 from vitreous.evaluation.evaluate_model import evaluate as evaluate
 from vitreous.evaluation.probe import ProbeMetrics as ProbeMetrics
-
-__all__ = ["ClassificationMetrics", "Metrics", "ProbeMetrics", "SegmentationMetrics", "evaluate"]

@@ -1,4 +1,4 @@
-"""Feature vectors of the images of a source, for probes, with an optional cache on disk.
+"""Feature vectors of the images of a source, for probes, with an optional cache on disk; and accuracy on them.
 
 A cache file is `features-<digest>.safetensors`. The digest covers all that features depend on (weights, config, images,
 labels, precision), so a file is never stale. Image files are identified by name, size and modification time, without
@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -72,6 +72,35 @@ def extract(predictor: Predictor, source: Source, kind: FeatureKind = "pooled") 
         hint = ", or too large for bfloat16: try --precision fp32" if stored == torch.float16 else ""
         raise ValueError(f"the features of {broken} of {len(features)} images are infinite or not a number{hint}")
     return FeatureSet(features, labels, tuple(problems))
+
+
+class Accuracy(NamedTuple):
+    """Fractions of images whose class has the best score, or is among the best five."""
+
+    top1: float
+    top5: float
+
+
+def count_hits(
+    scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"], ranks: tuple[int, int] = (1, 5)
+) -> Int[Tensor, "2"]:
+    """Count the images whose class is among the `ranks` best scores. Of equal scores the lower class ranks first.
+
+    Infinite scores of the true class and rows with NaN are never hits.
+
+    >>> count_hits(torch.tensor([[0.0, 2.0, 1.0], [1.0, 1.0, 0.0]]), torch.tensor([2, 1]))
+    tensor([0, 2])
+    """
+    own = scores.gather(1, labels[:, None])
+    earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
+    rank = ((scores > own) | ((scores == own) & earlier)).sum(dim=1)
+    valid = own[:, 0].isfinite() & ~scores.isnan().any(dim=1)
+    return torch.stack([(valid & (rank < best)).sum() for best in ranks])
+
+
+def rows_within_budget(width: int) -> int:
+    """Rows of this width, in float64 with two copies, that fit BUDGET."""
+    return max(1, BUDGET // (4 * 8 * width))
 
 
 def slices(count: int, rows: int) -> Iterator[slice]:

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vitreous.common.checks import check_positive, check_whole, fail
+from vitreous.common.checks import check_whole, fail
 from vitreous.data.rng import Draws
 from vitreous.data.split import plural
-from vitreous.evaluation.features import BUDGET, FeatureSet
-from vitreous.evaluation.ridge import Ridge
+from vitreous.evaluation.features import FeatureSet
+from vitreous.evaluation.ridge import CPU, Ridge
 
 PENALTY = 2.0**10
 SHOTS = (5, 10, 25)  # measured by default
@@ -40,20 +40,26 @@ def fewshot(
     test: FeatureSet,
     classes: Sequence[str],
     shots: Sequence[int] = SHOTS,
-    *,
     seeds: Sequence[int] = range(5),
-    penalty: float = PENALTY,
-    device: torch.device | None = None,
-    budget: int = BUDGET,
+    device: torch.device = CPU,
 ) -> list[FewShotResult]:
     """Measure the accuracy on `test` for each number of shots. Classes without images are not learned."""
-    _check(train, classes, shots, seeds, penalty)
+    if not shots:
+        fail("shots", shots, "at least one whole number")
+    for count in shots:
+        check_whole("shots", count, 1, 2**20)
+    least, name = smallest_class(train, classes)
+    if max(shots) > least:
+        raise ValueError(
+            f"shots is {max(shots)}, but must be at most {least}: "
+            f"class {name!r} has {plural(least, 'image')} to learn from"
+        )
     results = []
     for count in shots:
         found = []
         for seed in seeds:
-            ridge = Ridge(train.pick(draw(train.labels, count, seed)), len(classes), device=device, budget=budget)
-            found.append(ridge.at(penalty).accuracy(test, budget))
+            ridge = Ridge(train.pick(draw(train.labels, count, seed)), len(classes), device=device)
+            found.append(ridge.at(PENALTY).accuracy(test))
         firsts = tuple(accuracy.top1 for accuracy in found)
         results.append(
             FewShotResult(
@@ -97,21 +103,3 @@ def fitting_shots(train: FeatureSet, classes: Sequence[str]) -> tuple[tuple[int,
         return SHOTS, ""
     skipped = ", ".join(str(count) for count in SHOTS if count > least)
     return fitting or (least,), f"{skipped} shots: class {name!r} has {plural(least, 'image')} to learn from"
-
-
-def _check(
-    train: FeatureSet, classes: Sequence[str], shots: Sequence[int], seeds: Sequence[int], penalty: float
-) -> None:
-    check_positive("penalty", penalty)
-    if not seeds:
-        fail("seeds", seeds, "at least one whole number")
-    if not shots:
-        fail("shots", shots, "at least one whole number")
-    for count in shots:
-        check_whole("shots", count, 1, 2**20)
-    least, name = smallest_class(train, classes)
-    if max(shots) > least:
-        raise ValueError(
-            f"shots is {max(shots)}, but must be at most {least}: "
-            f"class {name!r} has {plural(least, 'image')} to learn from"
-        )

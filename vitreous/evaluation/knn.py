@@ -16,10 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.common.checks import check_positive, check_whole, fail
-from vitreous.evaluation.accuracy import accuracy, count_hits
-from vitreous.evaluation.features import BUDGET, FeatureSet, slices
+from vitreous.common.checks import check_whole, fail
+from vitreous.evaluation import features
+from vitreous.evaluation.features import FeatureSet, count_hits, slices
 
+CPU = torch.device("cpu")
 TEMPERATURE = 0.07
 PAIR_BYTES = 24  # per pair of images: similarity (4), comparison (1), and if all are equal, a sorted copy (16)
 
@@ -38,10 +39,7 @@ def knn(
     test: FeatureSet,
     num_classes: int,
     neighbours: Sequence[int] = (20,),
-    *,
-    temperature: float = TEMPERATURE,
-    device: torch.device | None = None,
-    budget: int = BUDGET,
+    device: torch.device = CPU,
 ) -> list[KnnResult]:
     """Measure the accuracy on `test` when images of `train` vote, for several numbers of neighbours in one pass.
 
@@ -49,18 +47,24 @@ def knn(
     >>> knn(bank, FeatureSet(torch.tensor([[0.1, 1.0, 0.9]]), torch.tensor([1])), 2, neighbours=(1, 3))
     [KnnResult(neighbours=1, top1=1.0, top5=1.0), KnnResult(neighbours=3, top1=1.0, top5=1.0)]
     """
-    _check(neighbours, len(train), temperature)
-    device = device or torch.device("cpu")
+    if not neighbours:
+        fail("neighbours", neighbours, "at least one whole number")
+    for k in neighbours:
+        check_whole("neighbours", k, 1, 2**20)
+        if k > len(train):
+            raise ValueError(
+                f"neighbours is {k}, but must be at most {len(train)}: there are no more images to learn from"
+            )
     hits = {k: torch.zeros(2, dtype=torch.int64, device=device) for k in neighbours}
     labels = train.labels.to(device)
-    width = train.features.shape[1]
-    rows = max(1, min(math.isqrt(budget // 2 // PAIR_BYTES), budget // (32 * width), budget // (32 * num_classes)))
+    budget, widest = features.BUDGET, max(train.features.shape[1], num_classes)
+    rows = max(1, min(math.isqrt(budget // 2 // PAIR_BYTES), budget // (32 * widest)))
     for part in slices(len(test), rows):
         similarity, indices = nearest(test.features[part].to(device), train.features, max(neighbours), rows)
         true = test.labels[part].to(device)
-        for k, scores in votes(similarity, labels[indices], num_classes, neighbours, temperature):
+        for k, scores in votes(similarity, labels[indices], num_classes, neighbours):
             hits[k] += count_hits(scores, true, (1, min(5, k)))
-    return [KnnResult(k, *accuracy(hits[k], len(test))) for k in neighbours]
+    return [KnnResult(k, *(hit / len(test) for hit in hits[k].tolist())) for k in neighbours]
 
 
 def nearest(
@@ -100,25 +104,14 @@ def votes(
     labels: Int[Tensor, "q k"],
     num_classes: int,
     neighbours: Sequence[int],
-    temperature: float = TEMPERATURE,
 ) -> Iterator[tuple[int, Float[Tensor, "q classes"]]]:
     """Yield each number of neighbours, in rising order, with the sum of the votes for each class.
 
     Votes are added one neighbour at a time, so that the sum is deterministic on every device.
     """
-    weights = ((similarity - similarity[:, :1]) / temperature).exp()  # the nearest has 1: nothing overflows
+    weights = ((similarity - similarity[:, :1]) / TEMPERATURE).exp()  # the nearest has 1: nothing overflows
     total = similarity.new_zeros(len(similarity), num_classes)
     for rank in range(max(neighbours)):
         total.scatter_add_(1, labels[:, rank : rank + 1], weights[:, rank : rank + 1])
         if rank + 1 in neighbours:
             yield rank + 1, total.clone()
-
-
-def _check(neighbours: Sequence[int], count: int, temperature: float) -> None:
-    check_positive("temperature", temperature)
-    if not neighbours:
-        fail("neighbours", neighbours, "at least one whole number")
-    for k in neighbours:
-        check_whole("neighbours", k, 1, 2**20)
-        if k > count:
-            raise ValueError(f"neighbours is {k}, but must be at most {count}: there are no more images to learn from")

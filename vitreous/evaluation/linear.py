@@ -20,8 +20,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vitreous.data.split import stratified
-from vitreous.evaluation.features import BUDGET, FeatureSet, slices
-from vitreous.evaluation.ridge import Linear, Ridge, Scaling
+from vitreous.evaluation import features
+from vitreous.evaluation.features import FeatureSet, slices
+from vitreous.evaluation.ridge import CPU, Linear, Ridge, Scaling
 
 HELD_OUT = 0.2
 PENALTIES = tuple(10.0**power for power in range(-6, 4))  # per image: features have a variance of 1
@@ -56,21 +57,25 @@ def linear_probe(
     train: FeatureSet,
     test: FeatureSet,
     num_classes: int,
-    *,
     seed: int = 0,
-    penalties: Sequence[float] = PENALTIES,
     sweep: Sequence[Sgd] = SWEEP,
-    device: torch.device | None = None,
-    budget: int = BUDGET,
+    device: torch.device = CPU,
 ) -> list[LinearResult]:
     """Results of both methods, the better one on held-out images first."""
-    device = device or torch.device("cpu")
     fit, held = hold_out(train, num_classes, seed)
-    results = [
-        _fit_ridge(train, fit, held, test, num_classes, penalties, device, budget),
-        _fit_sgd(train, fit, held, test, num_classes, sweep, seed, device, budget),
-    ]
-    return sorted(results, key=lambda result: -result.held_out)
+    ridge = Ridge(fit, num_classes, device=device)
+    accuracies = {penalty: ridge.at(penalty * len(fit)).accuracy(held).top1 for penalty in PENALTIES}
+    penalty = max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))  # of equal ones the most regularised
+    chosen = Ridge(train, num_classes, device=device).at(penalty * len(train))
+    by_ridge = LinearResult("ridge", accuracies[penalty], *chosen.accuracy(test), {"penalty": penalty})
+
+    together = max(1, features.BUDGET // (16 * BATCH_SIZE[1] * num_classes))
+    groups = [train_sgd(fit, num_classes, sweep[some], seed, device=device) for some in slices(len(sweep), together)]
+    found = [classifier.accuracy(held).top1 for group in groups for classifier in group]
+    best = found.index(max(found))  # of equal ones the first
+    [chosen] = train_sgd(train, num_classes, sweep[best : best + 1], seed, device=device)
+    by_sgd = LinearResult("sgd", found[best], *chosen.accuracy(test), asdict(sweep[best]))
+    return sorted([by_ridge, by_sgd], key=lambda result: -result.held_out)
 
 
 def hold_out(train: FeatureSet, num_classes: int, seed: int) -> tuple[FeatureSet, FeatureSet]:
@@ -84,56 +89,15 @@ def hold_out(train: FeatureSet, num_classes: int, seed: int) -> tuple[FeatureSet
     return train.pick(torch.from_numpy(keep)), train.pick(torch.from_numpy(held))
 
 
-def _fit_ridge(
-    train: FeatureSet,
-    fit: FeatureSet,
-    held: FeatureSet,
-    test: FeatureSet,
-    num_classes: int,
-    penalties: Sequence[float],
-    device: torch.device,
-    budget: int,
-) -> LinearResult:
-    ridge = Ridge(fit, num_classes, device=device, budget=budget)
-    found = {penalty: ridge.at(penalty * len(fit)).accuracy(held, budget).top1 for penalty in penalties}
-    best = max(found, key=lambda penalty: (found[penalty], penalty))  # of equal ones the most regularised
-    chosen = Ridge(train, num_classes, device=device, budget=budget).at(best * len(train))
-    return LinearResult("ridge", found[best], *chosen.accuracy(test, budget), {"penalty": best})
-
-
-def _fit_sgd(
-    train: FeatureSet,
-    fit: FeatureSet,
-    held: FeatureSet,
-    test: FeatureSet,
-    num_classes: int,
-    sweep: Sequence[Sgd],
-    seed: int,
-    device: torch.device,
-    budget: int,
-) -> LinearResult:
-    together = max(1, budget // (16 * BATCH_SIZE[1] * num_classes))
-    groups = [
-        train_sgd(fit, num_classes, sweep[part], seed=seed, device=device) for part in slices(len(sweep), together)
-    ]
-    classifiers = [classifier for group in groups for classifier in group]
-    found = [classifier.accuracy(held, budget).top1 for classifier in classifiers]
-    best = found.index(max(found))  # of equal ones the first
-    [chosen] = train_sgd(train, num_classes, sweep[best : best + 1], seed=seed, device=device)
-    return LinearResult("sgd", found[best], *chosen.accuracy(test, budget), asdict(sweep[best]))
-
-
 def train_sgd(
     train: FeatureSet,
     num_classes: int,
     sweep: Sequence[Sgd],
-    *,
     seed: int = 0,
     steps: int | None = None,
-    device: torch.device | None = None,
+    device: torch.device = CPU,
 ) -> list[Linear]:
     """Train a classifier for each setting, all from zero and on the same batches, which depend only on the seed."""
-    device = device or torch.device("cpu")
     (n, d), count = train.features.shape, len(sweep)
     batch_size = min(max(n // 8, BATCH_SIZE[0]), BATCH_SIZE[1], n)
     steps = steps or min(max(30 * n // batch_size, STEPS[0]), STEPS[1])

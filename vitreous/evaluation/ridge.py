@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.evaluation.accuracy import Accuracy, accuracy, count_hits
-from vitreous.evaluation.features import BUDGET, FeatureSet, slices
+from vitreous.evaluation.features import Accuracy, FeatureSet, count_hits, rows_within_budget, slices
 
+CPU = torch.device("cpu")
 EPSILON = 1e-5  # added to the std, as in big_vision: a constant feature has a std of 0
 
 
@@ -29,11 +29,11 @@ class Scaling:
     std: Float[Tensor, "d"]
 
     @classmethod
-    def of(cls, features: Float[Tensor, "n d"], device: torch.device, budget: int = BUDGET) -> "Scaling":
+    def of(cls, features: Float[Tensor, "n d"], device: torch.device) -> "Scaling":
         """Compute in two passes: for large means, one pass would lose the variance to rounding."""
         n, d = features.shape
         total, squares = torch.zeros(2, d, dtype=torch.float64, device=device)
-        parts = list(slices(n, rows_within(budget, d)))
+        parts = list(slices(n, rows_within_budget(d)))
         for part in parts:
             total += features[part].to(device).double().sum(dim=0)
         for part in parts:
@@ -60,13 +60,13 @@ class Linear:
     def __call__(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n classes"]:
         return features.to(self.weight) @ self.weight + self.bias
 
-    def accuracy(self, test: FeatureSet, budget: int = BUDGET) -> Accuracy:
+    def accuracy(self, test: FeatureSet) -> Accuracy:
         d, classes = self.weight.shape
         device = self.weight.device
         hits = torch.zeros(2, dtype=torch.int64, device=device)
-        for part in slices(len(test), rows_within(budget, d + classes)):
+        for part in slices(len(test), rows_within_budget(d + classes)):
             hits += count_hits(self(test.features[part]), test.labels[part].to(device))
-        return accuracy(hits, len(test))
+        return Accuracy(*(hit / len(test) for hit in hits.tolist()))
 
 
 class Ridge:
@@ -80,28 +80,19 @@ class Ridge:
     tensor([0, 0, 1, 1])
     """
 
-    def __init__(
-        self,
-        train: FeatureSet,
-        num_classes: int,
-        *,
-        dual: bool | None = None,
-        device: torch.device | None = None,
-        budget: int = BUDGET,
-    ):
-        device = device or torch.device("cpu")
+    def __init__(self, train: FeatureSet, num_classes: int, *, dual: bool | None = None, device: torch.device = CPU):
         n, d = train.features.shape
-        self.scaling = Scaling.of(train.features, device, budget)
+        self.scaling = Scaling.of(train.features, device)
         labels = train.labels.to(device)
         if dual if dual is not None else n < d:
             scaled = self.scaling(train.features)
             self.eigenvalues, vectors = torch.linalg.eigh(scaled @ scaled.T)
             self.left = scaled.T @ vectors
-            right = _class_sums(num_classes, n, device).index_add_(0, labels, vectors).T
+            right = vectors.new_zeros(num_classes, n).index_add_(0, labels, vectors).T  # one_hot(labels).T @ vectors
         else:
             gram = torch.zeros(d, d, dtype=torch.float64, device=device)
-            sums = _class_sums(num_classes, d, device)
-            for part in slices(n, rows_within(budget, d)):
+            sums = gram.new_zeros(num_classes, d)
+            for part in slices(n, rows_within_budget(d)):
                 scaled = self.scaling(train.features[part])
                 gram.addmm_(scaled.T, scaled)
                 sums.index_add_(0, labels[part], scaled)
@@ -115,13 +106,3 @@ class Ridge:
         # Zero eigenvalues come out slightly negative or positive.
         weight = self.left @ (self.right / (self.eigenvalues.clamp(min=0) + l2)[:, None])
         return Linear.scaled(self.scaling, weight, self.bias)
-
-
-def _class_sums(num_classes: int, width: int, device: torch.device) -> Float[Tensor, "classes d"]:
-    """Zeros to which the rows of each class are added: one_hot(labels).T @ rows, without the one-hot labels."""
-    return torch.zeros(num_classes, width, dtype=torch.float64, device=device)
-
-
-def rows_within(budget: int, width: int) -> int:
-    """Rows of this width, in float64 with two copies, that fit a budget."""
-    return max(1, budget // (4 * 8 * width))

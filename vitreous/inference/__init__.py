@@ -13,15 +13,3 @@ from vitreous.inference.predictions import top_labels as top_labels
 from vitreous.inference.predictor import Predictor as Predictor
 from vitreous.inference.segment_predictor import Segmentation as Segmentation
 from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
-
-__all__ = [
-    "Embedding",
-    "Label",
-    "Prediction",
-    "Predictor",
-    "SegmentPredictor",
-    "Segmentation",
-    "embed",
-    "predict",
-    "top_labels",
-]
