@@ -36,18 +36,9 @@ def embed(
         precision: Of the computation.
         decode: Of JPEGs: fast decodes large ones at a reduced scale, which changes some vectors.
     """
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "out")}
     from vitreous.cli.prediction_output import output_embeddings
     from vitreous.inference.prediction_files import writer_for
 
     writer_for(out)  # reject an unsupported name before the work
-    embeddings = vitreous.embed(
-        checkpoint,
-        images,
-        image_size=image_size,
-        flip=flip,
-        batch_size=batch_size,
-        device=device,
-        precision=precision,
-        decode=decode,
-    )
-    output_embeddings(embeddings, out)
+    output_embeddings(vitreous.embed(checkpoint, images, **options), out)

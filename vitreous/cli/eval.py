@@ -63,27 +63,8 @@ def evaluate(
         json: Print JSON instead of tables.
         out: Write the JSON to a file as well.
     """
-    metrics = vitreous.evaluate(
-        checkpoint,
-        data,
-        split=split,
-        image_size=image_size,
-        data_root=data_root,
-        val_fraction=val_fraction,
-        seed=seed,
-        batch_size=batch_size,
-        device=device,
-        precision=precision,
-        workers=workers,
-        flip=flip,
-        decode=decode,
-        probe=probe,
-        features=features,
-        cache=cache,
-        neighbours=neighbours,
-        shots=shots,
-        ignore=ignore,
-    )
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "json", "out")}
+    metrics = vitreous.evaluate(checkpoint, **options)
     from vitreous.cli.metrics_tables import print_metrics
 
     print_metrics(metrics, json, out)

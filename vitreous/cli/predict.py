@@ -40,17 +40,8 @@ def predict(
         json: Print a line of JSON for each image instead of a table.
         out: Write to a .json, .jsonl, .csv or .parquet file instead; for a segmenter, a folder for masks and overlays.
     """
-    results = vitreous.predict(
-        checkpoint,
-        images,
-        top=top,
-        image_size=image_size,
-        flip=flip,
-        batch_size=batch_size,
-        device=device,
-        precision=precision,
-        decode=decode,
-    )
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "json", "out")}
+    results = vitreous.predict(checkpoint, images, **options)
     from vitreous.cli.prediction_output import output_predictions
 
     output_predictions(results, json, out)

@@ -58,11 +58,7 @@ Images = Input | Iterable[Input] | Source
 
 
 class Engine(ABC):
-    """A model on its device, with threads that decode images for it. Subclasses define decoding and outputs.
-
-    The caller's model is never moved or converted: the engine copies it if device or dtype differ. Otherwise both share
-    all tensors, and every run sets the model to evaluation mode.
-    """
+    """A model on its device, with threads that decode images for it. Subclasses define decoding and outputs."""
 
     model: Any  # a `Model`, which torch.compile may have wrapped
     tasks: tuple[str, ...]  # of the models that a subclass takes
