@@ -51,12 +51,12 @@ def segmenter(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     chance = np.random.default_rng(0)
     (tmp_path / "set").mkdir()
     for i in range(5):
         Image.fromarray(chance.integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(tmp_path / "set" / f"{i}.png")
-    (tmp_path / "set" / "2.png").write_bytes(b"no picture")
+    (tmp_path / "set" / "2.png").write_bytes(b"no image")
     return tmp_path / "set"
 
 
@@ -69,99 +69,103 @@ def embed(model: Path, *images: str, out: Path) -> None:
     embed_verb(model, images, batch_size=2, device="cpu", out=out)
 
 
-def test_a_line_of_json_for_each_picture(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    predict(model, str(pictures), json=True)
-    said = capsys.readouterr()
-    answers = [json.loads(line) for line in said.out.splitlines()]
+def test_json_has_a_line_for_each_image(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, str(images), json=True)
+    output = capsys.readouterr()
+    answers = [json.loads(line) for line in output.out.splitlines()]
     assert [Path(answer["path"]).name for answer in answers] == [f"{i}.png" for i in range(5)]
     assert "error" in answers[2]
     assert "predictions" not in answers[2]
-    files = [pictures / f"{i}.png" for i in (0, 1, 3, 4)]
+    files = [images / f"{i}.png" for i in (0, 1, 3, 4)]
     probabilities = Predictor(load(model), device="cpu").logits(files).softmax(1)
     for answer, row in zip([answers[i] for i in (0, 1, 3, 4)], probabilities, strict=True):
-        told = {one["label"]: one["probability"] for one in answer["predictions"]}
+        found = {one["label"]: one["probability"] for one in answer["predictions"]}
         best = {FIELDS["labels"][i]: pytest.approx(float(row[i]), abs=1e-5) for i in row.topk(2).indices}  # type: ignore[index]
-        assert told == best
-    assert said.err.startswith("5 images, 1 of them unreadable, ")
-    assert said.err.rstrip().endswith("images/s on cpu")
+        assert found == best
+    assert output.err.startswith("5 images, 1 of them unreadable, ")
+    assert output.err.rstrip().endswith("images/s on cpu")
 
 
-def test_a_table_for_people(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    predict(model, f"{pictures}/[01].png", f"{pictures}/2.png")
+def test_predictions_are_printed_as_a_table(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, f"{images}/[01].png", f"{images}/2.png")
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if "%" in line]) == 2
-    assert any("error: not a picture" in " ".join(line.split()) for line in lines)
+    assert any("error: not a" in " ".join(line.split()) for line in lines)
 
 
-def test_one_picture_is_not_several(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    predict(model, f"{pictures}/0.png")
+def test_one_image_is_singular(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, f"{images}/0.png")
     assert capsys.readouterr().err.startswith("1 image, ")
 
 
-def test_at_another_size(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    predict(model, f"{pictures}/0.png", image_size=(16,), json=True, top=3)
-    told = json.loads(capsys.readouterr().out)["predictions"]
-    larger = Predictor(load(model, image_size=16), device="cpu", top=3)([pictures / "0.png"])[0].predictions
-    assert [(one["label"], one["probability"]) for one in told] == [
+def test_prediction_at_another_image_size(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, f"{images}/0.png", image_size=(16,), json=True, top=3)
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    larger = Predictor(load(model, image_size=16), device="cpu", top=3)([images / "0.png"])[0].predictions
+    assert [(one["label"], one["probability"]) for one in found] == [
         (one.label, pytest.approx(one.probability, abs=1e-5)) for one in larger
     ]
 
 
-def test_to_a_file(model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    predict(model, str(pictures), out=tmp_path / "answers.csv")
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"5 images to {tmp_path / 'answers.csv'}, 1 of them unreadable" in said.err
+def test_predictions_are_written_to_a_file(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict(model, str(images), out=tmp_path / "answers.csv")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"5 images to {tmp_path / 'answers.csv'}, 1 of them unreadable" in output.err
     with (tmp_path / "answers.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 5
 
 
-def test_features_to_a_file(model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    embed(model, str(pictures), out=tmp_path / "vectors.jsonl")
+def test_embeddings_are_written_to_a_file(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed(model, str(images), out=tmp_path / "vectors.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text().splitlines()]
     vectors = torch.tensor([row["embedding"] for row in rows if "embedding" in row])
-    expected = Predictor(load(model), device="cpu").embed([pictures / f"{i}.png" for i in (0, 1, 3, 4)])
+    expected = Predictor(load(model), device="cpu").embed([images / f"{i}.png" for i in (0, 1, 3, 4)])
     torch.testing.assert_close(vectors, expected)
     assert "5 images" in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_is_said_before_a_model_is_loaded(tmp_path: Path, pictures: Path) -> None:
+def test_an_unsupported_file_name_is_rejected_before_loading(tmp_path: Path, images: Path) -> None:
     with pytest.raises(ValueError, match="xls"):
-        embed(tmp_path / "nowhere", str(pictures), out=tmp_path / "answers.xls")
+        embed(tmp_path / "nowhere", str(images), out=tmp_path / "answers.xls")
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.json", "x.png", "folder"])
-def test_what_cannot_be_written_is_said_in_the_words_of_the_model(
-    name: str, model: Path, segmenter: Path, pictures: Path, tmp_path: Path
+def test_an_unsupported_output_is_rejected_for_each_kind_of_model(
+    name: str, model: Path, segmenter: Path, images: Path, tmp_path: Path
 ) -> None:
     if name != "x.json":
         with pytest.raises(BadValue, match=r"but must be a name that ends in \.json"):
-            predict(model, str(pictures), out=tmp_path / name)
+            predict(model, str(images), out=tmp_path / name)
     if name != "folder":
         with pytest.raises(BadValue, match="but must be a folder for masks"):
-            predict(segmenter, str(pictures), out=tmp_path / name, top=None)
+            predict(segmenter, str(images), out=tmp_path / name, top=None)
     assert not (tmp_path / name).exists()
 
 
-def test_a_segmenter_writes_into_any_folder_that_is_there(segmenter: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_segmenter_writes_into_any_existing_folder(segmenter: Path, images: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.v2").mkdir()
-    predict(segmenter, str(pictures / "0.png"), out=tmp_path / "cut.v2", top=None)
+    predict(segmenter, str(images / "0.png"), out=tmp_path / "cut.v2", top=None)
     assert (tmp_path / "cut.v2" / "masks" / "0.png").is_file()
 
 
-def test_labels_are_not_counted_for_a_segmenter(segmenter: Path, pictures: Path) -> None:
-    run = shell("predict", segmenter, pictures / "0.png", "--device", "cpu", "--top", 3)
+def test_top_is_rejected_for_a_segmenter(segmenter: Path, images: Path) -> None:
+    run = shell("predict", segmenter, images / "0.png", "--device", "cpu", "--top", 3)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
     assert "top is 3, but must be omitted for a segmenter" in run.stderr
 
 
-def test_five_labels_where_nobody_says_how_many(tmp_path: Path, pictures: Path) -> None:
+def test_five_labels_by_default(tmp_path: Path, images: Path) -> None:
     save(build(configure("ViT-Lite-6/4", 7, 8, {**FIELDS, "labels": ()})), tmp_path / "seven")
-    run = shell("predict", tmp_path / "seven", pictures / "0.png", "--device", "cpu", "--json")
+    run = shell("predict", tmp_path / "seven", images / "0.png", "--device", "cpu", "--json")
     assert len(json.loads(run.stdout)["predictions"]) == 5
 
 
-def test_masks_beside_pictures_are_no_pictures(
+def test_masks_beside_images_are_not_predicted(
     model: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = folder(tmp_path / "data", count=3)
@@ -178,7 +182,7 @@ def test_masks_beside_pictures_are_no_pictures(
     assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 3
 
 
-def test_pictures_that_are_not_there_are_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_missing_images_are_named_before_loading(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nothing\.jpg"):
         predict(tmp_path / "nowhere", str(tmp_path / "nothing.jpg"))
 
@@ -189,10 +193,10 @@ def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
 
 
-def test_in_a_pipe_every_path_is_whole(model: Path, pictures: Path) -> None:
-    deep = pictures / "/".join(["a folder whose name is long"] * 4)
+def test_paths_are_not_truncated_in_a_pipe(model: Path, images: Path) -> None:
+    deep = images / "/".join(["a folder whose name is long"] * 4)
     deep.mkdir(parents=True)
-    files = [shutil.copy(pictures / f"{i}.png", deep / f"{i}.png") for i in range(2)]
+    files = [shutil.copy(images / f"{i}.png", deep / f"{i}.png") for i in range(2)]
     run = shell("predict", model, deep, "--device", "cpu")
     assert run.returncode == 0
     _, *lines = run.stdout.splitlines()
@@ -208,17 +212,15 @@ def test_in_a_pipe_every_path_is_whole(model: Path, pictures: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["predict"], ["predict", "--json"], ["predict", "--out", "x.csv"], ["embed", "--out", "x.csv"]]
 )
-def test_where_no_picture_can_be_read_the_run_has_failed(
-    words: list[str], model: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_run_without_a_readable_image_fails(words: list[str], model: Path, images: Path, tmp_path: Path) -> None:
     verb, *options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
-    run = shell(verb, model, pictures / "2.png", *options, "--device", "cpu")
+    run = shell(verb, model, images / "2.png", *options, "--device", "cpu")
     assert run.returncode == 1
     assert run.stderr.startswith("vitreous: no image could be read: 1 of 1 failed")
     assert len(run.stderr.splitlines()) == 1
-    told = (tmp_path / "x.csv").read_text() if options[-1:] == [str(tmp_path / "x.csv")] else run.stdout
-    assert "not a picture" in told
-    some = shell(verb, model, pictures, *options, "--device", "cpu")
+    found = (tmp_path / "x.csv").read_text() if options[-1:] == [str(tmp_path / "x.csv")] else run.stdout
+    assert "not a" in found
+    some = shell(verb, model, images, *options, "--device", "cpu")
     assert some.returncode == 0
     assert "5 images" in some.stderr
 
@@ -230,26 +232,26 @@ def test_where_no_picture_can_be_read_the_run_has_failed(
         (["--out", "answers.xlsx"], "out is 'answers.xlsx', but must be a name that ends in .json"),
     ],
 )
-def test_arguments_that_cannot_be(words: list[str], message: str, model: Path, pictures: Path) -> None:
-    run = shell("predict", model, pictures / "0.png", *words)
+def test_invalid_arguments_are_rejected(words: list[str], message: str, model: Path, images: Path) -> None:
+    run = shell("predict", model, images / "0.png", *words)
     assert (run.returncode, run.stderr.count("\n")) == (2, 1)
     assert message in run.stderr
 
 
-def test_no_pictures_at_all(model: Path) -> None:
+def test_no_images_is_an_error(model: Path) -> None:
     run = shell("predict", model)
     assert run.returncode == 2
     assert "images is '', but must be files, folders, globs" in run.stderr
 
 
-def test_a_segmenter_says_how_to_get_masks(segmenter: Path, pictures: Path, tmp_path: Path) -> None:
-    run = shell("predict", segmenter, pictures / "0.png", "--device", "cpu")
+def test_a_segmenter_hints_at_the_flag_that_writes_masks(segmenter: Path, images: Path, tmp_path: Path) -> None:
+    run = shell("predict", segmenter, images / "0.png", "--device", "cpu")
     assert (run.returncode, run.stdout.count("\n")) == (0, 1)
     assert "masks and overlays are written with --out FOLDER" in run.stderr
-    kept = shell("predict", segmenter, pictures / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
+    kept = shell("predict", segmenter, images / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
     assert "--out" not in kept.stderr
     assert (tmp_path / "cut" / "masks" / "0.png").is_file()
-    broken = shell("predict", segmenter, pictures / "2.png", "--device", "cpu")
+    broken = shell("predict", segmenter, images / "2.png", "--device", "cpu")
     assert (broken.returncode, broken.stderr.count("\n")) == (1, 1)
 
 
@@ -268,26 +270,26 @@ def test_table_of_predictions() -> None:
 # ---- As functions ----------------------------------------------------------------------------------------------------
 
 
-def test_predict_as_a_function_takes_models_checkpoints_files_and_arrays(model: Path, pictures: Path) -> None:
+def test_predict_as_a_function_takes_models_checkpoints_files_and_arrays(model: Path, images: Path) -> None:
     options: dict[str, Any] = {"device": "cpu", "top": 2}
-    array = np.array(Image.open(pictures / "0.png"))
-    results = vitreous.predict(model, pictures, batch_size=1, **options)
+    array = np.array(Image.open(images / "0.png"))
+    results = vitreous.predict(model, images, batch_size=1, **options)
     found = list(results)
     assert (results.images, results.errors, len(results.paths)) == (5, 1, 5)
-    [named] = vitreous.predict(load(model), str(pictures / "0.png"), **options)
+    [named] = vitreous.predict(load(model), str(images / "0.png"), **options)
     [plain] = vitreous.predict(load(model), array, **options)
     assert found[0] == named
     assert plain.predictions == named.predictions  # type: ignore[union-attr]
 
 
-def test_embed_as_a_function_gives_an_array_of_the_readable_images(model: Path, pictures: Path) -> None:
-    names, vectors = vitreous.embed(model, pictures, device="cpu").array()
+def test_embed_as_a_function_gives_an_array_of_the_readable_images(model: Path, images: Path) -> None:
+    names, vectors = vitreous.embed(model, images, device="cpu").array()
     assert [Path(name).name for name in names] == ["0.png", "1.png", "3.png", "4.png"]
     torch.testing.assert_close(vectors, Predictor(load(model), device="cpu").embed(names))  # type: ignore[arg-type]
 
 
-def test_predict_as_a_function_gives_masks_for_a_segmenter(segmenter: Path, pictures: Path) -> None:
-    [result] = vitreous.predict(segmenter, pictures / "0.png", device="cpu")
+def test_predict_as_a_function_gives_masks_for_a_segmenter(segmenter: Path, images: Path) -> None:
+    [result] = vitreous.predict(segmenter, images / "0.png", device="cpu")
     assert isinstance(result, Segmentation)
     assert result.mask is not None
     assert result.mask.shape == (9, 12)

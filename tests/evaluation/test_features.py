@@ -51,60 +51,60 @@ def source(count: int = 7) -> ArraySource:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Source:
-    """Six pictures in two classes; one of them is none."""
+    """Six images in two classes; one of them is none."""
     for index in range(6):
         path = tmp_path / "data" / "ab"[index % 2] / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (24, 24), (40 * index, 10, 200)).save(path)
-    (tmp_path / "data" / "b" / "3.png").write_bytes(b"no picture at all")
+    (tmp_path / "data" / "b" / "3.png").write_bytes(b"no image at all")
     return open_data(str(tmp_path / "data"), val_fraction=0.5).train.source  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_features_are_what_embed_gives(name: str, flip: bool) -> None:
-    model, pictures = random_model(CONFIGS[name]).train(), source()
-    found = extract(on_cpu(model, batch_size=3, flip=flip), pictures)
-    expected = Predictor(model, device="cpu", flip=flip).embed(list(pictures.images))
+def test_features_equal_those_of_embed(name: str, flip: bool) -> None:
+    model, images = random_model(CONFIGS[name]).train(), source()
+    found = extract(on_cpu(model, batch_size=3, flip=flip), images)
+    expected = Predictor(model, device="cpu", flip=flip).embed(list(images.images))
     torch.testing.assert_close(found.features, expected, rtol=1e-4, atol=1e-5)
-    assert found.labels.tolist() == pictures.labels.tolist()
+    assert found.labels.tolist() == images.labels.tolist()
     assert (len(found), found.problems) == (7, ())
 
 
-def test_the_class_token_beside_the_mean_of_the_patches() -> None:
-    model, pictures = random_model().eval(), source()
+def test_class_and_mean_concatenates_class_token_and_mean() -> None:
+    model, images = random_model().eval(), source()
     assert isinstance(model, ViT)
-    [batch] = EvalLoader(Reader(pictures, TOKEN.image_size, 3, TOKEN.preprocessing), Place(7), 0)
+    [batch] = EvalLoader(Reader(images, TOKEN.image_size, 3, TOKEN.preprocessing), Place(7), 0)
     with torch.no_grad():
         tokens = model.features(normalise(batch.images.float() / 255, TOKEN.preprocessing))
     expected = torch.cat([tokens.prefix[:, 0], tokens.patches.mean(1)], dim=1)
-    found = extract(on_cpu(model), pictures, "class+mean")
+    found = extract(on_cpu(model), images, "class+mean")
     torch.testing.assert_close(found.features, expected)
 
 
 @pytest.mark.parametrize(
     ("name", "message"), [("bit", "model that pools by GlobalAverage"), ("mean", "model that pools by GlobalAverage")]
 )
-def test_a_model_without_a_taught_class_token_says_so(name: str, message: str) -> None:
+def test_class_and_mean_needs_a_trained_class_token(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"features is 'class.mean', but must be 'pooled' for a {message}"):
         extract(on_cpu(random_model(CONFIGS[name])), source(), "class+mean")
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_kind_that_does_not_exist_is_answered_with_one_that_does() -> None:
+def test_an_unknown_kind_gets_a_suggestion() -> None:
     wrong: Any = "poled"
     with pytest.raises(ValueError, match="did you mean 'pooled'"):
         extract(on_cpu(random_model()), source(), wrong)
 
 
-def test_bfloat16_is_kept_in_half_the_memory() -> None:
-    model, pictures = random_model(), source()
-    exact, half = (extract(on_cpu(model, precision=precision), pictures) for precision in ("fp32", "bf16"))
+def test_bfloat16_features_are_stored_as_float16() -> None:
+    model, images = random_model(), source()
+    exact, half = (extract(on_cpu(model, precision=precision), images) for precision in ("fp32", "bf16"))
     assert (exact.features.dtype, half.features.dtype) == (torch.float32, torch.float16)
     assert torch.nn.functional.cosine_similarity(exact.features, half.features.float()).min() > 0.99
 
 
-def test_numbers_that_are_none_are_counted() -> None:
+def test_features_that_are_not_numbers_are_counted() -> None:
     model = random_model()
     assert isinstance(model.norm.weight, torch.Tensor)
     torch.nn.init.constant_(model.norm.weight, torch.nan)
@@ -115,7 +115,7 @@ def test_numbers_that_are_none_are_counted() -> None:
         extract(on_cpu(model, precision="bf16"), source())
 
 
-def test_unreadable_pictures_are_named_and_left_out(folder: Source, tmp_path: Path) -> None:
+def test_unreadable_images_are_named_and_skipped(folder: Source, tmp_path: Path) -> None:
     model = random_model()
     found, _ = cached_features(tmp_path / "cache", on_cpu(model), folder)
     assert (len(found), len(found.features)) == (5, 5)
@@ -135,37 +135,37 @@ def test_unreadable_pictures_are_named_and_left_out(folder: Source, tmp_path: Pa
 
 
 def test_features_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, pictures, cache = random_model(), source(), tmp_path / "not" / "yet"
-    first, cached = cached_features(cache, on_cpu(model), pictures)
+    model, images, cache = random_model(), source(), tmp_path / "not" / "yet"
+    first, cached = cached_features(cache, on_cpu(model), images)
     assert not cached
 
     def never(*_: object, **__: object) -> FeatureSet:
         raise AssertionError("computed again")
 
     monkeypatch.setattr(features, "extract", never)
-    second, cached = cached_features(cache, on_cpu(model), pictures)
+    second, cached = cached_features(cache, on_cpu(model), images)
     assert cached
     assert torch.equal(first.features, second.features)
     assert torch.equal(first.labels, second.labels)
     with pytest.raises(AssertionError, match="computed again"):
-        cached_features(None, on_cpu(model), pictures)
+        cached_features(None, on_cpu(model), images)
 
 
 @pytest.mark.parametrize("keep", [0, 40, -10])
-def test_a_damaged_file_is_made_again(tmp_path: Path, keep: int) -> None:
-    model, pictures = random_model(), source()
-    first, _ = cached_features(tmp_path, on_cpu(model), pictures)
+def test_a_damaged_cache_file_is_replaced(tmp_path: Path, keep: int) -> None:
+    model, images = random_model(), source()
+    first, _ = cached_features(tmp_path, on_cpu(model), images)
     [file] = tmp_path.iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole[:keep])
-    second, cached = cached_features(tmp_path, on_cpu(model), pictures)
+    second, cached = cached_features(tmp_path, on_cpu(model), images)
     assert not cached
     assert torch.equal(first.features, second.features)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
 
 
-def test_whatever_features_depend_on_is_in_the_digest(folder: Source) -> None:
-    model, pictures = random_model(), source()
+def test_the_digest_covers_all_that_features_depend_on(folder: Source) -> None:
+    model, images = random_model(), source()
     other_config = build(dataclasses.replace(TOKEN, preprocessing=IMAGENET))
     other_config.load_state_dict(model.state_dict())
     other_weights = build(TOKEN)
@@ -176,26 +176,24 @@ def test_whatever_features_depend_on_is_in_the_digest(folder: Source) -> None:
     relabelled.labels[0] = 2
     repainted.images[6, 19, 29, 2] ^= 1
     keys = [
-        digest(model, pictures, kind="pooled"),
-        digest(model, pictures, kind="class+mean"),
-        digest(other_config, pictures, kind="pooled"),
-        digest(other_weights, pictures, kind="pooled"),
+        digest(model, images, kind="pooled"),
+        digest(model, images, kind="class+mean"),
+        digest(other_config, images, kind="pooled"),
+        digest(other_weights, images, kind="pooled"),
         digest(model, relabelled, kind="pooled"),
         digest(model, repainted, kind="pooled"),
-        digest(model, pick(pictures, np.arange(6)), kind="pooled"),
-        digest(model, pick(pictures, np.arange(7)[::-1]), kind="pooled"),
+        digest(model, pick(images, np.arange(6)), kind="pooled"),
+        digest(model, pick(images, np.arange(7)[::-1]), kind="pooled"),
         digest(model, folder, kind="pooled"),
     ]
     assert len(set(keys)) == len(keys)
-    assert (
-        digest(model, pick(pictures, np.arange(7)), kind="pooled") == keys[0]
-    )  # the same pictures, asked for by index
+    assert digest(model, pick(images, np.arange(7)), kind="pooled") == keys[0]  # the same images, through a subset
     path = folder.root / folder.name(0)  # type: ignore[attr-defined]
     os.utime(path, ns=(0, 0))
     assert digest(model, folder, kind="pooled") != keys[-1]
 
 
-def test_a_folder_that_cannot_be_is_said_before_the_work(tmp_path: Path) -> None:
+def test_an_invalid_cache_folder_is_rejected_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadValue, match="file', but must be a folder, not a file"):
         cached_features(tmp_path / "file", on_cpu(random_model()), source())

@@ -71,14 +71,14 @@ def test_half_precision_is_compared_in_single() -> None:
     assert knn(halves[0], halves[1], 7) == knn(wholes[0], wholes[1], 7)
 
 
-def test_the_order_of_pictures_does_not_matter() -> None:
+def test_the_order_of_images_does_not_matter() -> None:
     bank, queries = clustered(200), clustered(90, seed=1)
     mixed = [part.pick(torch.randperm(len(part))) for part in (bank, queries)]
     assert knn(bank, queries, 7, (1, 20)) == knn(mixed[0], mixed[1], 7, (1, 20))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
-def test_of_equally_similar_pictures_the_earlier_is_nearer(rows: int) -> None:
+def test_of_equally_similar_images_the_earlier_is_nearer(rows: int) -> None:
     bank = torch.eye(3)[[1, 0, 1, 2, 0, 1, 0]]
     similarity, indices = nearest(torch.tensor([[2.0, 0, 0], [0, 3.0, 0]]), bank, 5, rows)
     assert indices.tolist() == [[1, 4, 6, 0, 2], [0, 2, 5, 1, 3]]
@@ -87,7 +87,7 @@ def test_of_equally_similar_pictures_the_earlier_is_nearer(rows: int) -> None:
     assert collapsed.tolist() == [[0, 1, 2, 3]] * 2
 
 
-def test_more_neighbours_in_one_pass_are_the_same_as_alone() -> None:
+def test_several_neighbours_in_one_pass_equal_separate_passes() -> None:
     bank, queries = clustered(200), clustered(90, seed=1)
     together = knn(bank, queries, 7, (1, 3, 50))
     assert together == [knn(bank, queries, 7, (k,))[0] for k in (1, 3, 50)]
@@ -110,19 +110,19 @@ def hits_as_dino_counts(bank: FeatureSet, queries: FeatureSet, classes: int, k: 
 
 @pytest.mark.parametrize("classes", [7, 40])
 @pytest.mark.parametrize("k", [1, 2, 4, 5, 20])
-def test_top_1_and_top_5_are_dinos(classes: int, k: int) -> None:
+def test_top1_and_top5_equal_those_of_dino(classes: int, k: int) -> None:
     bank, queries = clustered(120, classes), clustered(60, classes, seed=1)
     [result] = knn(bank, queries, classes, (k,))
     assert (result.top1, result.top5) == pytest.approx(hits_as_dino_counts(bank, queries, classes, k))
 
 
-def test_classes_without_votes_fill_the_five_in_their_order() -> None:
+def test_classes_without_votes_fill_the_top_five_in_order() -> None:
     bank = FeatureSet(torch.ones(5, 2), torch.full((5,), 3))
     [result] = knn(bank, FeatureSet(torch.ones(6, 2), torch.arange(6)), 6, (5,))
     assert (result.top1, result.top5) == pytest.approx((1 / 6, 5 / 6))  # all but class 5
 
 
-def test_hits_are_not_numbers_that_are_none() -> None:
+def test_nan_scores_are_never_hits() -> None:
     scores = torch.tensor([[torch.nan, 1.0], [0.0, torch.nan], [-torch.inf, 0], [1, 1]])
     assert count_hits(scores, torch.tensor([1, 0, 0, 0])).tolist() == [1, 1]
     assert count_hits(torch.zeros(3, 9), torch.tensor([0, 4, 5])).tolist() == [1, 2]
@@ -159,6 +159,6 @@ def test_planted_classes_are_found_and_random_ones_are_not() -> None:
         ((), "at least one"),
     ],
 )
-def test_numbers_of_neighbours_that_cannot_be(neighbours: tuple[int, ...], message: str) -> None:
+def test_invalid_numbers_of_neighbours_are_rejected(neighbours: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         knn(clustered(30), clustered(5), 7, neighbours)

@@ -53,7 +53,7 @@ def test_the_budget_does_not_change_results(n: int, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("n", [15, 200])
-def test_the_order_of_pictures_does_not_matter(n: int) -> None:
+def test_the_order_of_images_does_not_matter(n: int) -> None:
     train = problem(n, 20)
     one, other = Ridge(train, 4).at(1.0), Ridge(train.pick(torch.randperm(n)), 4).at(1.0)
     torch.testing.assert_close(one(train.features), other(train.features), rtol=1e-9, atol=1e-9)
@@ -66,7 +66,7 @@ def test_scaling_far_from_zero_is_exact() -> None:
     assert float(scaling(features).sum()) == 0
 
 
-def test_a_class_without_pictures_is_never_the_answer() -> None:
+def test_a_class_without_images_is_never_predicted() -> None:
     train = problem(50, 10, classes=3)
     scores = Ridge(train, 5).at(1.0)(train.features)
     assert scores.shape == (50, 5)

@@ -57,7 +57,7 @@ def test_json_lines(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == AS_JSON
 
 
-def test_csv_is_a_row_for_each_picture(tmp_path: Path) -> None:
+def test_csv_has_a_row_for_each_image(tmp_path: Path) -> None:
     write(PREDICTIONS, tmp_path / "x.csv", top=2)
     with open(tmp_path / "x.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
@@ -78,7 +78,7 @@ def test_parquet(tmp_path: Path) -> None:
         assert row == {**expected, **expected["predictions"][0], "error": None}  # type: ignore[dict-item]
 
 
-def test_parquet_is_written_as_answers_come(tmp_path: Path) -> None:
+def test_parquet_is_written_in_row_groups(tmp_path: Path) -> None:
     write((Prediction(str(i), CAT.predictions) for i in range(2500)), tmp_path / "x.parquet", top=2)
     file = pyarrow.parquet.ParquetFile(tmp_path / "x.parquet")
     assert file.metadata.num_row_groups == 3
@@ -110,7 +110,7 @@ def test_embeddings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_run_that_breaks_off_leaves_the_file_before(tmp_path: Path, ending: str) -> None:
+def test_an_interrupted_run_keeps_the_previous_file(tmp_path: Path, ending: str) -> None:
     def broken() -> Iterator[Prediction]:
         for _ in range(2000):
             yield CAT
@@ -124,9 +124,9 @@ def test_a_run_that_breaks_off_leaves_the_file_before(tmp_path: Path, ending: st
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_name_is_checked_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_name_is_checked_before_the_first_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never() -> Iterator[Prediction]:
-        raise AssertionError("asked for")
+        raise AssertionError("read")
         yield
 
     wanted = r"x.cvs', but must be a name that ends in .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"

@@ -41,25 +41,25 @@ def scores(n: int, classes: int, seed: int = 0, ties: bool = False) -> tuple[Ten
     hidden=st.integers(0, 9),
 )
 @settings(deadline=None, max_examples=40)
-def test_figures_equal_those_of_scikit_learn(n: int, classes: int, seed: int, ties: bool, hidden: int) -> None:
+def test_metrics_equal_those_of_scikit_learn(n: int, classes: int, seed: int, ties: bool, hidden: int) -> None:
     logits, labels = scores(n + hidden, classes, seed, ties)
     labels[:hidden] = -1
-    logits[:hidden] = torch.nan  # what stands there for an unreadable picture must not matter
-    figures = Evaluation.of(logits, labels).metrics()
+    logits[:hidden] = torch.nan  # scores of unreadable images do not matter
+    metrics = Evaluation.of(logits, labels).metrics()
     seen, known, all_classes = logits[hidden:].double(), labels[hidden:], range(classes)
-    # Of equal scores scikit-learn takes the higher class and we the lower, so it is asked about the mirror image.
+    # Of equal scores scikit-learn takes the higher class and we the lower, so it gets the classes in reverse.
     mirror = {"y_true": classes - 1 - known, "y_score": seen.flip(1), "labels": all_classes}
-    assert figures["top1"] == pytest.approx(top_k_accuracy_score(**mirror, k=1))
+    assert metrics["top1"] == pytest.approx(top_k_accuracy_score(**mirror, k=1))
     if classes > 5:
-        assert figures["top5"] == pytest.approx(top_k_accuracy_score(**mirror, k=5))
-    assert figures["loss"] == pytest.approx(log_loss(known, seen.softmax(1), labels=all_classes), abs=1e-5)
-    assert (figures["count"], figures["unreadable"]) == (n, hidden)
+        assert metrics["top5"] == pytest.approx(top_k_accuracy_score(**mirror, k=5))
+    assert metrics["loss"] == pytest.approx(log_loss(known, seen.softmax(1), labels=all_classes), abs=1e-5)
+    assert (metrics["count"], metrics["unreadable"]) == (n, hidden)
 
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_classes_and_confusion_equal_those_of_scikit_learn(ties: bool) -> None:
     logits, labels = scores(200, 7, ties=ties)
-    labels[labels == 3] = 2  # no picture of class 3
+    labels[labels == 3] = 2  # no image of class 3
     logits[:, 5] = -100  # class 5 is never predicted
     logits[:, 3] -= 0.5
     labels[labels == 6] = 0
@@ -100,7 +100,7 @@ def test_calibration_equals_a_loop_over_bins(n: int, classes: int, seed: int, sh
     assert evaluation.metrics()["ece"] == pytest.approx(error, abs=1e-9) == bins.ece
 
 
-def test_a_confidence_on_an_edge_belongs_below_it() -> None:
+def test_a_confidence_on_an_edge_falls_into_the_lower_bin() -> None:
     counts = Evaluation.of(torch.zeros(3, 2), torch.tensor([0, 1, 1])).calibration(bins=4).counts
     assert counts.tolist() == [0, 3, 0, 0]  # one half
 
@@ -128,7 +128,7 @@ def test_the_most_confused_pairs_by_counting() -> None:
     assert evaluation.most_confused(1) == evaluation.most_confused(10)[:1]
 
 
-def test_the_worst_mistakes_are_the_surest_and_keep_their_place() -> None:
+def test_the_worst_mistakes_have_the_highest_confidence() -> None:
     logits, labels = scores(100, 5)
     labels[::7] = -1
     evaluation = Evaluation.of(logits, labels)
@@ -146,7 +146,7 @@ def test_the_worst_mistakes_are_the_surest_and_keep_their_place() -> None:
     assert Evaluation.of(torch.eye(3), torch.arange(3)).worst(5) == []
 
 
-def test_batches_joined_are_the_whole() -> None:
+def test_joined_batches_equal_the_whole() -> None:
     logits, labels = scores(50, 9)
     labels[4] = -1
     names = [f"class {i}" for i in range(9)]
@@ -158,7 +158,7 @@ def test_batches_joined_are_the_whole() -> None:
     assert joined.names == tuple(names)
 
 
-def test_what_is_kept_does_not_grow_with_the_classes() -> None:
+def test_memory_does_not_grow_with_the_number_of_classes() -> None:
     def kept(classes: int) -> int:
         evaluation = Evaluation.of(*scores(10, classes))
         tensors = (evaluation.labels, evaluation.best, evaluation.confidence, evaluation.losses, evaluation.indices)
@@ -167,7 +167,7 @@ def test_what_is_kept_does_not_grow_with_the_classes() -> None:
     assert kept(21_841) == kept(5) == 64 * 10
 
 
-def test_half_precision_is_measured_in_single() -> None:
+def test_half_precision_scores_are_evaluated_in_float32() -> None:
     logits, labels = scores(64, 6)
     assert Evaluation.of(logits.half(), labels).metrics() == Evaluation.of(logits.half().float(), labels).metrics()
 
@@ -182,12 +182,14 @@ def test_half_precision_is_measured_in_single() -> None:
         (torch.tensor([[0, torch.nan], [0, 0]]), torch.tensor([0, 1]), None, "not a number"),
     ],
 )
-def test_nonsense_is_named(logits: Tensor, labels: Tensor, names: tuple[str, ...] | None, message: str) -> None:
+def test_invalid_scores_and_labels_are_rejected(
+    logits: Tensor, labels: Tensor, names: tuple[str, ...] | None, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Evaluation.of(logits, labels, names)
 
 
-def test_nothing_readable_has_no_figures() -> None:
+def test_without_readable_images_there_are_no_metrics() -> None:
     evaluation = Evaluation.of(torch.zeros(3, 2), torch.full((3,), -1))
     with pytest.raises(ValueError, match="none of the 3 images"):
         evaluation.metrics()
@@ -233,7 +235,7 @@ def side_scores(loader: EvalLoader) -> Tensor:
     return torch.cat([Sides()(normalise(batch.images.float() / 255, PLAIN)) for batch in loader])
 
 
-def test_every_picture_is_answered_in_order() -> None:
+def test_every_image_is_evaluated_in_order() -> None:
     found = evaluated(batches(10))
     assert found.indices.tolist() == list(range(10))
     assert torch.equal(found.predicted, side_scores(batches(10)).argmax(1))
@@ -242,14 +244,14 @@ def test_every_picture_is_answered_in_order() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_in_evaluation_mode_and_back_in_its_own_afterwards(training: bool) -> None:
+def test_the_mode_of_the_classifier_is_restored(training: bool) -> None:
     module = Sides().train(training)
     evaluated(batches(10), module)
     assert module.modes == [False] * 3
     assert module.training is training
 
 
-def test_flip_averages_the_probabilities_of_a_picture_and_its_mirror_image() -> None:
+def test_flip_averages_probabilities_with_the_mirror_image() -> None:
     plain = side_scores(batches(10))
     mirrored = plain[:, [1, 0, 2]]  # left becomes right
     expected = (plain.softmax(1) + mirrored.softmax(1)) / 2
@@ -259,8 +261,8 @@ def test_flip_averages_the_probabilities_of_a_picture_and_its_mirror_image() -> 
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_processes_together_know_what_one_does(ranks: int) -> None:
-    """Also the picture that comes twice, so that all have equally many, counts once."""
+def test_joined_processes_equal_one_process(ranks: int) -> None:
+    """Also the image that comes twice, so that all have equally many, counts once."""
     alone = evaluated(batches(10))
     together = Evaluation.join([evaluated(batches(10, rank, ranks)) for rank in range(ranks)])
     assert torch.equal(together.indices, alone.indices)
@@ -269,7 +271,7 @@ def test_processes_together_know_what_one_does(ranks: int) -> None:
         torch.testing.assert_close(getattr(together, field), getattr(alone, field))
 
 
-def test_unreadable_pictures_are_left_out_and_named_once() -> None:
+def test_unreadable_images_are_skipped_and_named_once() -> None:
     whole = list(batches(8))
     labels = whole[1].labels.clone()
     labels[2] = -1
@@ -279,14 +281,14 @@ def test_unreadable_pictures_are_left_out_and_named_once() -> None:
         [classify_batches(Sides(), part, torch.device("cpu"), PLAIN, CLASSES) for part in parts]
     )  # the second process had it too
     assert found.problems == ["c.jpg: the file is empty"]
-    figures = found.metrics()
-    assert (figures["count"], figures["unreadable"]) == (7, 1)
+    metrics = found.metrics()
+    assert (metrics["count"], metrics["unreadable"]) == (7, 1)
     keep = [0, 1, 2, 3, 4, 5, 7]
     right = (side_scores(batches(8)).argmax(1) == torch.arange(8) % 3)[keep]
-    assert figures["top1"] == pytest.approx(right.float().mean().item())
+    assert metrics["top1"] == pytest.approx(right.float().mean().item())
 
 
-def test_lower_precision_is_near_and_scores_are_kept_in_full() -> None:
+def test_bfloat16_is_close_and_losses_are_float32() -> None:
     linear = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
     full, half = (
         classify_batches(linear, batches(10), torch.device("cpu"), PLAIN, CLASSES, precision)

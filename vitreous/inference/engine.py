@@ -225,7 +225,7 @@ def name_of(image: Input, index: int) -> str:
 
 
 def encoded(image: Input) -> Picture:
-    """The bytes of a file, or pixels: what decoders take."""
+    """The bytes of a file, or pixels, as decoders take them."""
     if isinstance(image, SourceImage):
         return image.source.picture(image.index)
     if isinstance(image, str | os.PathLike):
