@@ -25,9 +25,10 @@ from vitreous.weights.adapt import provenance_of
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """What every evaluation of a model with a head reports."""
+class _ModelMetrics:
+    """Metrics of a model with a head; fractions, not percent. `evaluation` has per-class metrics and mistakes."""
 
+    evaluation: Evaluation | SegmentEvaluation
     count: int
     unreadable: int
     split: str
@@ -35,44 +36,39 @@ class _Measured:
     doubt: str  # a warning if the model may have been trained on some of these images; otherwise empty
     images_per_second: float
 
-    def _record(self, evaluation: Evaluation | SegmentEvaluation) -> dict[str, Any]:
-        record = {**evaluation.metrics(), "part": self.split, "seconds": self.seconds, "doubt": self.doubt}
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of metrics.json, with `per_class`, `confusion` and `unreadable_files`."""
         return {
-            **record,
+            **self.evaluation.metrics(),
+            "part": self.split,
+            "seconds": self.seconds,
+            "doubt": self.doubt,
             "images_per_second": self.images_per_second,
-            "per_class": [vars(row) for row in evaluation.per_class()],
-            "confusion": evaluation.confusion().tolist(),
-            "unreadable_files": evaluation.problems,
+            "per_class": [vars(row) for row in self.evaluation.per_class()],
+            "confusion": self.evaluation.confusion().tolist(),
+            "unreadable_files": self.evaluation.problems,
         }
 
 
 @dataclass(frozen=True)
-class ClassificationMetrics(_Measured):
-    """Metrics of a classifier; fractions, not percent. `evaluation` has per-class metrics, confusions, mistakes."""
+class ClassificationMetrics(_ModelMetrics):
+    """Metrics of a classifier."""
 
+    evaluation: Evaluation
     top1: float
     top5: float
     loss: float
     ece: float
-    evaluation: Evaluation
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of metrics.json, with `per_class`, `confusion` and `unreadable_files`."""
-        return self._record(self.evaluation)
 
 
 @dataclass(frozen=True)
-class SegmentationMetrics(_Measured):
-    """Metrics of a segmenter at full image size; fractions, not percent."""
+class SegmentationMetrics(_ModelMetrics):
+    """Metrics of a segmenter at full image size."""
 
+    evaluation: SegmentEvaluation
     miou: float
     pixel_accuracy: float
     boundary_f: float
-    evaluation: SegmentEvaluation
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of metrics.json, with `per_class`, `confusion` and `unreadable_files`."""
-        return self._record(self.evaluation)
 
 
 Metrics = ClassificationMetrics | SegmentationMetrics | ProbeMetrics
