@@ -18,7 +18,7 @@ from benchmarks.table import publish
 from vitreous.data.loader import EvalLoader, Place, Reader
 from vitreous.data.masks.folders import open_masked
 from vitreous.data.sources.base import Subset
-from vitreous.explanation.tokens import foreground
+from vitreous.explanation.pca import foreground
 from vitreous.inference.device import choose_device
 from vitreous.model.inputs import normalise
 from vitreous.model.options import IGNORED

@@ -12,6 +12,7 @@ from vitreous.model.kinds import AnyModel
 from vitreous.model.options import DecoderConfig
 from vitreous.model.presets import create
 from vitreous.model.vit import ViT
+from vitreous.tasks import task_named
 from vitreous.training.config import TrainConfig
 from vitreous.training.defaults import Chosen, choose
 from vitreous.weights.load import save
@@ -30,6 +31,11 @@ def pictures(count: int, side: int, name: str = "pictures") -> DataSet:
 def chosen(count: int = 100, side: int = 64, device: str = "cpu", processes: int | None = None, **said: Any) -> Chosen:
     config = TrainConfig(**{"data": "pictures", "out": Path("run"), **said})
     return choose(config, pictures(count, side), device, *(() if processes is None else (processes,)))
+
+
+def build_model(config: TrainConfig, data: DataSet) -> AnyModel:
+    """Build the model that a run with this config starts from."""
+    return task_named(config.task).build_model(config, data)
 
 
 def checkpoint(folder: Path, decoder: DecoderConfig | None = None, side: int = 48, patch: int = 16) -> Path:

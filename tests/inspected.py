@@ -1,11 +1,16 @@
-"""Small models of every kind as the page's server has them, and how to ask it about a picture."""
+"""Small models of every kind, and requests about them to the routes of the page."""
 
+import asyncio
 import dataclasses
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from torch import Tensor
 
 from live_server import Live, Reply
@@ -16,6 +21,13 @@ from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Conditional, NoPosition, Preprocessing, RelativeBias, Rotary2d, SinCos2d
+from vitreous.serving.errors import install
+from vitreous.serving.inspect.routes import router
+from vitreous.serving.inspect.service import InspectService
+from vitreous.serving.models import ServedModel
+from vitreous.serving.prometheus import Metrics
+from vitreous.serving.scheduler import Scheduler
+from vitreous.serving.settings import Settings
 
 LABELS = ("ant", "bee", "cat", "dog", "emu")
 SMALL = ViTConfig(
@@ -52,6 +64,20 @@ def all_kinds() -> dict[str, Any]:
     found["bit"] = build(ResNetConfig(image_size=(32, 32), stages=(1, 1), width=32, num_classes=4))
     found["large"] = build_vit(dataclasses.replace(SMALL, image_size=(512, 512), depth=1, width=16))
     return found
+
+
+@contextmanager
+def inspect_client(served: Sequence[ServedModel], **limits: Any) -> Iterator[tuple[TestClient, InspectService]]:
+    """The routes of the page without the rest of the server."""
+    scheduler = Scheduler(1, 0.0, 64, Metrics())
+    service, app = InspectService(served, scheduler, **limits), FastAPI()
+    install(app)
+    app.include_router(router(service, Settings()))
+    try:
+        with TestClient(app) as client:
+            yield client, service
+    finally:
+        asyncio.run(scheduler.stop())
 
 
 def picture(seed: int = 0, height: int = 60, width: int = 90) -> bytes:

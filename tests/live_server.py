@@ -1,7 +1,4 @@
-"""Servers for tests: a process of its own, as users start it, or one in a thread, whose models are in memory.
-
-And a client that can misbehave, which libraries cannot.
-"""
+"""Servers for tests, in a process as users start them or in a thread, and a client that can send invalid requests."""
 
 import contextlib
 import json
@@ -33,7 +30,7 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """Of an error, which must be in our form and in no other."""
+        """The code of an error, which must have the form of the API."""
         assert self.headers["content-type"] == "application/json", self
         assert set(self.json) == {"error"}, self
         assert set(self.json["error"]) == {"code", "message"}, self
@@ -50,14 +47,14 @@ class Live:
 
     @property
     def memory(self) -> float:
-        """Resident, in MB, at its highest."""
+        """Peak resident memory in MB."""
         assert self.process is not None
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
         assert found is not None
         return int(found[1]) / 1e3
 
     def ask(self, method: str, path: str, body: bytes = b"", kind: str | None = "image/png", **headers: str) -> Reply:
-        """One request on a connection of its own. Header names have _ for -."""
+        """Send one request on a new connection. Header names have _ for -."""
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         lines += [f"Content-Type: {kind}"] * (kind is not None and method == "POST")
         lines += [f"Content-Length: {len(body)}"] * (method == "POST")
@@ -66,7 +63,7 @@ class Live:
         )
 
     def send(self, *parts: bytes, pause: float = 0.0) -> Reply:
-        """Bytes as they are, perhaps with pauses between them. A server may answer before it has heard everything."""
+        """Send raw bytes with pauses. The server may answer before it has read everything."""
         with socket.create_connection((HOST, self.port), timeout=30) as connection:
             for part in parts:
                 with contextlib.suppress(ConnectionError):
@@ -100,7 +97,7 @@ def read_reply(connection: socket.socket) -> Reply:
 
 @contextlib.contextmanager
 def process(checkpoints: Sequence[Path], *flags: str, **environment: str) -> Iterator[Live]:
-    """`vitreous serve`, ended in good order; it must end with 0 and have said nothing on its error stream."""
+    """Run `vitreous serve`; it must exit with 0 and print nothing on its error stream."""
     command = [sys.executable, "-m", "vitreous", "serve", *map(str, checkpoints), "--port", "0", "--device", "cpu"]
     with subprocess.Popen(
         [*command, *flags],
@@ -111,8 +108,7 @@ def process(checkpoints: Sequence[Path], *flags: str, **environment: str) -> Ite
     ) as running:
         try:
             assert running.stdout is not None
-            said = running.stdout.readline()
-            found = re.search(r":(\d+) ", said)
+            found = re.search(r":(\d+) ", running.stdout.readline())
             if found is None:
                 assert running.stderr is not None
                 raise RuntimeError(running.stderr.read())

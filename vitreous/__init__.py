@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitreous.evaluation.evaluate_model import evaluate as evaluate
+    from vitreous.explanation.explain import explain as explain
+    from vitreous.explanation.result import Explanation as Explanation
     from vitreous.inference.predict_images import embed as embed
     from vitreous.inference.predict_images import predict as predict
     from vitreous.inference.predictor import Predictor as Predictor
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from vitreous.model.segmenter import Segmenter as Segmenter
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
+    from vitreous.serving import serve as serve
+    from vitreous.training.config import TrainConfig as TrainConfig
+    from vitreous.training.run import Run as Run
+    from vitreous.training.run import train as train
     from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
@@ -33,16 +39,22 @@ _HOMES = {
     "create": "vitreous.model.presets",
     "embed": "vitreous.inference.predict_images",
     "evaluate": "vitreous.evaluation.evaluate_model",
+    "explain": "vitreous.explanation.explain",
+    "Explanation": "vitreous.explanation.result",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
     "predict": "vitreous.inference.predict_images",
     "Predictor": "vitreous.inference.predictor",
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",
+    "Run": "vitreous.training.run",
     "save": "vitreous.weights.load",
     "Segmenter": "vitreous.model.segmenter",
     "SegmenterConfig": "vitreous.model.config",
     "SegmentPredictor": "vitreous.inference.segment_predictor",
+    "serve": "vitreous.serving",
+    "train": "vitreous.training.run",
+    "TrainConfig": "vitreous.training.config",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",
 }

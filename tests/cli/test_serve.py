@@ -15,14 +15,13 @@ from live_server import HOST, process
 from pictures import encoded, smooth
 from vitreous.inference import memory_check as capacity
 from vitreous.model import options
-from vitreous.serving.capacity import check_capacity
-from vitreous.serving.models import ids_for, open_served
-from vitreous.serving.server import serve_checkpoints
+from vitreous.serving.models import check_capacity, load_models, unique_ids
+from vitreous.serving.server import run_server
 from vitreous.serving.settings import Settings
 
 
 def refused(*arguments: str) -> tuple[int, str]:
-    """The exit status and the last line that was said."""
+    """The exit status and the last line on the error stream."""
     command = [sys.executable, "-m", "vitreous", "serve", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return run.returncode, run.stderr.strip().splitlines()[-1]
@@ -35,7 +34,7 @@ def test_two_checkpoints_and_a_key(checkpoint: Path, tmp_path: Path) -> None:
         assert live.ask("GET", "/v1/model").code == "unauthorized"
         answer = live.ask("GET", "/v1/model", X_API_Key="sesame").json
         assert [one["id"] for one in answer["models"]] == ["small", "small-2"]
-        assert [one["name"] for one in answer["models"]] == ["small", "small"]  # not where it lies on the disk
+        assert [one["name"] for one in answer["models"]] == ["small", "small"]  # without its folders
         assert {tuple(one["image_size"]) for one in answer["models"]} == {(48, 48)}
         for id in ("small", "small-2"):
             picture = encoded(smooth(50, 60))
@@ -43,13 +42,13 @@ def test_two_checkpoints_and_a_key(checkpoint: Path, tmp_path: Path) -> None:
             assert said["model"] == id
 
 
-def test_a_key_from_the_environment(checkpoint: Path) -> None:
+def test_the_key_may_be_an_environment_variable(checkpoint: Path) -> None:
     with process([checkpoint], VITREOUS_API_KEY="sesame") as live:
         assert live.ask("GET", "/v1/model").status == 401
         assert live.ask("GET", "/v1/model", Authorization="Bearer sesame").status == 200
 
 
-def test_only_this_machine_can_reach_it(checkpoint: Path) -> None:
+def test_the_default_address_is_loopback(checkpoint: Path) -> None:
     with process([checkpoint]) as live:
         assert live.process is not None
         listening = Path(f"/proc/{live.process.pid}/net/tcp").read_text()
@@ -57,7 +56,7 @@ def test_only_this_machine_can_reach_it(checkpoint: Path) -> None:
         assert f"00000000:{live.port:04X}" not in listening
 
 
-def test_a_port_that_is_taken(checkpoint: Path) -> None:
+def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
@@ -76,13 +75,13 @@ def test_a_port_that_is_taken(checkpoint: Path) -> None:
         (["no-such-folder", "--host", "203.0.113.9", "--port", "0"], 1, "cannot listen at 203.0.113.9, port 0"),
     ],
 )
-def test_what_cannot_be(arguments: list[str], status: int, message: str) -> None:
+def test_invalid_arguments_are_rejected(arguments: list[str], status: int, message: str) -> None:
     got, said = refused(*arguments)
     assert (got, message in said) == (status, True), said
 
 
-def test_a_model_that_this_machine_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few bytes can describe a model that takes all memory and never answers: positions would be a large table."""
+def test_a_model_too_large_for_this_machine_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes can describe a model that needs all memory and never answers."""
     model = vitreous.create(
         "ViT-Ti/16", num_classes=3, image_size=32, overrides={"position": options.NoPosition(), "depth": 1}
     )
@@ -92,27 +91,27 @@ def test_a_model_that_this_machine_cannot_run(tmp_path: Path, monkeypatch: pytes
     config.write_text(re.sub(r'"image_size": \[[^]]*\]', '"image_size": [16384, 16384]', config.read_text()))
     monkeypatch.setattr(capacity, "total_memory", lambda device: 10**12)  # enough for one image
     with pytest.raises(ValueError, match="small takes images of 16384 x 16384 pixels: a batch of 4096 needs"):
-        serve_checkpoints([tmp_path / "small"], Settings(port=0, max_batch=4096), device="cpu")
-    [served] = open_served([tmp_path / "small"], device="cpu")
+        run_server([tmp_path / "small"], Settings(port=0, max_batch=4096), device="cpu")
+    [served] = load_models([tmp_path / "small"], device="cpu")
     with pytest.raises(ValueError, match="operations, which take longer than the timeout"):
         check_capacity(served, max_batch=1, timeout=0.1)
 
 
-def test_a_served_file_may_be_overwritten(checkpoint: Path, tmp_path: Path) -> None:
-    """As `cp` does: it truncates the file, and a process that has mapped it dies when it reads on."""
+def test_a_checkpoint_may_be_overwritten_while_it_is_served(checkpoint: Path, tmp_path: Path) -> None:
+    """`cp` truncates the file, and a process that has mapped it would crash."""
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
-    [served] = open_served([copy], device="cpu")
+    [served] = load_models([copy], device="cpu")
     child = os.fork()
     if child == 0:
         os.truncate(copy / "model.safetensors", 0)
         for tensor in (*served.model.parameters(), *served.model.buffers()):
-            tensor.detach().clone()
+            tensor.detach().numpy().copy()  # numpy, because torch's threads do not survive a fork
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_ids_are_short_and_differ() -> None:
+def test_ids_are_short_and_unique() -> None:
     names = ["a/best", "b/best", "b/last", "b", "C:\\models\\x y.pth", "hf-hub:owner/name@main", ".", "models/v1.0.npz"]
-    ids = ids_for(names)
+    ids = unique_ids(names)
     assert ids == ["a", "b", "b-2", "b-3", "x-y", "name-main", "model", "v1.0"]
     assert len(set(ids)) == len(ids)

@@ -4,51 +4,42 @@ import pytest
 import torch
 
 from planted import KINDS, PLACE, SHOWN, of_kind, peak, picture, planted
-from vitreous.explanation.faithfulness import as_patches
-from vitreous.explanation.occlusion import blurred, occlusion, painted, patch_occlusion, probability
+from vitreous.explanation.captured import capture
+from vitreous.explanation.occlusion import as_patches, blurred, fill_image, occlusion
 from vitreous.model.config import ViTConfig
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_peak_is_where_the_signal_was_planted(small: ViTConfig, kind: str) -> None:
     model = planted(small, kind)
-    drops = occlusion(model, picture(), SHOWN, fill="grey")
+    drops = occlusion(capture(model, picture()), SHOWN, fill="grey")
     assert drops.shape == (24, 32)
     assert peak(as_patches(drops, (8, 8))) == PLACE
-    assert peak(patch_occlusion(model, picture(), SHOWN)) == PLACE
 
 
-def test_it_is_the_drop_by_hand(small: ViTConfig) -> None:
+def test_occlusion_equals_the_drop_computed_by_hand(small: ViTConfig) -> None:
     model = of_kind(small, "class token")
     image, hidden = picture(), picture()
     hidden[:, :, 8:16, 24:32] = 0.0  # mid-grey
     before, after = (model(x).softmax(-1)[0, 2] for x in (image, hidden))
-    drops = occlusion(model, image, 2, fill="grey", batch_size=5)
+    drops = occlusion(capture(model, image), 2, fill="grey", batch_size=5)
     torch.testing.assert_close(drops[8:16, 24:32], (before - after).detach().expand(8, 8))
 
 
 def test_windows_overlap_and_reach_the_border(small: ViTConfig) -> None:
-    model = of_kind(small, "class token")
-    drops = occlusion(model, picture(), 2, window=(10, 10), stride=(6, 7))
+    captured = capture(of_kind(small, "class token"), picture())
+    drops = occlusion(captured, 2, window=(10, 10), stride=(6, 7))
     assert drops.isfinite().all()
-    one = occlusion(model, picture(), 2, window=(100, 100))
+    one = occlusion(captured, 2, window=(100, 100))
     torch.testing.assert_close(one, one[0, 0].expand(24, 32))
 
 
-def test_blocks_of_patches_are_left_out(small: ViTConfig) -> None:
-    model = of_kind(small, "registers")
-    drops = patch_occlusion(model, picture(), 1, block=2)
-    assert drops.shape == (3, 4)
-    assert drops[0, 0] == drops[1, 1] != drops[0, 2]
-    assert drops[2, 0] == drops[2, 1]
-
-
 def test_fills(small: ViTConfig) -> None:
-    model = of_kind(small, "class token")
     image = picture()
-    torch.testing.assert_close(painted(model, image, "grey"), torch.zeros_like(image))  # mean and std are 0.5
-    torch.testing.assert_close(painted(model, image, "mean")[..., 3, 5], image.mean((2, 3)))
-    assert painted(model, image, "blur").var() < image.var() / 5
+    captured = capture(of_kind(small, "class token"), image)
+    torch.testing.assert_close(fill_image(captured, "grey"), torch.zeros_like(image))  # mean and std are 0.5
+    torch.testing.assert_close(fill_image(captured, "mean")[..., 3, 5], image.mean((2, 3)))
+    assert fill_image(captured, "blur").var() < image.var() / 5
     torch.testing.assert_close(blurred(torch.ones(1, 2, 5, 7), 3.0), torch.ones(1, 2, 5, 7))
     spot = torch.zeros(1, 1, 31, 41)
     spot[..., 15, 20] = 1
@@ -57,9 +48,9 @@ def test_fills(small: ViTConfig) -> None:
     assert spread[15, 22] / spread[15, 20] == pytest.approx(0.6065, abs=1e-3)
 
 
-def test_a_class_that_is_not_there(small: ViTConfig) -> None:
+def test_a_class_that_does_not_exist_is_an_error(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match="target is 9, but must be a whole number from 0 to 4"):
-        probability(of_kind(small, "class token"), picture(), 9)
+        occlusion(capture(of_kind(small, "class token"), picture()), 9)
 
 
 class Enough(Exception):
@@ -82,7 +73,8 @@ def test_it_can_be_stopped_between_batches(small: ViTConfig) -> None:
     passes = []
     model.patches.register_forward_hook(lambda *_: passes.append(1))
     with pytest.raises(Enough):
-        occlusion(model, picture(), 2, batch_size=3, between=after(2))  # 12 windows
-    assert len(passes) == 1 + 2  # the whole picture, and two batches
-    whole = occlusion(model, picture(), 2)
-    torch.testing.assert_close(occlusion(model, picture(), 2, batch_size=3, between=after(4)), whole)
+        occlusion(capture(model, picture()), 2, batch_size=3, between=after(2))  # 12 windows
+    assert len(passes) == 1 + 2  # the captured pass, and two batches
+    captured = capture(model, picture())
+    whole = occlusion(captured, 2)
+    torch.testing.assert_close(occlusion(captured, 2, batch_size=3, between=after(4)), whole)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitreous.explanation.study import open_model
+from vitreous.explanation.explain import open_model
 from vitreous.inference import memory_check as capacity
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build_vit
 from vitreous.model.options import NoPosition
 from vitreous.model.presets import configure
-from vitreous.training.batch_memory import free_memory
+from vitreous.training.defaults import free_memory
 from vitreous.weights.load import save
 
 

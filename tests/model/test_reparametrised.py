@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from every_model import every_model, inputs_of, output_of
-from vitreous.explanation.capture import walked
+from vitreous.explanation.captured import capture
 from vitreous.explanation.rollout import rollout
 from vitreous.model.vit import ViT
 
@@ -61,8 +61,8 @@ def multiplied(name: str, where: str, key: str, factor: Tensor | None = None) ->
 def every_output(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     outputs = [output_of(model(*inputs))]
     if isinstance(model, ViT):
-        outputs += [*model.features(*inputs)[:2], *model.attention(*inputs), *walked(model, *inputs).states]
-        outputs += [rollout(model, *inputs)]
+        outputs += [*model.features(*inputs)[:2], *model.attention(*inputs), *capture(model, *inputs).states]
+        outputs += [rollout(capture(model, *inputs))]
     return outputs
 
 

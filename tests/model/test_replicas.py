@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from every_model import EVERY, VITS, every_model, inputs_of, output_of
-from vitreous.explanation.capture import walked
+from vitreous.explanation.captured import capture
 from vitreous.model.vit import ViT
 
 replicate = importlib.import_module("torch.nn.parallel.replicate")  # the package has a function of this name
@@ -63,7 +63,7 @@ def test_replicas_show_the_same_features_and_attention(name: str) -> None:
     pairs = [
         *zip(replica.features(images)[:2], model.features(images)[:2], strict=True),
         *zip(replica.attention(images), model.attention(images), strict=True),
-        *zip(walked(replica, images).states, walked(model, images).states, strict=True),
+        *zip(capture(replica, images).states, capture(model, images).states, strict=True),
     ]
     assert all(torch.equal(one, other) for one, other in pairs)
 

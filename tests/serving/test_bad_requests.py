@@ -1,4 +1,4 @@
-"""Whatever a stranger sends: an error that says why, never a 500, and nothing left behind."""
+"""Invalid requests get an error with a reason, never a 500, and leave no files behind."""
 
 import socket
 import struct
@@ -48,11 +48,11 @@ def live(checkpoint: Path, folder: Path) -> Iterator[Live]:
     flags = ("--max-body-mb", str(LIMIT / 1e6), "--timeout", "2")
     with process([checkpoint], *flags, TMPDIR=str(folder)) as live:
         yield live
-        assert not list(folder.iterdir())  # nothing was written, whatever came
+        assert not list(folder.iterdir())  # no request may write a file
 
 
 FORM = "multipart/form-data; boundary=x"
-METADATA = chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\0")  # to look for which way is up, Pillow may decode everything
+METADATA = chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\0")  # Pillow may decode the whole image to find its orientation
 HUGE = SIGNATURE + sides(2**16) + chunk(b"IDAT", b"x")
 WEBP_BOMB = b"RIFF\x40\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + b"\xfe\x3f\0" * 2 + WEBP[12:]
 BAD: dict[str, tuple[str, str, bytes, str | None, int, str]] = {
@@ -116,7 +116,7 @@ def test_bad_requests(live: Live, name: str) -> None:
     assert (answer.status, answer.code) == (status, code)
 
 
-def test_a_bomb_takes_no_memory(live: Live) -> None:
+def test_decompression_bombs_take_no_memory(live: Live) -> None:
     live.ask("POST", "/v1/classify", PNG)
     before = live.memory
     for path in ("/v1/classify", "/v1/embed", "/v1/explain", "/v1/images"):
@@ -135,7 +135,7 @@ def test_large_headers_take_no_memory(live: Live, end: bytes) -> None:
 
 
 def test_too_many_bytes_in_chunks(live: Live) -> None:
-    """Without Content-Length: the server counts as they come, and does not wait for the end."""
+    """Without Content-Length, bytes are counted as they arrive."""
     head = f"POST /v1/classify HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     one = b"10000\r\n" + bytes(2**16) + b"\r\n"
     answer = live.send(head, *[one] * 8)
@@ -143,22 +143,22 @@ def test_too_many_bytes_in_chunks(live: Live) -> None:
     assert answer.headers["connection"] == "close"
 
 
-def test_a_picture_in_chunks_is_a_picture(live: Live) -> None:
+def test_an_image_may_be_sent_in_chunks(live: Live) -> None:
     head = f"POST /v1/classify HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     parts = [PNG[start : start + 700] for start in range(0, len(PNG), 700)]
     chunks = [b"%x\r\n" % len(part) + part + b"\r\n" for part in parts]
     assert live.send(head, *chunks, b"0\r\n\r\n").json == live.ask("POST", "/v1/classify", PNG).json
 
 
-def test_a_length_that_is_too_large_is_refused_before_it_comes(live: Live) -> None:
-    """A client that asks for leave to send hears no at once."""
+def test_a_too_large_content_length_is_rejected_before_the_body(live: Live) -> None:
+    """A client that sends Expect: 100-continue gets the error at once."""
     head = f"POST /v1/classify HTTP/1.1\r\nHost: {HOST}\r\nExpect: 100-continue\r\nContent-Length: 9999999\r\n\r\n"
     answer = live.send(head.encode())
     assert (answer.status, answer.code) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize("path", ["/v1/classify", "/v1/images", "/v1/images/0/masked"])
-def test_slow_uploads_are_cut_off(live: Live, path: str) -> None:
+def test_slow_uploads_time_out(live: Live, path: str) -> None:
     kind = "application/json" if path.endswith("masked") else "image/png"
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: {kind}\r\nContent-Length: {len(PNG)}\r\n\r\n".encode()
@@ -180,13 +180,13 @@ def test_slow_uploads_are_cut_off(live: Live, path: str) -> None:
         b"POST /v1/embed HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
-def test_what_is_not_http(live: Live, data: bytes) -> None:
+def test_invalid_http_is_answered_with_4xx(live: Live, data: bytes) -> None:
     answer = live.send(data)
     assert 400 <= answer.status < 500
     assert answer.code
 
 
-def test_a_client_that_leaves_harms_nobody(live: Live) -> None:
+def test_disconnecting_clients_do_not_affect_others(live: Live) -> None:
     head = f"POST /v1/classify HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(PNG)}\r\n\r\n".encode()
     for data in (head, head + PNG[:100], head + PNG):
         for _ in range(10):
@@ -195,7 +195,7 @@ def test_a_client_that_leaves_harms_nobody(live: Live) -> None:
     assert live.ask("POST", "/v1/classify", PNG).status == 200
 
 
-def test_requests_in_one_breath_are_answered_in_order(live: Live) -> None:
+def test_pipelined_requests_are_answered_in_order(live: Live) -> None:
     head = f"POST /v1/classify?top=%d HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(PNG)}\r\n\r\n"
     with socket.create_connection((HOST, live.port), timeout=30) as connection:
         for top in (1, 2):
@@ -207,8 +207,7 @@ def test_requests_in_one_breath_are_answered_in_order(live: Live) -> None:
     assert counts == [1, 2]
 
 
-def test_still_well(live: Live) -> None:
-    """After all of the above."""
+def test_no_5xx_and_no_leak_after_all_of_these(live: Live) -> None:
     assert live.ask("POST", "/v1/classify", JPEG, "image/jpeg").status == 200
     figures = live.ask("GET", "/metrics").body.decode()
     assert not [line for line in figures.splitlines() if 'status="5' in line and "/readyz" not in line]

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT in the middle of work: what was accepted is answered, and nothing is left running."""
+"""SIGTERM and SIGINT under load: accepted requests are answered, and no process remains."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ JPEG = encoded(smooth(200, 300), "JPEG")
 
 @pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
 def test_no_accepted_request_is_lost(checkpoint: Path, order: signal.Signals) -> None:
-    """Clients ask without a pause, and go on until they are hung up on: every question they sent was answered."""
+    """Clients send requests without a pause until they are disconnected; every request is answered."""
     with process([checkpoint], "--max-batch", "4") as live:
         assert live.process is not None
         found: list[Answer] = []
@@ -31,7 +31,7 @@ def test_no_accepted_request_is_lost(checkpoint: Path, order: signal.Signals) ->
             await asyncio.sleep(1.5)
             assert live.process is not None
             live.process.send_signal(order)
-            await asyncio.wait_for(clients, 120)  # not before they are hung up on, but then
+            await asyncio.wait_for(clients, 120)  # they end when they are disconnected
 
         asyncio.run(load())
         assert live.process.wait(30) == 0
@@ -42,7 +42,7 @@ def test_no_accepted_request_is_lost(checkpoint: Path, order: signal.Signals) ->
     assert all(json.loads(answer.body)["predictions"] for answer in found)
 
 
-def test_an_upload_that_has_begun_may_end(checkpoint: Path) -> None:
+def test_an_upload_that_has_begun_is_answered(checkpoint: Path) -> None:
     question = request(HOST, 0, "/v1/classify", JPEG)
     with process([checkpoint]) as live, socket.create_connection((HOST, live.port), timeout=30) as connection:
         assert live.process is not None
@@ -57,7 +57,7 @@ def test_an_upload_that_has_begun_may_end(checkpoint: Path) -> None:
         assert live.process.wait(30) == 0
 
 
-def test_an_idle_connection_does_not_hold_the_server_up(checkpoint: Path) -> None:
+def test_an_idle_connection_does_not_delay_the_shutdown(checkpoint: Path) -> None:
     with process([checkpoint]) as live, socket.create_connection((HOST, live.port), timeout=30) as connection:
         assert live.process is not None
         connection.sendall(request(HOST, live.port, "/v1/classify", JPEG))
@@ -81,13 +81,13 @@ def open_held(*arguments):
     served[0].predictor.model.register_forward_pre_hook(hold)
     return served
 
-opened, run.open_served = run.open_served, open_held
-run.serve_checkpoints([Path(sys.argv[1])], Settings(port=0), device="cpu")
+opened, run.load_models = run.load_models, open_held
+run.run_server([Path(sys.argv[1])], Settings(port=0), device="cpu")
 """
 
 
 @pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
-def test_a_long_first_pass_does_not_hold_the_server_up(checkpoint: Path, order: signal.Signals) -> None:
+def test_a_slow_warm_up_does_not_delay_the_shutdown(checkpoint: Path, order: signal.Signals) -> None:
     command = [sys.executable, "-c", HOLD, str(checkpoint)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None

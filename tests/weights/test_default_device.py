@@ -10,7 +10,7 @@ import vitreous
 from every_model import CONFIGS, EVERY, VITS, every_model, inputs_of, output_of
 from foreign_models import EVERY as FILES
 from foreign_models import loaded, written
-from vitreous.explanation.capture import walked
+from vitreous.explanation.captured import capture
 from vitreous.model.kinds import build_any
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
@@ -86,7 +86,7 @@ def test_models_compute_where_they_are_and_not_on_the_default_device(name: str) 
             if name in VITS:
                 assert isinstance(model, ViT)
                 resized = model.resized((48, 32))
-                found += [*model.features(*inputs)[:2], *model.attention(*inputs), *walked(model, *inputs).states]
+                found += [*model.features(*inputs)[:2], *model.attention(*inputs), *capture(model, *inputs).states]
                 found += [resized(torch.nn.functional.interpolate(inputs[0], (48, 32)))]
             torch.manual_seed(1)
             found += [output_of(model.train()(*inputs))]

@@ -1,11 +1,16 @@
-"""The verb `vitreous explain`. torch is imported inside, so that `--help` answers at once."""
+"""The verb `vitreous explain`. torch is imported inside, so that `--help` is quick."""
 
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from vitreous.explanation.methods import Method
+from vitreous.explanation import Method
+
+if TYPE_CHECKING:
+    from vitreous.explanation.result import Explanation
 
 
 def explain(
@@ -22,25 +27,60 @@ def explain(
     batch_size: int = 32,
     device: str = "auto",
 ) -> None:
-    """What a model sees in a picture and what its answer rests on, as pictures and one report.html.
+    """Show what a model's answer for an image depends on, as figures and one report.html.
 
     Example: vitreous explain runs/first/best cat.jpg --out explained/
 
     Args:
         checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
-        image: A picture, or none for the figures that need none: positions and filters.
-        out: A folder for the figures.
-        class_: The class to explain, by its label or number; left out, the likeliest.
-        methods: Which figures; left out, all that the checkpoint allows. occlusion and faithfulness take longest.
-        layers: Which layers, from 0, or negative from the end; left out, all.
-        heads: Which heads in the overview of heads, from 0; left out, all.
-        query: The patch whose attention and likeness is shown; left out, the class token's and the most important's.
-        image_size: Another size than the checkpoint's; its positions are resampled.
-        batch_size: Pictures at once, for occlusion and faithfulness.
+        image: An image, or none for the figures that need none: positions and filters.
+        out: Folder for the figures.
+        class_: Class to explain, by label or number. Default: the most probable.
+        methods: Figures to make. Default: all that the checkpoint supports. occlusion and faithfulness are slow.
+        layers: Layers, from 0, or negative from the end. Default: all.
+        heads: Heads in the overview of heads, from 0. Default: all.
+        query: Patch whose attention and similarity are shown. Default: the class token, and the most important patch.
+        image_size: Another input size than the checkpoint's; its positions are resampled.
+        batch_size: Images at once, for occlusion and faithfulness.
         device: auto, cpu, cuda, mps.
     """
-    from vitreous.explanation.command import explain_files
+    import vitreous
+    from vitreous.common.text import SafeConsole
 
-    explain_files(
-        checkpoint, image, out, class_, layers, heads, query, methods, image_size, batch_size, device
-    )  # fmt: skip
+    command = shlex.join(["vitreous", *sys.argv[1:]])
+    with SafeConsole(stderr=True).status("explaining ...") as status:  # shown on a terminal only
+        result = vitreous.explain(
+            checkpoint, None if image == "none" else image, out=out, target=class_, methods=methods, layers=layers,
+            heads=heads, query=query, image_size=image_size, batch_size=batch_size, device=device, command=command,
+            begin=lambda method: status.update(f"{method} ..."),
+        )  # fmt: skip
+    _print(result)
+
+
+def _print(result: "Explanation") -> None:
+    from rich.table import Table
+
+    from vitreous.common.terminal import console as standard_output
+
+    console = standard_output()
+    if result.predictions:
+        table = Table("class", "probability", box=None)
+        for label in result.predictions:
+            mark = "  <- explained" if label.index == result.target else ""
+            table.add_row(label.label, f"{label.probability:.4f}{mark}")
+        console.print(table)
+        if result.target not in [label.index for label in result.predictions]:
+            console.print(f"explained: {result.label}")
+    if result.faithfulness:
+        table = Table("map", "deletion (lower is better)", "insertion (higher is better)", box=None)
+        for key, one in result.faithfulness.items():
+            table.add_row(key, f"{one.deletion:.3f}", f"{one.insertion:.3f}")
+        console.print()
+        console.print(table)
+    if result.skipped:
+        console.print()
+        for reason, methods in result.skipped_by_reason().items():
+            console.print(f"skipped: {', '.join(methods)} ({reason})", soft_wrap=True)
+    console.print()
+    for path in result.paths:
+        console.print(f"wrote {path}", soft_wrap=True)

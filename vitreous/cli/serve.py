@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+import vitreous
 from vitreous.common.checks import fail
 from vitreous.serving.settings import Settings
 
@@ -29,45 +30,34 @@ def serve(
     api_key_file: Path | None = None,
     open: bool = False,
 ) -> None:
-    """A web page to explore a model with, and an HTTP API to use it by.
+    """Serve models over HTTP: a web page to explore them, and an API for programs.
 
     Example: vitreous serve runs/first/best --open
 
     Args:
         checkpoints: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name;
             several are served side by side.
-        host: The address to listen at. Others can reach the server only if this is changed, such as to 0.0.0.0.
-        port: The port; 0 takes one that is free.
-        image_size: Another size than the checkpoint's; its positions are resampled.
-        device: auto, cpu, cuda, mps.
-        precision: Of the computation.
-        max_batch: Pictures that the model sees at once.
-        max_wait_ms: How long a picture waits for others to share a batch with.
-        queue: Requests that may wait; the next is told to come back (429).
-        max_body_mb: Megabytes of a request.
-        max_pixels: Pixels of a picture, by its header, before it is decoded.
-        timeout: Seconds of a request; explanations may take ten times as long.
-        api_key_file: A file with a key that requests must show; or set the variable VITREOUS_API_KEY.
+        host: Address to listen at. To be reachable from other machines, change it, e.g. to 0.0.0.0.
+        port: Port to listen at; 0 chooses a free one.
+        image_size: Another size than the checkpoint's; positions are resampled.
+        device: auto, cpu, cuda or mps.
+        precision: Precision of the computation.
+        max_batch: Images per batch.
+        max_wait_ms: Longest time that an image waits for others to share a batch with.
+        queue: Requests that may wait; the next is answered with 429.
+        max_body_mb: Largest request in megabytes.
+        max_pixels: Largest image by its header, before it is decoded.
+        timeout: Seconds per request; explanations may take ten times as long.
+        api_key_file: File with a key that requests must send; or set the variable VITREOUS_API_KEY.
         open: Open the page in a browser.
     """
     if not checkpoints:
         fail("CHECKPOINT", "", "one or more checkpoints")
-    key = os.environ.get(KEY_VARIABLE) or None
+    api_key = os.environ.get(KEY_VARIABLE) or None
     if api_key_file is not None:
-        key = api_key_file.read_text(encoding="utf-8").strip()
-    settings = Settings(
-        host=host,
-        port=port,
-        max_batch=max_batch,
-        max_wait_ms=max_wait_ms,
-        queue=queue,
-        max_body_mb=max_body_mb,
-        max_pixels=max_pixels,
-        timeout=timeout,
-        api_key=key,
-    )
-    try:
-        from vitreous.serving.server import serve_checkpoints
-    except ModuleNotFoundError as error:
-        raise ValueError(f"serving needs {error.name}: pip install 'vitreous[serve]'") from error
-    serve_checkpoints(checkpoints, settings, image_size, device, precision, open)
+        api_key = api_key_file.read_text(encoding="utf-8").strip()
+    vitreous.serve(
+        checkpoints, host=host, port=port, image_size=image_size, device=device, precision=precision,
+        max_batch=max_batch, max_wait_ms=max_wait_ms, queue=queue, max_body_mb=max_body_mb, max_pixels=max_pixels,
+        timeout=timeout, api_key=api_key, open=open,
+    )  # fmt: skip

@@ -1,4 +1,20 @@
-"""Looking inside a model: what it attends to, what its answer rests on, and what it has learned of patches and places.
+"""Explanations of a model's answers: maps of the patches that matter, tests of these maps, and the model's inside.
 
-Every map is a pure function of a model and of images as the model takes them; the command draws them on the picture.
+`captured` holds one forward pass, from which `rollout`, `relevance`, `distance`, `similarity` and `pca` are computed;
+`occlusion` and `faithfulness` run the model on masked images. `explain.explain` is `vitreous.explain`.
+This file imports no torch, so that `vitreous --help` is quick.
 """
+
+from typing import Literal, get_args
+
+MapName = Literal["relevance", "occlusion", "rollout", "attention"]  # importance of every patch
+MAPS: tuple[MapName, ...] = get_args(MapName)
+CLASS_MAPS = ("relevance", "occlusion")  # those about one class
+
+Method = Literal[
+    "relevance", "occlusion", "rollout", "attention", "faithfulness",
+    "heads", "distance", "similarity", "pca", "lens", "position", "filters",
+]  # fmt: skip
+METHODS: tuple[Method, ...] = get_args(Method)
+HEAD_METHODS = frozenset({"relevance", "occlusion", "faithfulness", "lens"})  # need a classification head
+IMAGE_METHODS = frozenset(METHODS) - {"position", "filters"}  # need an image

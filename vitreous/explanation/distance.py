@@ -1,50 +1,44 @@
-"""How far attention reaches (Figure 7, right; appendix D.7): the mean distance, in pixels, between a patch and those it
-takes from. Of a convolution this would be its receptive field; heads of the lowest layers have all kinds of it.
+"""Mean attention distance (Figure 7, right; appendix D.7): distance in pixels from a patch to those it attends to.
 
-b: batch; t = p + n: tokens; q: tokens that ask; n = gh x gw: patches.
+It is the analogue of a convolution's receptive field.
+
+b: batch; q: queries; n = gh x gw: patches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.explanation.capture import Layer, each_layer
-from vitreous.model.vit import ViT
+from vitreous.explanation.captured import CapturedForward, no_step
 
 
-def distances(grid: Size, unit: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:
-    """Between the centres of patches, of `rows` of them to all, where a patch stands for `unit` pixels.
+def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:
+    """Distances in pixels between the centres of patches, of `rows` of them to all.
 
     >>> distances((2, 2), (16, 16))[0]
     tensor([ 0.0000, 16.0000, 16.0000, 22.6274])
     """
-    places = torch.cartesian_prod(torch.arange(grid[0]) * float(unit[0]), torch.arange(grid[1]) * float(unit[1]))
+    y, x = (torch.arange(count) * float(stride) for count, stride in zip(grid, patch_stride, strict=True))
+    places = torch.cartesian_prod(y, x)
     return torch.cdist(places[rows], places, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def mean_distances(weights: Float[Tensor, "b heads q n"], apart: Float[Tensor, "q n"]) -> Float[Tensor, "b heads q"]:
-    """From each patch that asks. Among patches only: what goes to the prefix is left out, and the rest counts as 1."""
-    among = weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-30)
-    return (among * apart).sum(dim=-1)
-
-
-@torch.no_grad()
 def attention_distance(
-    model: ViT, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
+    captured: CapturedForward, layers: Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "layers heads"]:
-    """For every head of every layer, averaged over all patches that ask and over the images."""
-    return torch.stack([layer_distance(layer) for layer in each_layer(model, images, layers)])
-
-
-@torch.no_grad()
-def layer_distance(layer: Layer) -> Float[Tensor, "heads"]:
-    """For every head of one layer."""
-    config, device, (p, grid, _) = layer.model.config, layer.before.device, layer.layout
-    total = torch.zeros(config.num_heads, device=device)
-    for rows, weights in layer.chunks(start=p):
-        apart = distances(grid, config.patch_stride, slice(rows.start - p, rows.stop - p)).to(device)
-        total += mean_distances(weights[..., p:].float(), apart).sum(dim=(0, 2))
-    return total / (len(layer.before) * grid[0] * grid[1])
+    """Mean distance of every head of every layer, over all patches and images; prefix tokens are ignored."""
+    (p, grid, _), config, device = captured.layout, captured.model.config, captured.images.device
+    found = []
+    for layer in captured.layers(layers):
+        between()
+        total = torch.zeros(config.num_heads, device=device)
+        for rows, weights in layer.chunks(start=p):
+            apart = distances(grid, config.patch_stride, slice(rows.start - p, rows.stop - p)).to(device)
+            patches = weights[..., p:].float()
+            patches = patches / patches.sum(dim=-1, keepdim=True).clamp_min(1e-30)
+            total += (patches * apart).sum(dim=-1).sum(dim=(0, 2))
+        found.append(total / (len(captured.images) * grid[0] * grid[1]))
+    return torch.stack(found)

@@ -1,202 +1,303 @@
-"""What is not a single map over the picture: heads side by side, distances, likeness, colours, places, filters."""
+"""Figures of an explanation: PNG files with a title and a caption in plain words.
 
+Charts need matplotlib; without it, their numbers remain in the report's tables.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from PIL import Image
 
-from vitreous.common.checks import Size
-from vitreous.explanation import render
-from vitreous.explanation.capture import attention_from, layout_of, on_grid
-from vitreous.explanation.charts import distance_chart, lens_chart
-from vitreous.explanation.distance import attention_distance, distances
-from vitreous.explanation.filters import as_pictures, filter_components
-from vitreous.explanation.position import position_similarity
-from vitreous.explanation.study import TOP, Figure, Study
-from vitreous.explanation.tokens import foreground, logit_lens, pca_colours, token_similarity
+from vitreous.explanation import MapName
+from vitreous.explanation.distance import distances
+from vitreous.explanation.draw import (
+    Canvas,
+    coloured,
+    marked,
+    overlay,
+    patches,
+    scaled,
+    sheet,
+    signed_overlay,
+    tile_for,
+)
+from vitreous.explanation.faithfulness import Faithfulness
+from vitreous.explanation.pca import filter_images
+from vitreous.explanation.result import Explanation
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import AttentionPool
 from vitreous.report.colours import heat, paint, signed
-from vitreous.report.style import can_draw
+from vitreous.report.png import write_png
+from vitreous.report.style import ACCENT, GREY, PALE, can_draw, drawing, percent, plain, readable
 
-SHEET = 1150  # pixels across, about
-MOST_PLACES = 10  # down and across, of a sheet of places
-FEWEST_INSIDE = 8  # patches of a foreground below which its components say nothing
-
-
-def seen_figure(study: Study) -> Figure:
-    _, canvas = study.pictured
-    gh, gw = canvas.grid
-    h, w = canvas.image_size
-    caption = f"The model is shown {h} x {w} pixels (height x width), cut into {gh} x {gw} patches."
-    rows, columns = canvas.seen.pixels()
-    if (rows.stop - rows.start, columns.stop - columns.start) != canvas.pixels.shape[:2]:
-        caption += " What is dimmed is cut off before: whatever is there plays no part."
-    return Figure(study.write("seen", render.patches(canvas)), "What the model sees", caption)
-
-
-def head_figures(study: Study) -> list[Figure]:
-    """Attention of every layer and head that was asked for, side by side."""
-    image, _ = study.pictured
-    rows = attention_from(study.model, image, study.query, study.layers)[:, 0, study.heads]
-    maps = on_grid(rows, layout_of(study.model, image)).cpu().numpy()
-    tile = render.tile_for(maps.shape[2:], min(max(SHEET // len(study.heads) - 6, 24), 104))
-    picture = render.sheet(
-        [[paint(render.scaled(one), heat()) for one in layer] for layer in maps],
-        tile,
-        [f"layer {layer}" for layer in study.layers],
-        [f"head {head}" if tile[1] >= 56 else str(head) for head in study.heads],
-    )
-    if study.query is not None:
-        who = f"the patch in row {study.query[0]}, column {study.query[1]} looks"
-    else:
-        who = "the class token looks" if study.model.config.class_token else "patches look, on average"
-    caption = (
-        f"Where {who}, in each layer (rows, counted from 0) and head (columns). Each map has a scale of its own, "
-        "from nothing (dark) to its largest weight (bright); what goes to class and register tokens is not shown."
-    )
-    return [Figure(study.write("heads", picture), "Every head", caption, "sheet")]
-
-
-# ---- Distance --------------------------------------------------------------------------------------------------------
-
-
-def distance_figures(study: Study) -> tuple[Float[Tensor, "layers heads"], list[Figure]]:
-    image, canvas = study.pictured
-    found = attention_distance(study.model, image, study.layers).cpu()
-    if not can_draw():
-        return found, []
-    path = study.folder / "distance.png"
-    distance_chart(path, study.layers, found.numpy(), float(distances(canvas.grid, canvas.patch_stride).mean()))
-    caption = (
-        "Each dot is a head: how far away, on average, the patches are that a patch takes from (the paper's Figure 7, "
-        "right), here for this one picture, in pixels of the model's input. Low dots look around themselves, as a "
-        "convolution does; high ones see the whole picture."
-    )
-    return found, [Figure(path, "How far attention reaches", caption, "chart")]
-
-
-# ---- Tokens ----------------------------------------------------------------------------------------------------------
-
-
-def similarity_figures(study: Study, place: Size) -> list[Figure]:
-    """How alike a patch is to all others, after a few of the layers."""
-    image, canvas = study.pictured
-    chosen = [
-        study.layers[i] for i in np.linspace(0, len(study.layers) - 1, min(len(study.layers), 4)).round().astype(int)
-    ]
-    maps = token_similarity(study.model, image, place, chosen)[:, 0].cpu().numpy()
-    drawn = [render.marked(canvas, render.overlay(canvas, one, from_zero=False), place) for one in maps]
-    least = ", ".join(f"{one.min():.2f} after layer {layer}" for one, layer in zip(maps, chosen, strict=True))
-    caption = (
-        f"How alike every patch is to the framed one (row {place[0]}, column {place[1]}), by the cosine of what the "
-        "model holds of them: after the first layers alike in look and place, after the last in meaning. Dark is the "
-        f"least alike: {least}."
-    )
-    height, width = canvas.pixels.shape[:2]
-    names = [f"after layer {layer}" for layer in chosen]
-    below = width > 1.6 * height  # wide ones stand below each other
-    scale = min(SHEET / (2 if below else len(chosen)) / width, 1)
-    tile = (round(height * scale), round(width * scale))
-    if below:
-        picture = render.sheet([[one] for one in drawn], tile, rows=names, smooth=True)
-    else:
-        picture = render.sheet([drawn], tile, columns=names, smooth=True)
-    return [Figure(study.write("similarity", picture), "What is like this patch", caption, "sheet")]
-
-
-@torch.no_grad()
-def pca_figures(study: Study) -> list[Figure]:
-    image, canvas = study.pictured
-    patches = study.model.intermediate(image, [study.layers[-1]])[0].patches[0]
-    everywhere = render.coloured(canvas, pca_colours(patches, canvas.grid).cpu().numpy())
-    drawn = [
-        Figure(
-            study.write("pca", everywhere),
-            "Patch features as colours",
-            f"The three directions in which patches differ most, after layer {study.layers[-1]}, as red, green and "
-            "blue: what has one colour is of one kind to the model. The colours themselves mean nothing.",
-        )
-    ]
-    _, inside = foreground(patches, canvas.grid)
-    if int(inside.sum()) < FEWEST_INSIDE:
-        return drawn
-    object_only = pca_colours(patches, canvas.grid, inside).cpu().numpy()
-    caption = (
-        f"The first direction alone parts the patches in two ({float(inside.float().mean()):.0%} are kept: the side "
-        "that is less at the border), and the kept ones are coloured anew. In a self-supervised model such as DINOv2 "
-        "this often cuts out the object, though nobody taught it to."
-    )
-    path = study.write("pca_foreground", render.coloured(canvas, object_only, inside.cpu().numpy()))
-    return [*drawn, Figure(path, "The same, without the background", caption)]
+SHEET = 1150  # width in pixels, approximately
+MOST_POSITIONS = 10  # rows and columns of a sheet of positions
+LINES = (ACCENT, "#c4500c", "#2c8a4b", "#8a4fb5", "#b0416b", GREY)  # colours of curves, with different lightness
 
 
 @dataclass(frozen=True)
-class LensRow:
-    """What the head would answer after a layer."""
+class Figure:
+    """A written PNG file with its title and caption."""
 
-    layer: int
-    label: str
-    probability: float
-    of_target: float
+    path: Path
+    title: str
+    caption: str
+    kind: Literal["map", "sheet", "chart"] = "map"
 
 
-def lens_figures(study: Study) -> tuple[list[LensRow], list[Figure]]:
-    image, _ = study.pictured
-    assert study.target is not None
-    shares = logit_lens(study.model, image, study.layers)[:, 0].softmax(dim=-1).cpu()
-    rows = [
-        LensRow(layer, study.label(int(one.argmax())), float(one.max()), float(one[study.target]))
-        for layer, one in zip(study.layers, shares, strict=True)
-    ]
-    if not can_draw():
-        return rows, []
-    told = dict.fromkeys([study.target, *shares[-1].topk(min(TOP, shares.shape[1])).indices.tolist()])
-    path = study.folder / "lens.png"
-    lens_chart(path, study.layers, {study.label(index): shares[:, index].tolist() for index in told})
+def draw_figures(
+    result: Explanation, config: ViTConfig, canvas: Canvas | None, folder: Path
+) -> dict[str, list[Figure]]:
+    """Write the figures of everything that was computed; by method, and the image itself as "seen"."""
+
+    def write(name: str, title: str, caption: str, image: np.ndarray | Image.Image, sheet: bool = False) -> Figure:
+        path = folder / f"{name}.png"
+        write_png(Image.fromarray(image) if isinstance(image, np.ndarray) else image, path, optimize=True)
+        return Figure(path, title, caption, "sheet" if sheet else "map")
+
+    found: dict[str, list[Figure]] = {}
+    if canvas is not None:
+        found["seen"] = [write("seen", "Input of the model", _input_caption(canvas), patches(canvas))]
+        for name, values in result.maps.items():
+            title, caption = _map_text(result, config, name)
+            drawn = signed_overlay(canvas, values) if name == "occlusion" else overlay(canvas, values)
+            found[name] = [write(name, title, caption, drawn)]
+        if result.similarity is not None:
+            found["similarity"] = [write("similarity", *_similarity(result, result.similarity, canvas), sheet=True)]
+        found["pca"] = [write(*figure) for figure in _pca(result, canvas)]
+    if result.head_maps is not None:
+        found["heads"] = [write("heads", "Every head", *_heads(result, result.head_maps, config), sheet=True)]
+    if result.position is not None and result.position.values is not None:
+        found["position"] = [write("position", "Similarity of positions", *_positions(result), sheet=True)]
+    if result.filters is not None:
+        found["filters"] = [write("filters", "Patch filters", *_filters(result), sheet=True)]
+    return found | (_charts(result, config, folder) if can_draw() else {})
+
+
+# ---- Over the image --------------------------------------------------------------------------------------------------
+
+
+def _input_caption(canvas: Canvas) -> str:
+    (gh, gw), (h, w) = canvas.grid, canvas.image_size
+    caption = f"The model receives {h} x {w} pixels (height x width), cut into {gh} x {gw} patches."
+    rows, columns = canvas.region.pixels()
+    if (rows.stop - rows.start, columns.stop - columns.start) != canvas.pixels.shape[:2]:
+        caption += " The dimmed part is cropped away and has no influence."
+    return caption
+
+
+def _map_text(result: Explanation, config: ViTConfig, name: MapName) -> tuple[str, str]:
+    """Title and caption of a map."""
+    match name:
+        case "relevance" if not result.maps[name].any():
+            return "Relevance", f"Nothing in the image supports “{result.label}” by this measure: the map is empty."
+        case "relevance":
+            return "Relevance", (
+                f"Evidence for “{result.label}”: attention that raises the score of this class, through all layers. "
+                "Another class has another map."
+            )
+        case "occlusion":
+            low, high = float(result.maps[name].min()), float(result.maps[name].max())
+            return "Occlusion", (
+                "A test on the image itself: a plain window is moved over it. Red: hiding this makes "
+                f"“{result.label}” less likely ({_points(high)}); blue: more likely ({_points(-low)})."
+            )
+        case "rollout":
+            return "Attention rollout", (
+                "Attention followed through all layers, with residual connections: where information can come from. "
+                "It is the same for every class."
+            )
+        case "attention":
+            who = "attention pooling" if isinstance(config.pool, AttentionPool) else _attending(config)
+            return "Attention, last layer", (
+                f"Attention of {who} at the end, averaged over heads. It shows where the model gathers information, "
+                "not why."
+            )
+
+
+def _attending(config: ViTConfig) -> str:
+    return "the class token" if config.class_token else "all patches, on average,"
+
+
+def _points(change: float) -> str:
+    """Change of a probability, in percentage points.
+
+    >>> _points(0.5137), _points(0.0004), _points(-0.1)
+    ('by up to 51.4 points', 'by less than 0.1 points', 'nowhere')
+    """
+    if change <= 0:
+        return "nowhere"
+    return f"by up to {100 * change:.1f} points" if change >= 0.001 else "by less than 0.1 points"
+
+
+def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> tuple[str, str, Image.Image]:
+    place, layers = result.similarity_to, result.similarity_layers
+    drawn = [marked(canvas, overlay(canvas, one, from_zero=False), place) for one in maps]
+    lowest = ", ".join(f"{one.min():.2f} after layer {layer}" for one, layer in zip(maps, layers, strict=True))
     caption = (
-        "The final norm and the head, put on the tokens after every layer: what the answer would be if the model "
-        "stopped there. The head was trained on the last layer only, so early answers are its guess in the dark."
+        f"Cosine similarity of every patch to the framed one (row {place[0]}, column {place[1]}): after the first "
+        "layers it follows appearance and position, after the last ones meaning. Dark is the least similar: "
+        f"{lowest}."
     )
-    return rows, [Figure(path, "What it would answer after each layer", caption, "chart")]
+    height, width = canvas.pixels.shape[:2]
+    names = [f"after layer {layer}" for layer in layers]
+    stacked = width > 1.6 * height  # wide images are placed below each other
+    scale = min(SHEET / (2 if stacked else len(layers)) / width, 1)
+    tile = (round(height * scale), round(width * scale))
+    if stacked:
+        return "Similar patches", caption, sheet([[one] for one in drawn], tile, rows=names, smooth=True)
+    return "Similar patches", caption, sheet([drawn], tile, columns=names, smooth=True)
 
 
-# ---- Without a picture -----------------------------------------------------------------------------------------------
+def _pca(result: Explanation, canvas: Canvas) -> Iterator[tuple[str, str, str, np.ndarray]]:
+    if result.pca is not None:
+        caption = (
+            f"The first three principal components of the patch features after layer {result.layers[-1]} as red, green "
+            "and blue: patches of one colour are alike to the model. The colours themselves have no meaning."
+        )
+        yield "pca", "Patch features as colours", caption, coloured(canvas, result.pca)
+    if result.pca_foreground is not None:
+        kept = 1 - float(np.isnan(result.pca_foreground[..., 0]).mean())
+        caption = (
+            f"The first component splits the patches in two groups; the one that is rarer at the border ({kept:.0%} of "
+            "the patches) gets components of its own. In a self-supervised model such as DINOv2 this often separates "
+            "the object from the background without labels."
+        )
+        yield "pca_foreground", "The same, without the background", caption, coloured(canvas, result.pca_foreground)
 
 
-def position_figures(study: Study) -> tuple[str, list[Figure]]:
-    """In words why there is none, or the figure."""
-    found = position_similarity(study.model)
-    if found.values is None:
-        return found.words, []
-    gh, gw = study.model.config.grid
-    down, across = (
-        np.unique(np.linspace(0, side - 1, min(side, MOST_PLACES)).round().astype(int)) for side in (gh, gw)
+# ---- Sheets ----------------------------------------------------------------------------------------------------------
+
+
+def _heads(result: Explanation, maps: np.ndarray, config: ViTConfig) -> tuple[str, Image.Image]:
+    tile = tile_for(config.grid, min(max(SHEET // len(result.heads) - 6, 24), 104))
+    drawn = sheet(
+        [[paint(scaled(one), heat()) for one in layer] for layer in maps],
+        tile,
+        [f"layer {layer}" for layer in result.layers],
+        [f"head {head}" if tile[1] >= 56 else str(head) for head in result.heads],
     )
-    values = found.values.numpy()
+    who = _attending(config)
+    if result.query is not None:
+        who = f"the patch in row {result.query[0]}, column {result.query[1]}"
+    return (
+        f"Attention of {who} in each layer (rows, from 0) and head (columns). Each map has its own scale, from zero "
+        "(dark) to its largest weight (bright); attention to class and register tokens is not shown.",
+        drawn,
+    )
+
+
+def _positions(result: Explanation) -> tuple[str, Image.Image]:
+    assert result.position is not None
+    assert result.position.values is not None
+    values = result.position.values.numpy()
+    grid = (values.shape[0], values.shape[1])
+    rows, columns = (
+        np.unique(np.linspace(0, side - 1, min(side, MOST_POSITIONS)).round().astype(int)) for side in grid
+    )
     most = np.abs(values).max()
-    tiles = [[paint(values[y, x] / max(most, 1e-12) / 2 + 0.5, signed()) for x in across] for y in down]
-    picture = render.sheet(tiles, render.tile_for((gh, gw), 860 // max(len(down), len(across))), gap=4)
-    skipped = f" Not all of {gh} x {gw} places have a tile." if (len(down), len(across)) != (gh, gw) else ""
-    caption = (
-        f"{found.words} A tile stands where its place is in the picture, and shows it for that place and all "
-        f"places: red is above zero, blue below; full colour is {most:.2f} (the paper's Figure 7, centre).{skipped}"
+    tiles = [[paint(values[y, x] / max(most, 1e-12) / 2 + 0.5, signed()) for x in columns] for y in rows]
+    some = f" Not all of {grid[0]} x {grid[1]} positions have a tile." if (len(rows), len(columns)) != grid else ""
+    return (
+        f"{result.position.text} Each tile belongs to the position at its place in the image, and shows the similarity "
+        f"to all positions: red is positive, blue negative; full colour is {most:.2f} (the paper's Figure 7, "
+        f"centre).{some}",
+        sheet(tiles, tile_for(grid, 860 // max(len(rows), len(columns))), gap=4),
     )
-    return "", [Figure(study.write("position", picture), "What it knows of places", caption, "sheet")]
 
 
-def filter_figures(study: Study) -> list[Figure]:
-    found = filter_components(study.model)
-    pictures = as_pictures(found.patterns)
-    pictures = pictures[:, :3] if pictures.shape[1] >= 3 else pictures[:, :1].expand(-1, 3, -1, -1)
-    tiles = (pictures.permute(0, 2, 3, 1).numpy() * 255).round().astype(np.uint8)
-    columns = 7
-    h, w = tiles.shape[1:3]
+def _filters(result: Explanation) -> tuple[str, Image.Image]:
+    assert result.filters is not None
+    tiles, columns = filter_images(result.filters.patterns), 7
     rows = [list(tiles[i : i + columns]) for i in range(0, len(tiles), columns)]
-    picture = render.sheet(rows, render.tile_for((h, w), 96))
-    caption = (
-        f"The {len(tiles)} patterns that make up most of {found.words} (principal components, the first one first; the "
-        f"paper's Figure 7, left): {float(found.shares.sum()):.0%} of its variance. Grey is zero. Plausible ones look "
-        "like stripes, edges and blobs of colour; nothing but noise means little training."
+    return (
+        f"The first {len(tiles)} principal components of {result.filters.source} (the paper's Figure 7, left): "
+        f"{float(result.filters.variance.sum()):.0%} of its variance. Grey is zero. Trained filters look like stripes, "
+        "edges and blobs of colour; pure noise indicates little training.",
+        sheet(rows, tile_for((tiles.shape[1], tiles.shape[2]), 96)),
     )
-    return [Figure(study.write("filters", picture), "What a patch is looked at with", caption, "sheet")]
+
+
+# ---- Charts ----------------------------------------------------------------------------------------------------------
+
+
+def _charts(result: Explanation, config: ViTConfig, folder: Path) -> dict[str, list[Figure]]:
+    found: dict[str, list[Figure]] = {}
+
+    def add(name: str, title: str, caption: str) -> Path:
+        found[name] = [Figure(folder / f"{name}.png", title, caption, "chart")]
+        return folder / f"{name}.png"
+
+    if result.faithfulness:
+        caption = (
+            "Left: the patches that a map calls important are masked first; the sooner the probability falls, the "
+            "better the map. Right: they are shown first, on a blurred image; the sooner it rises, the better. Grey: "
+            "patches in random order."
+        )
+        faithfulness_chart(add("faithfulness", "Deletion and insertion", caption), result.faithfulness)
+    if result.distance is not None:
+        caption = (
+            "Each dot is a head: the mean distance to the patches that a patch attends to (the paper's Figure 7, "
+            "right), for this image, in pixels of the model's input. Low dots attend locally, as a convolution does; "
+            "high ones attend to the whole image."
+        )
+        uniform = float(distances(config.grid, config.patch_stride).mean())
+        distance_chart(add("distance", "Attention distance", caption), result.layers, result.distance, uniform)
+    if result.lens:
+        caption = (
+            "Final norm and head applied to the tokens after every layer: the prediction if the model ended there. The "
+            "head was trained on the last layer only, so early predictions are rough."
+        )
+        lens_chart(add("lens", "Prediction after each layer", caption), result.layers, result.lens_curves)
+    return found
+
+
+def distance_chart(path: Path, layers: Sequence[int], pixels: np.ndarray, uniform: float) -> None:
+    """Plot a dot for each head, [layers, heads], and the distance of uniform attention."""
+    with drawing(path, 6.6, 3.6) as figure:
+        axes = figure.add_subplot()
+        plain(axes, x="layer", y="mean attention distance, pixels")
+        axes.axhline(uniform, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate(
+            "uniform attention", (1, uniform), (-4, 3), xycoords=("axes fraction", "data"),
+            textcoords="offset points", color=GREY, fontsize=8, ha="right", va="bottom",
+        )  # fmt: skip
+        axes.plot(layers, pixels.mean(axis=1), color=PALE, linewidth=2, zorder=1)
+        for layer, row in zip(layers, pixels, strict=True):
+            axes.scatter([layer] * len(row), row, 26, color=ACCENT, alpha=0.75, linewidth=0, zorder=2)
+        axes.set_ylim(0, 1.12 * max(float(pixels.max()), uniform))
+        axes.set_xticks(layers[:: -(-len(layers) // 16)])
+
+
+def lens_chart(path: Path, layers: Sequence[int], curves: Mapping[str, Sequence[float]]) -> None:
+    """Plot the probability of some classes after each layer."""
+    with drawing(path, 6.6, 3.4) as figure:
+        axes = figure.add_subplot()
+        plain(axes, x="after layer", y="probability")
+        for colour, (name, curve) in zip(LINES, curves.items(), strict=False):
+            axes.plot(layers, curve, color=colour, linewidth=1.8, marker="o", markersize=4, label=readable(name))
+        axes.set_ylim(-0.02, 1.02)
+        percent(axes, "y")
+        axes.set_xticks(layers[:: -(-len(layers) // 16)])
+        axes.legend(frameon=False, labelcolor="linecolor", loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def faithfulness_chart(path: Path, tests: Mapping[str, Faithfulness]) -> None:
+    """Plot deletion on the left and insertion on the right; random order is grey."""
+    with drawing(path, 8.4, 3.3) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        plain(left, title="deletion", x="patches masked", y="probability of the class")
+        plain(right, title="insertion", x="patches shown")
+        colours = iter(LINES)
+        for name, one in tests.items():
+            style = {"color": GREY, "linestyle": (0, (4, 3))} if name == "random" else {"color": next(colours)}
+            left.plot(one.fractions, one.deletion_curve, linewidth=1.6, **style)
+            right.plot(one.fractions, one.insertion_curve, linewidth=1.6, label=name, **style)
+        for axes in (left, right):
+            axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
+            percent(axes, "x")
+            percent(axes, "y")
+        right.legend(frameon=False, labelcolor="linecolor", loc="center left", bbox_to_anchor=(1.01, 0.5))

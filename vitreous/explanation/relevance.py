@@ -1,11 +1,8 @@
-"""Which patches speak for a class: gradient times attention, through all layers (Chefer et al., arXiv 2103.15679).
+"""Relevance of patches for one class: gradient times attention through all layers (Chefer et al., arXiv 2103.15679).
 
-Where attention flows and the class score would rise with it, there is relevance: the positive part of A * dy/dA,
-averaged over heads, is what a layer hands on, beside the residual. The product of all layers, read at the token that
-becomes the answer, is the map.
-
-The product is built from the last layer down, and so are the gradients: every layer is computed again from the tokens
-that came into it. So one layer's weights are held at a time, however deep the model.
+The positive part of A * dy/dA, averaged over heads, is what a layer passes on beside the residual. The product over all
+layers, read at the output tokens, is the map. Product and gradients are computed from the last layer down, each layer
+again from its captured input, so that only one layer's weights are in memory.
 
 b: batch; t: tokens; gh, gw: grid height and width.
 """
@@ -16,38 +13,40 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.common.checks import check_whole
-from vitreous.explanation.capture import Walk, at_rest, go_on, on_grid, pooling_of, readout, walked
+from vitreous.explanation.captured import (
+    CapturedForward,
+    check_target,
+    evaluation_mode,
+    no_step,
+    pooling_of,
+    pooling_weights,
+    split_tokens,
+)
 from vitreous.model.pooling import ClassTokenPooling
-from vitreous.model.tokens import Features, Layout
 from vitreous.model.vit import ViT
 
 
 def relevance(
-    model: ViT, images: Float[Tensor, "b c h w"], target: int | Sequence[int] | None = None
+    captured: CapturedForward, target: int | Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "b gh gw"]:
-    """How much each patch speaks for the class `target`, one for all images or one for each; None: the likeliest."""
-    return relevance_of(walked(model, images), target)
+    """Relevance of each patch for the class `target`, one for all images or one for each; None is the top class.
 
-
-def relevance_of(
-    walk: Walk, target: int | Sequence[int] | None = None, between: Callable[[], None] = go_on
-) -> Float[Tensor, "b gh gw"]:
-    """`relevance`, of a pass that was kept. `between` is called between layers."""
-    model, layout = walk.model, walk.layout
-    *inputs, last = walk.states
-    with at_rest(model), torch.enable_grad():
-        own, gradient = _from_the_head(model, last.detach().requires_grad_(), layout, target)
-        row = own
+    `between` is called between layers.
+    """
+    model, layout = captured.model, captured.layout
+    *inputs, last = captured.states
+    with evaluation_mode(model), torch.enable_grad():
+        output, gradient = _output_relevance(captured, last.detach().requires_grad_(), target)
+        row = output
         for layer in reversed(range(len(inputs))):
             between()
             before = inputs[layer].detach().requires_grad_()
             weights, after = model.encoder.explicit_step(layer, before, layout, model.position)
             slope, gradient = torch.autograd.grad(after, (weights, before), gradient)
             row = row + (row[:, None] @ _positive(slope, weights))[:, 0]
-    # Without what output tokens keep of themselves: they have long gathered from all others, so it tells of no place,
-    # and where patches are averaged it would drown the rest. (A class token is no patch: there it changes nothing.)
-    return on_grid(row - own, layout)
+    # Without the output tokens' own weight: by then they hold information of all patches, so their place says little,
+    # and with average pooling it would dominate the map. (A class token is no patch: nothing changes there.)
+    return captured.on_grid(row - output)
 
 
 def _positive(slope: Tensor, weights: Tensor) -> Tensor:
@@ -55,20 +54,18 @@ def _positive(slope: Tensor, weights: Tensor) -> Tensor:
     return (slope * weights.detach()).clamp_min(0).mean(dim=1)
 
 
-def _from_the_head(
-    model: ViT, last: Float[Tensor, "b t d"], layout: Layout, target: int | Sequence[int] | None
+def _output_relevance(
+    captured: CapturedForward, last: Float[Tensor, "b t d"], target: int | Sequence[int] | None
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t d"]]:
-    """How relevant every output token is to the class score, and the score's gradient to them.
+    """Relevance of every output token for the class score, and the score's gradient with respect to them.
 
-    The mean over patches is attention with equal weights and MAP is attention by itself, so both are treated as a
-    layer with one query is. A class token is the answer as it is.
+    Average and attention pooling are treated as an attention layer with one query.
     """
-    normed = model.norm(last)
-    features = Features(normed[:, : layout.num_prefix_tokens], normed[:, layout.num_prefix_tokens :], layout.grid)
-    pool = pooling_of(model)
+    model = captured.model
+    features, pool = split_tokens(model.norm(last), captured.layout), pooling_of(model)
     if isinstance(pool, ClassTokenPooling):
         score = _score(model, model.classify(features), target)
-        return readout(model, features).detach(), torch.autograd.grad(score, last)[0]
+        return pooling_weights(model, features).detach(), torch.autograd.grad(score, last)[0]
     weights = pool.weights(features)
     if not weights.requires_grad:
         weights.requires_grad_()
@@ -78,10 +75,9 @@ def _from_the_head(
 
 
 def _score(model: ViT, logits: Float[Tensor, "b classes"], target: int | Sequence[int] | None) -> Tensor:
-    check_whole("num_classes", model.config.num_classes, 1, 2**31)
     if target is None:
-        return logits.amax(dim=1).sum()
-    wanted = [target] * len(logits) if isinstance(target, int) else list(target)
-    for index in wanted:
-        check_whole("target", index, 0, logits.shape[1] - 1)
-    return logits.gather(1, torch.tensor(wanted, device=logits.device)[:, None]).sum()
+        target = logits.argmax(dim=1).tolist()
+    targets = [target] * len(logits) if isinstance(target, int) else list(target)
+    for index in targets:
+        check_target(model, index)
+    return logits.gather(1, torch.tensor(targets, device=logits.device)[:, None]).sum()

@@ -1,4 +1,4 @@
-"""How the server says no: always `{"error": {"code": ..., "message": ...}}`, whoever found the mistake."""
+"""Errors of the API, always `{"error": {"code": ..., "message": ...}}`, also those that the framework finds."""
 
 import logging
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 CLIENT_LEFT = 499
-NOT_A_NUMBER = "the model's answer is not a number"  # as predictors say it
-logger = logging.getLogger("vitreous.serve")
+NOT_A_NUMBER = "the model's answer is not a number"  # the message of the predictors
+logger = logging.getLogger("vitreous.serving")
 
 
 class ApiError(HTTPException):
-    """A request that is not answered, and why. `code` is for programs, `message` for people.
+    """An error response: `code` is for programs, `message` for people.
 
     >>> ApiError(404, "unknown_image", "send it again").status_code
     404
@@ -32,7 +32,7 @@ def busy(message: str = "too many requests are waiting") -> ApiError:
 
 
 def unreadable(reason: str | None) -> ApiError:
-    """A picture without an answer. That the model's numbers are none is not the picture's fault."""
+    """The error of an image without a result; 503 if the model's output is not finite."""
     if reason == NOT_A_NUMBER:
         return ApiError(503, "broken_model", NOT_A_NUMBER)
     return ApiError(422, "unreadable_image", reason or "it cannot be decoded")
@@ -43,11 +43,11 @@ def error_body(code: str, message: str) -> dict[str, dict[str, str]]:
 
 
 def install(app: FastAPI) -> None:
-    """From now on every error of the app has this form, also those that the framework finds."""
+    """Give every error of the app this form."""
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ClientDisconnect, _left)
-    app.add_exception_handler(Exception, _unforeseen)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
+    app.add_exception_handler(Exception, _unexpected)
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
@@ -56,28 +56,28 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse(error_body(error.code, error.message), error.status_code, error.headers)
     status = HTTPStatus(error.status_code)
     code = status.phrase.lower().replace(" ", "_").replace("-", "_")
-    said = {
+    messages = {
         404: f"there is nothing at {request.url.path}",
-        405: f"{request.method} is not for {request.url.path}: use {(error.headers or {}).get('Allow', 'another')}",
+        405: f"unsupported method {request.method}: use {(error.headers or {}).get('Allow', 'another')}",
     }
-    return JSONResponse(error_body(code, said.get(status, str(error.detail))), status, error.headers)
+    return JSONResponse(error_body(code, messages.get(status, str(error.detail))), status, error.headers)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """The first thing that is wrong, by its name."""
+    """Report the first invalid parameter by name."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = ".".join(str(step) for step in first["loc"][1:]) or str(first["loc"][0])
+    name = ".".join(str(step) for step in first["loc"][1:]) or str(first["loc"][0])
     if first["type"] == "json_invalid":
         return JSONResponse(error_body("bad_json", f"the body is not JSON: {first['ctx']['error']}"), 400)
-    return JSONResponse(error_body("bad_parameter", f"{where}: {first['msg'].lower()}"), 422)
+    return JSONResponse(error_body("bad_parameter", f"{name}: {first['msg'].lower()}"), 422)
 
 
-async def _left(request: Request, error: Exception) -> JSONResponse:
-    """Nobody hears it; the metrics know it by this number."""
-    return JSONResponse(error_body("client_left", "the client went away"), CLIENT_LEFT)
+async def _disconnected(request: Request, error: Exception) -> JSONResponse:
+    """Nobody receives this answer, but the metrics count its status."""
+    return JSONResponse(error_body("client_left", "the client disconnected"), CLIENT_LEFT)
 
 
-async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
-    """The error itself goes on to whoever runs the app, and into the log."""
-    return JSONResponse(error_body("internal", "the server made a mistake; its log says which"), 500)
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    """The framework raises the error again, so it reaches the log."""
+    return JSONResponse(error_body("internal", "internal server error; see the server's log"), 500)

@@ -1,7 +1,7 @@
 """Middleware around the whole app: checks every request by its headers, before its body is read.
 
-It checks the Host header, refuses requests that other websites make a browser send, requires the API key, refuses
-requests while the queue is full, limits the size and duration of bodies, and adds security headers to every answer.
+It checks the Host header, rejects requests that other websites make a browser send, requires the API key, answers 429
+while the queue is full, limits the size and duration of bodies, and adds security headers to every answer.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from vitreous.serving.errors import ApiError, busy, error_body
-from vitreous.serving.metrics import Metrics
-from vitreous.serving.settings import JSON_BODY, Settings, is_loopback
+from vitreous.serving.prometheus import Metrics
+from vitreous.serving.scheduler import Scheduler
+from vitreous.serving.settings import MAX_JSON_BYTES, Settings, is_loopback
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -22,8 +23,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-BATCHED = frozenset(["/v1/classify", "/v1/embed", "/v1/segment"])  # they wait in one line
-OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # without a key, as are the page's files
+BATCHED = frozenset(["/v1/classify", "/v1/embed", "/v1/segment"])  # they share one queue
+OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # need no key, like the page's files
 
 POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -40,15 +41,15 @@ HEADERS = [
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.IGNORECASE)
 
 
-class Guard:
-    """Around the whole app. `full`: has the line for batches no more room?"""
+class Middleware:
+    """Wraps the whole app."""
 
-    def __init__(self, app: Asgi, settings: Settings, metrics: Metrics, full: Callable[[], bool]):
-        self.app, self.settings, self.metrics, self.full = app, settings, metrics, full
-        self.held = 0  # bytes of bodies in memory
-        self.open = 0  # requests that are not answered yet
-        metrics.gauges["vitreous_open_requests"] = ("Requests that are not answered yet.", lambda: self.open)
-        metrics.gauges["vitreous_held_bytes"] = ("Bytes of bodies in memory.", lambda: self.held)
+    def __init__(self, app: Asgi, settings: Settings, metrics: Metrics, scheduler: Scheduler):
+        self.app, self.settings, self.metrics, self.scheduler = app, settings, metrics, scheduler
+        self.body_bytes = 0  # of all bodies in memory
+        self.open = 0  # requests without an answer so far
+        metrics.gauges["vitreous_open_requests"] = ("Requests in progress.", lambda: self.open)
+        metrics.gauges["vitreous_held_bytes"] = ("Bytes of request bodies in memory.", lambda: self.body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +57,7 @@ class Guard:
             return
         began, status = time.monotonic(), 0
         scope["deadline"] = began + self.settings.timeout
-        body = Body(self, scope, receive)
+        body = LimitedBody(self, scope, receive)
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -64,95 +65,93 @@ class Guard:
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
                 if scope["path"] == "/" or scope["path"].startswith("/page/"):
-                    message["headers"].append((b"cache-control", b"no-cache"))  # another version has other scripts
-                if status >= 400 and not body.may_be_passed_over:
+                    message["headers"].append((b"cache-control", b"no-cache"))  # a new version has new scripts
+                if status >= 400 and not body.may_be_skipped:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
         self.open += 1
         try:
-            refusal = self._refusal(scope, body)
-            if refusal is None:
+            error = self._header_error(scope, body)
+            if error is None:
                 await self.app(scope, body.receive, answer)
             else:
-                await refuse(refusal, answer)
+                await send_error(error, answer)
         except Exception:
             status = status or 500
             raise
         finally:
             self.open -= 1
-            self.held -= body.size
+            self.body_bytes -= body.size
             self.metrics.request(_route(scope), status, time.monotonic() - began)
 
-    def _refusal(self, scope: Scope, body: "Body") -> ApiError | None:
-        """The error that the headers alone give rise to, if any."""
+    def _header_error(self, scope: Scope, body: "LimitedBody") -> ApiError | None:
         path, key = scope["path"], self.settings.api_key
         if not _has_valid_host(scope):
-            return ApiError(400, "bad_host", "a request must have one Host header, of the form HOST or HOST:PORT")
+            return ApiError(400, "bad_host", "invalid Host header: send exactly one, HOST or HOST:PORT")
         if _is_rebound(scope, self.settings):
-            message = "this server answers only to the names localhost, 127.0.0.1 and [::1]"
+            message = "unexpected Host header: use localhost, 127.0.0.1 or [::1]"
             return ApiError(421, "wrong_host", message)
         if path not in OPEN and not path.startswith("/page/"):
             if key is None and _is_cross_site(scope):
-                message = "requests from other websites are refused: use this server's own page, or a program"
+                message = "cross-site request: use this server's own page, or a program"
                 return ApiError(403, "cross_site", message)
             if key is not None and not _has_key(scope, key):
                 message = "missing or invalid API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
                 return ApiError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
         if body.declared is not None and body.declared > body.limit:
             return too_large(body.limit)
-        if path in BATCHED and scope["method"] == "POST" and self.full():
+        if path in BATCHED and scope["method"] == "POST" and self.scheduler.full:
             return busy()
         return None
 
 
-class Body:
-    """A request's body as it comes: no more bytes and no more time than are allowed."""
+class LimitedBody:
+    """A request's body with limits on its bytes and its duration."""
 
-    def __init__(self, guard: Guard, scope: Scope, receive: Receive):
-        self.guard, self.scope, self._receive = guard, scope, receive
-        self.size, self.whole, self.late = 0, False, False
-        self.limit = guard.settings.max_body
-        if scope["path"].endswith("/masked"):  # JSON; all else that has a body is a picture
-            self.limit = min(self.limit, JSON_BODY)
+    def __init__(self, middleware: Middleware, scope: Scope, receive: Receive):
+        self.middleware, self.scope, self._receive = middleware, scope, receive
+        self.size, self.complete, self.late = 0, False, False
+        self.limit = middleware.settings.max_body
+        if scope["path"].endswith("/masked"):  # JSON; all other bodies are images
+            self.limit = min(self.limit, MAX_JSON_BYTES)
         length = header(scope, b"content-length")
         self.declared = int(length) if length is not None and length.isdigit() else None
 
     @property
-    def may_be_passed_over(self) -> bool:
-        """An answer was given before the body had come: is the connection worth keeping, or would more come than is
-        worth reading?"""
-        if self.whole:
+    def may_be_skipped(self) -> bool:
+        """True if the rest of the body is short enough to be read, so that the connection can be kept."""
+        if self.complete:
             return True
         if self.declared is None:
-            return header(self.scope, b"transfer-encoding") is None  # there is no body at all
+            return header(self.scope, b"transfer-encoding") is None  # no body at all
         return self.declared <= self.limit and not self.late
 
     async def receive(self) -> Message:
-        if self.whole:  # what comes now is only that the client has left
+        if self.complete:  # only a disconnect can follow
             return await self._receive()
         try:
             async with asyncio.timeout(max(self.scope["deadline"] - time.monotonic(), 0)):
                 message = await self._receive()
         except TimeoutError:
             self.late = True
-            said = f"the request was not complete after {self.guard.settings.timeout:g} s"
-            raise ApiError(408, "slow_upload", said) from None
+            seconds = self.middleware.settings.timeout
+            raise ApiError(408, "slow_upload", f"the request was not complete after {seconds:g} s") from None
         if message["type"] != "http.request":
             return message
         count = len(message.get("body", b""))
         self.size += count
-        self.guard.held += count
-        self.whole = not message.get("more_body", False)
+        self.middleware.body_bytes += count
+        self.complete = not message.get("more_body", False)
         if self.size > self.limit:
             raise too_large(self.limit)
-        if self.guard.held > self.guard.settings.max_held:
-            raise busy("too much is being uploaded")
+        if self.middleware.body_bytes > 8 * self.middleware.settings.max_body:
+            raise busy("too many bytes are being uploaded")
         return message
 
 
-async def refuse(error: ApiError, send: Send) -> None:
-    """Without the framework, which costs more than the refusal is worth."""
+async def send_error(error: ApiError, send: Send) -> None:
+    """Send an error without the framework, which would cost more than the check."""
     body = json.dumps(error_body(error.code, error.message)).encode()
     sent = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     sent += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -161,11 +160,10 @@ async def refuse(error: ApiError, send: Send) -> None:
 
 
 def too_large(limit: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"a body for this path may have at most {limit:,} bytes")
+    return ApiError(413, "body_too_large", f"the body of a request to this path may have at most {limit:,} bytes")
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The first header of this name."""
     return next(iter(headers(scope, name)), None)
 
 
@@ -174,7 +172,7 @@ def headers(scope: Scope, name: bytes) -> list[str]:
 
 
 def _has_valid_host(scope: Scope) -> bool:
-    """RFC 9112, section 3.2: one Host header with a valid value. Only HTTP/1.0 may do without."""
+    """RFC 9112, section 3.2: one Host header with a valid value. Only HTTP/1.0 may omit it."""
     hosts = headers(scope, b"host")
     if not hosts:
         return scope.get("http_version") == "1.0"
@@ -182,19 +180,19 @@ def _has_valid_host(scope: Scope) -> bool:
 
 
 def _is_rebound(scope: Scope, settings: Settings) -> bool:
-    """True for a DNS rebinding attack: a website lets its own name point to 127.0.0.1, so that the browser takes this
-    server for a part of that site. Then the Host header has that name, so only loopback names are accepted, and no
-    request without a name. Not checked where the server can be reached from elsewhere, by names that it does not know,
-    nor where there is an API key, which the website does not have."""
+    """True for a DNS rebinding attack: a website points its own name to 127.0.0.1, so that the browser takes this
+    server for a part of that site. The Host header then holds that name, so only loopback names are accepted. Not
+    checked if the server is reachable from elsewhere, under names that it does not know, nor with an API key, which the
+    website does not have."""
     server = scope.get("server")
-    if not settings.local or settings.api_key is not None or server is None or not is_loopback(server[0]):
+    if not is_loopback(settings.host) or settings.api_key is not None or server is None or not is_loopback(server[0]):
         return False
     match = HOST.fullmatch(header(scope, b"host") or "")
     return match is None or match[1].lower() not in ("localhost", "127.0.0.1", "[::1]", settings.host)
 
 
 def _is_cross_site(scope: Scope) -> bool:
-    """True if a browser sends the request for a page of another origin. Programs send neither of these headers."""
+    """True if a browser sends the request for a page of another origin. Programs send neither of the two headers."""
     site = header(scope, b"sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")  # none: the user typed the address
@@ -203,14 +201,14 @@ def _is_cross_site(scope: Scope) -> bool:
 
 
 def _has_key(scope: Scope, key: str) -> bool:
-    """Compares in constant time."""
+    """Compare the API key in constant time."""
     scheme, _, token = (header(scope, b"authorization") or "").partition(" ")
     sent = token.strip() if scheme.lower() == "bearer" else header(scope, b"x-api-key") or ""
     return hmac.compare_digest(sent.encode(), key.encode())
 
 
 def _route(scope: Scope) -> str:
-    """As it was declared: paths that strangers make up would fill the memory."""
+    """The declared path of the route: made-up paths in the metrics would fill the memory."""
     if scope["path"] in BATCHED:
         return str(scope["path"])
     return str(getattr(scope.get("route"), "path", "other"))

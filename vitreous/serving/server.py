@@ -1,4 +1,4 @@
-"""`vitreous serve`: load, listen, and stop in good order. What was accepted is answered before the process ends."""
+"""Runs the app on a socket: load, listen, and stop after every accepted request has been answered."""
 
 import logging
 import os
@@ -16,16 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from vitreous.serving.app import create_app
-from vitreous.serving.capacity import check_capacity
-from vitreous.serving.models import Precision, open_served
-from vitreous.serving.protocol import Protocol
+from vitreous.serving.connection import Connection
+from vitreous.serving.models import Precision, check_capacity, load_models
 from vitreous.serving.settings import Settings, is_loopback
 
 KEEP_ALIVE = 60  # seconds that an idle connection stays open
 
 
 class Server(uvicorn.Server):
-    """Says where it is; and ends with 0 when it was told to end, as a service should."""
+    """Prints its address when it listens, and exits with 0 after SIGINT or SIGTERM."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, greeting: str, url: str | None):
         super().__init__(config)
@@ -45,10 +44,10 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         with super().capture_signals():
             yield
-            self._captured_signals.clear()  # or they would be raised again
+            self._captured_signals.clear()  # uvicorn would raise them again
 
 
-def serve_checkpoints(
+def run_server(
     checkpoints: Sequence[str | Path],
     settings: Settings,
     image_size: Sequence[int] = (),
@@ -56,11 +55,11 @@ def serve_checkpoints(
     precision: Precision = "fp32",
     open_page: bool = False,
 ) -> None:
-    """Serve until a signal comes. Raises if the port is taken, or if a checkpoint cannot be loaded or run."""
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would tell of every form that is not right
+    """Serve until SIGINT or SIGTERM. See `vitreous.serve`."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about every invalid form
     listener = listen(settings.host, settings.port)
     try:
-        served = open_served(checkpoints, image_size, device, precision, settings.max_batch)
+        served = load_models(checkpoints, image_size, device, precision, settings.max_batch)
         for one in served:
             check_capacity(one, settings.max_batch, settings.timeout)
     except BaseException:
@@ -69,14 +68,14 @@ def serve_checkpoints(
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if not is_loopback(host) and settings.api_key is None:
-        print("vitreous: there is no key, so whoever can reach this machine can use the server", file=sys.stderr)
+        print("vitreous: no API key: everyone who can reach this machine can use the server", file=sys.stderr)
     app = create_app(served, settings)
     names = " and ".join(one.id for one in served)
     greeting = f"Serving {names} at {url} (Ctrl+C stops it)"
     server = Server(uvicorn_config(app, settings), app, greeting, url if open_page else None)
     server.run(sockets=[listener])
     if any(thread.daemon and thread.name.startswith("vitreous") for thread in threading.enumerate()):
-        # A thread computes something that nobody waits for. torch cannot be interrupted, and Python's own exit would
+        # A thread still computes a result that nobody waits for. torch cannot be interrupted, and a normal exit would
         # tear it down while it runs.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -85,10 +84,10 @@ def serve_checkpoints(
 
 def uvicorn_config(app: FastAPI, settings: Settings, **changes: Any) -> uvicorn.Config:
     options: dict[str, Any] = {
-        "http": Protocol,
+        "http": Connection,
         "ws": "none",
         "lifespan": "on",
-        "log_level": "error",  # of what strangers do there is no log to be filled; there are the metrics
+        "log_level": "error",  # invalid requests are counted in the metrics, and must not fill a log
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,
@@ -99,7 +98,7 @@ def uvicorn_config(app: FastAPI, settings: Settings, **changes: Any) -> uvicorn.
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that has the address; nobody can connect before the server starts."""
+    """Bind a socket to the address; clients cannot connect before the server starts."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

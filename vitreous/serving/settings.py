@@ -1,24 +1,24 @@
-"""What a server is started with. Imports no torch, so that the command line can use it and stay quick."""
+"""Addresses and limits of a server. Imports no torch, so that the command line can use it and stay quick."""
 
 from dataclasses import dataclass, field
 
 from vitreous.common.checks import check_real, check_whole, fail
 
 MEGABYTE = 10**6
-JSON_BODY = MEGABYTE  # bytes of a question in JSON: lists of numbers, which cost far more than a picture's bytes
+MAX_JSON_BYTES = MEGABYTE  # of a JSON body: lists of numbers cost far more memory than an image's bytes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits and addresses. Nothing that a stranger sends may cost more than they say."""
+    """Checked when it is created."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    max_batch: int = 16  # pictures that the model sees at once
-    max_wait_ms: float = 5.0  # that a picture waits for others to share a batch with
-    queue: int = 64  # requests that wait; the next one is told to come back
+    max_batch: int = 16  # images that the model computes at once
+    max_wait_ms: float = 5.0  # that an image waits for others to share a batch with
+    queue: int = 64  # requests that may wait; the next is answered with 429
     max_body_mb: float = 20.0
-    max_pixels: int = 64_000_000  # of a picture, by its header, before it is decoded
+    max_pixels: int = 64_000_000  # of an image, by its header, before it is decoded
     timeout: float = 30.0  # seconds for a request, from its first byte; explanations may take ten times as long
     api_key: str | None = field(default=None, repr=False)
 
@@ -35,18 +35,8 @@ class Settings:
 
     @property
     def max_body(self) -> int:
-        """In bytes."""
+        """Largest body in bytes."""
         return int(self.max_body_mb * MEGABYTE)
-
-    @property
-    def max_held(self) -> int:
-        """Bytes of all bodies that are in memory at a time."""
-        return 8 * self.max_body
-
-    @property
-    def local(self) -> bool:
-        """Is it for this machine alone?"""
-        return is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,3 +1,5 @@
+"""The routes for programs, compared with the predictors."""
+
 import base64
 import dataclasses
 import io
@@ -16,7 +18,7 @@ from pictures import encoded, smooth
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
-from vitreous.serving.models import Served, serving
+from vitreous.serving.models import ServedModel, serve_model
 from vitreous.serving.settings import Settings
 
 LABELS = ("ant", "bee", "cat", "dog", "emu")
@@ -26,7 +28,7 @@ CONFIG = ViTConfig(
 
 
 @pytest.fixture(scope="module")
-def served() -> list[Served]:
+def served() -> list[ServedModel]:
     torch.manual_seed(0)
     encoder = dataclasses.replace(CONFIG, num_classes=0, labels=(), registers=2)
     segmenter = SegmenterConfig(encoder, num_classes=3, labels=("Background", "pet", "edge"))
@@ -36,11 +38,11 @@ def served() -> list[Served]:
         "masks": build_segmenter(segmenter),
         "bit": build(ResNetConfig(image_size=(32, 32), stages=(1, 1), width=32, num_classes=4)),
     }
-    return [serving(model, id, id, "cpu", max_batch=4) for id, model in models.items()]
+    return [serve_model(model, id, id, "cpu", max_batch=4) for id, model in models.items()]
 
 
 @pytest.fixture(scope="module")
-def live(served: list[Served]) -> Iterator[Live]:
+def live(served: list[ServedModel]) -> Iterator[Live]:
     with in_thread(served, Settings(max_batch=4, max_wait_ms=20)) as live:
         yield live
 
@@ -50,7 +52,7 @@ def picture(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
 
 
 @pytest.mark.parametrize(("id", "index"), [("five", 0), ("bit", 3)])
-def test_classes_are_those_of_the_predictor(live: Live, served: list[Served], id: str, index: int) -> None:
+def test_classify_equals_the_predictor(live: Live, served: list[ServedModel], id: str, index: int) -> None:
     [wanted] = Predictor(served[index].model, "cpu", top=3)(picture())  # type: ignore[arg-type]
     answer = live.ask("POST", f"/v1/classify?top=3&model={id}", picture()).json
     assert answer["model"] == id
@@ -63,7 +65,7 @@ def test_classes_are_those_of_the_predictor(live: Live, served: list[Served], id
 
 
 @pytest.mark.parametrize("id", ["five", "bare", "bit"])
-def test_an_embedding_is_the_predictors(live: Live, served: list[Served], id: str) -> None:
+def test_embed_equals_the_predictor(live: Live, served: list[ServedModel], id: str) -> None:
     model = next(one.model for one in served if one.id == id)
     answer = live.ask("POST", f"/v1/embed?model={id}", picture()).json
     wanted = Predictor(model, "cpu").embed(picture())[0]  # type: ignore[arg-type]
@@ -71,7 +73,7 @@ def test_an_embedding_is_the_predictors(live: Live, served: list[Served], id: st
     torch.testing.assert_close(torch.tensor(answer["embedding"]), wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_more_classes_than_there_are(live: Live) -> None:
+def test_top_may_exceed_the_number_of_classes(live: Live) -> None:
     predictions = live.ask("POST", "/v1/classify?top=1000", picture()).json["predictions"]
     assert sorted(one["label"] for one in predictions) == sorted(LABELS)
     assert sum(one["probability"] for one in predictions) == pytest.approx(1)
@@ -79,7 +81,7 @@ def test_more_classes_than_there_are(live: Live) -> None:
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", None])
-def test_a_form_and_a_bare_body_are_the_same(live: Live, format: str, kind: str | None) -> None:
+def test_a_form_and_a_raw_body_give_the_same_answer(live: Live, format: str, kind: str | None) -> None:
     data = encoded(smooth(40, 50), format)
     bare = live.ask("POST", "/v1/classify", data, kind)
     before = b'--a"b\r\nContent-Disposition: form-data; name="other"\r\n\r\nno\r\n--a"b\r\n'
@@ -90,8 +92,8 @@ def test_a_form_and_a_bare_body_are_the_same(live: Live, format: str, kind: str 
     assert form.json == bare.json
 
 
-def test_batch_mates_do_not_matter(live: Live) -> None:
-    """Good and broken pictures, many at once: every one is answered as if it had come alone."""
+def test_answers_do_not_depend_on_the_batch(live: Live) -> None:
+    """Valid and truncated images sent at once get the same answers as alone."""
     cut = picture(3)[:400]
     bodies = [cut if number % 5 == 3 else picture(number % 7) for number in range(40)]
     alone = {body: live.ask("POST", "/v1/classify", body) for body in set(bodies)}
@@ -112,10 +114,10 @@ def test_batch_mates_do_not_matter(live: Live) -> None:
         )
         for name in ("sum", "count")
     )
-    assert total > batches  # some did share a batch
+    assert total > batches  # some shared a batch
 
 
-def test_a_mask_is_as_large_as_its_picture(live: Live) -> None:
+def test_a_mask_has_the_size_of_its_image(live: Live) -> None:
     answer = live.ask("POST", "/v1/segment?model=masks", picture()).json
     mask = Image.open(io.BytesIO(base64.b64decode(answer["mask"])))
     ids = np.asarray(mask)
@@ -146,21 +148,21 @@ def test_a_mask_is_as_large_as_its_picture(live: Live) -> None:
         ("/v1/explain?target=5", 422, "bad_parameter"),
     ],
 )  # fmt: skip
-def test_what_a_model_cannot_do(live: Live, path: str, status: int, code: str) -> None:
+def test_unsupported_tasks_and_parameters_are_rejected(live: Live, path: str, status: int, code: str) -> None:
     answer = live.ask("POST", path, picture())
     assert (answer.status, answer.code) == (status, code)
 
 
-def test_an_empty_target_is_the_likeliest_and_a_wrong_one_is_called_by_its_name(live: Live) -> None:
-    left_out, empty = (live.ask("POST", f"/v1/explain{query}", picture()).json for query in ("", "?target="))
-    assert empty == left_out
+def test_an_empty_target_is_the_top_class_and_an_invalid_one_is_named(live: Live) -> None:
+    missing, empty = (live.ask("POST", f"/v1/explain{query}", picture()).json for query in ("", "?target="))
+    assert empty == missing
     assert empty["target"]["index"] == empty["predictions"][0]["index"]
     wrong = live.ask("POST", "/v1/explain?target=horse", picture()).json["error"]["message"]
     assert wrong.startswith("target is 'horse', but must be a label")
 
 
 @pytest.mark.parametrize("method", ["relevance", "rollout", "attention", "occlusion"])
-def test_explanations(live: Live, served: list[Served], method: str) -> None:
+def test_explanations(live: Live, served: list[ServedModel], method: str) -> None:
     answer = live.ask("POST", f"/v1/explain?method={method}&target=cat", picture()).json
     assert np.shape(answer["values"]) == tuple(answer["grid"]) == (3, 4)
     about_a_class = method in ("relevance", "occlusion")
@@ -169,16 +171,16 @@ def test_explanations(live: Live, served: list[Served], method: str) -> None:
     assert answer["predictions"] == live.ask("POST", "/v1/explain?method=attention", picture()).json["predictions"]
     if method == "occlusion":
         from vitreous.data.image.decode import fit
-        from vitreous.explanation.faithfulness import as_patches
-        from vitreous.explanation.occlusion import occlusion
+        from vitreous.explanation.captured import capture
+        from vitreous.explanation.occlusion import as_patches, occlusion
         from vitreous.model.inputs import normalise
 
         pixels = fit(picture(), CONFIG.image_size, CONFIG.preprocessing)[None].float() / 255
-        drops = occlusion(served[0].model, normalise(pixels, CONFIG.preprocessing), 2)  # type: ignore[arg-type]
+        drops = occlusion(capture(served[0].model, normalise(pixels, CONFIG.preprocessing)), 2)  # type: ignore[arg-type]
         np.testing.assert_allclose(answer["values"], as_patches(drops, CONFIG.patch_stride).numpy(), atol=1e-5)
 
 
-def test_what_is_served(live: Live) -> None:
+def test_the_served_models_are_described(live: Live) -> None:
     answer = live.ask("GET", "/v1/model").json
     assert answer["model"] == "five"
     five, bare, masks, bit = answer["models"]
@@ -191,11 +193,11 @@ def test_what_is_served(live: Live) -> None:
     assert five["parameters"] == sum(parameter.numel() for parameter in build_vit(CONFIG).parameters())
 
 
-def test_labels_that_are_no_text(served: list[Served]) -> None:
-    """Once the names of folders, they may hold anything; an answer must be JSON all the same."""
+def test_labels_that_are_not_valid_text_are_escaped(served: list[ServedModel]) -> None:
+    """Labels come from names of folders and may hold any bytes, but answers must be JSON."""
     strange = ("\udcff", '"', "\0", "猫", "<b>")
     model = build_vit(dataclasses.replace(CONFIG, labels=strange))
-    with in_thread([serving(model, device="cpu")]) as live:
+    with in_thread([serve_model(model, device="cpu")]) as live:
         predictions = live.ask("POST", "/v1/classify", picture()).json["predictions"]
         assert {one["label"] for one in predictions} == {"?", '"', "\0", "猫", "<b>"}
         assert live.ask("GET", "/v1/model").json["models"][0]["labels"] == ["?", '"', "\0", "猫", "<b>"]
@@ -210,7 +212,7 @@ def test_health_and_the_description(live: Live) -> None:
         assert "image/jpeg" in post["requestBody"]["content"]
         assert post["responses"]["200"]["content"]["application/json"]["example"]
         assert post["responses"]["429"]["content"]["application/json"]["example"]["error"]["code"] == "busy"
-    assert live.ask("GET", "/docs").status == 404  # Swagger would be loaded from somebody else's server
+    assert live.ask("GET", "/docs").status == 404  # Swagger would be loaded from another server
 
 
 def test_the_page_may_load_nothing_from_elsewhere(live: Live) -> None:
@@ -222,7 +224,7 @@ def test_the_page_may_load_nothing_from_elsewhere(live: Live) -> None:
     assert "unsafe" not in policy
 
 
-def test_requests_can_follow_each_other_on_a_connection(live: Live) -> None:
+def test_a_connection_may_send_several_requests(live: Live) -> None:
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=30)
@@ -234,7 +236,7 @@ def test_requests_can_follow_each_other_on_a_connection(live: Live) -> None:
     connection.close()
 
 
-def test_a_key_is_asked_for_where_there_is_one(served: list[Served]) -> None:
+def test_the_api_key_is_required(served: list[ServedModel]) -> None:
     with in_thread(served[:1], Settings(api_key="open sesame")) as live:
         assert live.ask("POST", "/v1/classify", picture()).code == "unauthorized"
         assert live.ask("POST", "/v1/classify", picture(), X_API_Key="open sesam").code == "unauthorized"
@@ -248,11 +250,10 @@ def test_a_key_is_asked_for_where_there_is_one(served: list[Served]) -> None:
             assert live.ask("GET", path).status == 200
 
 
-def test_past_the_queue_429_at_once(served: list[Served]) -> None:
-    """The model is held up, so that the line fills: some are in the model, one waits, and all others hear 429."""
+def test_a_full_queue_is_answered_with_429_at_once(served: list[ServedModel]) -> None:
+    """The model is held, so that the queue fills: two are computed, one waits, and all others get 429."""
     go_on = threading.Event()
     predictor = served[0].predictor
-    assert predictor is not None
     hold = predictor.model.register_forward_pre_hook(lambda *_: go_on.wait(30) and None)
     try:
         go_on.set()
@@ -276,10 +277,9 @@ def test_past_the_queue_429_at_once(served: list[Served]) -> None:
         hold.remove()
 
 
-def test_an_answer_that_does_not_come_in_time(served: list[Served]) -> None:
+def test_a_slow_answer_times_out(served: list[ServedModel]) -> None:
     go_on = threading.Event()
     predictor = served[0].predictor
-    assert predictor is not None
     hold = predictor.model.register_forward_pre_hook(lambda *_: go_on.wait(30) and None)
     try:
         go_on.set()

@@ -1,31 +1,29 @@
-"""What is held and for how long, who has to wait, and what happens to the work of those who do not."""
+"""Caches, limits, priorities and cancellation of the inspect service."""
 
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from inspected import inspect_client
 from live_server import HOST, in_thread
 from pictures import encoded, smooth
 from vitreous.data.image.decode import fit
-from vitreous.explanation.faithfulness import as_patches, random_faithfulness
-from vitreous.explanation.occlusion import occlusion
+from vitreous.explanation.captured import capture
+from vitreous.explanation.faithfulness import random_faithfulness
+from vitreous.explanation.occlusion import as_patches, occlusion
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 from vitreous.model.vit import ViT
-from vitreous.serving.errors import install
-from vitreous.serving.inspect.routes import router
-from vitreous.serving.inspect.service import Desk
-from vitreous.serving.models import serving
+from vitreous.serving.inspect.service import InspectService
+from vitreous.serving.models import serve_model
 from vitreous.serving.settings import Settings
 
 PNG = {"Content-Type": "image/png"}
@@ -43,15 +41,8 @@ def picture(seed: int) -> bytes:
     return encoded(smooth(40, 40, seed))
 
 
-@contextmanager
-def client_of(model: ViT, **limits: float) -> Iterator[tuple[TestClient, Desk]]:
-    served = [serving(model, "m", "m", "cpu")]
-    desk = Desk(served, **limits)  # type: ignore[arg-type]
-    app = FastAPI()
-    install(app)
-    app.include_router(router(served, Settings(), desk))
-    with TestClient(app) as client:
-        yield client, desk
+def client_of(model: ViT, **limits: float) -> AbstractContextManager[tuple[TestClient, InspectService]]:
+    return inspect_client([serve_model(model, "m", "m", "cpu")], **limits)
 
 
 def send(client: TestClient, seed: int) -> str:
@@ -60,22 +51,22 @@ def send(client: TestClient, seed: int) -> str:
     return str(reply.json()["id"])
 
 
-QUESTIONS = ("attention/7", "similarity/0", "map/rollout", "map/relevance", "map/occlusion", "lens", "distance", "tour")
+PATHS = ("attention/7", "similarity/0", "map/rollout", "map/relevance", "map/occlusion", "lens", "distance", "tour")
 
 
-def test_answers_do_not_depend_on_what_is_kept() -> None:
+def test_answers_do_not_depend_on_the_cache() -> None:
     model = model_of()
     with client_of(model) as (client, _):
         id = send(client, 0)
-        first, again = ([client.get(f"/v1/images/{id}/{what}").content for what in QUESTIONS] for _ in range(2))
+        first, again = ([client.get(f"/v1/images/{id}/{what}").content for what in PATHS] for _ in range(2))
     assert first == again
-    with client_of(model, kept_bytes=0) as (client, desk):
+    with client_of(model, cache_bytes=0) as (client, service):
         id = send(client, 0)
-        assert [client.get(f"/v1/images/{id}/{what}").content for what in QUESTIONS] == first
-        assert len(desk.kept) == 0
+        assert [client.get(f"/v1/images/{id}/{what}").content for what in PATHS] == first
+        assert len(service.cache) == 0
 
 
-def test_one_pass_is_enough_for_all_that_is_read_from_it() -> None:
+def test_one_forward_pass_serves_all_requests_about_an_image() -> None:
     model, passes = model_of(), list[int]()
     model.patches.register_forward_hook(lambda *_: passes.append(1))
     with client_of(model) as (client, _):
@@ -87,51 +78,48 @@ def test_one_pass_is_enough_for_all_that_is_read_from_it() -> None:
         assert len(passes) == 1
 
 
-def test_one_pass_a_question_where_nothing_is_kept() -> None:
+def test_one_forward_pass_per_request_without_cache() -> None:
     model, passes = model_of(), list[int]()
     model.patches.register_forward_hook(lambda *_: passes.append(1))
-    with client_of(model, kept_bytes=0) as (client, _):
+    with client_of(model, cache_bytes=0) as (client, _):
         id = send(client, 0)
         for count, what in enumerate(("attention/0", "map/rollout", "map/relevance", "lens", "distance"), 2):
             assert client.get(f"/v1/images/{id}/{what}").status_code == 200
             assert len(passes) == count
 
 
-def test_what_is_served_in_half_precision_is_looked_into_in_full() -> None:
+def test_a_model_served_in_bf16_is_inspected_in_float32() -> None:
     model = model_of()
     with client_of(model) as (client, _):
         expected = client.get(f"/v1/images/{send(client, 0)}/map/rollout").json()["values"]
-    served = [serving(model, "m", "m", "cpu", "bf16")]
+    served = [serve_model(model, "m", "m", "cpu", "bf16")]
     assert next(served[0].model.parameters()).dtype == torch.bfloat16
-    desk = Desk(served)
-    assert {parameter.dtype for parameter in desk.model("m").model.parameters()} == {torch.float32}
-    app = FastAPI()
-    app.include_router(router(served, Settings(), desk))
-    with TestClient(app) as client:
+    with inspect_client(served) as (client, service):
+        assert {parameter.dtype for parameter in service.model("m").model.parameters()} == {torch.float32}
         found = client.get(f"/v1/images/{send(client, 0)}/map/rollout").json()["values"]
-    assert found == pytest.approx(expected, rel=0.05)  # its weights have been rounded
+    assert found == pytest.approx(expected, rel=0.05)  # its weights are rounded
 
 
-def test_no_more_pictures_are_held_than_there_is_memory_for() -> None:
-    bytes = 3 * 32 * 32  # of one picture
-    with client_of(model_of(), picture_bytes=2 * bytes) as (client, desk):
+def test_decoded_images_are_limited_in_bytes() -> None:
+    bytes = 3 * 32 * 32  # of one image
+    with client_of(model_of(), image_bytes=2 * bytes) as (client, service):
         ids = [send(client, seed) for seed in range(3)]
         assert [client.get(f"/v1/images/{id}/lens").status_code for id in ids] == [404, 200, 200]
-        assert desk.pictures.used == 2 * bytes
+        assert service.images.used == 2 * bytes
 
 
-def test_little_is_kept_where_little_may_be() -> None:
-    with client_of(model_of(), kept_bytes=100_000) as (client, desk):
+def test_the_cache_is_limited_in_bytes() -> None:
+    with client_of(model_of(), cache_bytes=100_000) as (client, service):
         for seed in range(4):
             id = send(client, seed)
             for layer in range(8):
                 assert client.get(f"/v1/images/{id}/attention/{layer}").status_code == 200
-                assert desk.kept.used <= 100_000
+                assert service.cache.used <= 100_000
 
 
-def test_patience_ends() -> None:
+def test_a_slow_answer_times_out() -> None:
     model = model_of()
-    with client_of(model, patience=0.3) as (client, _):
+    with client_of(model, timeout=0.3) as (client, _):
         id = send(client, 0)
         slow = model.patches.register_forward_hook(lambda *_: time.sleep(0.5))
         reply = client.get(f"/v1/images/{id}/map/occlusion")
@@ -141,7 +129,7 @@ def test_patience_ends() -> None:
 
 
 class Passes:
-    """Counts a model's passes and makes each take a while, from when it is told to."""
+    """Counts and delays a model's forward passes while `slow` is set."""
 
     def __init__(self, model: ViT, seconds: float):
         self.count, self.seconds, self.slow = 0, seconds, False
@@ -157,32 +145,32 @@ class Passes:
             if self.count >= count:
                 return
             time.sleep(0.01)
-        raise TimeoutError(f"there were {self.count} passes, not {count}")
+        raise TimeoutError(f"{self.count} passes, not {count}")
 
 
-def test_the_work_of_a_client_that_has_left_is_stopped() -> None:
+def test_the_computation_of_a_disconnected_client_is_stopped() -> None:
     model = model_of(128)  # 225 windows, some at a time
     passes = Passes(model, 0.2)
-    with in_thread([serving(model, "m", "m", "cpu")]) as live:
+    with in_thread([serve_model(model, "m", "m", "cpu")]) as live:
         id = live.ask("POST", "/v1/images", picture(0)).json["id"]
         passes.slow = True
         with socket.create_connection((HOST, live.port)) as connection:
             connection.sendall(f"GET /v1/images/{id}/map/occlusion HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
             passes.wait_for(2)
-        assert live.ask("GET", f"/v1/images/{id}/lens").status == 200  # and others are answered meanwhile
+        assert live.ask("GET", f"/v1/images/{id}/lens").status == 200  # other requests are answered meanwhile
         passes.slow = False
         stopped = passes.count
         time.sleep(0.5)
         assert passes.count == stopped < 4
         passes.slow, passes.count, passes.seconds = True, 0, 0.0
         assert live.ask("GET", f"/v1/images/{id}/map/occlusion").status == 200
-        assert passes.count >= 5  # it begins anew, and all of it is more than what was done before
+        assert passes.count >= 5  # it starts again from the beginning
 
 
-def test_long_work_does_not_keep_a_hover_waiting() -> None:
+def test_long_computations_do_not_delay_quick_ones() -> None:
     model = model_of(128)
     passes = Passes(model, 0.2)
-    with in_thread([serving(model, "m", "m", "cpu")]) as live, ThreadPoolExecutor(1) as pool:
+    with in_thread([serve_model(model, "m", "m", "cpu")]) as live, ThreadPoolExecutor(1) as pool:
         id = live.ask("POST", "/v1/images", picture(0)).json["id"]
         passes.slow = True
         long = pool.submit(live.ask, "GET", f"/v1/images/{id}/map/occlusion")
@@ -192,14 +180,14 @@ def test_long_work_does_not_keep_a_hover_waiting() -> None:
         assert long.result().status == 200
 
 
-def test_more_questions_than_may_wait_are_sent_away() -> None:
+def test_requests_beyond_the_queue_are_answered_with_429() -> None:
     model, gate, begun = model_of(), threading.Event(), threading.Event()
 
     def hold(*_: object) -> None:
         begun.set()
         assert gate.wait(30)
 
-    with in_thread([serving(model, "m", "m", "cpu")], Settings(queue=2)) as live, ThreadPoolExecutor(7) as pool:
+    with in_thread([serve_model(model, "m", "m", "cpu")], Settings(queue=2)) as live, ThreadPoolExecutor(7) as pool:
         id = live.ask("POST", "/v1/images", picture(0)).json["id"]
         hook = model.head.register_forward_hook(hold)
         first = pool.submit(live.ask, "GET", f"/v1/images/{id}/lens")
@@ -216,8 +204,8 @@ def test_more_questions_than_may_wait_are_sent_away() -> None:
         assert sorted(one.result().status for one in others) == [200, 200, 429, 429, 429, 429]
 
 
-def test_a_large_model_on_a_processor_is_asked_less_often() -> None:
-    """Windows of two by two patches lie side by side, and one random order stands for all."""
+def test_a_large_model_on_a_cpu_is_evaluated_less_often() -> None:
+    """Windows of two by two patches do not overlap, and one random order is used."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=(128, 128), patch_size=(8, 8), width=2048, depth=1, num_heads=1, head_dim=8, mlp_width=8,
@@ -230,8 +218,8 @@ def test_a_large_model_on_a_processor_is_asked_less_often() -> None:
         values = torch.tensor(client.get(f"/v1/images/{id}/map/occlusion?target=1").json()["values"]).view(16, 16)
         tested = client.get(f"/v1/images/{id}/faithfulness/attention?target=1").json()
     image = normalise(fit(data, (128, 128), config.preprocessing)[None].float() / 255, config.preprocessing)
-    expected = as_patches(occlusion(model, image, 1, (16, 16), (16, 16)), (8, 8))
+    expected = as_patches(occlusion(capture(model, image), 1, (16, 16), (16, 16)), (8, 8))
     torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-3)
     assert torch.equal(values[0::2], values[1::2])
-    random = random_faithfulness(model, image, 1, draws=1)
+    random = random_faithfulness(capture(model, image), 1, draws=1)
     assert tested["random"]["deletion"] == pytest.approx(random.deletion, abs=1e-4)

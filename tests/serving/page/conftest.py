@@ -7,7 +7,7 @@ import pytest
 
 from inspected import all_kinds
 from live_server import Live, in_thread
-from vitreous.serving.models import Served, serving
+from vitreous.serving.models import ServedModel, serve_model
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +17,6 @@ def models() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def live(models: dict[str, Any]) -> Iterator[Live]:
-    served: list[Served] = [serving(model, id, id, "cpu") for id, model in models.items()]  # type: ignore[arg-type]
+    served: list[ServedModel] = [serve_model(model, id, id, "cpu") for id, model in models.items()]  # type: ignore[arg-type]
     with in_thread(served) as live:
         yield live

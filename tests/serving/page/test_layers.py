@@ -8,10 +8,11 @@ import torch
 
 from inspected import NAMES, POSITIONS, SMALL, array, as_given, get, picture, weights_of
 from live_server import Live, in_thread
+from vitreous.explanation.captured import capture
 from vitreous.explanation.distance import attention_distance
 from vitreous.model.build import build_vit
 from vitreous.model.vit import ViT
-from vitreous.serving.models import serving
+from vitreous.serving.models import serve_model
 
 
 @pytest.mark.parametrize("id", [*NAMES, *POSITIONS, "bag", "bare", "grey"])
@@ -45,7 +46,7 @@ def test_patches_are_told_apart_where_a_class_token_takes_nearly_all() -> None:
         attention.k.weight[:, 0] = 1.0
         model.prefix.class_token.zero_()
         model.prefix.class_token[..., 0] = 40.0
-    with in_thread([serving(model, "greedy", "greedy", "cpu")]) as live:
+    with in_thread([serve_model(model, "greedy", "greedy", "cpu")]) as live:
         decoded = weights_of(get(live, "greedy", "attention/0"), 1)
     true = model.attention(as_given(model, picture()), [0])[0][0].detach().numpy()
     assert true[..., 0].min() > 0.98
@@ -75,7 +76,7 @@ def test_the_last_layer_says_what_the_model_says(live: Live, models: dict[str, A
 @pytest.mark.parametrize("id", NAMES)
 def test_how_far_heads_look(live: Live, models: dict[str, Any], id: str) -> None:
     found = get(live, id, "distance").json
-    expected = attention_distance(models[id], as_given(models[id], picture()))
+    expected = attention_distance(capture(models[id], as_given(models[id], picture())))
     np.testing.assert_allclose(found["pixels"], expected, rtol=1e-4)
     assert found["largest"] == pytest.approx(np.hypot(16, 24), rel=1e-5)
 

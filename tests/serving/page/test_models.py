@@ -7,8 +7,8 @@ import pytest
 
 from inspected import array, as_given, erase, get, picture, weights_of
 from live_server import Live
-from vitreous.explanation.filters import as_pictures, filter_components
-from vitreous.explanation.position import position_similarity
+from vitreous.explanation.pca import filter_components, filter_images
+from vitreous.explanation.similarity import position_similarity
 
 # ---- Of a model alone ------------------------------------------------------------------------------------------------
 
@@ -37,8 +37,7 @@ def test_filters(live: Live, models: dict[str, Any], id: str, side: int) -> None
     found = array(live.ask("GET", f"/v1/filters?model={id}"))
     assert found.shape == (28, side, side, 3)
     components = filter_components(models[id].encoder if id == "masks" else models[id])
-    expected = as_pictures(components.patterns).permute(0, 2, 3, 1) * 255
-    assert np.abs(found - expected.numpy()).max() <= 0.51
+    np.testing.assert_array_equal(found, filter_images(components.patterns))
 
 
 # ---- Other kinds of models -------------------------------------------------------------------------------------------

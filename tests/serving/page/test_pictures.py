@@ -6,16 +6,11 @@ from typing import Any
 
 import pytest
 
-from inspected import (
-    NAMES,
-    get,
-    picture,
-    send,
-)
+from inspected import NAMES, get, picture, send
 from live_server import Live, in_thread
-from vitreous.explanation.seen_region import seen_part
+from vitreous.explanation.draw import model_region
 from vitreous.inference.predictor import Predictor
-from vitreous.serving.models import serving
+from vitreous.serving.models import serve_model
 
 # ---- A picture arrives -----------------------------------------------------------------------------------------------
 
@@ -31,7 +26,7 @@ def test_a_picture_is_named_by_its_bytes_and_answered_as_the_predictor_does(
     assert found["model"] == id
     assert found["picture"] == {"width": 90, "height": 60}
     assert found["grid"] == ([0, 0] if id == "bit" else [3, 4])
-    box = seen_part((60, 90), models[id].config.image_size, models[id].config.preprocessing)
+    box = model_region((60, 90), models[id].config.image_size, models[id].config.preprocessing)
     assert found["seen"] == {key: pytest.approx(value, abs=1e-3) for key, value in box._asdict().items()}
     [wanted] = Predictor(models[id], "cpu", top=5)(picture())
     assert [one["label"] for one in found["predictions"]] == [one.label for one in wanted.predictions]
@@ -87,7 +82,7 @@ def test_many_at_once_get_what_each_would_get_alone(live: Live, models: dict[str
     questions = [(id, what, seed) for id in ids for what in whats for seed in data]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda one: get(live, one[0], one[1], data[one[2]]), questions))
-    with in_thread([serving(models[id], id, id, "cpu") for id in ids]) as alone:  # type: ignore[arg-type]
+    with in_thread([serve_model(models[id], id, id, "cpu") for id in ids]) as alone:  # type: ignore[arg-type]
         for (id, what, seed), reply in zip(questions, together, strict=True):
             assert reply.status == 200, reply
             assert get(alone, id, what, data[seed]).body == reply.body, (id, what)

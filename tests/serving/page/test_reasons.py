@@ -10,11 +10,12 @@ from inspected import LABELS, NAMES, as_given, erase, get, name, picture
 from live_server import Live
 from pictures import encoded
 from planted import DECOY, KINDS, PLACE, SHOWN
-from vitreous.explanation.faithfulness import as_patches, faithfulness, random_faithfulness
-from vitreous.explanation.occlusion import occlusion
+from vitreous.explanation.captured import capture
+from vitreous.explanation.faithfulness import faithfulness, random_faithfulness
+from vitreous.explanation.occlusion import as_patches, occlusion
+from vitreous.explanation.pca import pca_colours
 from vitreous.explanation.relevance import relevance
 from vitreous.explanation.rollout import rollout
-from vitreous.explanation.tokens import pca_colours
 from vitreous.model.vit import ViT
 
 
@@ -27,7 +28,7 @@ def test_rollout_is_that_of_explain(live: Live, models: dict[str, Any], id: str)
         shares[:2] = 0.5
     for query, how in (("", {}), ("?fusion=max&discard=0.4", {"fusion": "max", "discard": 0.4}), ("?layer=0", {})):
         layers = [0] if query == "?layer=0" else None
-        expected = shares @ rollout(model, image, layers, **how)[0]  # type: ignore[arg-type]
+        expected = shares @ rollout(capture(model, image), layers, **how)[0]  # type: ignore[arg-type]
         found = get(live, id, f"map/rollout{query}").json
         assert found["grid"] == [3, 4]
         assert found["target"] is None
@@ -59,10 +60,10 @@ def test_maps_of_a_class_are_those_of_explain(live: Live, models: dict[str, Any]
     for query, target in (("", likeliest), ("?target=3", 3)):
         found = get(live, id, f"map/relevance{query}").json
         assert found["target"] == {"index": target, "label": LABELS[target]}
-        expected = relevance(model, image, target)[0].flatten()
+        expected = relevance(capture(model, image), target)[0].flatten()
         np.testing.assert_allclose(found["values"], expected, rtol=1e-3, atol=1e-7)
         found = get(live, id, f"map/occlusion{query}").json
-        expected = as_patches(occlusion(model, image, target), (8, 8)).flatten()
+        expected = as_patches(occlusion(capture(model, image), target), (8, 8)).flatten()
         np.testing.assert_allclose(found["values"], expected, rtol=1e-3, atol=1e-6)
 
 
@@ -82,8 +83,8 @@ def test_maps_are_put_to_the_test(live: Live, models: dict[str, Any], method: st
     id = "planted-class-token"
     values = torch.tensor(get(live, id, f"map/{method}?target=1", bright()).json["values"]).view(3, 4)
     found = get(live, id, f"faithfulness/{method}?target=1", bright()).json
-    image = as_given(model, bright())
-    expected, random = faithfulness(model, image, 1, values), random_faithfulness(model, image, 1)
+    captured = capture(model, as_given(model, bright()))
+    expected, random = faithfulness(captured, 1, values), random_faithfulness(captured, 1)
     for kind in ("deletion", "insertion"):
         assert found[kind]["auc"] == pytest.approx(getattr(expected, kind), abs=1e-4)
         np.testing.assert_allclose(found[kind]["curve"], getattr(expected, f"{kind}_curve"), atol=1e-4)

@@ -2,20 +2,15 @@
 
 import numpy as np
 import pytest
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
 
 import vitreous
-from inspected import SMALL, get, picture, send
+from inspected import SMALL, get, inspect_client, picture, send
 from live_server import Live
 from pictures import encoded
 from vitreous.common.checks import BadValue
-from vitreous.explanation.study import class_index
+from vitreous.explanation.result import class_index
 from vitreous.model.build import build_vit
-from vitreous.serving.errors import install
-from vitreous.serving.inspect.routes import router
-from vitreous.serving.models import serving
-from vitreous.serving.settings import Settings
+from vitreous.serving.models import serve_model
 
 
 @pytest.mark.parametrize(
@@ -52,7 +47,7 @@ def test_a_class_of_very_many_digits_is_no_class() -> None:
     """Python's own int() would refuse them, in an error that is not ours."""
     model = vitreous.create("ViT-Lite-6/4", num_classes=3)
     with pytest.raises(BadValue, match="must be a number from 0 to 2"):
-        class_index(model, "9" * 5000)
+        class_index(model.config, "9" * 5000)
 
 
 def test_a_near_miss_is_told_what_was_meant(live: Live) -> None:
@@ -91,9 +86,6 @@ def test_a_model_whose_answers_are_not_numbers() -> None:
     """The whole server would never be ready."""
     model = build_vit(SMALL)
     model.norm.weight.data.fill_(float("nan"))
-    app = FastAPI()
-    install(app)
-    app.include_router(router([serving(model, "broken", "broken", "cpu")], Settings()))
-    with TestClient(app) as client:
+    with inspect_client([serve_model(model, "broken", "broken", "cpu")]) as (client, _):
         reply = client.post("/v1/images", content=picture(), headers={"Content-Type": "image/png"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "not_a_number")

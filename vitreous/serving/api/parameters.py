@@ -7,9 +7,9 @@ from fastapi import Path, Query
 from pydantic import BaseModel, Field
 
 from vitreous.common.checks import BadValue
-from vitreous.explanation.study import class_index
+from vitreous.explanation.result import class_index
 from vitreous.serving.errors import ApiError
-from vitreous.serving.inspect.session import Looked
+from vitreous.serving.inspect.session import InspectedModel
 
 LARGEST = 64 * 2**20  # bytes of one answer
 
@@ -29,7 +29,7 @@ class Erased(BaseModel):
     classes: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=1000, examples=[[0]])
 
 
-def layer_of(model: Looked, layer: int | None) -> int:
+def layer_of(model: InspectedModel, layer: int | None) -> int:
     depth = model.vit.config.depth
     if layer is None:
         return depth - 1
@@ -38,10 +38,10 @@ def layer_of(model: Looked, layer: int | None) -> int:
     return layer
 
 
-def target_of(model: Looked, name: str | None) -> int | None:
+def target_of(model: InspectedModel, name: str | None) -> int | None:
     """The class that is meant; none for the likeliest, which an empty parameter asks for as well."""
     try:
-        return class_index(model.classifier, name or None, "target")
+        return class_index(model.classifier.config, name or None, "target")
     except BadValue as error:
         raise ApiError(422, "bad_parameter", str(error)) from None
 
@@ -53,7 +53,7 @@ def check_below(name: str, numbers: Sequence[int], count: int) -> None:
             raise ApiError(422, "bad_parameter", said)
 
 
-def check_attention(model: Looked) -> None:
+def check_attention(model: InspectedModel) -> None:
     """A layer's weights, of all heads, must not be more than can be sent, or held while gradients flow through them."""
     config = model.vit.config
     check_size(config.num_heads * config.num_tokens**2, "the attention of a layer", config.num_tokens)

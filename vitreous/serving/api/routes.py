@@ -1,89 +1,119 @@
-"""The API for programs: classify, embed, segment, and what is being served."""
+"""Routes for programs: classify, embed, segment and explain an image, and describe the served models."""
 
-import asyncio
-import functools
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import torch
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from vitreous.common.checks import Size
+from vitreous.explanation import CLASS_MAPS, MapName
 from vitreous.inference.predictions import top_labels
-from vitreous.inference.segment_predictor import SegmentPredictor
-from vitreous.serving.api.about import about
-from vitreous.serving.api.parameters import Model
-from vitreous.serving.api.schemas import PICTURE_BODY, WRONG, Classified, Embedded, Models, Segmented, answers
-from vitreous.serving.api.segments import masks
-from vitreous.serving.batching import Batcher, Compute
-from vitreous.serving.disconnect import unless_gone
-from vitreous.serving.errors import ApiError, unreadable
-from vitreous.serving.image_limits import read_picture
-from vitreous.serving.models import Served, Task, pick
+from vitreous.model.base_config import Task
+from vitreous.serving.api.parameters import Model, Target, target_of
+from vitreous.serving.api.schemas import (
+    PICTURE_BODY,
+    WRONG,
+    Classified,
+    Embedded,
+    Explained,
+    Models,
+    Segmented,
+    answers,
+)
+from vitreous.serving.errors import ApiError
+from vitreous.serving.inspect import numbers
+from vitreous.serving.inspect.routes import image_summary
+from vitreous.serving.inspect.service import InspectService
+from vitreous.serving.inspect.session import Session
+from vitreous.serving.models import MAX_TOP, ServedModel, find_model
+from vitreous.serving.scheduler import Priority, Scheduler, result_for
 from vitreous.serving.settings import Settings
+from vitreous.serving.uploads import read_image
 
-MOST = 1000  # classes of an answer
-Top = Annotated[int, Query(ge=1, le=MOST, description="So many classes, the likeliest first.")]
+NOT_SUPPORTED: dict[Task, str] = {"classify": "no_head", "embed": "no_embedding", "segment": "no_masks"}
+PRIORITIES = {
+    "attention": Priority.QUICK,
+    "rollout": Priority.MEDIUM,
+    "relevance": Priority.MEDIUM,
+    "occlusion": Priority.LONG,
+}
+Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes, the most probable first.")]
 
 
-def router(served: Sequence[Served], settings: Settings, batcher: Batcher) -> APIRouter:
-    """Routes for pictures that share batches."""
+def router(
+    served: Sequence[ServedModel], settings: Settings, scheduler: Scheduler, service: InspectService
+) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["pictures"])
 
-    async def ask(request: Request, one: Served, task: Task) -> Any:
-        picture = await read_picture(request, settings)
-        try:
-            async with asyncio.timeout(max(request.scope["deadline"] - time.monotonic(), 0)):
-                answer = batcher.ask((one.id, task), picture.data, compute_for(one, task), picture.large)
-                return await unless_gone(request, answer)
-        except TimeoutError:
-            raise ApiError(503, "timeout", f"there was no answer after {settings.timeout:g} s") from None
+    async def compute(request: Request, one: ServedModel, task: Task) -> Any:
+        if task not in one.computes:
+            message = f"the model {one.id!r} does not {task}: use /v1/{one.model.config.task}"
+            raise ApiError(409, NOT_SUPPORTED[task], message)
+        image = await read_image(request, settings)
+        result = scheduler.batch((one.id, task), image.data, one.computes[task], image.large)
+        return await result_for(request, result, request.scope["deadline"] - time.monotonic(), settings.timeout)
 
     @routes.post("/classify", responses=answers(Classified, *WRONG), openapi_extra=PICTURE_BODY)
     async def classify(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
-        """What a picture shows: its likeliest classes."""
-        one = pick(served, model)
-        if one.task != "classify":
-            raise ApiError(409, "no_head", f"the model {one.id!r} does not classify pictures: ask it at /v1/{one.task}")
-        [best] = top_labels((await ask(request, one, "classify"))[None], one.labels, top)
+        """The most probable classes of an image."""
+        one = find_model(served, model)
+        [best] = top_labels((await compute(request, one, "classify"))[None], one.labels, top)
         return JSONResponse({"predictions": [vars(label) for label in best], "model": one.id})
 
     @routes.post("/embed", responses=answers(Embedded, *WRONG), openapi_extra=PICTURE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:
-        """A picture as a vector: the features before the head, to search, cluster or learn from."""
-        one = pick(served, model)
-        if one.task == "segment":
-            raise ApiError(409, "no_embedding", f"the model {one.id!r} segments pictures: ask it at /v1/segment")
-        vector = await ask(request, one, "embed")
+        """The features of an image before the head, as one vector, to search, cluster or learn from."""
+        one = find_model(served, model)
+        vector = await compute(request, one, "embed")
         return JSONResponse({"embedding": vector.tolist(), "width": len(vector), "model": one.id})
 
     @routes.post("/segment", responses=answers(Segmented, *WRONG), openapi_extra=PICTURE_BODY)
     async def segment(request: Request, model: Model = None) -> JSONResponse:
-        """A class for every pixel, as a PNG whose palette's indices are the classes."""
-        one = pick(served, model)
-        if one.task != "segment":
-            raise ApiError(409, "no_masks", f"the model {one.id!r} does not segment pictures: ask it at /v1/{one.task}")
-        return JSONResponse({**await ask(request, one, "segment"), "model": one.id})
+        """The class of every pixel, as a PNG whose palette indices are the classes."""
+        one = find_model(served, model)
+        return JSONResponse({**await compute(request, one, "segment"), "model": one.id})
 
-    description = {"model": served[0].id, "models": [about(one) for one in served]}
+    @routes.post("/explain", responses=answers(Explained, *WRONG), openapi_extra=PICTURE_BODY)
+    async def explain(
+        request: Request, method: MapName = "relevance", target: Target = None, model: Model = None
+    ) -> Response:
+        """Importance of each patch: for a class (relevance, occlusion), or for the model at all (rollout, attention).
+
+        Attention and rollout show where information was mixed, not why the model decided; occlusion tests the model.
+        """
+        one = service.model(model)
+        about_class = method in CLASS_MAPS
+        _ = one.vit  # reject a model without attention before the image is read
+        index = target_of(one, target) if about_class else None
+
+        def explained(session: Session, id: str, size: Size) -> dict[str, Any]:
+            summary = image_summary(session, id, size)
+            top = summary["predictions"][0]["index"] if about_class and index is None else index
+            found = numbers.importance(session, method, top)
+            values, columns = found["values"], found["grid"][1]
+            return {
+                "method": method,
+                "target": found["target"],
+                "grid": found["grid"],
+                "seen": summary["seen"],
+                "picture": summary["picture"],
+                "values": [values[start : start + columns] for start in range(0, len(values), columns)],
+                "predictions": summary["predictions"],
+                "model": one.id,
+            }
+
+        image = await read_image(request, settings)
+        name = ("explain", method, index)
+        answer = await service.answer_upload(request, one, image, name, explained, PRIORITIES[method])
+        return Response(answer.body, media_type=answer.kind)
+
+    description = {"model": served[0].id, "models": [one.describe() for one in served]}
 
     @routes.get("/model", responses=answers(Models, 401, 403))
     async def models() -> JSONResponse:
-        """What is being served."""
+        """The served models."""
         return JSONResponse(description)
 
     return routes
-
-
-def compute_for(served: Served, task: Task) -> Compute:
-    """Pictures in, and for each of them what its route makes the answer from, or an error."""
-    predictor = served.predictor
-    if isinstance(predictor, SegmentPredictor):
-        return functools.partial(masks, predictor, served.labels)
-    assert predictor is not None
-    run = predictor.stream_logits if task == "classify" else predictor.stream_embeddings
-    make = functools.partial(torch.softmax, dim=-1) if task == "classify" else torch.Tensor.numpy
-    return lambda pictures: [
-        unreadable(one.error) if one.vector is None else make(one.vector) for one in run(pictures)
-    ]  # fmt: skip

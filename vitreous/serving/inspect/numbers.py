@@ -1,10 +1,10 @@
-"""What the page shows of a picture, beside attention and likeness: maps, how far they can be believed, answers.
+"""Numbers that the page shows of an image: predictions, maps with their tests, distances, and masks.
 
 n: patches.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,157 +12,132 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from vitreous.explanation.capture import attention_of
-from vitreous.explanation.distance import distances, layer_distance
-from vitreous.explanation.faithfulness import as_patches, as_pixels, faithfulness, random_faithfulness
-from vitreous.explanation.occlusion import occlusion, painted, usual_windows
-from vitreous.explanation.relevance import relevance_of
-from vitreous.explanation.rollout import Fusion, rollout_of
-from vitreous.explanation.tokens import lens_of, pca_colours
+from vitreous.explanation import CLASS_MAPS, MapName
+from vitreous.explanation.distance import attention_distance, distances
+from vitreous.explanation.faithfulness import faithfulness, random_faithfulness
+from vitreous.explanation.occlusion import as_pixels, masked_probabilities
+from vitreous.explanation.pca import pca_colours
+from vitreous.explanation.result import importance_map
+from vitreous.explanation.rollout import Fusion, rollout_map
 from vitreous.inference.mask_images import background_of, palette
 from vitreous.model.options import IGNORED
-from vitreous.model.resnet import ResNet
-from vitreous.model.segmenter import Segmenter
 from vitreous.serving.errors import ApiError
-from vitreous.serving.inspect.responses import likeliest, named, plain
-from vitreous.serving.inspect.session import Subject
+from vitreous.serving.inspect.responses import class_entry, rounded, top_classes
+from vitreous.serving.inspect.session import Session
 
-Importance = Literal["relevance", "rollout", "attention", "occlusion"]
-ABOUT_A_CLASS = ("relevance", "occlusion")
-TOP, TOP_OF_A_LAYER = 5, 3  # classes that are named
+TOP, TOP_OF_A_LAYER = 5, 3  # classes
 
 
-# ---- What it says ----------------------------------------------------------------------------------------------------
+# ---- Predictions -----------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def predictions(subject: Subject) -> list[dict[str, Any]] | None:
-    """None where the model does not classify."""
-    model = subject.looked.model
-    if isinstance(model, Segmenter) or not model.config.num_classes:
+def predictions(session: Session) -> list[dict[str, Any]] | None:
+    """Top classes; None if the model does not classify."""
+    model = session.inspected.model
+    if model.config.task != "classify":
         return None
-    shares = model(subject.image)[0].softmax(-1) if isinstance(model, ResNet) else probabilities(subject)
-    return likeliest(subject.looked.labels, shares, TOP)
+    scores = session.captured.logits() if model.config.has_attention else model(session.image)
+    return top_classes(session.inspected.labels, scores[0].softmax(dim=-1), TOP)
 
 
-@torch.no_grad()
-def probabilities(subject: Subject) -> Float[Tensor, "classes"]:
-    return subject.looked.classifier.classify(subject.walk.features())[0].float().softmax(dim=-1)
+def top_class(session: Session) -> int:
+    return int(session.classifier_pass.logits()[0].argmax())
 
 
-@torch.no_grad()
-def masked(subject: Subject, patches: Sequence[int], classes: Sequence[int]) -> dict[str, Any]:
-    """The answer when patches are painted over with the picture's mean colour, as occlusion does."""
-    model, image = subject.looked.classifier, subject.image
-    gone = torch.zeros(subject.looked.grid, dtype=torch.bool, device=image.device)
-    gone.view(-1)[list(patches)] = True
-    hidden = as_pixels(gone[None], model.config.patch_stride, (image.shape[2], image.shape[3]))
-    shares = model(torch.where(hidden, painted(model, image, "mean"), image))[0].float().softmax(dim=-1)
-    asked = plain(shares[list(classes)]) if classes else []
+def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> dict[str, Any]:
+    """Predictions with some patches masked by the image's mean colour, as in occlusion."""
+    captured = session.classifier_pass
+    mask = torch.zeros(1, *captured.layout.grid, dtype=torch.bool)
+    mask.view(-1)[list(patches)] = True
+    size = (captured.images.shape[2], captured.images.shape[3])
+    probabilities = masked_probabilities(captured, [as_pixels(mask, captured.model.config.patch_stride, size)])[0]
+    values = rounded(probabilities[list(classes)]) if classes else []
     return {
-        "predictions": likeliest(subject.looked.labels, shares, TOP),
-        "probabilities": {str(index): share for index, share in zip(classes, asked, strict=True)},
+        "predictions": top_classes(session.inspected.labels, probabilities, TOP),
+        "probabilities": {str(index): value for index, value in zip(classes, values, strict=True)},
     }
 
 
-def lens(subject: Subject) -> dict[str, Any]:
-    """What the head would say after each layer."""
-    model, labels = subject.looked.classifier, subject.looked.labels
-    shares = lens_of(subject.walk, range(model.config.depth))[:, 0].softmax(dim=-1)
-    rows = [likeliest(labels, row, TOP_OF_A_LAYER) for row in shares]
+def lens(session: Session) -> dict[str, Any]:
+    """Top classes after each layer."""
+    probabilities = session.classifier_pass.lens()[:, 0].softmax(dim=-1)
+    rows = [top_classes(session.inspected.labels, row, TOP_OF_A_LAYER) for row in probabilities]
     return {"layers": [{"layer": layer, "predictions": row} for layer, row in enumerate(rows)]}
 
 
-# ---- Where it looks --------------------------------------------------------------------------------------------------
+# ---- Maps ------------------------------------------------------------------------------------------------------------
 
 
-def map_of(subject: Subject, method: Importance, target: int | None) -> Float[Tensor, "gh gw"]:
-    """How important every patch is by a method as it is by default; kept, because it is shown and put to the test."""
+def cached_map(session: Session, method: MapName, target: int | None) -> Float[Tensor, "gh gw"]:
+    """Importance of every patch; cached, because a map is shown and then tested.
 
-    def make() -> Tensor:
-        match method:
-            case "attention":
-                return attention_of(subject.walk)[0].cpu()
-            case "rollout":
-                return rollout_of(subject.walk)[0].cpu()
-            case "relevance":
-                return relevance_of(subject.walk, target, subject.step)[0].cpu()
-            case "occlusion":
-                assert target is not None
-                return _occlusion(subject, target).cpu()
-
-    about = target if method in ABOUT_A_CLASS else None
-    return subject.once(("map", method, about), make, lambda values: values.nbytes)
+    Where a forward pass is slow, windows of occlusion do not overlap: a quarter of the passes.
+    """
+    about = target if method in CLASS_MAPS else None
+    captured = session.captured if about is None else session.classifier_pass
+    return session.once(
+        ("map", method, about),
+        lambda: importance_map(
+            captured, method, target, session.batch_size, overlap=not session.slow, between=session.step
+        ).cpu(),
+        lambda values: values.nbytes,
+    )
 
 
-def _occlusion(subject: Subject, target: int) -> Float[Tensor, "gh gw"]:
-    """Windows overlap by half, but where a pass is slow they lie side by side: a quarter of the passes."""
-    model, image = subject.looked.classifier, subject.image
-    window, stride = usual_windows(model, (image.shape[2], image.shape[3]))
-    if subject.slow:
-        stride = window
-    drops = occlusion(model, image, target, window, stride, batch_size=subject.batch_size, between=subject.step)
-    return as_patches(drops, model.config.patch_stride)
+def importance(session: Session, method: MapName, target: int | None) -> dict[str, Any]:
+    values = cached_map(session, method, target)
+    entry = class_entry(session.inspected.labels, target) if target is not None and method in CLASS_MAPS else None
+    return as_map(method, values, entry)
 
 
-def importance(subject: Subject, method: Importance, target: int | None) -> dict[str, Any]:
-    values = map_of(subject, method, target)
-    about = None if target is None or method not in ABOUT_A_CLASS else named(subject.looked.labels, target)
-    return as_map(subject, method, values, about)
+def rollout(session: Session, fusion: Fusion, discard: float, layer: int) -> dict[str, Any]:
+    """Rollout from the first layer to `layer`."""
+    return as_map("rollout", rollout_map(session.captured, range(layer + 1), fusion, discard)[0])
 
 
-def rollout(subject: Subject, fusion: Fusion, discard: float, layer: int) -> dict[str, Any]:
-    """From the first layer to `layer`."""
-    return as_map(subject, "rollout", rollout_of(subject.walk, range(layer + 1), fusion, discard)[0])
+def layer_attention(session: Session, layer: int) -> dict[str, Any]:
+    return as_map("attention", session.captured.attention_map(layer)[0])
 
 
-def layer_attention(subject: Subject, layer: int) -> dict[str, Any]:
-    return as_map(subject, "attention", attention_of(subject.walk, layer)[0])
+def as_map(method: str, values: Float[Tensor, "gh gw"], target: dict[str, Any] | None = None) -> dict[str, Any]:
+    ends = rounded(torch.stack([values.min(), values.max()]))
+    numbers = {"values": rounded(values.flatten()), "range": ends}
+    return {"method": method, "target": target, "grid": list(values.shape), **numbers}
 
 
-def as_map(subject: Subject, method: str, values: Tensor, about: dict[str, Any] | None = None) -> dict[str, Any]:
-    ends = plain(torch.stack([values.min(), values.max()]))
-    numbers = {"values": plain(values.flatten()), "range": ends}
-    return {"method": method, "target": about, "grid": list(subject.looked.grid), **numbers}
+def components(session: Session, layer: int) -> dict[str, Any]:
+    """Three principal components of the patch features as red, green and blue."""
+    grid = session.captured.layout.grid
+    colours = rounded(pca_colours(session.captured.features(layer).patches[0], grid).flatten())
+    return {"method": "pca", "target": None, "grid": list(grid), "rgb": colours, "range": [0.0, 1.0]}
 
 
-def components(subject: Subject, layer: int) -> dict[str, Any]:
-    """The three directions in which patches differ most, as red, green and blue."""
-    grid = subject.looked.grid
-    colours = pca_colours(subject.walk.features(layer).patches[0], grid)
-    return {"method": "pca", "target": None, "grid": list(grid), "rgb": plain(colours.flatten()), "range": [0.0, 1.0]}
-
-
-def distance(subject: Subject) -> dict[str, Any]:
-    """In pixels of what the model is given; `largest` is between opposite corners."""
-    config, rows = subject.looked.vit.config, []
-    for layer in range(config.depth):
-        subject.step()
-        rows.append(layer_distance(subject.walk.layer(layer)))
+def distance(session: Session) -> dict[str, Any]:
+    """Attention distance in pixels of the model's input; `largest` is between opposite corners."""
+    config = session.captured.model.config
     corner = distances(config.grid, config.patch_stride, slice(0, 1))[0, -1]
-    return {"pixels": plain(torch.stack(rows)), "largest": plain(corner)}
+    pixels = attention_distance(session.captured, between=session.step)
+    return {"pixels": rounded(pixels), "largest": rounded(corner)}
 
 
-# ---- How far it can be believed --------------------------------------------------------------------------------------
-
-
-def tested(subject: Subject, method: Importance, target: int) -> dict[str, Any]:
-    """Deletion and insertion for a map, and for patches in random order: the mean of three or, where slow, one such."""
-    model, image, size = subject.looked.classifier, subject.image, subject.batch_size
-    draws = 1 if subject.slow else 3
-    values = map_of(subject, method, target)
-    found = faithfulness(model, image, target, values, batch_size=size, between=subject.step)
-    random = subject.once(
+def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
+    """Deletion and insertion of a map, and of random orders: three or, if a forward pass is slow, one."""
+    captured, size = session.classifier_pass, session.batch_size
+    draws = 1 if session.slow else 3
+    values = cached_map(session, method, target)
+    found = faithfulness(captured, target, values, batch_size=size, between=session.step)
+    random = session.once(
         ("random", target),
-        lambda: random_faithfulness(model, image, target, draws, batch_size=size, between=subject.step),
-        lambda one: 3 * one.shares.nbytes,
+        lambda: random_faithfulness(captured, target, draws, batch_size=size, between=session.step),
+        lambda one: 3 * one.fractions.nbytes,
     )
     return {
         "method": method,
-        "target": named(subject.looked.labels, target),
-        "shares": plain(found.shares),
-        "deletion": {"auc": found.deletion, "curve": plain(found.deletion_curve)},
-        "insertion": {"auc": found.insertion, "curve": plain(found.insertion_curve)},
+        "target": class_entry(session.inspected.labels, target),
+        "shares": rounded(found.fractions),
+        "deletion": {"auc": found.deletion, "curve": rounded(found.deletion_curve)},
+        "insertion": {"auc": found.insertion, "curve": rounded(found.insertion_curve)},
         "random": {"deletion": random.deletion, "insertion": random.insertion},
     }
 
@@ -171,34 +146,31 @@ def tested(subject: Subject, method: Importance, target: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def mask(subject: Subject) -> UInt8[np.ndarray, "h w"]:
-    """The class of every pixel of what the grid covers; where that reaches beyond the picture, none."""
+def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
+    """Class of every pixel that the grid covers; IGNORED beyond the image."""
+    inspected = session.inspected
 
     def make() -> np.ndarray:
-        model, (gh, gw), (uh, uw) = (
-            subject.looked.segmenter,
-            subject.looked.grid,
-            subject.looked.vit.config.patch_stride,
-        )
-        if model.config.num_classes > IGNORED:
-            said = f"{subject.looked.id} tells {model.config.num_classes} classes apart, but a mask shows {IGNORED}"
-            raise ApiError(409, "too_many_classes", said)
-        ids = model(subject.image)[0].argmax(dim=0).to(torch.uint8)
-        bottom, right = gh * uh - ids.shape[0], gw * uw - ids.shape[1]
+        model, config, (gh, gw) = inspected.model, inspected.model.config, inspected.grid
+        if config.task != "segment":
+            raise ApiError(409, "no_masks", f"{inspected.id} does not segment")
+        (ph, pw) = config.patch_stride
+        ids = model(session.image)[0].argmax(dim=0).to(torch.uint8)
+        bottom, right = gh * ph - ids.shape[0], gw * pw - ids.shape[1]
         return F.pad(ids, (0, right, 0, bottom), value=IGNORED).cpu().numpy()
 
-    return subject.once("mask", make, lambda ids: ids.nbytes)
+    return session.once("mask", make, lambda ids: ids.nbytes)
 
 
-def segments(subject: Subject) -> list[dict[str, Any]] | None:
-    """The classes that are there, the largest first; None where the model does not segment."""
-    if not isinstance(subject.looked.model, Segmenter):
+def segments(session: Session) -> list[dict[str, Any]] | None:
+    """Classes in the mask, the largest first; None if the model does not segment."""
+    if session.inspected.model.config.task != "segment":
         return None
-    ids, labels = mask(subject), subject.looked.labels
+    ids, labels = mask(session), session.inspected.labels
     counts = np.bincount(ids[ids != IGNORED].ravel(), minlength=1)
-    colours = palette(background_of(labels))
-    order = [int(index) for index in np.argsort(-counts, kind="stable") if counts[index]]
+    fractions, colours = counts / counts.sum(), palette(background_of(labels))
     return [
-        {**named(labels, i), "color": "#" + colours[i].tobytes().hex(), "share": round(counts[i] / counts.sum(), 6)}
-        for i in order
+        {**class_entry(labels, i), "color": "#" + colours[i].tobytes().hex(), "share": round(fractions[i], 6)}
+        for i in map(int, np.argsort(-counts, kind="stable"))
+        if counts[i]
     ]

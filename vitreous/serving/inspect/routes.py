@@ -1,35 +1,244 @@
-"""The page's numbers over HTTP: a picture is sent once, and then asked about.
+"""Routes of the page: an image is uploaded once, and then inspected.
 
-Attention and likeness come as bytes (see inspect_binary.py), the rest as JSON. Layers count from 0, patches row by row.
+Attention and similarity are answered as bytes (see responses.py), the rest as JSON. Layers count from 0, patches row by
+row.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import hashlib
+import math
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Body, Query, Request, Response
 
-from vitreous.serving.inspect import images as inspect_pictures
-from vitreous.serving.inspect import layers as inspect_layers
-from vitreous.serving.inspect import model as inspect_model
-from vitreous.serving.inspect import reasons as inspect_reasons
-from vitreous.serving.inspect.service import Desk
-from vitreous.serving.models import Served
+from vitreous.common.checks import Size
+from vitreous.explanation import MapName
+from vitreous.explanation.pca import filter_components, filter_images
+from vitreous.explanation.rollout import Fusion
+from vitreous.explanation.similarity import position_similarity
+from vitreous.serving.api.parameters import (
+    AnyLayer,
+    Erased,
+    Id,
+    Layer,
+    Model,
+    Target,
+    check_attention,
+    check_below,
+    check_size,
+    layer_of,
+    target_of,
+)
+from vitreous.serving.api.schemas import PICTURE_BODY, WRONG
+from vitreous.serving.errors import ApiError
+from vitreous.serving.inspect import numbers
+from vitreous.serving.inspect.responses import BYTES, Answer, attention_bytes, signed_bytes, similarity_bytes
+from vitreous.serving.inspect.schemas import (
+    JSON,
+    PLAIN,
+    Changed,
+    Lens,
+    PatchColours,
+    PatchValues,
+    Reach,
+    Shown,
+    Tested,
+    Tour,
+    binary_answer,
+    json_answer,
+)
+from vitreous.serving.inspect.service import InspectService, as_response
+from vitreous.serving.inspect.session import Session, covered_box
+from vitreous.serving.inspect.tour import tour
+from vitreous.serving.scheduler import Priority
 from vitreous.serving.settings import Settings
+from vitreous.serving.uploads import read_image
+
+ATTENTION = (
+    "float32 [heads, t, 2], the largest weight of a row for a prefix token, and for a patch; "
+    "then uint8 [heads, t, t], fractions of the one or the other in 255ths"
+)
 
 
-def router(served: Sequence[Served], settings: Settings, desk: Desk | None = None) -> APIRouter:
-    """Everything below /v1/images, and what can be told of a model without a picture."""
-    desk = desk or Desk(served, room=settings.queue)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(desk.worker.close)
-
-    api = APIRouter(lifespan=lifespan, tags=["page"])
-    inspect_pictures.add_routes(api, desk, settings)
-    inspect_layers.add_routes(api, desk)
-    inspect_reasons.add_routes(api, desk)
-    inspect_model.add_routes(api, desk)
+def router(service: InspectService, settings: Settings) -> APIRouter:
+    """Everything below /v1/images, and the routes about a model without an image."""
+    api = APIRouter(tags=["page"])
+    add_image_routes(api, service, settings)
+    add_layer_routes(api, service)
+    add_map_routes(api, service)
+    add_model_routes(api, service)
     return api
+
+
+# ---- An uploaded image: its summary, its way through the model step by step, and its mask ----
+
+
+def add_image_routes(api: APIRouter, service: InspectService, settings: Settings) -> None:
+    @api.post("/v1/images", responses=json_answer(Shown, *WRONG), openapi_extra=PICTURE_BODY, **JSON)
+    async def images(request: Request, model: Model = None) -> Response:
+        """Upload an image. It stays in memory for a while, under an id that is the hash of its bytes."""
+        one, upload = service.model(model), await read_image(request, settings)
+        return as_response(await service.answer_upload(request, one, upload, "picture", image_summary))
+
+    @api.get("/v1/images/{id}/tour", responses=json_answer(Tour), **JSON)
+    async def steps(request: Request, id: Id, model: Model = None) -> Response:
+        """The image taken through equations 1 to 4, in eight steps."""
+        return await service.respond(request, model, id, "tour", lambda session: tour(session.captured))
+
+    @api.get("/v1/images/{id}/mask", responses=binary_answer("uint8 [h, w]"), **PLAIN)
+    async def mask(request: Request, id: Id, model: Model = None) -> Response:
+        """uint8 [h, w]: the class of every pixel of the model's input, for a segmentation model."""
+
+        def make(session: Session) -> Answer:
+            ids = numbers.mask(session)
+            return Answer(ids.tobytes(), BYTES, ids.shape)
+
+        return await service.respond(request, model, id, "mask", make)
+
+
+def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
+    """The answer to an upload."""
+    box = covered_box(session.inspected, image)
+    return {
+        "id": id,
+        "model": session.inspected.id,
+        "picture": {"width": image[1], "height": image[0]},
+        "seen": {key: round(value, 3) for key, value in box._asdict().items()},
+        "grid": list(session.inspected.grid),
+        "predictions": numbers.predictions(session),
+        "segments": numbers.segments(session),
+    }
+
+
+# ---- The layers: attention, similarity of tokens, predictions after each layer, and attention distance ----
+
+
+def add_layer_routes(api: APIRouter, service: InspectService) -> None:
+    @api.get("/v1/images/{id}/attention/{layer}", responses=binary_answer(ATTENTION), **PLAIN)
+    async def attention(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
+        """Attention of every token to every token, in every head of a layer."""
+        one = service.model(model)
+        at = layer_of(one, layer)
+        check_attention(one)
+        make = lambda session: attention_bytes(session.captured.layer(at))  # noqa: E731
+        return await service.respond(request, model, id, ("attention", at), make)
+
+    @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_answer("uint8 [t, t]"), **PLAIN)
+    async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
+        """uint8 [t, t]: the cosine similarity of two tokens after a layer is value / 127.5 - 1."""
+        one = service.model(model)
+        at, tokens = layer_of(one, layer), one.vit.config.num_tokens
+        check_size(tokens**2, "the similarity of tokens", tokens)
+        make = lambda session: similarity_bytes(session.captured.features(at))  # noqa: E731
+        return await service.respond(request, model, id, ("similarity", at), make)
+
+    @api.get("/v1/images/{id}/lens", responses=json_answer(Lens), **JSON)
+    async def lens(request: Request, id: Id, model: Model = None) -> Response:
+        """Predictions of the head after each layer."""
+        return await service.respond(request, model, id, "lens", numbers.lens)
+
+    @api.get("/v1/images/{id}/distance", responses=json_answer(Reach), **JSON)
+    async def distance(request: Request, id: Id, model: Model = None) -> Response:
+        """Attention distance of every head of every layer, in pixels of the model's input."""
+        return await service.respond(request, model, id, "distance", numbers.distance, Priority.MEDIUM)
+
+
+# ---- Explanations: maps of the patches, tests of these maps, and predictions with masked patches ----
+
+
+def add_map_routes(api: APIRouter, service: InspectService) -> None:
+    @api.get("/v1/images/{id}/map/{method}", responses=json_answer(PatchValues | PatchColours), **JSON)
+    async def map(
+        request: Request,
+        id: Id,
+        method: Literal["relevance", "occlusion", "rollout", "attention", "pca"],
+        target: Target = None,
+        fusion: Fusion = "mean",
+        discard: Annotated[float, Query(ge=0, le=0.95)] = 0.0,
+        layer: AnyLayer = None,
+        model: Model = None,
+    ) -> Response:
+        """A number for every patch. rollout uses `fusion` and `discard`; relevance and occlusion use `target`."""
+        one = service.model(model)
+        if method == "relevance" or method == "occlusion":
+            index = target_of(one, target)
+            if method == "relevance":
+                check_attention(one)
+            return await service.respond(
+                request, model, id, ("map", method, index),
+                lambda session: numbers.importance(session, method, _class_of(session, index)),
+                Priority.MEDIUM if method == "relevance" else Priority.LONG,
+            )  # fmt: skip
+        at = layer_of(one, layer)
+        if method == "rollout":
+            return await service.respond(
+                request, model, id, ("map", method, fusion, discard, at),
+                lambda session: numbers.rollout(session, fusion, discard, at), Priority.MEDIUM,
+            )  # fmt: skip
+        make, priority = (numbers.layer_attention, Priority.QUICK)
+        if method == "pca":
+            make, priority = (numbers.components, Priority.MEDIUM)
+        name = ("map", method, at)
+        return await service.respond(request, model, id, name, lambda session: make(session, at), priority)
+
+    @api.get("/v1/images/{id}/faithfulness/{method}", responses=json_answer(Tested), **JSON)
+    async def faithfulness(
+        request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
+    ) -> Response:
+        """Deletion and insertion: how soon masking, or showing, important patches changes the prediction."""
+        one = service.model(model)
+        index = target_of(one, target)
+        if method == "relevance":
+            check_attention(one)
+        return await service.respond(
+            request, model, id, ("faithfulness", method, index),
+            lambda session: numbers.map_test(session, method, _class_of(session, index)), Priority.LONG,
+        )  # fmt: skip
+
+    @api.post("/v1/images/{id}/masked", responses=json_answer(Changed, *WRONG), **JSON)
+    async def masked(request: Request, id: Id, body: Annotated[Erased, Body()], model: Model = None) -> Response:
+        """Predictions with some patches masked."""
+        config = service.model(model).classifier.config
+        patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
+        check_below("patches", patches, math.prod(config.grid))
+        check_below("classes", classes, config.num_classes)
+        name = ("masked", hashlib.sha256(repr((patches, classes)).encode()).hexdigest())  # the lists may be long
+        make = lambda session: numbers.masked(session, patches, classes)  # noqa: E731
+        return await service.respond(request, model, id, name, make)
+
+
+def _class_of(session: Session, index: int | None) -> int:
+    return numbers.top_class(session) if index is None else index
+
+
+# ---- A model without an image: similarity of positions, and filters ----
+
+
+def add_model_routes(api: APIRouter, service: InspectService) -> None:
+    @api.get("/v1/position", responses=binary_answer("uint8 [n, n]"), **PLAIN)
+    async def position(request: Request, model: Model = None) -> Response:
+        """uint8 [n, n]: the similarity of two positions is value / 127.5 - 1; a bias is scaled by its largest value."""
+        one = service.model(model)
+        n = math.prod(one.vit.config.grid)
+        check_size(n**2, "the similarity of positions", n)
+
+        def make() -> Answer:
+            found = position_similarity(one.vit)
+            if found.values is None:
+                raise ApiError(404, "no_positions", found.text)
+            flat = found.values.reshape(n, n)
+            if not found.bounded:
+                flat = flat / flat.abs().max().clamp_min(1e-30)
+            return Answer(signed_bytes(flat).tobytes(), BYTES, (n, n))
+
+        return await service.respond_without_image(request, one, "position", make)
+
+    @api.get("/v1/filters", responses=binary_answer("uint8 [count, height, width, 3]"), **PLAIN)
+    async def filters(request: Request, model: Model = None) -> Response:
+        """uint8 [count, height, width, 3]: the first principal components of the patch filters, in colour."""
+        one = service.model(model)
+
+        def make() -> Answer:
+            rgb = filter_images(filter_components(one.vit).patterns)
+            return Answer(rgb.tobytes(), BYTES, rgb.shape)
+
+        return await service.respond_without_image(request, one, "filters", make)

@@ -1,4 +1,4 @@
-"""The shapes of the page's numbers, for the API's own description at /openapi.json."""
+"""Schemas of the page's answers, for /openapi.json."""
 
 from typing import Any
 
@@ -139,21 +139,18 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
     },
 }
 BYTES_SCHEMA = {"schema": {"type": "string", "format": "binary"}}
-SHAPE_HEADER = {"description": "The sides of the array, as in 12,197,197.", "schema": {"type": "string"}}
-MODEL_WRONG = (401, 403, 404, 409, 413, 422, 429, 503)  # what every question about a model may meet
+SHAPE_HEADER = {"description": "Shape of the array, such as 12,197,197.", "schema": {"type": "string"}}
+MODEL_WRONG = (401, 403, 404, 409, 413, 422, 429, 503)  # errors of every request about a model
 
 
-def told(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """JSON, or what is wrong."""
+def json_answer(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """A JSON answer, and errors."""
     right = {"model": shape, "content": {"application/json": {"example": EXAMPLES[shape]}}}
     return {**answers(State, *(statuses or MODEL_WRONG)), 200: right}
 
 
-def bytes_told(words: str) -> dict[int | str, dict[str, Any]]:
-    """Bytes, or what is wrong."""
-    right = {
-        "description": words,
-        "content": {"application/octet-stream": BYTES_SCHEMA},
-        "headers": {"X-Shape": SHAPE_HEADER},
-    }
+def binary_answer(description: str) -> dict[int | str, dict[str, Any]]:
+    """A binary answer, and errors."""
+    content, headers = {"application/octet-stream": BYTES_SCHEMA}, {"X-Shape": SHAPE_HEADER}
+    right = {"description": description, "content": content, "headers": headers}
     return {**answers(State, *MODEL_WRONG), 200: right}

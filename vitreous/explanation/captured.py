@@ -1,0 +1,179 @@
+"""One forward pass of a ViT with the tokens before and after every layer; explanations are computed from it.
+
+Attention weights are recomputed from the tokens when needed, one layer and at most CHUNK numbers at a time.
+
+b: batch; t = p + n: tokens, prefix and patches; q: queries; gh, gw: grid height and width.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.common.checks import Size, check_whole, fail
+from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
+from vitreous.model.tokens import Features, Layout
+from vitreous.model.vit import ViT
+
+CHUNK = 2**24  # attention weights computed at once: 64 MiB in float32
+
+
+def no_step() -> None:
+    """Default of `between`, which long computations call between two steps; callers may wait or raise there."""
+
+
+@contextmanager
+def evaluation_mode(model: ViT) -> Iterator[None]:
+    """Switch to evaluation mode, and back afterwards."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer and its input tokens."""
+
+    index: int
+    model: ViT
+    before: Float[Tensor, "b t d"]
+    layout: Layout
+
+    @torch.no_grad()
+    def weights(self, queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
+        """Compute the attention weights, of all rows or of some."""
+        return self.model.encoder.attention_weights(self.index, self.before, self.layout, self.model.position, queries)
+
+    def chunks(self, start: int = 0) -> Iterator[tuple[slice, Float[Tensor, "b heads q t"]]]:
+        """Yield all rows of the attention weights from `start` on, some at a time."""
+        b, t, _ = self.before.shape
+        step = max(CHUNK // (b * self.model.config.num_heads * t), 1)
+        for first in range(start, t, step):
+            rows = slice(first, min(first + step, t))
+            yield rows, self.weights(rows)
+
+    def attention_from(self, query: int | Size | None) -> Float[Tensor, "b heads t"]:
+        """Attention weights of one query: a token, the patch at a row and column, or None for the whole image.
+
+        None is the class token; in a model without one, the mean over all patches.
+        """
+        p = self.layout.num_prefix_tokens
+        if query is None and not self.model.config.class_token:
+            total = sum(weights.sum(dim=2) for _, weights in self.chunks(start=p))
+            return cast(Tensor, total) / (self.before.shape[1] - p)
+        index = token_index(self.layout, query or 0)
+        return self.weights(slice(index, index + 1))[:, :, 0]
+
+
+@dataclass(frozen=True)
+class CapturedForward:
+    """The tokens of one forward pass. Layers count from 0; negative numbers count from the end."""
+
+    model: ViT
+    images: Float[Tensor, "b c h w"]
+    states: tuple[Float[Tensor, "b t d"], ...]  # z_0 to z_L
+    layout: Layout
+
+    def layer(self, index: int) -> Layer:
+        (index,) = layer_indices(self.model, [index])
+        return Layer(index, self.model, self.states[index], self.layout)
+
+    def layers(self, indices: Sequence[int] | None = None) -> list[Layer]:
+        return [self.layer(index) for index in layer_indices(self.model, indices)]
+
+    @torch.no_grad()
+    def features(self, layer: int = -1) -> Features:
+        """Features after a layer, through the final norm."""
+        (layer,) = layer_indices(self.model, [layer])
+        return split_tokens(self.model.norm(self.states[layer + 1]), self.layout)
+
+    @torch.no_grad()
+    def logits(self, layer: int = -1) -> Float[Tensor, "b classes"]:
+        """Class scores of final norm, pooling and head on the tokens after a layer (the "logit lens")."""
+        with evaluation_mode(self.model):
+            return self.model.classify(self.features(layer)).float()
+
+    def lens(self, layers: Sequence[int] | None = None) -> Float[Tensor, "layers b classes"]:
+        """Class scores after each layer."""
+        return torch.stack([self.logits(layer) for layer in layer_indices(self.model, layers)])
+
+    @torch.no_grad()
+    def pooling_weights(self) -> Float[Tensor, "b t"]:
+        """Weight of every output token in the image's vector: class token, mean or attention pooling."""
+        return pooling_weights(self.model, self.features())
+
+    def attention_map(self, layer: int = -1) -> Float[Tensor, "b gh gw"]:
+        """Attention of the class token, or of all patches, averaged over heads; of attention pooling after the last."""
+        if isinstance(self.model.pool, AttentionPooling) and layer in (-1, self.model.config.depth - 1):
+            return self.on_grid(self.pooling_weights())
+        return self.on_grid(self.layer(layer).attention_from(None).mean(dim=1))
+
+    def on_grid(self, values: Float[Tensor, "*b t"]) -> Float[Tensor, "*b gh gw"]:
+        """Arrange the values of the patches as a map; drop those of prefix tokens."""
+        return values[..., self.layout.num_prefix_tokens :].reshape(*values.shape[:-1], *self.layout.grid)
+
+
+@torch.no_grad()
+def capture(model: ViT, images: Float[Tensor, "b c h w"]) -> CapturedForward:
+    """Run the model once in evaluation mode and keep the tokens of every layer."""
+    with evaluation_mode(model):
+        tokens, layout = model.embed(*model.patchify(images))
+        after = [tokens for _, tokens in model.encoder.walk(tokens, layout, model.position)]
+    return CapturedForward(model, images, (tokens, *after), layout)
+
+
+def split_tokens(tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
+    return Features(tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :], layout.grid)
+
+
+def pooling_of(model: ViT) -> ClassTokenPooling | AveragePooling | AttentionPooling:
+    return cast(ClassTokenPooling | AveragePooling | AttentionPooling, model.pool)
+
+
+def pooling_weights(model: ViT, features: Features) -> Float[Tensor, "b t"]:
+    weights = pooling_of(model).weights(features).mean(dim=1)
+    if model.distillation_head is not None:
+        weights[:, :2] = 0.5  # the logits of its two heads are averaged
+    return weights
+
+
+def layer_indices(model: ViT, layers: Sequence[int] | None) -> list[int]:
+    """Check layers and return them in ascending order, counted from 0; all of them for None or an empty sequence.
+
+    >>> from vitreous.model.presets import create
+    >>> layer_indices(create("ViT-Lite-6/4"), [-1, 2])
+    [2, 5]
+    """
+    depth = model.config.depth
+    for layer in layers or ():
+        if not -depth <= layer < depth:
+            fail("layer", layer, f"from 0 to {depth - 1} (or from -{depth} to -1, from the end)")
+    return sorted({layer % depth for layer in layers}) if layers else list(range(depth))
+
+
+def token_index(layout: Layout, query: int | Size) -> int:
+    """Index in the sequence of a token, or of the patch at a row and column.
+
+    >>> token_index(Layout(1, (14, 20)), (2, 3))
+    44
+    """
+    gh, gw = layout.grid
+    if isinstance(query, tuple):
+        if not (0 <= query[0] < gh and 0 <= query[1] < gw):
+            fail("query", query, f"a row from 0 to {gh - 1} and a column from 0 to {gw - 1}")
+        return layout.num_prefix_tokens + query[0] * gw + query[1]
+    if not 0 <= query < layout.num_prefix_tokens + gh * gw:
+        fail("query", query, f"a token from 0 to {layout.num_prefix_tokens + gh * gw - 1}")
+    return query
+
+
+def check_target(model: ViT, target: int) -> None:
+    check_whole("num_classes", model.config.num_classes, 1, 2**31)
+    check_whole("target", target, 0, model.config.num_classes - 1)

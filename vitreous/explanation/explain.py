@@ -1,0 +1,182 @@
+"""`vitreous.explain`: from a model and an image to maps, tests of these maps, and optionally figures and a report."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import vitreous
+from vitreous.common.atomic_files import atomic_file
+from vitreous.common.checks import as_size, check_whole
+from vitreous.common.json_files import read_json_object
+from vitreous.data.image.decode import UnreadableImage, fit
+from vitreous.data.sources.base import Picture
+from vitreous.explanation import METHODS, Method
+from vitreous.explanation.captured import CapturedForward, capture
+from vitreous.explanation.draw import Canvas, canvas_of
+from vitreous.explanation.explain_report import write_report
+from vitreous.explanation.figures import draw_figures
+from vitreous.explanation.result import Explanation, available_methods, compute, request
+from vitreous.inference.device import choose_device, placed
+from vitreous.inference.engine import Input, encoded, name_of
+from vitreous.inference.memory_check import check_bytes, check_memory, takes
+from vitreous.model.inputs import normalise
+from vitreous.model.protocol import Model
+from vitreous.model.vit import ViT, require_vit
+from vitreous.report.metric_text import duration
+from vitreous.report.png import is_written_here
+from vitreous.report.style import can_draw
+from vitreous.weights.load import load
+
+PAGE, NUMBERS = "report.html", "numbers.json"
+FIGURES = tuple(f"{name}.png" for name in ("seen", "pca_foreground", *METHODS))
+KEYS = {"class", "predictions", "faithfulness", "attention_distance", "lens", "left_out"}  # of numbers.json
+
+
+def explain(
+    model: Model | str | Path,
+    image: str | os.PathLike[str] | bytes | np.ndarray | Image.Image | None,
+    *,
+    out: str | Path | None = None,
+    target: str | int | None = None,
+    methods: Sequence[Method] = (),
+    layers: Sequence[int] = (),
+    heads: Sequence[int] = (),
+    query: Sequence[int] = (),
+    image_size: int | Sequence[int] = (),
+    batch_size: int = 32,
+    device: str = "auto",
+    command: str = "vitreous.explain(...)",
+    begin: Callable[[str], None] = lambda method: None,
+) -> Explanation:
+    """Explain a model's answer for one image.
+
+    Args:
+        model: A Vision Transformer, a segmenter around one, or a checkpoint: folder, file, or hf-hub:owner/name.
+        image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image; None for the figures of the weights.
+        out: Folder for figures, numbers.json and report.html; None writes nothing.
+        target: The class to explain, by label or index; None is the top class.
+        methods: Methods to run; empty for all that the model supports. occlusion and faithfulness are slow.
+        layers: Layers from 0, or negative from the end; empty for all.
+        heads: Heads of "heads"; empty for all.
+        query: Row and column of the patch whose attention and similarity are computed.
+        image_size: Resample the positions of a checkpoint to another input size.
+        batch_size: Images at once in occlusion and faithfulness.
+        device: auto, cpu, cuda or mps.
+        command: The command to print in the report.
+        begin: Called with the name of each method before it runs.
+
+    >>> model = vitreous.create("ViT-Lite-6/4", num_classes=3)
+    >>> result = vitreous.explain(model, np.zeros((32, 32, 3), np.uint8), methods=["rollout"], device="cpu")
+    >>> result.maps["rollout"].shape, len(result.predictions)
+    ((8, 8), 3)
+    """
+    began, folder = time.perf_counter(), None if out is None else Path(out)
+    if isinstance(image, str | os.PathLike):
+        image = Path(image).expanduser()
+        if image.is_dir():
+            raise ValueError(f"{str(image)!r} is a folder, but explain takes one image")
+        if not image.is_file():
+            raise ValueError(f"there is no image {str(image)!r}")
+    if folder is not None:
+        check_output(folder)
+    check_whole("batch_size", batch_size, 1, 2**16)
+    checkpoint = type(model).__name__ if isinstance(model, Model) else str(model)
+    vit = open_model(model, image_size, device)
+    chosen, skipped = available_methods(vit.config, image is not None, methods)
+    result = request(vit, target, layers, heads, query)
+    result.skipped = dict(skipped)
+    captured, canvas = (None, None) if image is None else _open_image(vit, image, folder is not None)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    compute(result, vit, captured, chosen, batch_size, begin)
+    if folder is not None:
+        source = "none" if image is None else name_of(image, 0)
+        figures = draw_figures(result, vit.config, canvas, folder)
+        if not can_draw() and {"faithfulness", "distance", "lens"} & set(chosen):
+            result.skipped["charts"] = "matplotlib is missing: pip install vitreous[plot]"
+        with atomic_file(folder / NUMBERS) as aside:  # before the page: check_output recognises a folder by it
+            aside.write_text(json.dumps(result.numbers(), indent=2))
+        facts = _facts(vit, checkpoint, source, time.perf_counter() - began)
+        write_report(result, figures, folder / PAGE, _title(checkpoint, image, source), facts, command)
+        paths = [figure.path for group in figures.values() for figure in group]
+        result.paths = [*paths, folder / NUMBERS, folder / PAGE]
+    return result
+
+
+def check_output(out: Path) -> None:
+    """Raise if the folder has files that would be replaced, unless an earlier explanation wrote them.
+
+    An interrupted one has left figures, but neither numbers nor page.
+    """
+    taken = [name for name in (PAGE, NUMBERS, *FIGURES) if os.path.lexists(out / name)]
+    if NUMBERS in taken and _has_numbers(out / NUMBERS):
+        return
+    if foreign := [name for name in taken if name not in FIGURES or not is_written_here(out / name)]:
+        raise ValueError(
+            f"{out} already has {foreign[0]}, which explain would replace: choose another --out, or delete it"
+        )
+
+
+def _has_numbers(file: Path) -> bool:
+    try:
+        return read_json_object(file).keys() >= KEYS
+    except ValueError:
+        return False
+
+
+def open_model(model: Model | str | Path, image_size: int | Sequence[int], device: str) -> ViT:
+    """Load a checkpoint, or take a model, in float32 on the device."""
+    if not isinstance(model, Model):
+        model = load(model, image_size=image_size or None)
+    elif image_size:
+        model = model.resized(as_size(image_size))
+    opened = require_vit(model, "explain")
+    place, config = choose_device(device, torch.device("cpu")), opened.config
+    check_memory(config, place)
+    attention = 4 * config.num_heads * config.num_tokens**2  # bytes of one layer's weights
+    check_bytes(attention, place, f"{takes(config)} its attention", "use a smaller --image-size")
+    return placed(opened, place, torch.float32)
+
+
+def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward, Canvas | None]:
+    """Decode the image and run the model once."""
+    config = model.config
+    if config.channels not in (1, 3):
+        raise ValueError(f"the model takes {config.channels} channels, but images have 1 (grey) or 3 (RGB)")
+    try:
+        data: Picture = encoded(image)
+        pixels = fit(data, config.image_size, config.preprocessing, config.channels)
+        canvas = canvas_of(data, config) if drawn else None
+    except UnreadableImage as error:
+        raise ValueError(f"{name_of(image, 0)}: {error}") from error
+    device = next(model.parameters()).device
+    return capture(model, normalise(pixels[None].to(device).float() / 255, config.preprocessing)), canvas
+
+
+def _title(checkpoint: str, image: Input | None, source: str) -> str:
+    path = Path(checkpoint)
+    model = path.resolve().parent.name if path.name in ("best", "last") else path.name
+    return f"{model}: weights" if image is None else f"{Path(source).name}, explained with {model}"
+
+
+def _facts(model: ViT, checkpoint: str, image: str, seconds: float) -> dict[str, str]:
+    config = model.config
+    prefix = {"class token": config.class_token, "distillation token": config.distillation_token}
+    special = [word for word, there in prefix.items() if there]
+    special += [f"{config.registers} registers"] if config.registers else []
+    return {
+        "checkpoint": checkpoint,
+        "image": image,
+        "model": f"{config.depth} layers of {config.num_heads} heads, width {config.width}; patches of "
+        f"{config.patch_stride[0]} x {config.patch_stride[1]} pixels, {config.grid[0]} x {config.grid[1]} of them at "
+        f"{config.image_size[0]} x {config.image_size[1]}; {', '.join(special) or 'patches only'}",
+        "device": str(next(model.parameters()).device),
+        "time": duration(seconds),
+        "version": f"Vitreous {vitreous.__version__}",
+    }

@@ -1,0 +1,270 @@
+"""Every number of an explanation: the requested maps of one image, their tests, and what layers and tokens hold.
+
+gh, gw: grid height and width.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.common.checks import BadValue, Size, check_choice, check_whole, suggestion
+from vitreous.explanation import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
+from vitreous.explanation.captured import CapturedForward, layer_indices, no_step, token_index
+from vitreous.explanation.distance import attention_distance
+from vitreous.explanation.faithfulness import Faithfulness, faithfulness, random_faithfulness
+from vitreous.explanation.occlusion import BATCH, as_patches, default_windows, occlusion
+from vitreous.explanation.pca import FilterComponents, filter_components, foreground, pca_colours
+from vitreous.explanation.relevance import relevance
+from vitreous.explanation.rollout import rollout_map
+from vitreous.explanation.similarity import PositionSimilarity, position_similarity, token_similarity
+from vitreous.inference.predictions import Label, class_names, top_labels
+from vitreous.model.config import ViTConfig
+from vitreous.model.tokens import Layout
+from vitreous.model.vit import ViT
+
+TOP = 5  # predictions
+FEWEST_INSIDE = 8  # patches of a foreground, below which its components mean nothing
+
+
+@dataclass(frozen=True)
+class LensRow:
+    """Top class after a layer, and the probability of the explained class there."""
+
+    layer: int
+    label: str
+    probability: float
+    of_target: float
+
+
+@dataclass
+class Explanation:
+    """Numbers of an explanation; a field is empty or None if its method was not requested or is not available."""
+
+    layers: list[int]
+    heads: list[int]
+    query: Size | None = None  # row and column of a patch
+    target: int | None = None  # the explained class
+    label: str | None = None  # its label
+    predictions: tuple[Label, ...] = ()
+    maps: dict[MapName, Float[np.ndarray, "gh gw"]] = field(default_factory=dict)
+    faithfulness: dict[str, Faithfulness] = field(default_factory=dict)  # by map, and "random"
+    head_maps: Float[np.ndarray, "layers heads gh gw"] | None = None
+    distance: Float[np.ndarray, "layers heads"] | None = None  # in pixels
+    similarity: Float[np.ndarray, "some gh gw"] | None = None  # to the patch `similarity_to` after `similarity_layers`
+    similarity_to: Size = (0, 0)
+    similarity_layers: list[int] = field(default_factory=list)
+    pca: Float[np.ndarray, "gh gw 3"] | None = None  # colours of patch features
+    pca_foreground: Float[np.ndarray, "gh gw 3"] | None = None  # of the foreground alone; the background is NaN
+    lens: list[LensRow] = field(default_factory=list)
+    lens_curves: dict[str, list[float]] = field(default_factory=dict)  # probability by label, after each layer
+    position: PositionSimilarity | None = None
+    filters: FilterComponents | None = None
+    skipped: dict[str, str] = field(default_factory=dict)  # reasons, by method
+    paths: list[Path] = field(default_factory=list)  # written files
+
+    def numbers(self) -> dict[str, Any]:
+        """Contents of numbers.json."""
+        distance = [] if self.distance is None else self.distance.tolist()
+        tests = self.faithfulness.items()
+        return {
+            "class": self.label,
+            "predictions": [vars(label) for label in self.predictions],
+            "faithfulness": {key: {"deletion": one.deletion, "insertion": one.insertion} for key, one in tests},
+            "attention_distance": dict(zip(self.layers, distance, strict=False)),
+            "lens": [vars(row) for row in self.lens],
+            "left_out": self.skipped,
+        }
+
+    def skipped_by_reason(self) -> dict[str, list[str]]:
+        reasons: dict[str, list[str]] = {}
+        for method, reason in self.skipped.items():
+            reasons.setdefault(reason, []).append(method)
+        return reasons
+
+
+def importance_map(
+    captured: CapturedForward,
+    name: MapName,
+    target: int | None,
+    batch_size: int = BATCH,
+    overlap: bool = True,
+    between: Callable[[], None] = no_step,
+) -> Float[Tensor, "gh gw"]:
+    """Importance of every patch of the captured image. `overlap` is that of occlusion's windows."""
+    match name:
+        case "relevance":
+            return relevance(captured, target, between)[0]
+        case "occlusion":
+            assert target is not None
+            window, stride = default_windows(captured)
+            drops = occlusion(
+                captured, target, window, stride if overlap else window, batch_size=batch_size, between=between
+            )
+            return as_patches(drops, captured.model.config.patch_stride)
+        case "rollout":
+            return rollout_map(captured)[0]
+        case "attention":
+            return captured.attention_map()[0]
+
+
+# ---- Checks of a request ---------------------------------------------------------------------------------------------
+
+
+def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
+    """Index of a class given by its label or, if no label is equal, by its number. Errors call it `field`."""
+    if name is None:
+        return None
+    name = str(name)
+    labels, count = config.labels, config.num_classes
+    if not count:
+        raise BadValue(f"{field} is {name!r}, but the model has no head and so no classes")
+    if name in labels:
+        return labels.index(name)
+    if len(name) <= 9 and name.isdecimal() and int(name) < count:  # int() raises another error for very long numbers
+        return int(name)
+    known = f"a label of the model{suggestion(name, labels)} or " if labels else ""
+    raise BadValue(f"{field} is {name!r}, but must be {known}a number from 0 to {count - 1}")
+
+
+def available_methods(
+    config: ViTConfig, has_image: bool, requested: Sequence[str]
+) -> tuple[list[Method], dict[str, str]]:
+    """Methods to run, in their order, and the reasons to skip others. Requesting an unavailable one is an error."""
+    for method in requested:
+        check_choice("methods", method, METHODS)
+    missing: dict[str, str] = {}
+    for method in METHODS:
+        if not has_image and method in IMAGE_METHODS:
+            missing[method] = "no image was given"
+        elif not config.num_classes and method in HEAD_METHODS:
+            missing[method] = "the checkpoint has no head, so it does not classify"
+        if method in requested and method in missing:
+            raise BadValue(f"methods has {method!r}, but {missing[method]}")
+    chosen = [method for method in METHODS if method not in missing and (not requested or method in requested)]
+    return chosen, {} if requested else missing
+
+
+def request(
+    model: ViT,
+    target: str | int | None = None,
+    layers: Sequence[int] = (),
+    heads: Sequence[int] = (),
+    query: Sequence[int] = (),
+) -> Explanation:
+    """Check the choices and return an explanation without numbers."""
+    config = model.config
+    for head in heads:
+        check_whole("head", head, 0, config.num_heads - 1)
+    if query and len(query) != 2:
+        raise BadValue(f"query is {' '.join(map(str, query))!r}, but must be the row and the column of a patch")
+    place = (query[0], query[1]) if query else None
+    if place is not None:
+        token_index(Layout(config.num_prefix_tokens, config.grid), place)
+    index = class_index(config, target)
+    return Explanation(
+        layer_indices(model, layers),
+        list(heads) or list(range(config.num_heads)),
+        place,
+        index,
+        None if index is None else class_names(config)[index],
+    )
+
+
+# ---- The numbers -----------------------------------------------------------------------------------------------------
+
+
+def compute(
+    result: Explanation,
+    model: ViT,
+    captured: CapturedForward | None,
+    methods: Sequence[str],
+    batch_size: int = BATCH,
+    begin: Callable[[str], None] = lambda method: None,
+) -> None:
+    """Fill in the numbers of the methods; `begin` is called before each. Without an image, `captured` is None."""
+    maps: dict[MapName, Tensor] = {}
+    if captured is not None and model.config.num_classes:
+        _predict(result, captured)
+    if captured is not None:
+        for name in MAPS:
+            if name in methods:
+                begin(name)
+                maps[name] = importance_map(captured, name, result.target, batch_size)
+        result.maps = {name: values.cpu().numpy() for name, values in maps.items()}
+    for method in methods:
+        begin(method)
+        if method in ("position", "filters"):
+            _compute_weights(result, model, method)
+        elif captured is not None and method not in maps:
+            _compute_method(result, captured, method, maps, batch_size)
+
+
+def _predict(result: Explanation, captured: CapturedForward) -> None:
+    probabilities = captured.logits().softmax(dim=-1)
+    if not probabilities.isfinite().all():
+        raise ValueError("the model's answer is not a number")
+    [result.predictions] = top_labels(probabilities, class_names(captured.model.config), TOP)
+    if result.target is None:
+        result.target, result.label = result.predictions[0].index, result.predictions[0].label
+
+
+def _compute_method(
+    result: Explanation, captured: CapturedForward, method: str, maps: dict[MapName, Tensor], batch_size: int
+) -> None:
+    layers, (gh, gw) = result.layers, captured.layout.grid
+    match method:
+        case "faithfulness" if maps:
+            assert result.target is not None
+            for name, values in maps.items():
+                result.faithfulness[name] = faithfulness(captured, result.target, values, batch_size=batch_size)
+            result.faithfulness["random"] = random_faithfulness(captured, result.target, batch_size=batch_size)
+        case "heads":
+            rows = [layer.attention_from(result.query)[0, result.heads] for layer in captured.layers(layers)]
+            result.head_maps = captured.on_grid(torch.stack(rows)).cpu().numpy()
+        case "distance":
+            result.distance = attention_distance(captured, layers).cpu().numpy()
+        case "similarity":
+            best = next(iter(maps.values()), None)
+            peak = (gh // 2, gw // 2) if best is None else divmod(int(best.argmax()), gw)
+            result.similarity_to = result.query or peak
+            some = np.linspace(0, len(layers) - 1, min(len(layers), 4)).round().astype(int)
+            result.similarity_layers = [layers[index] for index in some]
+            found = token_similarity(captured, result.similarity_to, result.similarity_layers)
+            result.similarity = found[:, 0].cpu().numpy()
+        case "pca":
+            patches = captured.features(layers[-1]).patches[0]
+            result.pca = pca_colours(patches, (gh, gw)).cpu().numpy()
+            _, inside = foreground(patches, (gh, gw))
+            if int(inside.sum()) >= FEWEST_INSIDE:
+                colours = pca_colours(patches, (gh, gw), inside)
+                result.pca_foreground = colours.where(inside[..., None], torch.nan).cpu().numpy()
+        case "lens":
+            _compute_lens(result, captured)
+
+
+def _compute_lens(result: Explanation, captured: CapturedForward) -> None:
+    assert result.target is not None
+    names, probabilities = class_names(captured.model.config), captured.lens(result.layers)[:, 0].softmax(dim=-1).cpu()
+    ranked = top_labels(probabilities, names, TOP)
+    result.lens = [
+        LensRow(layer, best[0].label, best[0].probability, float(row[result.target]))
+        for layer, best, row in zip(result.layers, ranked, probabilities, strict=True)
+    ]
+    for index in dict.fromkeys([result.target, *(label.index for label in ranked[-1])]):
+        result.lens_curves[names[index]] = probabilities[:, index].tolist()
+
+
+def _compute_weights(result: Explanation, model: ViT, method: str) -> None:
+    """Compute what depends on the weights alone."""
+    if method == "filters":
+        result.filters = filter_components(model)
+        return
+    result.position = position_similarity(model)
+    if result.position.values is None:
+        result.skipped[method] = result.position.text
