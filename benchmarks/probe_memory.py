@@ -23,8 +23,7 @@ import torch
 import tyro
 
 from benchmarks.table import publish
-from vitreous.evaluation.feature_cache import read_features, write_features
-from vitreous.evaluation.features import FeatureSet, slices
+from vitreous.evaluation.features import FeatureSet, read_features, slices, write_features
 from vitreous.evaluation.fewshot import fewshot
 from vitreous.evaluation.knn import knn
 from vitreous.evaluation.linear import linear_probe

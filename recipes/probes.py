@@ -31,13 +31,14 @@ import tyro
 
 from benchmarks.table import publish
 from vitreous.cli.errors import refuse
-from vitreous.evaluation.feature_cache import cached_features
+from vitreous.data.open import open_data
+from vitreous.evaluation.evaluate_model import choose_split
+from vitreous.evaluation.features import cached_features
 from vitreous.evaluation.fewshot import FewShotResult
 from vitreous.evaluation.knn import KnnResult
 from vitreous.evaluation.linear import LinearResult
 from vitreous.evaluation.probe import PROBES, Result, run_probe
-from vitreous.evaluation.setting import Setting
-from vitreous.inference.device import choose_device, choose_dtype
+from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.resnet import ResNet
@@ -95,22 +96,17 @@ def control(model: ViT | ResNet, seed: int) -> ViT | ResNet:
 def probe(name: str, model: ViT | ResNet, data: str, options: Options) -> Row:
     """All probes of one encoder on one data set."""
     started = time.perf_counter()
-    setting = Setting(root=options.data_root, seed=options.seed)
-    found, part, source = setting.open(data)
-    where = choose_device(options.device, torch.device("cpu"))
-    model = model.float().to(where)
+    found = open_data(data, root=options.data_root, seed=options.seed)
+    part, source = choose_split(found)
+    predictor = Predictor(model, options.device, options.batch_size, options.precision, workers=options.workers)
     train, test = (
-        cached_features(
-            options.cache, model, pictures, where, choose_dtype(options.precision, where),
-            kind=options.features, batch_size=options.batch_size, workers=options.workers,
-        )[0]
-        for pictures in (found.train, source)
-    )  # fmt: skip
+        cached_features(options.cache, predictor, images, options.features)[0] for images in (found.train, source)
+    )
     results = [
         result
         for kind in PROBES
         for result in run_probe(
-            kind, train, test, found.classes, options.seed, (options.neighbours,), options.shots, where
+            kind, train, test, found.classes, options.seed, (options.neighbours,), options.shots, predictor.device
         )
     ]
     return Row(found.name, name, part, len(test), len(train), results, time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""Models whose answers are known or random, and pictures to show to a Predictor."""
+"""Models with known or random outputs, and images for a Predictor."""
 
 import dataclasses
 from pathlib import Path

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.evaluation.evaluate_model import evaluate as evaluate
     from vitreous.explanation.explain import explain as explain
     from vitreous.explanation.result import Explanation as Explanation
+    from vitreous.inference.predict_images import embed as embed
+    from vitreous.inference.predict_images import predict as predict
     from vitreous.inference.predictor import Predictor as Predictor
     from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
@@ -34,10 +37,13 @@ _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
     "create": "vitreous.model.presets",
+    "embed": "vitreous.inference.predict_images",
+    "evaluate": "vitreous.evaluation.evaluate_model",
     "explain": "vitreous.explanation.explain",
     "Explanation": "vitreous.explanation.result",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
+    "predict": "vitreous.inference.predict_images",
     "Predictor": "vitreous.inference.predictor",
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",

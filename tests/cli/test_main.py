@@ -139,10 +139,10 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
         (["predict", "nowhere", "nothing.jpg"], 1, "nothing.jpg"),
         (["predict", "nowhere", "--image-size", "64", "48", "nothing.jpg"], 1, "nothing.jpg"),
         (["predict", "nowhere", "nothing.jpg", "--image-size", "big"], 2, "--image-size"),
-        (["eval", "x", "--data", "digits", "--cache", "y"], 2, "cache is 'y', but must be left out, or used with"),
+        (["eval", "x", "--data", "digits", "--cache", "y"], 2, "cache is 'y', but must be omitted, or used with"),
         (["eval", "x", "--data", "digits", "--probe", "linear", "--shots", "5"], 2, "or used with --probe fewshot"),
         (["eval", "x", "--data", "digits", "--probe", "fewshot", "--neighbours", "5"], 2, "used with --probe knn"),
-        (["eval", "x", "--data", "digits", "--probe", "knn", "--ignore", "sky"], 2, "left out with --probe"),
+        (["eval", "x", "--data", "digits", "--probe", "knn", "--ignore", "sky"], 2, "omitted with --probe"),
     ],
 )
 def test_mistakes(monkeypatch, capsys, arguments: list[str], status: int, message: str) -> None:  # type: ignore[no-untyped-def]

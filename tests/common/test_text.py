@@ -45,7 +45,7 @@ def test_no_verb_prints_control_characters(
         "check": run(capsys, monkeypatch, "data", "check", folder),
         "predict": run(capsys, monkeypatch, "predict", best, folder),
         "json": run(capsys, monkeypatch, "predict", best, folder, "--json"),
-        "eval": run(capsys, monkeypatch, "eval", best, "--data", folder, "--part", "train", "--workers", 0),
+        "eval": run(capsys, monkeypatch, "eval", best, "--data", folder, "--split", "train", "--workers", 0),
         "error": run(capsys, monkeypatch, "predict", best, folder / "cat" / f"absent{TITLE}.png"),
         "info": run(capsys, monkeypatch, "info", best),
     }

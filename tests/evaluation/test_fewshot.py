@@ -28,7 +28,7 @@ def big_vision(x: np.ndarray, labels: np.ndarray, new: np.ndarray) -> np.ndarray
 
 
 @pytest.mark.parametrize("shots", [1, 5, 40])
-def test_scores_are_those_of_the_authors_code_up_to_what_all_classes_share(shots: int) -> None:
+def test_scores_equal_the_authors_code_up_to_a_shared_bias(shots: int) -> None:
     train, test = clustered(150), clustered(60, seed=1)
     chosen = train.pick(draw(train.labels, shots, seed=0))
     ours = Ridge(chosen, 3).at(PENALTY)(test.features).numpy()
@@ -46,7 +46,7 @@ def test_primal_and_dual_are_the_same(shots: int) -> None:
     torch.testing.assert_close(primal, dual, rtol=1e-9, atol=1e-9)
 
 
-def test_so_many_of_each_class_and_fewer_among_more() -> None:
+def test_draws_have_equal_classes_and_are_nested() -> None:
     labels = torch.randint(5, (300,))
     few, many = draw(labels, 3, seed=2), draw(labels, 10, seed=2)
     assert torch.bincount(labels[few]).tolist() == [3] * 5
@@ -77,20 +77,20 @@ def test_planted_classes_are_found_and_random_ones_are_not() -> None:
         assert abs(result.top1 - 1 / 3) < 4 * math.sqrt(2 / 9 / 900)
 
 
-def test_a_class_with_too_few_pictures_is_named() -> None:
+def test_a_class_with_too_few_images_is_named() -> None:
     train = clustered(60)
     few = train.pick(torch.tensor([*range(0, 60, 3), 1, 4, 7, 2]))  # 20 ants, 3 bees and a cat
-    with pytest.raises(ValueError, match=r"shots is 5, but must be at most 1: class 'cat' has 1 picture to learn from"):
+    with pytest.raises(ValueError, match=r"shots is 5, but must be at most 1: class 'cat' has 1 image to learn from"):
         fewshot(few, train, NAMES, (1, 5))
     assert fewshot(few, train, NAMES, (1,), seeds=(0,))[0].shots == 1
 
 
-def test_a_class_without_any_picture_is_not_asked_for() -> None:
+def test_a_class_without_images_needs_no_shots() -> None:
     [result] = fewshot(clustered(60, spread=0.05), clustered(30, spread=0.05, seed=1), (*NAMES, "dog"), (5,))
     assert result.top1 == 1
 
 
 @pytest.mark.parametrize("shots", [(), (0,), (-1, 5)])
-def test_numbers_of_shots_that_cannot_be(shots: tuple[int, ...]) -> None:
+def test_invalid_numbers_of_shots_are_rejected(shots: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"shots is .* but must be"):
         fewshot(clustered(30), clustered(30), NAMES, shots)

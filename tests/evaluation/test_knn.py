@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vitreous.evaluation.accuracy import count_hits
-from vitreous.evaluation.features import FeatureSet
+from vitreous.evaluation import features
+from vitreous.evaluation.features import FeatureSet, count_hits
 from vitreous.evaluation.knn import knn, nearest, votes
 
 
@@ -18,8 +18,8 @@ def clustered(n: int, classes: int = 7, width: int = 12, seed: int = 0, spread: 
     """Points around a centre for each class, near enough to each other to be confused."""
     rng, centres = np.random.default_rng(seed), np.random.default_rng(99).normal(size=(classes, width))
     labels = rng.integers(classes, size=n)
-    features = centres[labels] + spread * rng.normal(size=(n, width))
-    return FeatureSet(torch.from_numpy(features).float(), torch.from_numpy(labels))
+    points = centres[labels] + spread * rng.normal(size=(n, width))
+    return FeatureSet(torch.from_numpy(points).float(), torch.from_numpy(labels))
 
 
 class Largest(TorchDispatchMode):
@@ -47,7 +47,7 @@ def test_votes_equal_those_of_scikit_learn(k: int, rows: int) -> None:
     np.testing.assert_allclose(shares, peer.predict_proba(queries.features.double().numpy()), atol=2e-5)
 
 
-def test_accuracy_equals_that_of_scikit_learn_for_every_k_and_budget() -> None:
+def test_accuracy_equals_that_of_scikit_learn_for_every_k_and_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     bank, queries = clustered(300), clustered(101, seed=1)
     expected = [
         KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
@@ -57,7 +57,8 @@ def test_accuracy_equals_that_of_scikit_learn_for_every_k_and_budget() -> None:
     ]
     assert 0.3 < min(expected) < max(expected) < 0.95  # neither too easy nor too hard to tell anything
     for budget in (2000, 20_000, 1 << 29):
-        results = knn(bank, queries, 7, (20, 5, 100), budget=budget)
+        monkeypatch.setattr(features, "BUDGET", budget)
+        results = knn(bank, queries, 7, (20, 5, 100))
         assert [result.neighbours for result in results] == [20, 5, 100]
         assert [result.top1 for result in results] == pytest.approx(expected)
         assert all(result.top1 <= result.top5 <= 1 for result in results)
@@ -70,14 +71,14 @@ def test_half_precision_is_compared_in_single() -> None:
     assert knn(halves[0], halves[1], 7) == knn(wholes[0], wholes[1], 7)
 
 
-def test_the_order_of_pictures_does_not_matter() -> None:
+def test_the_order_of_images_does_not_matter() -> None:
     bank, queries = clustered(200), clustered(90, seed=1)
     mixed = [part.pick(torch.randperm(len(part))) for part in (bank, queries)]
     assert knn(bank, queries, 7, (1, 20)) == knn(mixed[0], mixed[1], 7, (1, 20))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
-def test_of_equally_similar_pictures_the_earlier_is_nearer(rows: int) -> None:
+def test_of_equally_similar_images_the_earlier_is_nearer(rows: int) -> None:
     bank = torch.eye(3)[[1, 0, 1, 2, 0, 1, 0]]
     similarity, indices = nearest(torch.tensor([[2.0, 0, 0], [0, 3.0, 0]]), bank, 5, rows)
     assert indices.tolist() == [[1, 4, 6, 0, 2], [0, 2, 5, 1, 3]]
@@ -86,7 +87,7 @@ def test_of_equally_similar_pictures_the_earlier_is_nearer(rows: int) -> None:
     assert collapsed.tolist() == [[0, 1, 2, 3]] * 2
 
 
-def test_more_neighbours_in_one_pass_are_the_same_as_alone() -> None:
+def test_several_neighbours_in_one_pass_equal_separate_passes() -> None:
     bank, queries = clustered(200), clustered(90, seed=1)
     together = knn(bank, queries, 7, (1, 3, 50))
     assert together == [knn(bank, queries, 7, (k,))[0] for k in (1, 3, 50)]
@@ -109,34 +110,37 @@ def hits_as_dino_counts(bank: FeatureSet, queries: FeatureSet, classes: int, k: 
 
 @pytest.mark.parametrize("classes", [7, 40])
 @pytest.mark.parametrize("k", [1, 2, 4, 5, 20])
-def test_top_1_and_top_5_are_dinos(classes: int, k: int) -> None:
+def test_top1_and_top5_equal_those_of_dino(classes: int, k: int) -> None:
     bank, queries = clustered(120, classes), clustered(60, classes, seed=1)
     [result] = knn(bank, queries, classes, (k,))
     assert (result.top1, result.top5) == pytest.approx(hits_as_dino_counts(bank, queries, classes, k))
 
 
-def test_classes_without_votes_fill_the_five_in_their_order() -> None:
+def test_classes_without_votes_fill_the_top_five_in_order() -> None:
     bank = FeatureSet(torch.ones(5, 2), torch.full((5,), 3))
     [result] = knn(bank, FeatureSet(torch.ones(6, 2), torch.arange(6)), 6, (5,))
     assert (result.top1, result.top5) == pytest.approx((1 / 6, 5 / 6))  # all but class 5
 
 
-def test_hits_are_not_numbers_that_are_none() -> None:
+def test_nan_scores_are_never_hits() -> None:
     scores = torch.tensor([[torch.nan, 1.0], [0.0, torch.nan], [-torch.inf, 0], [1, 1]])
     assert count_hits(scores, torch.tensor([1, 0, 0, 0])).tolist() == [1, 1]
     assert count_hits(torch.zeros(3, 9), torch.tensor([0, 4, 5])).tolist() == [1, 2]
 
 
-def test_no_tensor_grows_beyond_the_budget() -> None:
+def test_no_tensor_grows_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     bank, queries, budget = clustered(3000), clustered(2000, seed=1), 1 << 19
+    monkeypatch.setattr(features, "BUDGET", budget)
     with Largest() as largest:
-        few = knn(bank, queries, 7, budget=budget)
+        few = knn(bank, queries, 7)
     assert largest.bytes <= budget // 2
     assert 4 * len(bank) * len(queries) > 40 * budget  # all similarities at once
+    monkeypatch.setattr(features, "BUDGET", 1 << 29)
     assert few == knn(bank, queries, 7)
+    monkeypatch.setattr(features, "BUDGET", budget)
     collapsed = FeatureSet(torch.ones(3000, 12), bank.labels)
     with Largest() as largest:
-        knn(collapsed, FeatureSet(torch.ones(500, 12), queries.labels[:500]), 7, budget=budget)
+        knn(collapsed, FeatureSet(torch.ones(500, 12), queries.labels[:500]), 7)
     assert largest.bytes <= budget // 2  # also where every similarity is the same, and has to be sorted
 
 
@@ -150,11 +154,11 @@ def test_planted_classes_are_found_and_random_ones_are_not() -> None:
 @pytest.mark.parametrize(
     ("neighbours", "message"),
     [
-        ((20, 31), "neighbours is 31, but must be at most 30: there are no more pictures to learn from"),
+        ((20, 31), "neighbours is 31, but must be at most 30: there are no more images to learn from"),
         ((0,), "neighbours is 0, but must be a whole number from 1"),
         ((), "at least one"),
     ],
 )
-def test_numbers_of_neighbours_that_cannot_be(neighbours: tuple[int, ...], message: str) -> None:
+def test_invalid_numbers_of_neighbours_are_rejected(neighbours: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         knn(clustered(30), clustered(5), 7, neighbours)

@@ -10,9 +10,8 @@ from PIL import Image
 
 from vitreous.cli.main import main
 from vitreous.data.open import open_data
-from vitreous.evaluation import linear
-from vitreous.evaluation.probe import PROBES, probe_checkpoint
-from vitreous.evaluation.setting import Setting
+from vitreous.evaluation import evaluate, linear
+from vitreous.evaluation.probe import PROBES
 from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.weights.load import save
@@ -44,55 +43,58 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return 0
 
 
+def probed(checkpoint: Path, probe: Any, **options: Any) -> dict[str, Any]:
+    return evaluate(checkpoint, "digits", probe=probe, device="cpu", workers=0, **options).to_dict()
+
+
 # Even an encoder that has learnt nothing keeps much of what a digit looks like.
 LEAST = {"knn": 0.4, "linear": 0.4, "fewshot": 0.2}
 
 
 @pytest.mark.parametrize("probe", PROBES)
-def test_a_whole_run(
+def test_probe_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path, probe: str
 ) -> None:
     arguments = [checkpoint, "--data", "digits", "--probe", probe, "--cache", tmp_path / "cache"]
-    assert run(monkeypatch, *arguments, "--json", "--out", tmp_path / "figures.json") == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert json.loads((tmp_path / "figures.json").read_text()) == figures
-    assert LEAST[probe] < figures[probe] < 0.95
-    assert figures[probe] == figures["results"][0]["top1"] <= figures[f"{probe}_top5"]
-    assert (figures["part"], figures["count"], figures["train_count"], figures["unreadable"]) == ("val", 359, 1438, 0)
-    assert figures["images_per_second"] > 0
+    assert run(monkeypatch, *arguments, "--json", "--out", tmp_path / "metrics.json") == 0
+    metrics = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
+    assert LEAST[probe] < metrics[probe] < 0.95
+    assert metrics[probe] == metrics["results"][0]["top1"] <= metrics[f"{probe}_top5"]
+    assert (metrics["part"], metrics["count"], metrics["train_count"], metrics["unreadable"]) == ("val", 359, 1438, 0)
+    assert metrics["images_per_second"] > 0
     assert len(list((tmp_path / "cache").iterdir())) == 2
     assert run(monkeypatch, *arguments, "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert again["images_per_second"] is None  # from the cache
-    assert [again[key] for key in (probe, "results")] == [figures[key] for key in (probe, "results")]
+    assert [again[key] for key in (probe, "results")] == [metrics[key] for key in (probe, "results")]
     assert run(monkeypatch, *arguments) == 0
     table = capsys.readouterr().out
     assert probe in table
-    assert f"{figures[probe]:.4f}" in table
+    assert f"{metrics[probe]:.4f}" in table
 
 
-def test_figures_of_both_linear_probes_have_names(checkpoint: Path) -> None:
-    figures = probe_checkpoint(checkpoint, "digits", "linear", Setting(workers=0, device="cpu"))
-    ways = {row["method"]: row for row in figures["results"]}
+def test_both_linear_methods_have_metrics(checkpoint: Path) -> None:
+    metrics = probed(checkpoint, "linear")
+    ways = {row["method"]: row for row in metrics["results"]}
     assert set(ways) == {"ridge", "sgd"}
-    assert all(figures[f"linear_{method}"] == row["top1"] for method, row in ways.items())
+    assert all(metrics[f"linear_{method}"] == row["top1"] for method, row in ways.items())
     best = max(ways.values(), key=lambda row: row["held_out"])
-    assert (figures["linear"], figures["linear_method"]) == (best["top1"], best["method"])
+    assert (metrics["linear"], metrics["linear_method"]) == (best["top1"], best["method"])
 
 
-def test_the_first_number_is_the_result(checkpoint: Path) -> None:
-    where = Setting(workers=0, device="cpu")
-    several = probe_checkpoint(checkpoint, "digits", "knn", where, neighbours=(100, 1))
+def test_the_first_number_is_reported(checkpoint: Path) -> None:
+    several = probed(checkpoint, "knn", neighbours=(100, 1))
     assert [row["neighbours"] for row in several["results"]] == [100, 1]
     assert several["knn"] == several["results"][0]["top1"] != several["results"][1]["top1"]
-    shots = probe_checkpoint(checkpoint, "digits", "fewshot", where, shots=(25, 1))
+    shots = probed(checkpoint, "fewshot", shots=(25, 1))
     assert shots["fewshot"] == shots["results"][0]["top1"] > shots["results"][1]["top1"]
     assert shots["fewshot_std"] == shots["results"][0]["std"] > 0
-    wide = probe_checkpoint(checkpoint, "digits", "knn", where, features="class+mean")
+    wide = probed(checkpoint, "knn", features="class+mean")
     assert (several["width"], wide["width"]) == (48, 96)
 
 
-def test_a_resnet_is_probed_too_and_broken_pictures_are_named(
+def test_a_resnet_is_probed_and_unreadable_images_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for name, colour in (("red", (200, 0, 0)), ("blue", (0, 0, 200))):
@@ -106,22 +108,22 @@ def test_a_resnet_is_probed_too_and_broken_pictures_are_named(
     assert run(monkeypatch, *probing, "knn", "--neighbours", "3") == 0
     out = capsys.readouterr().out
     assert f"unreadable: {Path('red', '3.png')}" in out
-    assert "3 neighbours  1.0000  1.0000" in out
+    assert "3 neighbours  1.0000" in out
     assert run(monkeypatch, *probing, "fewshot", "--shots", "9") == 1
     assert "shots is 9, but must be at most" in capsys.readouterr().err
     assert run(monkeypatch, *probing, "knn") == 1
     assert "neighbours is 20, but must be at most" in capsys.readouterr().err
     assert run(monkeypatch, *probing, "knn", "--features", "class+mean") == 2
-    assert "features is 'class+mean', but must be 'pooled' for a ResNet" in capsys.readouterr().err
+    assert "features is 'class+mean', but must be 'pooled' for a model" in capsys.readouterr().err
 
 
-def test_usual_shots_that_a_class_has_not_are_left_out_but_not_those_asked_for(
+def test_default_shots_are_skipped_and_explicit_ones_rejected_for_small_classes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
 ) -> None:
     digits = open_data("digits").train
-    for count, measured, said in (
-        (12, [5, 10], "left out: 25 shots: class '0' has 12 pictures to learn from"),
-        (3, [3], "left out: 5, 10, 25 shots: class '0' has 3 pictures to learn from"),
+    for count, measured, note in (
+        (12, [5, 10], "skipped: 25 shots: class '0' has 12 images to learn from"),
+        (3, [3], "skipped: 5, 10, 25 shots: class '0' has 3 images to learn from"),
     ):
         kept = [
             i for label in range(10) for i in np.flatnonzero(digits.labels == label).tolist()[: 30 if label else count]
@@ -131,10 +133,10 @@ def test_usual_shots_that_a_class_has_not_are_left_out_but_not_those_asked_for(
         np.savez(data, x_train=x, y_train=y, x_val=x[::3], y_val=y[::3])
         probing = [checkpoint, "--data", data, "--probe", "fewshot"]
         assert run(monkeypatch, *probing) == 0
-        assert said in capsys.readouterr().out
+        assert note in capsys.readouterr().out
         assert run(monkeypatch, *probing, "--json") == 0
-        figures = json.loads(capsys.readouterr().out)
-        assert [row["shots"] for row in figures["results"]] == measured
+        metrics = json.loads(capsys.readouterr().out)
+        assert [row["shots"] for row in metrics["results"]] == measured
         assert run(monkeypatch, *probing, "--shots", "5", "25") == 1
         assert f"shots is 25, but must be at most {count}: class '0'" in capsys.readouterr().err
 
@@ -147,11 +149,11 @@ def test_usual_shots_that_a_class_has_not_are_left_out_but_not_those_asked_for(
         (["--probe", "knn", "--features", "mean"], 2, "class+mean"),
         (["--probe", "knn", "--neighbours", "0"], 2, "neighbours is 0, but must be a whole number from 1"),
         (["--probe", "fewshot", "--shots", "0"], 2, "shots is 0"),
-        (["--probe", "knn", "--part", "train"], 2, "'val' or 'test' for a probe, which learns from train"),
-        (["--probe", "knn", "--part", "test"], 1, "part is 'test', but digits has train, val"),
+        (["--probe", "knn", "--split", "train"], 2, "'val' or 'test' for a probe, which learns from train"),
+        (["--probe", "knn", "--split", "test"], 1, "split is 'test', but digits has train, val"),
     ],
 )
-def test_mistakes(
+def test_invalid_options_of_probes_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     checkpoint: Path,
@@ -164,7 +166,7 @@ def test_mistakes(
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_probe_that_does_not_exist_is_answered_with_one_that_does(checkpoint: Path) -> None:
+def test_an_unknown_probe_gets_a_suggestion(checkpoint: Path) -> None:
     wrong: Any = "few-shot"
     with pytest.raises(ValueError, match=r"one of 'knn', 'linear', 'fewshot' \(did you mean 'fewshot'\?\)"):
-        probe_checkpoint(checkpoint, "digits", wrong)
+        probed(checkpoint, wrong)

@@ -1,4 +1,4 @@
-"""Pictures that all tests of a Predictor look at."""
+"""Images for the tests of predictors."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ from vitreous.model.config import ViTConfig
 CPU = torch.device("cpu")
 
 
-def test_the_best_device_there_is() -> None:
+def test_auto_chooses_the_best_available_device() -> None:
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     assert choose_device("auto").type == choose_device(None, CPU).type == best
     assert choose_device("cpu") == choose_device(CPU) == CPU
@@ -21,7 +21,7 @@ def test_a_model_on_an_accelerator_stays_there() -> None:
     assert choose_device("cpu", torch.device("meta")) == CPU
 
 
-def test_a_device_that_is_not_there_is_named() -> None:
+def test_an_unavailable_device_is_named_in_the_error() -> None:
     with pytest.raises(BadValue, match="device is 'cuda:99', which this machine does not have") as error:
         choose_device("cuda:99")
     assert "\n" not in str(error.value)
@@ -29,17 +29,17 @@ def test_a_device_that_is_not_there_is_named() -> None:
         choose_device("gpu")
 
 
-def test_the_type() -> None:
+def test_dtype_follows_the_precision() -> None:
     assert choose_dtype("bf16", CPU) == torch.bfloat16
     assert choose_dtype("fp32", CPU) == choose_dtype("auto", CPU) == torch.float32
 
 
-def test_a_model_in_its_place_is_not_copied(small: ViTConfig) -> None:
+def test_a_model_already_on_the_device_is_not_copied(small: ViTConfig) -> None:
     model = build(small)
     assert placed(model, CPU, torch.float32) is model
 
 
-def test_otherwise_a_copy_is(small: ViTConfig) -> None:
+def test_another_dtype_makes_a_copy(small: ViTConfig) -> None:
     model = build(small)
     model.stem.register_buffer("counter", torch.arange(3))
     copied = placed(model, CPU, torch.bfloat16)

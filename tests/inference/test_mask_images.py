@@ -10,7 +10,7 @@ from vitreous.data.masks.files import read_ids
 from vitreous.inference.mask_images import background_of, overlay, palette, write_mask
 
 
-def test_the_ids_come_back_and_a_viewer_sees_the_colours(tmp_path: Path) -> None:
+def test_masks_keep_ids_and_show_colours(tmp_path: Path) -> None:
     ids = np.random.default_rng(0).integers(0, 256, (20, 30), dtype=np.uint8)
     write_mask(ids, tmp_path / "mask.png", background=3)
     assert np.array_equal(read_ids((tmp_path / "mask.png").read_bytes()), ids)
@@ -24,7 +24,7 @@ def test_the_ids_come_back_and_a_viewer_sees_the_colours(tmp_path: Path) -> None
         write_mask(few, tmp_path / "mask.jpg")
 
 
-def test_masks_have_the_ids_of_the_data_and_the_colours_of_the_classes(tmp_path: Path) -> None:
+def test_masks_use_the_ids_of_the_data_and_the_colours_of_the_classes(tmp_path: Path) -> None:
     classes = np.array([[0, 1, 2], [2, 1, 0]], np.uint8)
     write_mask(classes, tmp_path / "mask.png", background=1, ids=(7, 0, 255))
     assert read_ids((tmp_path / "mask.png").read_bytes()).tolist() == [[7, 0, 255], [255, 0, 7]]
@@ -55,26 +55,26 @@ def test_colours_differ_and_only_the_background_is_black(background: int | None)
     assert nearest >= 64
 
 
-def test_an_overlay_tints_what_is_not_background() -> None:
-    picture = np.full((2, 3, 3), 100, np.uint8)
+def test_an_overlay_tints_all_but_the_background() -> None:
+    image = np.full((2, 3, 3), 100, np.uint8)
     ids = np.array([[0, 1, 2], [255, 1, 0]], np.uint8)
-    shown = overlay(picture, ids, 0.5, background=0)
+    shown = overlay(image, ids, 0.5, background=0)
     assert shown[0, 0].tolist() == shown[1, 0].tolist() == shown[1, 2].tolist() == [100, 100, 100]
     assert shown[0, 1].tolist() == [114, 50, 50]
     assert shown[0, 2].tolist() == [50, 114, 50]
-    assert overlay(picture, ids, 0.5)[0, 0].tolist() == [114, 50, 50]  # without a background, it is a class like others
-    assert np.array_equal(overlay(picture, ids, 0.0), picture)
-    full = overlay(picture, ids, 1.0)
+    assert overlay(image, ids, 0.5)[0, 0].tolist() == [114, 50, 50]  # without a background, it is a class like others
+    assert np.array_equal(overlay(image, ids, 0.0), image)
+    full = overlay(image, ids, 1.0)
     assert np.array_equal(full[ids != 255], palette()[ids[ids != 255]])
-    assert (picture == 100).all()
+    assert (image == 100).all()
 
 
-def test_what_does_not_fit_is_refused(unchecked: None) -> None:
-    picture = np.zeros((4, 5, 3), np.uint8)
-    with pytest.raises(ValueError, match="the picture is 4 x 5 pixels and its mask 5 x 4"):
-        overlay(picture, np.zeros((5, 4), np.uint8))
+def test_invalid_overlays_are_rejected(unchecked: None) -> None:
+    image = np.zeros((4, 5, 3), np.uint8)
+    with pytest.raises(ValueError, match="the image is 4 x 5 pixels and its mask 5 x 4"):
+        overlay(image, np.zeros((5, 4), np.uint8))
     with pytest.raises(BadValue, match="alpha is 2"):
-        overlay(picture, np.zeros((4, 5), np.uint8), alpha=2)
+        overlay(image, np.zeros((4, 5), np.uint8), alpha=2)
 
 
 def test_the_background_is_found_by_its_name() -> None:

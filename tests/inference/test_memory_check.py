@@ -1,4 +1,4 @@
-"""Models that this machine cannot run are refused before they take its memory."""
+"""Models that do not fit the memory are rejected before they run."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def limit(monkeypatch: pytest.MonkeyPatch, folder: Path, content: str) -> None:
     monkeypatch.setattr(capacity, "LIMITS", (str(folder / "none"), str(folder / "memory.max")))
 
 
-def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_memory_limit_of_a_container_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     limit(monkeypatch, tmp_path, "max\n")
     machine = capacity.total_memory(cpu)
@@ -30,7 +30,7 @@ def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert free_memory("cpu") <= memory
 
 
-def test_models_too_large_for_the_machine_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_models_too_large_for_the_machine_are_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An image of 2304 x 2304 pixels takes 64 MB, and the attention of its 20,737 tokens 1.7 GB a head."""
     limit(monkeypatch, tmp_path, "1000000000\n")
     model = build_vit(configure("ViT-Ti/16", 3, 2304, {"position": NoPosition(), "depth": 1}))

@@ -1,4 +1,4 @@
-"""What cannot be read or computed: it is said, and harms nothing else."""
+"""Errors of single images, and invalid models and options."""
 
 import dataclasses
 import io
@@ -18,8 +18,8 @@ from vitreous.model.build import build, build_segmenter
 from vitreous.model.config import SegmenterConfig
 
 
-def test_an_unreadable_picture_harms_no_other(tmp_path: Path, photos: list[Path]) -> None:
-    (tmp_path / "text.jpg").write_text("not a picture")
+def test_an_unreadable_image_affects_no_other(tmp_path: Path, photos: list[Path]) -> None:
+    (tmp_path / "text.jpg").write_text("not an image")
     (tmp_path / "empty.png").touch()
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "cut.png").write_bytes(photos[0].read_bytes()[:200])
@@ -27,7 +27,7 @@ def test_an_unreadable_picture_harms_no_other(tmp_path: Path, photos: list[Path]
     bad: list[Any] = [tmp_path / name for name in ("text.jpg", "empty.png", "folder.png", "cut.png", "missing.jpg")]
     bad += [b"", b"\xff\xd8\xff", np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), cut]
     mixed: list[Any] = list(itertools.chain.from_iterable(itertools.zip_longest(bad, photos)))
-    mixed = [picture for picture in mixed if picture is not None]
+    mixed = [image for image in mixed if image is not None]
     predictor = Predictor(random_model("class token"), batch_size=3)
     answers = predictor(mixed)
     failed = [answer for answer in answers if answer.error is not None]
@@ -47,12 +47,12 @@ def test_an_unreadable_picture_harms_no_other(tmp_path: Path, photos: list[Path]
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_is_no_picture_at_all_is_the_callers_mistake(photos: list[Path]) -> None:
-    with pytest.raises(TypeError, match="a picture is int, but must be a path, bytes, a uint8 array or an image"):
+def test_an_input_that_is_not_an_image_raises_type_error(photos: list[Path]) -> None:
+    with pytest.raises(TypeError, match="an image is int, but must be a path, bytes, a uint8 array or an image"):
         Predictor(random_model("class token"))([photos[0], 3])  # type: ignore[list-item]
 
 
-def test_a_model_whose_answer_is_no_number_says_so(photos: list[Path]) -> None:
+def test_outputs_that_are_not_numbers_are_errors(photos: list[Path]) -> None:
     model = colour_model()
     with torch.no_grad():
         model.head.bias[0] = float("nan")
@@ -62,7 +62,7 @@ def test_a_model_whose_answer_is_no_number_says_so(photos: list[Path]) -> None:
     assert {answer.error for answer in predictor.stream_embeddings(photos)} == {"the model's answer is not a number"}
 
 
-def test_what_cannot_work_is_said_at_once() -> None:
+def test_invalid_models_and_options_are_rejected_at_once() -> None:
     config = RANDOM["class token"]
     headless = build(dataclasses.replace(config, num_classes=0))
     with pytest.raises(ValueError, match="no head to classify with"):
@@ -77,13 +77,13 @@ def test_what_cannot_work_is_said_at_once() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_model_for_the_other_predictor_is_told_which_one() -> None:
+def test_the_error_names_the_predictor_that_takes_the_model() -> None:
     classifier = random_model("class token")
     segmenter = build_segmenter(SegmenterConfig(dataclasses.replace(RANDOM["class token"], num_classes=0)))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"model is a Segmenter, but Predictor takes a ViT or ResNet: use SegmentPre"):
+    with pytest.raises(TypeError, match=r"a Segmenter, but Predictor takes a classifier or encoder: use SegmentPre"):
         Predictor(segmenter)  # type: ignore[arg-type]
     for model in (classifier, random_model("bit")):
-        with pytest.raises(TypeError, match=r"but SegmentPredictor takes a Segmenter: use Predictor$"):
+        with pytest.raises(TypeError, match=r"but SegmentPredictor takes a segmenter: use Predictor$"):
             SegmentPredictor(model)  # type: ignore[arg-type]
     for predictor in (Predictor, SegmentPredictor):
         with pytest.raises(TypeError, match=r"model is a Linear, but \w+ takes a [\w ]+$"):
@@ -91,5 +91,5 @@ def test_a_model_for_the_other_predictor_is_told_which_one() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_torch_compile_wraps_is_still_the_same_kind() -> None:
+def test_a_compiled_model_is_accepted() -> None:
     assert Predictor(torch.compile(random_model("class token")), "cpu").width == 32  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a Predictor may be asked to do otherwise: mirror, round, compile, name."""
+"""Options of a Predictor: flip, precision, compile, labels."""
 
 import dataclasses
 from pathlib import Path
@@ -19,17 +19,17 @@ def test_flip_averages_with_the_mirror_image() -> None:
     model = build(config)
     model.load_state_dict(random_model("class token").state_dict())
     size = (5, 24, 32, 3)  # the model's: nothing is resized
-    pictures = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
-    mirrored = pictures[:, :, ::-1]
+    images = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    mirrored = images[:, :, ::-1]
     plain, flipped = Predictor(model, top=7), Predictor(model, top=7, flip=True)
-    mean = (probabilities(plain(pictures)) + probabilities(plain(mirrored))) / 2
-    assert np.abs(mean - probabilities(plain(pictures))).max() > 0.01
-    np.testing.assert_allclose(probabilities(flipped(pictures)), mean, atol=1e-6)
-    np.testing.assert_allclose(flipped.logits(pictures).softmax(-1), mean, atol=1e-6)
-    torch.testing.assert_close(flipped.embed(pictures), (plain.embed(pictures) + plain.embed(mirrored)) / 2)
+    mean = (probabilities(plain(images)) + probabilities(plain(mirrored))) / 2
+    assert np.abs(mean - probabilities(plain(images))).max() > 0.01
+    np.testing.assert_allclose(probabilities(flipped(images)), mean, atol=1e-6)
+    np.testing.assert_allclose(flipped.logits(images).softmax(-1), mean, atol=1e-6)
+    torch.testing.assert_close(flipped.embed(images), (plain.embed(images) + plain.embed(mirrored)) / 2)
 
 
-def test_bfloat16_is_close_and_leaves_the_callers_model(photos: list[Path]) -> None:
+def test_bfloat16_is_close_and_does_not_change_the_callers_model(photos: list[Path]) -> None:
     for name in ("bit", "attention pool"):
         model = random_model(name).train()
         rough, exact = Predictor(model, precision="bf16"), Predictor(model)
@@ -43,7 +43,7 @@ def test_bfloat16_is_close_and_leaves_the_callers_model(photos: list[Path]) -> N
         assert {parameter.dtype for parameter in stored.parameters()} == {torch.bfloat16}
 
 
-def test_evaluation_mode_in_every_run(photos: list[Path]) -> None:
+def test_every_run_sets_evaluation_mode(photos: list[Path]) -> None:
     config = dataclasses.replace(RANDOM["class token"], patch_dropout=0.5)
     predictor = Predictor(model := build(config), device="cpu")
     before = predictor.logits(photos)
@@ -65,7 +65,7 @@ def test_compiled_batches_have_one_size(photos: list[Path]) -> None:
     assert sizes == {4, 7}
 
 
-def test_labels_without_names() -> None:
+def test_classes_without_labels_are_numbered() -> None:
     [answer] = Predictor(random_model("class token"), top=2)(np.zeros((9, 9, 3), np.uint8))
     assert [label.label for label in answer.predictions] == [f"class {label.index}" for label in answer.predictions]
     assert len(answer.predictions) == 2

@@ -1,4 +1,4 @@
-"""Pictures without end: few are held at a time, and what comes out can be used."""
+"""Streams of any length hold few images in memory."""
 
 import itertools
 import threading
@@ -12,7 +12,7 @@ from predictors import COLOURS, colour_model, random_model
 from vitreous.inference import Predictor
 
 
-def test_a_stream_holds_a_few_batches_and_ends_when_it_is_left() -> None:
+def test_a_stream_holds_few_batches_and_closing_it_ends_its_threads() -> None:
     taken = 0
 
     def endless() -> Iterator[np.ndarray]:
@@ -30,7 +30,7 @@ def test_a_stream_holds_a_few_batches_and_ends_when_it_is_left() -> None:
     assert predictor.throughput.images == 50
 
 
-def test_one_array_may_be_filled_again_and_again() -> None:
+def test_the_caller_may_reuse_an_array() -> None:
     def frames() -> Iterator[np.ndarray]:
         frame = np.zeros((32, 32, 3), np.uint8)
         for colour in list(COLOURS.values()) * 5:
@@ -50,7 +50,7 @@ def test_throughput(photos: list[Path]) -> None:
     assert predictor.throughput.images_per_second == images / seconds
 
 
-def test_features_can_be_learned_from(photos: list[Path]) -> None:
+def test_features_can_be_used_in_autograd(photos: list[Path]) -> None:
     predictor = Predictor(random_model("class token"))
     rows = [e.vector for e in predictor.stream_embeddings(photos) if e.vector is not None]
     for features in (predictor.embed(photos), torch.stack(rows)):

@@ -1,8 +1,7 @@
-"""A class for every pixel of a picture's real size."""
+"""Masks at the full size of each image."""
 
 import dataclasses
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from PIL import Image
 
 from vitreous.common.checks import BadValue
 from vitreous.inference.mask_images import palette
-from vitreous.inference.segment_files import segment_files
-from vitreous.inference.segment_predictor import LONGEST, SegmentPredictor, best_at
+from vitreous.inference.prediction_files import MaskFolder
+from vitreous.inference.segment_predictor import LONGEST, Segmentation, SegmentPredictor, best_at
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.inputs import normalise
@@ -37,66 +36,73 @@ def noise(*shape: int) -> np.ndarray:
     return (F.interpolate(coarse, shape, mode="bilinear")[0].permute(1, 2, 0) * 255).byte().numpy()
 
 
-def test_a_picture_of_the_models_size_is_seen_as_it_is(model: Segmenter) -> None:
-    picture = noise(*model.config.image_size)
-    [answer] = SegmentPredictor(model, device="cpu")(picture)
-    images = normalise(torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255, model.config.preprocessing)
+def write_masks(predictor: SegmentPredictor, paths: list[Path], out: Path) -> list[Segmentation]:
+    folder, results = MaskFolder(out, paths, predictor), predictor(paths)
+    for result in results:
+        folder.write(result)
+    return results
+
+
+def test_an_image_of_the_input_size_is_not_resized(model: Segmenter) -> None:
+    image = noise(*model.config.image_size)
+    [answer] = SegmentPredictor(model, device="cpu")(image)
+    images = normalise(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255, model.config.preprocessing)
     with torch.no_grad():
         assert torch.equal(torch.from_numpy(answer.mask), model(images).argmax(1)[0].byte())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [(24, 90), (100, 32), (7, 11), (61, 83)], ids=str)
-def test_any_other_covers_the_models_size_and_is_seen_through_windows(size: tuple[int, int], model: Segmenter) -> None:
-    picture = torch.from_numpy(noise(*size)).permute(2, 0, 1)
+def test_other_sizes_cover_the_input_size_and_use_windows(size: tuple[int, int], model: Segmenter) -> None:
+    image = torch.from_numpy(noise(*size)).permute(2, 0, 1)
     predictor = SegmentPredictor(model, device="cpu")
-    scores = predictor.scores(picture[None])[0]
+    scores = predictor.scores(image[None])[0]
     height, width = model.config.image_size
     assert scores.shape[1] == height or scores.shape[2] == width
     assert scores.shape[1] >= height
     assert scores.shape[2] >= width
     whole = F.interpolate(scores[None], size, mode="bilinear")[0]
-    [answer] = predictor(picture.permute(1, 2, 0).contiguous().numpy())
+    [answer] = predictor(image.permute(1, 2, 0).contiguous().numpy())
     assert answer.mask is not None
     assert answer.mask.shape == size
     assert (torch.from_numpy(answer.mask) == whole.argmax(0)).float().mean() > 0.999
 
 
-def test_the_best_class_is_found_without_all_scores_at_once() -> None:
+def test_best_class_equals_argmax_of_resized_scores() -> None:
     scores = torch.randn(9, 5, 7)
     for size in ((5, 7), (23, 31), (3, 4)):
         whole = F.interpolate(scores[None], size, mode="bilinear", align_corners=False)[0]
         assert torch.equal(best_at(scores, size), whole.argmax(0).byte())
 
 
-def test_an_answer_does_not_depend_on_the_other_pictures(model: Segmenter, tmp_path: Path) -> None:
-    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 no picture")
+def test_a_mask_does_not_depend_on_the_other_images(model: Segmenter, tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 no image")
     same, other = noise(40, 40), noise(30, 50)
-    pictures = [same, same, other, tmp_path / "broken.jpg", same, np.zeros((2, 3 * LONGEST, 3), np.uint8), other]
-    answers = SegmentPredictor(model, device="cpu", batch_size=2)(pictures)
+    images = [same, same, other, tmp_path / "broken.jpg", same, np.zeros((2, 3 * LONGEST, 3), np.uint8), other]
+    answers = SegmentPredictor(model, device="cpu", batch_size=2)(images)
     assert [answer.error is None for answer in answers] == [True, True, True, False, True, False, True]
-    assert "cannot be decoded" in answers[3].error or "not a picture" in answers[3].error  # type: ignore[operator]
+    assert answers[3].error
     assert "one side is more than" in answers[5].error  # type: ignore[operator]
     alone = SegmentPredictor(model, device="cpu")
-    for picture, answer in zip(pictures, answers, strict=True):
+    for image, answer in zip(images, answers, strict=True):
         if answer.mask is not None:
-            [by_itself] = alone(picture)
+            [by_itself] = alone(image)
             assert (by_itself.mask == answer.mask).mean() > 0.999  # type: ignore[union-attr]
 
 
-def test_windows_of_a_batch_are_those_of_each_picture(model: Segmenter) -> None:
+def test_windows_of_a_batch_equal_those_of_each_image(model: Segmenter) -> None:
     images = torch.randn(3, 3, 60, 70)
     torch.testing.assert_close(slide(model, images), torch.cat([slide(model, image[None]) for image in images]))
 
 
-def test_an_answer_that_is_no_number_is_an_error(model: Segmenter) -> None:
+def test_scores_that_are_not_numbers_give_an_error(model: Segmenter) -> None:
     torch.nn.init.constant_(next(model.decoder.parameters()), float("nan"))
     [answer] = SegmentPredictor(model, device="cpu")(noise(24, 32))
     assert answer.error == "the model's answer is not a number"
 
 
-def test_with_flip_a_mirrored_picture_has_the_mirrored_mask(model: Segmenter) -> None:
-    picture, predictor = noise(24, 32), SegmentPredictor(model, device="cpu", flip=True)
-    [answer], [mirrored] = predictor(picture), predictor(picture[:, ::-1].copy())
+def test_with_flip_a_mirrored_image_has_the_mirrored_mask(model: Segmenter) -> None:
+    image, predictor = noise(24, 32), SegmentPredictor(model, device="cpu", flip=True)
+    [answer], [mirrored] = predictor(image), predictor(image[:, ::-1].copy())
     assert (answer.mask[:, ::-1] == mirrored.mask).mean() > 0.99  # type: ignore[index]
 
 
@@ -112,7 +118,7 @@ def test_with_flip_a_mirrored_picture_has_the_mirrored_mask(model: Segmenter) ->
         ({"batch_size": 2.5}, r"batch_size is 2.5, but must be a whole number"),
     ],
 )
-def test_options_that_cannot_be_are_said_at_once(option: dict[str, Any], message: str, small: ViTConfig) -> None:
+def test_invalid_options_are_rejected_at_once(option: dict[str, Any], message: str, small: ViTConfig) -> None:
     model = build_segmenter(SegmenterConfig(dataclasses.replace(small, num_classes=0)))
     with pytest.raises(BadValue, match=message):
         SegmentPredictor(model, device="cpu", **option)
@@ -122,9 +128,7 @@ def test_options_that_cannot_be_are_said_at_once(option: dict[str, Any], message
 
 
 @pytest.mark.parametrize("doubled", [True, False])
-def test_masks_and_overlays_are_written_beside_each_other(
-    doubled: bool, model: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_masks_and_overlays_are_written(doubled: bool, model: Segmenter, tmp_path: Path) -> None:
     names = ["a/one.png", "b/one.png", "b/two.png", "b/two.jpg", "b/bad.png"] if doubled else ["a/one.png", "b/bad.png"]
     paths = [tmp_path / "in" / name for name in names]
     for path in paths:
@@ -132,10 +136,9 @@ def test_masks_and_overlays_are_written_beside_each_other(
         Image.fromarray(noise(50, 40)).save(path)
     paths[-1].write_bytes(b"")
     predictor = SegmentPredictor(model, device="cpu")
-    segment_files(predictor, paths, True, tmp_path / "out")
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert rows[-1]["error"] == "the file is empty"
-    assert sum(row["share"] for row in rows[0]["classes"]) == pytest.approx(1)
+    results = write_masks(predictor, paths, tmp_path / "out")
+    assert results[-1].error == "the file is empty"
+    assert sum(results[0].fractions(3)) == pytest.approx(1)
     written_as = {f"{name}.png" for name in names[:-1]} if doubled else {"a/one.png"}
     for kind in ("masks", "overlays"):
         folder = tmp_path / "out" / kind
@@ -152,13 +155,13 @@ def test_masks_and_overlays_are_written_beside_each_other(
     assert np.array_equal(laid[bare], answer.pixels[bare])  # type: ignore[index]
 
 
-def test_a_file_is_no_place_for_masks(model: Segmenter, tmp_path: Path) -> None:
+def test_a_file_name_is_rejected_as_folder_for_masks(model: Segmenter, tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"out is '.*preds.parquet', but must be a folder for masks"):
-        segment_files(SegmentPredictor(model, device="cpu"), [], False, tmp_path / "preds.parquet")
+        MaskFolder(tmp_path / "preds.parquet", [], SegmentPredictor(model, device="cpu"))
 
 
-def test_masks_of_others_are_not_replaced(model: Segmenter, tmp_path: Path) -> None:
-    """A data set keeps its masks where a prediction for its pictures would be called the same."""
+def test_masks_of_a_data_set_are_not_replaced(model: Segmenter, tmp_path: Path) -> None:
+    """A data set keeps its masks where a prediction for its images would be called the same."""
     (tmp_path / "data" / "masks").mkdir(parents=True)
     (tmp_path / "data" / "images").mkdir()
     for name in ("one", "two"):
@@ -168,14 +171,14 @@ def test_masks_of_others_are_not_replaced(model: Segmenter, tmp_path: Path) -> N
     before, paths = truth.read_bytes(), sorted((tmp_path / "data" / "images").iterdir())
     predictor = SegmentPredictor(model, device="cpu")
     with pytest.raises(ValueError, match=r"two\.png exists and was not written by predict"):
-        segment_files(predictor, paths, False, tmp_path / "data")
+        write_masks(predictor, paths, tmp_path / "data")
     assert truth.read_bytes() == before
     assert not (tmp_path / "data" / "masks" / "one.png").exists()
     for _ in range(2):  # what predict has written itself is replaced
-        segment_files(predictor, paths, False, tmp_path / "out")
+        write_masks(predictor, paths, tmp_path / "out")
 
 
-def test_grey_models_take_grey_pictures(small: ViTConfig, tmp_path: Path) -> None:
+def test_grey_models_take_grey_images(small: ViTConfig, tmp_path: Path) -> None:
     encoder = dataclasses.replace(
         small,
         num_classes=0,
@@ -186,6 +189,6 @@ def test_grey_models_take_grey_pictures(small: ViTConfig, tmp_path: Path) -> Non
     Image.fromarray(noise(30, 30)).save(buffer, "PNG")
     (tmp_path / "p.png").write_bytes(buffer.getvalue())
     predictor = SegmentPredictor(build_segmenter(SegmenterConfig(encoder, num_classes=2)), device="cpu")
-    segment_files(predictor, [tmp_path / "p.png"], False, tmp_path / "out")
+    write_masks(predictor, [tmp_path / "p.png"], tmp_path / "out")
     with Image.open(tmp_path / "out/overlays/p.png") as laid:
         assert laid.mode == "RGB"

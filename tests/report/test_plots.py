@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.report import plots, style
-from vitreous.tasks.classify_metrics import Evaluation
+from vitreous.tasks.classification_metrics import Evaluation
 
 NASTY = ("猫", "$\\frac{$", "a" * 80, "\x00\n\t", "🐱", "<b>", "مرحبا", "\udcff", "")
 

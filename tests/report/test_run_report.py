@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 
 from vitreous.report.run_report import RunReport, TaskReport, figures_section, samples_section, write_report
 from vitreous.report.style import can_draw
+from vitreous.tasks.classification_metrics import Evaluation
 from vitreous.tasks.classify import Mistake, evaluation_sections
-from vitreous.tasks.classify_metrics import Evaluation
 
 EVIL = (
     '<script>alert("1")</script>',

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitreous.tasks import classify as sections
-from vitreous.tasks.classify_metrics import Evaluation
+from vitreous.tasks.classification_metrics import Evaluation
 
 
 def evaluation(n: int, classes: int, sharpness: float = 1, names: tuple[str, ...] | None = None) -> Evaluation:

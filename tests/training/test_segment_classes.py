@@ -11,9 +11,7 @@ from PIL import Image
 
 import vitreous
 from vitreous.data.masks.files import read_ids
-from vitreous.evaluation.segmenter import evaluate_segmenter
-from vitreous.evaluation.setting import Setting
-from vitreous.inference.segment_files import segment_files
+from vitreous.inference.prediction_files import MaskFolder
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
@@ -70,7 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(model: Segmenter, data: Path) -> dict[str, float]:
-    return evaluate_segmenter(model, str(data), Setting(device="cpu", workers=0), ignore=("border",))[0]
+    return vitreous.evaluate(model, data, device="cpu", workers=0, ignore=("border",)).to_dict()
 
 
 def test_masks_that_a_model_writes_are_masks_that_it_agrees_with(run: Path, tmp_path: Path) -> None:
@@ -80,7 +78,10 @@ def test_masks_that_a_model_writes_are_masks_that_it_agrees_with(run: Path, tmp_
     again = shutil.copytree(run / "data", tmp_path / "again")
     for part in ("train", "val"):
         files = sorted((again / "images" / part).iterdir())
-        segment_files(SegmentPredictor(model, "cpu"), files, as_json=False, out=tmp_path / part)
+        predictor = SegmentPredictor(model, "cpu")
+        folder = MaskFolder(tmp_path / part, files, predictor)
+        for result in predictor.stream(files):
+            folder.write(result)
         shutil.rmtree(again / "masks" / part)
         shutil.move(tmp_path / part / "masks", again / "masks" / part)
     assert set(np.unique(read_ids((again / "masks/val/0.png").read_bytes()))) == {1, 2}

@@ -12,8 +12,7 @@ import torch
 
 from segment_runs import pictures, segmenting
 from train_runs import finish
-from vitreous.evaluation.segmenter import evaluate_segmenter
-from vitreous.evaluation.setting import Setting
+from vitreous.evaluation import evaluate
 from vitreous.model.build import build, build_segmenter
 from vitreous.model.options import MaskDecoder
 from vitreous.model.presets import configure
@@ -44,7 +43,7 @@ def test_a_run_learns_and_its_figures_are_those_of_eval(tmp_path: Path) -> None:
     assert "boundary F" in page
     model = load(tmp_path / "run" / "best")
     assert isinstance(model, Segmenter)
-    figures, _ = evaluate_segmenter(model, config.data, Setting(device="cpu"))
+    figures = evaluate(model, config.data, device="cpu").to_dict()
     for name in ("miou", "pixel_accuracy", "boundary_f", "count"):
         assert figures[name] == pytest.approx(metrics[name]), name
 
@@ -107,9 +106,9 @@ def test_classes_can_be_left_out(tmp_path: Path) -> None:
     assert isinstance(model, Segmenter)
     assert model.config.labels == ("pet", "background")
     assert metrics["count"] == 8
-    with pytest.raises(ValueError, match=r"knows the classes pet, background, .*; leave out with --ignore border"):
-        evaluate_segmenter(model, str(data), Setting(device="cpu"))
-    figures, _ = evaluate_segmenter(model, str(data), Setting(device="cpu"), ("border",))
+    with pytest.raises(ValueError, match=r"knows the classes pet, background, .*; exclude with --ignore border"):
+        evaluate(model, data, device="cpu")
+    figures = evaluate(model, data, device="cpu", ignore=("border",)).to_dict()
     assert figures["miou"] == pytest.approx(metrics["miou"])
 
 

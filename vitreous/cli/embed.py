@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+import vitreous
 from vitreous.cli.flags import ImageSize
 
 
@@ -20,7 +21,7 @@ def embed(
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
     decode: Literal["exact", "fast"] = "exact",
 ) -> None:
-    """Pictures as vectors: the pooled features before the head, to search, cluster or learn from.
+    """Compute a vector for each image: the pooled features before the head, to search, cluster or learn from.
 
     Example: vitreous embed runs/first/best pictures/ --out vectors.parquet
 
@@ -30,11 +31,14 @@ def embed(
         out: A .parquet, .jsonl, .json or .csv file.
         image_size: Another size than the checkpoint's; its positions are resampled.
         flip: Average with the mirror image.
-        batch_size: Pictures at once.
+        batch_size: Images per batch.
         device: auto, cpu, cuda, mps.
         precision: Of the computation.
-        decode: Of JPEGs: fast reads large ones at a reduced scale, which changes some vectors.
+        decode: Of JPEGs: fast decodes large ones at a reduced scale, which changes some vectors.
     """
-    from vitreous.cli.predict_command import embed_files
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "out")}
+    from vitreous.cli.prediction_output import output_embeddings
+    from vitreous.inference.prediction_files import writer_for
 
-    embed_files(checkpoint, images, image_size, flip, batch_size, device, precision, out, decode)
+    writer_for(out)  # reject an unsupported name before the work
+    output_embeddings(vitreous.embed(checkpoint, images, **options), out)

@@ -5,13 +5,16 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+import vitreous
+from vitreous.cli.flags import ImageSize
+
 
 def evaluate(
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
     *,
     data: str,
-    part: Literal["train", "val", "test"] | None = None,
-    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
+    split: Literal["train", "val", "test"] | None = None,
+    image_size: ImageSize = (),
     data_root: Path | None = None,
     val_fraction: float = 0.2,
     seed: int = 0,
@@ -30,40 +33,38 @@ def evaluate(
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """How good a checkpoint is: top-1, calibration, what is taken for what; mean IoU and outlines for a segmenter.
+    """Evaluate a checkpoint: accuracy, calibration and confusions; mean IoU and outlines for a segmenter.
 
     Example: vitreous eval runs/first/best --data pictures/
 
     Args:
         checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
-        data: What it is measured on; anything that `train --data` takes.
-        part: Which part of it; the test part where there is one, else the validation part.
+        data: The data set; anything that `train --data` takes.
+        split: Default: the test split if there is one, else the validation split.
         image_size: Another size than the checkpoint's; its positions are resampled.
         data_root: A local copy of a data set that would be downloaded.
-        val_fraction: Share held out where the data has no validation part, as in training.
-        seed: Of that split, as in training; and of what a probe draws.
-        batch_size: Pictures at once.
+        val_fraction: Fraction held out if the data has no validation split, as in training.
+        seed: Of that split, as in training; and of a probe's draws.
+        batch_size: Images per batch.
         device: auto, cpu, cuda, mps.
         precision: Of the computation.
-        workers: Processes that decode pictures.
+        workers: Threads that decode images.
         flip: Average with the mirror image.
-        decode: Of JPEGs: fast reads large ones at a reduced scale, which changes some answers. Only for classifiers.
-        probe: Measure the frozen encoder instead of the head: what k-NN, a linear classifier, or least squares on a few
-            pictures of each class learn from its features of the train part.
-        features: For a probe: what the head gets, or the class token beside the mean of the patches.
-        cache: For a probe: a folder to keep features in, for the next probe; left out, they are only in memory.
-        neighbours: For --probe knn: how many vote; several numbers are measured in one pass, the first is the result.
-        shots: For --probe fewshot: pictures of each class; the first number is the result. Left out: those of 5, 10 and
-            25 that every class has.
-        ignore: For a segmenter: classes whose pixels shall not count.
+        decode: Of JPEGs: fast decodes large ones at a reduced scale, which changes some results. Only for classifiers.
+        probe: Evaluate the frozen encoder instead of the head: train k-NN, a linear classifier, or least squares on a
+            few images per class on its features of the train split.
+        features: For a probe: the input of the head, or the class token concatenated with the mean of the patches.
+        cache: For a probe: a folder that stores features for the next one. Default: features stay in memory.
+        neighbours: For --probe knn: neighbours that vote; several numbers are measured in one pass, the first is the
+            result.
+        shots: For --probe fewshot: images per class; the first number is the result. Default: those of 5, 10 and 25
+            that every class has.
+        ignore: For a segmenter: classes whose pixels are excluded.
         json: Print JSON instead of tables.
         out: Write the JSON to a file as well.
     """
-    from vitreous.cli.eval_command import Probing, evaluate_files
-    from vitreous.evaluation.setting import Setting
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "json", "out")}
+    metrics = vitreous.evaluate(checkpoint, **options)
+    from vitreous.cli.metrics_tables import print_metrics
 
-    setting = Setting(
-        part, image_size, data_root, val_fraction, seed, batch_size, device, precision, workers, flip, decode
-    )
-    probing = Probing(features, cache, neighbours, shots)
-    evaluate_files(checkpoint, data, setting, probe, probing, ignore, json, out)
+    print_metrics(metrics, json, out)

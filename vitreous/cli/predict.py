@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+import vitreous
 from vitreous.cli.flags import ImageSize
 
 
@@ -22,23 +23,25 @@ def predict(
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """What a model sees in pictures: labels, or a mask for each where the model is a segmenter.
+    """Predict labels for images, or a mask for each if the model is a segmenter.
 
     Example: vitreous predict runs/first/best cat.jpg "holiday/*.png"
 
     Args:
         checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
         images: Files, folders, globs, or - to read paths from standard input.
-        top: How many labels for each picture; 5 where left out.
+        top: Labels per image; default 5.
         image_size: Another size than the checkpoint's; its positions are resampled.
         flip: Average with the mirror image.
-        batch_size: Pictures at once.
+        batch_size: Images per batch.
         device: auto, cpu, cuda, mps.
         precision: Of the computation.
-        decode: Of JPEGs: fast reads large ones at a reduced scale, which changes some answers.
-        json: Print a line of JSON for each picture instead of a table.
+        decode: Of JPEGs: fast decodes large ones at a reduced scale, which changes some results.
+        json: Print a line of JSON for each image instead of a table.
         out: Write to a .json, .jsonl, .csv or .parquet file instead; for a segmenter, a folder for masks and overlays.
     """
-    from vitreous.cli.predict_command import predict_files
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "json", "out")}
+    results = vitreous.predict(checkpoint, images, **options)
+    from vitreous.cli.prediction_output import output_predictions
 
-    predict_files(checkpoint, images, image_size, top, flip, batch_size, device, precision, json, out, decode)
+    output_predictions(results, json, out)

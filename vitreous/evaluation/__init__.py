@@ -1,1 +1,11 @@
-"""Evaluation: how good a model is, and where it fails."""
+"""Evaluation: `evaluate` measures a classifier, a segmenter, or a frozen encoder through a probe.
+
+Images take the same path as in prediction (`vitreous.inference`). Probes (k-NN, linear, few-shot) learn from features
+of the train split. Nothing here prints.
+"""
+
+from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics
+from vitreous.evaluation.evaluate_model import Metrics as Metrics
+from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
+from vitreous.evaluation.evaluate_model import evaluate as evaluate
+from vitreous.evaluation.probe import ProbeMetrics as ProbeMetrics

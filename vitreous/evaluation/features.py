@@ -1,37 +1,45 @@
-"""What a frozen encoder makes of every picture of a source: one vector each, computed once, for all probes.
+"""Feature vectors of the images of a source, for probes, with an optional cache on disk; and accuracy on them.
 
-Pictures go through the reader and the preprocessing that `eval` uses, so a probe and an evaluation see the same pixels.
+A cache file is `features-<digest>.safetensors`. The digest covers all that features depend on (weights, config, images,
+labels, precision), so a file is never stale. Image files are identified by name, size and modification time, without
+reading them.
 
-n: pictures; d: width of the features; b: batch; c: channels; h, w: height and width.
+n: images; d: width of the features.
 """
 
-from collections.abc import Callable, Iterator
+import hashlib
+import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitreous.common.checks import check_choice, fail
-from vitreous.data.loader import EvalLoader, Place, Reader
-from vitreous.data.sources.base import Source
-from vitreous.model.inputs import normalise
-from vitreous.model.options import ClassToken
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+import vitreous
+from vitreous.common.atomic_files import atomic_file
+from vitreous.common.checks import fail
+from vitreous.common.codec import to_dict
+from vitreous.common.text import one_line
+from vitreous.data.sources.base import Source, Subset
+from vitreous.data.sources.stored import FileSource, SpanSource
+from vitreous.inference.engine import NOT_A_NUMBER
+from vitreous.inference.predictor import FeatureKind, Predictor
+from vitreous.model.protocol import Model
 
-Kind = Literal["pooled", "class+mean"]
-KINDS: tuple[Kind, ...] = ("pooled", "class+mean")
-BUDGET = 512 << 20  # bytes of temporary tensors that a probe may have at a time, beside features and weights
+BUDGET = 512 << 20  # bytes of temporary tensors that a probe may use at a time, beside features and weights
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
 
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """The readable pictures of a source as vectors, on the CPU. `problems` names the others, and says why."""
+    """Features of the readable images of a source, on the CPU; `problems` names the other images, with reasons."""
 
-    features: Float[Tensor, "n d"]  # float32, or float16 where they were computed in bfloat16
+    features: Float[Tensor, "n d"]  # float32, or float16 if computed in bfloat16
     labels: Int[Tensor, "n"]
     problems: tuple[str, ...] = ()
 
@@ -42,82 +50,159 @@ class FeatureSet:
         return FeatureSet(self.features[indices], self.labels[indices])
 
 
-@torch.no_grad()
-def extract(
-    model: ViT | ResNet,
-    source: Source,
-    device: torch.device,
-    precision: torch.dtype = torch.float32,
-    *,
-    kind: Kind = "pooled",
-    batch_size: int = 64,
-    workers: int = 2,
-    flip: bool = False,
-) -> FeatureSet:
-    """The features of a source, by a model that is on `device`. `flip` averages with the mirror image's.
-
-    kind: "pooled" is what the head gets: the class token after the norm, the mean of the patches, or whatever else the
-        model pools by. "class+mean" is the class token beside the mean of the patches, as DINOv2 is probed.
-
-    The vectors of a million pictures fit: 3 GB at a width of 768, half of it in bfloat16.
-    """
-    represent = _representation(model, kind)
-    config, before = model.config, model.training
-    reader = Reader(source, config.image_size, config.channels, config.preprocessing)
-    # bfloat16 has 8 bits of precision and float16 has 11: nothing is lost but the range, which is checked below.
-    mixed, stored = precision != torch.float32, torch.float32 if precision == torch.float32 else torch.float16
-    labels, problems, features = torch.empty(len(source), dtype=torch.int64), [], torch.empty(0)
-    model.eval()
-    for batch in EvalLoader(reader, Place(batch_size), workers):
-        images = normalise(batch.images.to(device, non_blocking=True).float() / 255, config.preprocessing)
-        with torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed):
-            vectors = represent(images).float()
-            if flip:
-                vectors = (vectors + represent(images.flip(-1)).float()) / 2
-        if not len(features):  # the first batch says how wide they are
-            features = torch.empty(len(source), vectors.shape[1], dtype=stored)
-        features[batch.indices] = vectors.to(stored).cpu()
-        labels[batch.indices] = batch.labels
-        problems += batch.problems
-    model.train(before)
+def extract(predictor: Predictor, source: Source, kind: FeatureKind = "pooled") -> FeatureSet:
+    """Compute the features of a source; a million images fit: 3 GB at a width of 768, half of it in bfloat16."""
+    # bfloat16 has 8 bits of precision and float16 has 11: only range is lost, which is checked below.
+    stored = torch.float32 if predictor.dtype == torch.float32 else torch.float16
+    width = predictor.width * (2 if kind == "class+mean" else 1)
+    labels, problems = torch.from_numpy(source.labels.copy()), []
+    features = torch.full((len(source), width), torch.nan, dtype=stored)
+    for row, result in enumerate(predictor.stream_embeddings(source, kind)):
+        if result.vector is not None:
+            features[row] = result.vector
+        elif result.error != NOT_A_NUMBER:
+            labels[row] = -1
+            problems.append(f"{one_line(result.name)}: {result.error}")
     if problems:
-        readable = labels >= 0
-        features, labels = features[readable], labels[readable]
-    _check(features, len(source), stored)
-    return FeatureSet(features, labels, tuple(problems))
-
-
-def _representation(model: ViT | ResNet, kind: Kind) -> Callable[[Float[Tensor, "b c h w"]], Float[Tensor, "b d"]]:
-    check_choice("features", kind, KINDS)
-    if isinstance(model, ResNet):
-        if kind != "pooled":
-            fail("features", kind, "'pooled' for a ResNet, which has no class token")
-        return lambda images: model.feature_map(images).mean(dim=(2, 3))
-    if kind == "pooled":
-        return lambda images: model.pool(model.features(images))
-    if not isinstance(model.config.pool, ClassToken):  # where nothing reads the class token, nothing taught it
-        fail("features", kind, f"'pooled' for a model that pools by {type(model.config.pool).__name__}")
-    return partial(_class_and_mean, model)
-
-
-def _class_and_mean(model: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-    features = model.features(images)
-    return torch.cat([features.prefix[:, 0], features.patches.mean(dim=1)], dim=1)
-
-
-def _check(features: Tensor, pictures: int, stored: torch.dtype) -> None:
+        features, labels = features[labels >= 0], labels[labels >= 0]
     if not len(features):
-        raise ValueError(f"there is nothing to probe: none of the {pictures} pictures could be read")
+        raise ValueError(f"there is nothing to probe: none of the {len(source)} images could be read")
     broken = sum(int((~features[rows].isfinite().all(dim=1)).sum()) for rows in slices(len(features), 4096))
     if broken:
         hint = ", or too large for bfloat16: try --precision fp32" if stored == torch.float16 else ""
-        raise ValueError(f"the features of {broken} of {len(features)} pictures are infinite or not a number{hint}")
+        raise ValueError(f"the features of {broken} of {len(features)} images are infinite or not a number{hint}")
+    return FeatureSet(features, labels, tuple(problems))
+
+
+class Accuracy(NamedTuple):
+    """Fractions of images whose class has the best score, or is among the best five."""
+
+    top1: float
+    top5: float
+
+
+def count_hits(
+    scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"], ranks: tuple[int, int] = (1, 5)
+) -> Int[Tensor, "2"]:
+    """Count the images whose class is among the `ranks` best scores. Of equal scores the lower class ranks first.
+
+    Infinite scores of the true class and rows with NaN are never hits.
+
+    >>> count_hits(torch.tensor([[0.0, 2.0, 1.0], [1.0, 1.0, 0.0]]), torch.tensor([2, 1]))
+    tensor([0, 2])
+    """
+    own = scores.gather(1, labels[:, None])
+    earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
+    rank = ((scores > own) | ((scores == own) & earlier)).sum(dim=1)
+    valid = own[:, 0].isfinite() & ~scores.isnan().any(dim=1)
+    return torch.stack([(valid & (rank < best)).sum() for best in ranks])
+
+
+def rows_within_budget(width: int) -> int:
+    """Rows of this width, in float64 with two copies, that fit BUDGET."""
+    return max(1, BUDGET // (4 * 8 * width))
 
 
 def slices(count: int, rows: int) -> Iterator[slice]:
-    """From 0 to count, so many rows at a time.
+    """Cover 0 to count, `rows` at a time.
 
     >>> list(slices(5, 3))
     [slice(0, 3, None), slice(3, 5, None)]
     """
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
+
+
+# ---- Cache -----------------------------------------------------------------------------------------------------------
+
+
+def cached_features(
+    folder: Path | None, predictor: Predictor, source: Source, kind: FeatureKind = "pooled"
+) -> tuple[FeatureSet, bool]:
+    """As `extract`, and True if the features came from the cache folder; otherwise they are stored there.
+
+    A damaged file counts as missing. Without a folder nothing is read or written.
+    """
+    file = None
+    if folder is not None:
+        if folder.is_file():
+            fail("cache", folder, "a folder, not a file")
+        folder.mkdir(parents=True, exist_ok=True)  # fails before the work, not after it
+        how = {"kind": kind, "flip": predictor.flip, "precision": str(predictor.dtype)}
+        file = folder / f"features-{digest(predictor.model, source, **how)}.safetensors"
+        if (found := read_features(file)) is not None:
+            return found, True
+    features = extract(predictor, source, kind)
+    if file is not None:
+        write_features(features, file)
+    return features, False
+
+
+def write_features(features: FeatureSet, file: Path) -> None:
+    """Write a safetensors file into the temporary file of `atomic_file`.
+
+    The library's writer would replace that file, which is locked, with a new one that only its owner may read.
+    """
+    tensors = {"features": features.features.contiguous(), "labels": features.labels.contiguous()}
+    header: dict[str, Any] = {"__metadata__": {"problems": json.dumps(features.problems)}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with atomic_file(file, needed=end) as temporary, open(temporary, "wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            stream.write(tensor.numpy().data)
+
+
+def read_features(file: Path) -> FeatureSet | None:
+    """Memory-map the features of a file; None if it is missing or damaged."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            problems = json.loads((opened.metadata() or {})["problems"])
+            features, labels = opened.get_tensor("features"), opened.get_tensor("labels")
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return None
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        return None
+    return FeatureSet(features, labels, tuple(problems))
+
+
+def digest(model: Model, source: Source, **how: object) -> str:
+    """32 hexadecimal digits over all that features depend on."""
+    total = hashlib.sha256(json.dumps([vitreous.__version__, to_dict(model.config), how], sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    for stamp in _stamps(source):
+        total.update(len(stamp).to_bytes(8, "little") + stamp)
+    return total.hexdigest()[:32]
+
+
+def _stamps(source: Source) -> Iterator[bytes]:
+    yield repr(source.classes).encode()
+    yield source.labels.tobytes()
+    for index in range(len(source)):
+        yield os.fsencode(source.name(index))
+        yield _stamp(source, index)
+
+
+def _stamp(source: Source, index: int) -> bytes:
+    """Bytes that change with an image: size and modification time of a file, or the pixels."""
+    if isinstance(source, Subset):
+        return _stamp(source.source, int(source.indices[index]))
+    if isinstance(source, FileSource):
+        return _file_stamp(source.root / source.paths[index])
+    if isinstance(source, SpanSource):
+        return _file_stamp(Path(source.files[source.spans[index, 0]])) + source.spans[index, 1:].tobytes()
+    picture = source.picture(index)
+    return picture if isinstance(picture, bytes) else repr(picture.shape).encode() + picture.tobytes()
+
+
+def _file_stamp(path: Path) -> bytes:
+    try:
+        status = os.stat(path)
+    except OSError:  # reported as unreadable later
+        return b"missing"
+    return f"{status.st_size} {status.st_mtime_ns}".encode()

@@ -1,8 +1,8 @@
-"""Few-shot accuracy, as the paper measures it (section 4.1): least squares on a few pictures of each class.
+"""Few-shot accuracy, as in section 4.1 of the paper: least squares on a few images of each class.
 
-The features of k pictures per class are mapped to {-1, 1}^classes by regularised regression, which has a closed form.
+The features of k images per class are mapped to {-1, 1}^classes by regularised regression, which has a closed form.
 The details are those of the authors' code (big_vision, `fewshot_lsr`): standardised features and a penalty of 2^10.
-Its penalised bias is missing here because it is the same for every class when all have equally many pictures.
+Its penalised bias is omitted because it is the same for every class when all have equally many images.
 """
 
 import statistics
@@ -14,24 +14,24 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vitreous.common.checks import check_positive, check_whole, fail
+from vitreous.common.checks import check_whole, fail
 from vitreous.data.rng import Draws
 from vitreous.data.split import plural
-from vitreous.evaluation.features import BUDGET, FeatureSet
-from vitreous.evaluation.ridge import Ridge
+from vitreous.evaluation.features import FeatureSet
+from vitreous.evaluation.ridge import CPU, Ridge
 
 PENALTY = 2.0**10
-SHOTS = (5, 10, 25)  # which are measured where none are asked for
+SHOTS = (5, 10, 25)  # measured by default
 
 
 @dataclass(frozen=True)
 class FewShotResult:
-    """What is learnt from so many pictures of each class: the mean over several draws, and how far they lie apart."""
+    """Accuracy with `shots` images per class: mean and standard deviation over several draws."""
 
     shots: int
     top1: float
     top5: float
-    std: float  # of top1, the estimate with n - 1; 0 for a single draw
+    std: float  # of top1 (n - 1); 0 for a single draw
     draws: tuple[float, ...]  # top1 of each
 
 
@@ -40,20 +40,26 @@ def fewshot(
     test: FeatureSet,
     classes: Sequence[str],
     shots: Sequence[int] = SHOTS,
-    *,
     seeds: Sequence[int] = range(5),
-    penalty: float = PENALTY,
-    device: torch.device | None = None,
-    budget: int = BUDGET,
+    device: torch.device = CPU,
 ) -> list[FewShotResult]:
-    """The accuracy on `test` for each number of shots. A class that has no pictures at all is not learnt."""
-    _check(train, classes, shots, seeds, penalty)
+    """Measure the accuracy on `test` for each number of shots. Classes without images are not learned."""
+    if not shots:
+        fail("shots", shots, "at least one whole number")
+    for count in shots:
+        check_whole("shots", count, 1, 2**20)
+    least, name = smallest_class(train, classes)
+    if max(shots) > least:
+        raise ValueError(
+            f"shots is {max(shots)}, but must be at most {least}: "
+            f"class {name!r} has {plural(least, 'image')} to learn from"
+        )
     results = []
     for count in shots:
         found = []
         for seed in seeds:
-            ridge = Ridge(train.pick(draw(train.labels, count, seed)), len(classes), device=device, budget=budget)
-            found.append(ridge.at(penalty).accuracy(test, budget))
+            ridge = Ridge(train.pick(draw(train.labels, count, seed)), len(classes), device=device)
+            found.append(ridge.at(PENALTY).accuracy(test))
         firsts = tuple(accuracy.top1 for accuracy in found)
         results.append(
             FewShotResult(
@@ -68,7 +74,7 @@ def fewshot(
 
 
 def draw(labels: Int[Tensor, "n"], shots: int, seed: int) -> Int[Tensor, "m"]:
-    """Which pictures are learnt from: so many of each class. Of one seed, fewer shots are among the more.
+    """Indices of `shots` images of each class. With one seed, fewer shots are a subset of more.
 
     >>> draw(torch.tensor([0, 1, 0, 1, 0, 1]), shots=1, seed=0).shape
     torch.Size([2])
@@ -81,37 +87,19 @@ def draw(labels: Int[Tensor, "n"], shots: int, seed: int) -> Int[Tensor, "m"]:
 
 
 def smallest_class(train: FeatureSet, classes: Sequence[str]) -> tuple[int, str]:
-    """How many pictures there are to learn from of the class that has the fewest, but some; and its name."""
+    """The number of images of the smallest class that has any, and its name."""
     counts = torch.bincount(train.labels, minlength=len(classes)).tolist()
     return min((count, name) for count, name in zip(counts, classes, strict=True) if count)
 
 
 def fitting_shots(train: FeatureSet, classes: Sequence[str]) -> tuple[tuple[int, ...], str]:
-    """The usual numbers of shots that every class has pictures for, and what to say of the others.
+    """The default numbers of shots that every class has images for, and why the others are skipped.
 
-    Where the smallest class has too few for any of them, all of its pictures are taken.
+    If the smallest class has too few for any of them, the number of its images.
     """
     least, name = smallest_class(train, classes)
     fitting = tuple(count for count in SHOTS if count <= least)
     if fitting == SHOTS:
         return SHOTS, ""
-    left_out = ", ".join(str(count) for count in SHOTS if count > least)
-    return fitting or (least,), f"{left_out} shots: class {name!r} has {plural(least, 'picture')} to learn from"
-
-
-def _check(
-    train: FeatureSet, classes: Sequence[str], shots: Sequence[int], seeds: Sequence[int], penalty: float
-) -> None:
-    check_positive("penalty", penalty)
-    if not seeds:
-        fail("seeds", seeds, "at least one whole number")
-    if not shots:
-        fail("shots", shots, "at least one whole number")
-    for count in shots:
-        check_whole("shots", count, 1, 2**20)
-    least, name = smallest_class(train, classes)
-    if max(shots) > least:
-        raise ValueError(
-            f"shots is {max(shots)}, but must be at most {least}: "
-            f"class {name!r} has {plural(least, 'picture')} to learn from"
-        )
+    skipped = ", ".join(str(count) for count in SHOTS if count > least)
+    return fitting or (least,), f"{skipped} shots: class {name!r} has {plural(least, 'image')} to learn from"

@@ -1,94 +1,114 @@
-"""`vitreous eval --probe`: how good a frozen encoder is, whatever its head: k-NN, a linear probe, a few labels.
+"""Probes: the quality of a frozen encoder, measured by k-NN, a linear classifier or a few labels.
 
-Probes learn from the train part of the data and are measured on the part that `eval` reports on. The head of the
-checkpoint is not used, so its classes need not be those of the data.
+Probes learn from features of the train split and are measured on another split. The head of the model is not used, so
+its classes need not be those of the data.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.table import Table
 
 from vitreous.common.checks import check_choice, check_whole, fail
-from vitreous.data.split import plural
-from vitreous.evaluation.classifier import SHOWN
-from vitreous.evaluation.feature_cache import cached_features
-from vitreous.evaluation.features import KINDS, FeatureSet, Kind
+from vitreous.data.sources.base import Source
+from vitreous.evaluation.features import FeatureSet, cached_features
 from vitreous.evaluation.fewshot import FewShotResult, fewshot, fitting_shots
 from vitreous.evaluation.knn import KnnResult, knn
 from vitreous.evaluation.linear import LinearResult, linear_probe
-from vitreous.evaluation.print_metrics import summary_table, tell
-from vitreous.evaluation.setting import USUAL, Setting
-from vitreous.inference.device import choose_device, choose_dtype
-from vitreous.weights.load import load_encoder
+from vitreous.inference.predictor import FEATURE_KINDS, FeatureKind, Predictor
 
 Probe = Literal["knn", "linear", "fewshot"]
 PROBES: tuple[Probe, ...] = ("knn", "linear", "fewshot")
-DRAWS = 5  # of the pictures that a few-shot probe learns from
+DRAWS = 5  # random sets of images that a few-shot probe learns from
 Result = KnnResult | LinearResult | FewShotResult
 
 
-def probe_checkpoint(
-    checkpoint: Path,
-    data: str,
-    probe: Probe,
-    setting: Setting = USUAL,
-    *,
-    features: Kind = "pooled",
-    cache: Path | None = None,
-    neighbours: Sequence[int] = (20,),
-    shots: Sequence[int] = (),
-) -> dict[str, Any]:
-    """The figures. `knn`, `linear` or `fewshot` is the result, that of the first of `neighbours` or `shots`.
+@dataclass(frozen=True)
+class ProbeMetrics:
+    """Results of a probe; the first of `results` is the reported one. Fractions, not percent."""
 
-    `results` has all of them, and `problems` names the pictures that could not be read. Without `shots` they are the
-    usual ones that every class has pictures for; `left_out` says which it has not.
-    """
+    probe: Probe
+    results: Sequence[Result]
+    split: str
+    count: int
+    train_count: int
+    num_classes: int
+    features: FeatureKind
+    width: int
+    images_per_second: float | None  # of the encoder; None if features came from the cache
+    seconds: float
+    skipped: str  # default numbers of shots that some class has too few images for
+    problems: tuple[str, ...]  # names of unreadable images, each with the reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of metrics.json (`knn`, `linear`, `fewshot`, ...), with all `results`."""
+        return {
+            "probe": self.probe,
+            **headline(self.results),
+            "part": self.split,
+            "count": self.count,
+            "train_count": self.train_count,
+            "unreadable": len(self.problems),
+            "features": self.features,
+            "width": self.width,
+            "images_per_second": self.images_per_second,
+            "seconds": self.seconds,
+            "results": [asdict(result) for result in self.results],
+            "left_out": self.skipped,
+            "problems": self.problems,
+        }
+
+
+def check_options(probe: Probe, features: FeatureKind, neighbours: Sequence[int], shots: Sequence[int]) -> None:
+    """Raise if an option is invalid, before anything is loaded."""
     check_choice("probe", probe, PROBES)
-    check_choice("features", features, KINDS)
+    check_choice("features", features, FEATURE_KINDS)
     if not neighbours:
         fail("neighbours", neighbours, "at least one whole number")
     for field, numbers in (("neighbours", neighbours), ("shots", shots)):
         for number in numbers:
             check_whole(field, number, 1, 2**20)
-    if setting.part == "train":
-        fail("part", setting.part, "'val' or 'test' for a probe, which learns from train")
-    found, name, source = setting.open(data)
-    where = choose_device(setting.device, torch.device("cpu"))
-    model = load_encoder(checkpoint, setting.image_size or None).float().to(where)
-    began = time.perf_counter()
-    train, test = (
-        cached_features(
-            cache, model, pictures, where, choose_dtype(setting.precision, where),
-            kind=features, batch_size=setting.batch_size, workers=setting.workers, flip=setting.flip,
-        )
-        for pictures in (found.train, source)
-    )  # fmt: skip
-    seconds, cached = time.perf_counter() - began, train[1] or test[1]
-    left_out = ""
+
+
+def probe_encoder(
+    predictor: Predictor,
+    train: Source,
+    split: str,
+    test: Source,
+    probe: Probe,
+    *,
+    features: FeatureKind = "pooled",
+    cache: Path | None = None,
+    neighbours: Sequence[int] = (20,),
+    shots: Sequence[int] = (),
+    seed: int = 0,
+) -> ProbeMetrics:
+    """Train a probe on features of `train` and measure it on `test`, the images of `split`."""
+    started, classes = time.perf_counter(), train.classes
+    (known, known_cached), (unknown, unknown_cached) = (
+        cached_features(cache, predictor, source, features) for source in (train, test)
+    )
+    seconds = time.perf_counter() - started
+    skipped = ""
     if probe == "fewshot" and not shots:
-        shots, left_out = fitting_shots(train[0], found.classes)
-    results = run_probe(probe, train[0], test[0], found.classes, setting.seed, neighbours, shots, where)
-    problems = (*train[0].problems, *test[0].problems)
-    return {
-        "probe": probe,
-        **headline(results),
-        "part": name,
-        "count": len(test[0]),
-        "train_count": len(train[0]),
-        "unreadable": len(problems),
-        "features": features,
-        "width": train[0].features.shape[1],
-        "images_per_second": None if cached else (len(found.train) + len(source)) / seconds,  # of the encoder
-        "seconds": time.perf_counter() - began,
-        "results": [asdict(result) for result in results],
-        "left_out": left_out,
-        "problems": problems,
-    }
+        shots, skipped = fitting_shots(known, classes)
+    return ProbeMetrics(
+        probe=probe,
+        results=run_probe(probe, known, unknown, classes, seed, neighbours, shots, predictor.device),
+        split=split,
+        count=len(unknown),
+        train_count=len(known),
+        num_classes=len(classes),
+        features=features,
+        width=known.features.shape[1],
+        images_per_second=None if known_cached or unknown_cached else (len(train) + len(test)) / seconds,
+        seconds=time.perf_counter() - started,
+        skipped=skipped,
+        problems=(*known.problems, *unknown.problems),
+    )
 
 
 def run_probe(
@@ -101,9 +121,9 @@ def run_probe(
     shots: Sequence[int],
     device: torch.device,
 ) -> Sequence[Result]:
-    """One of the probes on features; the first result is the one to be reported."""
+    """Run one probe on features; the first result is the reported one."""
     if device.type == "mps":
-        device = torch.device("cpu")  # it has no float64
+        device = torch.device("cpu")  # MPS has no float64
     if probe == "knn":
         return knn(train, test, len(classes), neighbours, device=device)
     if probe == "linear":
@@ -112,42 +132,11 @@ def run_probe(
 
 
 def headline(results: Sequence[Result]) -> dict[str, float | str]:
-    """The figures by the names they have in `metrics.json`."""
+    """The reported result under its keys in metrics.json."""
     first = results[0]
     if isinstance(first, KnnResult):
         return {"knn": first.top1, "knn_top5": first.top5}
     if isinstance(first, FewShotResult):
         return {"fewshot": first.top1, "fewshot_std": first.std, "fewshot_top5": first.top5}
-    ways = {f"linear_{result.method}": result.top1 for result in results if isinstance(result, LinearResult)}
-    return {"linear": first.top1, "linear_top5": first.top5, "linear_method": first.method, **ways}
-
-
-def print_probe(figures: dict[str, Any], as_json: bool, out: Path | None) -> None:
-    """For people or for programs; `out` gets the JSON as well."""
-    if (console := tell(figures, as_json, out)) is None:
-        return
-    shown = (figures["probe"], "part", "count", "train_count", "unreadable", "features", "width", "seconds")
-    console.print(summary_table(figures, shown))
-    results = Table("", "top-1", "top-5", "", box=None)
-    for row in figures["results"]:
-        results.add_row(_what(row), f"{row['top1']:.4f}", f"{row['top5']:.4f}", _how(row))
-    console.print(results)
-    if figures["left_out"]:
-        console.print(f"left out: {figures['left_out']}", soft_wrap=True)
-    for problem in figures["problems"][:SHOWN]:
-        console.print(f"unreadable: {problem}", soft_wrap=True)
-
-
-def _what(row: dict[str, Any]) -> str:
-    if "neighbours" in row:
-        return plural(row["neighbours"], "neighbour")
-    return plural(row["shots"], "shot") if "shots" in row else row["method"]
-
-
-def _how(row: dict[str, Any]) -> str:
-    if "draws" in row:
-        return f"± {row['std']:.4f} over {len(row['draws'])} draws"
-    if "setting" in row:
-        settings = ", ".join(f"{name} {value:g}" for name, value in row["setting"].items())
-        return f"{settings} (held out {row['held_out']:.4f})"
-    return ""
+    methods = {f"linear_{result.method}": result.top1 for result in results if isinstance(result, LinearResult)}
+    return {"linear": first.top1, "linear_top5": first.top5, "linear_method": first.method, **methods}

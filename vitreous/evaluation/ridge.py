@@ -1,12 +1,12 @@
-"""Regularised least squares from features to {-1, 1} for each class, in float64: what linear and few-shot probes solve.
+"""Regularised least squares from features to {-1, 1} for each class, in float64, for linear and few-shot probes.
 
     minimise |X W + b - Y|^2 + l2 |W|^2        W = (X'X + l2 I)^-1 X'Y  =  X' (X X' + l2 I)^-1 Y
 
-X are the features, standardised by their own mean and deviation. One eigendecomposition, of X'X or, with fewer pictures
-than features, of X X', gives the solutions for every l2. As X is centred, the intercept b is the mean of Y, whatever
-l2 is. (One-hot targets would give the same order of classes: Y would be half of it, and shifted.)
+X are the features, standardised. One eigendecomposition, of X'X or, with fewer images than features, of X X', gives
+the solutions for every l2. As X is centred, the intercept b is the mean of Y for every l2. (One-hot targets would give
+the same ranking of classes: they are Y halved and shifted.)
 
-n: pictures; d: width; m: the smaller of the two.
+n: images; d: width; m: the smaller of the two.
 """
 
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.evaluation.accuracy import Accuracy, accuracy, count_hits
-from vitreous.evaluation.features import BUDGET, FeatureSet, slices
+from vitreous.evaluation.features import Accuracy, FeatureSet, count_hits, rows_within_budget, slices
 
-EPSILON = 1e-5  # added to deviations, as in big_vision: a feature that is always the same has a deviation of 0
+CPU = torch.device("cpu")
+EPSILON = 1e-5  # added to the std, as in big_vision: a constant feature has a std of 0
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Mean and deviation of each feature, by which others are scaled too."""
+    """Standardise features by the mean and std of a training set."""
 
     mean: Float[Tensor, "d"]
-    deviation: Float[Tensor, "d"]
+    std: Float[Tensor, "d"]
 
     @classmethod
-    def of(cls, features: Float[Tensor, "n d"], device: torch.device, budget: int = BUDGET) -> "Scaling":
-        """In two passes: squares of numbers far from 0 would drown their variance."""
+    def of(cls, features: Float[Tensor, "n d"], device: torch.device) -> "Scaling":
+        """Compute in two passes: for large means, one pass would lose the variance to rounding."""
         n, d = features.shape
         total, squares = torch.zeros(2, d, dtype=torch.float64, device=device)
-        parts = list(slices(n, rows_within(budget, d)))
+        parts = list(slices(n, rows_within_budget(d)))
         for part in parts:
             total += features[part].to(device).double().sum(dim=0)
         for part in parts:
@@ -41,38 +41,38 @@ class Scaling:
         return cls(total / n, (squares / n).sqrt() + EPSILON)
 
     def __call__(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        return (features.to(self.mean.device).double() - self.mean) / self.deviation
+        return (features.to(self.mean.device).double() - self.mean) / self.std
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear classifier of features as they are, not scaled."""
+    """A linear classifier of unscaled features."""
 
     weight: Float[Tensor, "d classes"]
     bias: Float[Tensor, "classes"]
 
     @classmethod
     def scaled(cls, scaling: Scaling, weight: Float[Tensor, "d classes"], bias: Float[Tensor, "classes"]) -> "Linear":
-        """From one of scaled features: the scaling goes into the weights."""
-        weight = weight / scaling.deviation[:, None]
+        """Fold the scaling into the weights of a classifier of scaled features."""
+        weight = weight / scaling.std[:, None]
         return cls(weight, bias - scaling.mean @ weight)
 
     def __call__(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n classes"]:
         return features.to(self.weight) @ self.weight + self.bias
 
-    def accuracy(self, test: FeatureSet, budget: int = BUDGET) -> Accuracy:
+    def accuracy(self, test: FeatureSet) -> Accuracy:
         d, classes = self.weight.shape
         device = self.weight.device
         hits = torch.zeros(2, dtype=torch.int64, device=device)
-        for part in slices(len(test), rows_within(budget, d + classes)):
+        for part in slices(len(test), rows_within_budget(d + classes)):
             hits += count_hits(self(test.features[part]), test.labels[part].to(device))
-        return accuracy(hits, len(test))
+        return Accuracy(*(hit / len(test) for hit in hits.tolist()))
 
 
 class Ridge:
-    """All solutions of one problem; `at` has one of them.
+    """Solutions of one problem for every l2.
 
-    `dual`: decompose X X' rather than X'X; None takes the smaller. The solutions are the same.
+    dual: decompose X X' rather than X'X; None chooses the smaller. The solutions are the same.
 
     >>> features = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
     >>> ridge = Ridge(FeatureSet(features, torch.tensor([0, 0, 1, 1])), num_classes=2)
@@ -80,48 +80,29 @@ class Ridge:
     tensor([0, 0, 1, 1])
     """
 
-    def __init__(
-        self,
-        train: FeatureSet,
-        num_classes: int,
-        *,
-        dual: bool | None = None,
-        device: torch.device | None = None,
-        budget: int = BUDGET,
-    ):
-        device = device or torch.device("cpu")
+    def __init__(self, train: FeatureSet, num_classes: int, *, dual: bool | None = None, device: torch.device = CPU):
         n, d = train.features.shape
-        self.scaling = Scaling.of(train.features, device, budget)
+        self.scaling = Scaling.of(train.features, device)
         labels = train.labels.to(device)
         if dual if dual is not None else n < d:
             scaled = self.scaling(train.features)
             self.eigenvalues, vectors = torch.linalg.eigh(scaled @ scaled.T)
             self.left = scaled.T @ vectors
-            right = _class_sums(num_classes, n, device).index_add_(0, labels, vectors).T
+            right = vectors.new_zeros(num_classes, n).index_add_(0, labels, vectors).T  # one_hot(labels).T @ vectors
         else:
             gram = torch.zeros(d, d, dtype=torch.float64, device=device)
-            sums = _class_sums(num_classes, d, device)
-            for part in slices(n, rows_within(budget, d)):
+            sums = gram.new_zeros(num_classes, d)
+            for part in slices(n, rows_within_budget(d)):
                 scaled = self.scaling(train.features[part])
                 gram.addmm_(scaled.T, scaled)
                 sums.index_add_(0, labels[part], scaled)
             self.eigenvalues, self.left = torch.linalg.eigh(gram)
             right = self.left.T @ sums.T
-        # Y is twice the one-hot labels minus 1, and the 1 adds nothing: X has no mean.
+        # Y is twice the one-hot labels minus 1, and the constant drops out: X has zero mean.
         self.right: Float[Tensor, "m classes"] = 2 * right
         self.bias = 2 * torch.bincount(labels, minlength=num_classes).double() / n - 1
 
     def at(self, l2: float) -> Linear:
-        # Eigenvalues that are 0 come out as a little less or more.
+        # Zero eigenvalues come out slightly negative or positive.
         weight = self.left @ (self.right / (self.eigenvalues.clamp(min=0) + l2)[:, None])
         return Linear.scaled(self.scaling, weight, self.bias)
-
-
-def _class_sums(num_classes: int, width: int, device: torch.device) -> Float[Tensor, "classes d"]:
-    """Rows are added to that of their class: one_hot(labels).T @ rows, without the one-hot labels."""
-    return torch.zeros(num_classes, width, dtype=torch.float64, device=device)
-
-
-def rows_within(budget: int, width: int) -> int:
-    """How many rows so wide, in float64 and with two copies of them, fit into a budget."""
-    return max(1, budget // (4 * 8 * width))

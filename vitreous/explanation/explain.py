@@ -23,8 +23,8 @@ from vitreous.explanation.explain_report import write_report
 from vitreous.explanation.figures import draw_figures
 from vitreous.explanation.result import Explanation, available_methods, compute, request
 from vitreous.inference.device import choose_device, placed
+from vitreous.inference.engine import Input, encoded, name_of
 from vitreous.inference.memory_check import check_bytes, check_memory, takes
-from vitreous.inference.predictor import Input, encoded, name_of
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit

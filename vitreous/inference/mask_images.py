@@ -1,4 +1,4 @@
-"""Masks to look at and to keep: a PNG that holds the ids and shows them in colours, or the colours over the picture.
+"""Draw masks: as a PNG that holds the class ids and shows them in colours, or as colours laid over the image.
 
 h, w: height and width.
 """
@@ -10,17 +10,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
-from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import check_real, fail
 from vitreous.model.options import IGNORED
-
-SOFTWARE = "vitreous"
+from vitreous.report.png import write_png
 
 
 def background_of(classes: Sequence[str]) -> int | None:
-    """The class that is called background, if one is.
+    """The index of the class named background, or None.
 
     >>> background_of(("pet", "Background"))
     1
@@ -29,10 +26,10 @@ def background_of(classes: Sequence[str]) -> int | None:
 
 
 def palette(background: int | None = None) -> UInt8[np.ndarray, "256 3"]:
-    """A colour for each id, in Pascal VOC's way: black for the background, the others as far apart as they are few.
+    """A colour for each id, as in Pascal VOC: black for the background, white for ignored pixels.
 
-    The bits of a colour's number, from the lowest, go to red, green and blue in turn, and there to the highest bit that
-    is still free. Ignored pixels are white.
+    The bits of a class's number, from the lowest, set red, green and blue in turn, each from its highest free bit, so
+    that few classes get distant colours.
 
     >>> palette(background=0)[:3].tolist()
     [[0, 0, 0], [128, 0, 0], [0, 128, 0]]
@@ -54,14 +51,14 @@ def write_mask(
     background: int | None = None,
     ids: Sequence[int] = (),
 ) -> None:
-    """A PNG with a palette, whose indices are the ids: a viewer shows colours, and a reader of masks gets the ids.
+    """Write a PNG whose palette indices are the ids: viewers show colours, and readers of masks get the ids.
 
-    `ids` are those that stand for the classes in the data's own masks; left out, classes are numbered from 0. A palette
-    has 256 colours: with larger ids the PNG has 16 bits for a pixel and shows them as grey.
+    ids: the ids of the classes in the masks of the data; by default classes are numbered from 0. Ids above 255 do not
+        fit a palette: the PNG then has 16 bits per pixel and is grey.
     """
     path = Path(path)
     if path.suffix.lower() != ".png":
-        fail("path", path, "a file that ends in .png: other formats do not keep ids as they are")
+        fail("path", path, "a file that ends in .png: other formats do not preserve ids")
     table = np.arange(256)
     table[: len(ids)] = ids
     wide = max(ids, default=0) > 255
@@ -74,34 +71,17 @@ def write_mask(
     write_png(image, path)
 
 
-def write_png(image: Image.Image, path: Path, optimize: bool = False) -> None:
-    """Write a PNG, whole or not at all, whose header names this program."""
-    about = PngInfo()
-    about.add_text("Software", SOFTWARE)
-    with atomic_file(path) as aside:
-        image.save(aside, "PNG", pnginfo=about, optimize=optimize)
-
-
-def is_written_here(path: Path) -> bool:
-    """True if a file is a PNG of `write_png`."""
-    try:
-        with Image.open(path) as image:
-            return image.info.get("Software") == SOFTWARE
-    except OSError:
-        return False
-
-
 def overlay(
-    picture: UInt8[np.ndarray, "h w 3"],
+    image: UInt8[np.ndarray, "h w 3"],
     ids: UInt8[np.ndarray, "h w"],
     alpha: float = 0.5,
     background: int | None = None,
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """The picture with `alpha` of its mask's colours laid over it; background and ignored pixels stay as they are."""
+    """Blend an image with `alpha` of its mask's colours; background and ignored pixels keep their own."""
     check_real("alpha", alpha, 0, 1)
-    if picture.shape[:2] != ids.shape:
-        sizes = [" x ".join(map(str, shape)) for shape in (picture.shape[:2], ids.shape)]
-        raise ValueError(f"the picture is {sizes[0]} pixels and its mask {sizes[1]}, but they must be equal")
+    if image.shape[:2] != ids.shape:
+        sizes = [" x ".join(map(str, shape)) for shape in (image.shape[:2], ids.shape)]
+        raise ValueError(f"the image is {sizes[0]} pixels and its mask {sizes[1]}, but they must be equal")
     colours = palette(background)[ids].astype(np.float32)
     bare = (ids == IGNORED) | (ids == (IGNORED if background is None else background))
-    return np.rint(picture + np.where(bare, 0, alpha)[..., None] * (colours - picture)).astype(np.uint8)
+    return np.rint(image + np.where(bare, 0, alpha)[..., None] * (colours - image)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Refuses models that need more memory than this machine has, before they are run."""
+"""Reject models that need more memory than this machine has, before they run."""
 
 import math
 import os
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vitreous.model.config import ResNetConfig, SegmenterConfig
-from vitreous.model.kinds import AnyConfig
+from vitreous.model.base_config import ModelConfig
 
 if TYPE_CHECKING:
     from vitreous.model.cost import Cost
 
-SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # any machine runs these, and the estimate takes a second or two
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of containers; cgroup v2, v1
+SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # any machine runs these; the estimate takes a second or two
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of containers: cgroup v2, v1
 
 
-def check_memory(config: AnyConfig, device: torch.device) -> None:
-    """ValueError if a forward pass of one image needs more memory than the device has."""
+def check_memory(config: ModelConfig, device: torch.device) -> None:
+    """Raise ValueError if a forward pass of one image needs more memory than the device has."""
     if spent := large_cost(config):
         check_bytes(spent.inference_bytes, device, f"{takes(config)} one", "use a smaller image_size")
 
 
 def check_bytes(needed: int, device: torch.device, subject: str, advice: str) -> None:
+    """Raise ValueError if `subject` needs more memory than the device has."""
     memory = total_memory(device)
     if needed > memory:
         raise ValueError(
@@ -32,16 +32,14 @@ def check_bytes(needed: int, device: torch.device, subject: str, advice: str) ->
         )
 
 
-def takes(config: AnyConfig, name: str = "the model") -> str:
+def takes(config: ModelConfig, name: str = "the model") -> str:
     height, width = config.image_size
     return f"{name} takes images of {width} x {height} pixels:"
 
 
-def large_cost(config: AnyConfig) -> "Cost | None":
-    """The cost of one image; None for models so small that any machine runs them."""
-    encoder = config.encoder if isinstance(config, SegmenterConfig) else config
-    tokens = 0 if isinstance(encoder, ResNetConfig) else encoder.num_tokens
-    if math.prod(config.image_size) <= SMALL_PIXELS and tokens <= SMALL_TOKENS:
+def large_cost(config: ModelConfig) -> "Cost | None":
+    """The cost of one image; None for models that any machine runs."""
+    if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
         return None
     from vitreous.model.cost import cost  # loads torch's fake tensors
 
@@ -49,7 +47,7 @@ def large_cost(config: AnyConfig) -> "Cost | None":
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of the GPU, or of the machine, or of the container that this process runs in."""
+    """Bytes of memory of the GPU, or of the machine or container that this process runs in."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     limits = [int(text) for file in LIMITS if (text := _content(Path(file))).isdigit()]  # or "max"

@@ -6,18 +6,20 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import torch
 from PIL import Image
 from torch import Tensor
 
 import vitreous
-from vitreous.inference.answers import Embedding
 from vitreous.inference.device import choose_device
 from vitreous.inference.mask_images import palette
 from vitreous.inference.memory_check import check_bytes, large_cost, takes
-from vitreous.inference.outputs import clean
+from vitreous.inference.prediction_files import clean
+from vitreous.inference.predictions import Embedding, class_names
 from vitreous.inference.predictor import Predictor
 from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
 from vitreous.model.base_config import Task
@@ -134,7 +136,7 @@ def serve_model(
 ) -> ServedModel:
     """Make a model that is in memory ready to serve."""
     config = model.config
-    labels = tuple(map(clean, config.labels or (f"class {index}" for index in range(config.num_classes))))
+    labels = tuple(map(clean, class_names(config)))
     if config.task == "segment":
         masks = SegmentPredictor(cast(Any, model), device, precision, workers=0)
         # One image at a time: at full size, the scores of a batch may not fit into memory.
@@ -145,19 +147,13 @@ def serve_model(
     predictor = Predictor(cast(Any, model), device, max_batch, precision, workers=workers)
     computes: dict[Task, Compute] = {}
     if config.task == "classify":
-        computes["classify"] = lambda images: _results(predictor.stream_logits(images), _ranked)
+        computes["classify"] = lambda images: _results(predictor.stream_logits(images), partial(torch.softmax, dim=-1))
     computes["embed"] = lambda images: _results(predictor.stream_embeddings(images), Tensor.numpy)
     return ServedModel(id, name, predictor.model.eval(), predictor, labels, computes)
 
 
 def _results(answers: Iterable[Embedding], convert: Callable[[Tensor], Any]) -> list[Any]:
     return [unreadable(one.error) if one.vector is None else convert(one.vector) for one in answers]
-
-
-def _ranked(logits: Tensor) -> tuple[Any, Any]:
-    """Indices and probabilities of the most probable classes, as many as a request may ask for."""
-    best = logits.softmax(dim=-1).topk(min(MAX_TOP, len(logits)))
-    return best.indices.numpy(), best.values.numpy()
 
 
 def _mask(predictor: SegmentPredictor, labels: Sequence[str], answer: Segmentation) -> dict[str, Any] | ApiError:
@@ -167,7 +163,7 @@ def _mask(predictor: SegmentPredictor, labels: Sequence[str], answer: Segmentati
     image, file = Image.fromarray(answer.mask), io.BytesIO()
     image.putpalette(palette(predictor.background).tobytes())
     image.save(file, "PNG")
-    fractions, colours = answer.shares(predictor.config.num_classes), predictor.colours()
+    fractions, colours = answer.fractions(predictor.config.num_classes), predictor.colours()
     order = sorted((index for index, share in enumerate(fractions) if share), key=lambda index: -fractions[index])
     return {
         "classes": [

@@ -1,11 +1,10 @@
-"""Does a segmentation follow the outlines? The boundary F-score of each class in each picture.
+"""The boundary F-score of each class in each image: how well predicted outlines follow the true ones.
 
-A pixel of a predicted outline is right if the true outline of the same class passes within a tolerance, and the other
-way round; F is the harmonic mean of the two shares (Csurka et al. 2013, "What is a good evaluation measure for semantic
-segmentation?"). The tolerance is 0.75 % of the picture's diagonal, up to whole pixels as in DAVIS, so that in a small
-picture it is not nothing.
+A pixel of a predicted outline is correct if the true outline of the same class passes within a tolerance, and vice
+versa; F is the harmonic mean of precision and recall (Csurka et al. 2013, "What is a good evaluation measure for
+semantic segmentation?"). The tolerance is 0.75 % of the image's diagonal, rounded up to whole pixels as in DAVIS.
 
-n: pictures; k: classes; h, w: height and width.
+n: images; k: classes; h, w: height and width.
 """
 
 import math
@@ -23,10 +22,10 @@ Ids = UInt8[Tensor, "n h w"] | Int[Tensor, "n h w"]
 
 
 def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "n {classes}"]:
-    """F of every class in every picture, in float64; not a number where neither has an outline.
+    """F of every class in every image, in float64; NaN if neither mask has an outline of the class.
 
-    Where the truth is ignored, the prediction is taken at its word: an outline in there is neither right nor wrong, and
-    one that leaves it is judged by how far it does.
+    In ignored pixels the prediction replaces the truth: an outline inside them counts as correct, and one that leaves
+    them is scored by its distance.
     """
     truth = torch.where(masks == IGNORED, predicted.to(masks.dtype), masks)
     ours, theirs = outlines(predicted), outlines(truth)
@@ -39,7 +38,7 @@ def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "
 
 
 def tolerance(size: Size) -> int:
-    """How many pixels an outline may be off.
+    """The maximum distance, in pixels, at which an outline counts as correct.
 
     >>> tolerance((64, 64)), tolerance((160, 160)), tolerance((480, 854))
     (1, 2, 8)
@@ -48,7 +47,7 @@ def tolerance(size: Size) -> int:
 
 
 def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
-    """The class of every pixel that has another class above, below, left or right of it; IGNORED elsewhere."""
+    """The class of each pixel with a neighbour (above, below, left or right) of another class; IGNORED elsewhere."""
     edge = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
     across, down = ids[:, :, 1:] != ids[:, :, :-1], ids[:, 1:] != ids[:, :-1]
     edge[:, :, 1:] |= across
@@ -61,22 +60,22 @@ def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
 def _near(
     ours: UInt8[Tensor, "n h w"], theirs: UInt8[Tensor, "n h w"], radius: int, classes: int
 ) -> tuple[Float[Tensor, "n {classes}"], Float[Tensor, "n {classes}"]]:
-    """How many pixels of our outlines have one of theirs, of the same class, within the radius; and of how many.
+    """Count our outline pixels with one of theirs, of the same class, within the radius; and all of ours.
 
-    Outlines are few pixels, so these look around themselves: every place of a disk once, whatever the number of
-    classes. Growing their outlines by morphology would take a pass over all pixels for each class.
+    Outlines are few pixels, so each offset of a disk is compared once for these alone, whatever the number of classes;
+    dilation would take a pass over all pixels for each class.
     """
     n, h, w = ours.shape
     step = w + 2 * radius
     around = F.pad(theirs, (radius,) * 4, value=IGNORED).flatten()
-    picture, row, column = (ours != IGNORED).nonzero().unbind(1)
-    kind = ours[picture, row, column]
-    place = (picture * (h + 2 * radius) + row + radius) * step + column + radius
+    image, row, column = (ours != IGNORED).nonzero().unbind(1)
+    kind = ours[image, row, column]
+    place = (image * (h + 2 * radius) + row + radius) * step + column + radius
     near = torch.zeros_like(kind, dtype=torch.bool)
     for y in range(-radius, radius + 1):
         reach = math.isqrt(radius**2 - y**2)
         for x in range(-reach, reach + 1):
             near |= around[place + (y * step + x)] == kind
-    cells = picture * classes + kind
+    cells = image * classes + kind
     hits, all_ = (torch.bincount(which, minlength=n * classes).view(n, classes) for which in (cells[near], cells))
     return hits.double(), all_.double()

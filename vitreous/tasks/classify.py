@@ -27,8 +27,7 @@ from vitreous.report.html import Html, bar, details, inner, name, photos, plot, 
 from vitreous.report.metric_text import percent
 from vitreous.report.run_report import Section, TaskReport, class_caption, samples_section
 from vitreous.tasks.base import SAMPLES, SMALL, Finished, Task, padded_if
-from vitreous.tasks.classify_loop import Answers, answer
-from vitreous.tasks.classify_metrics import ClassFigures, Evaluation
+from vitreous.tasks.classification_metrics import ClassMetrics, Evaluation, classify_batches
 from vitreous.tasks.config import Distillation, TaskConfig
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
@@ -91,10 +90,10 @@ class Classify(Task):
         correct = (label_logits.argmax(1) == targets.argmax(1)).float()
         return (losses * weights).sum(), (correct * weights).sum()
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Answers:
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Evaluation:
         config, device = self.model.config, next(module.parameters()).device
         flip = self.config.flip_test
-        return answer(module, batches, device, config.preprocessing, config.labels, precision, flip)
+        return classify_batches(module, batches, device, config.preprocessing, config.labels, precision, flip)
 
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
@@ -115,8 +114,8 @@ class Classify(Task):
         return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1) * temperature**2
 
     def report(self, run: Finished) -> TaskReport:
-        assert isinstance(run.results, Answers)
-        classes, metrics, evaluation = run.data.classes, run.results.metrics(), run.results.evaluation
+        assert isinstance(run.results, Evaluation)
+        classes, metrics, evaluation = run.data.classes, run.results.metrics(), run.results
         labels = [classes[label] if label >= 0 else "unreadable" for label in run.first_batch.labels[:SAMPLES].tolist()]
         correct, count = round(metrics["top1"] * metrics["count"]), metrics["count"]
         headline = ["top1", *(["top5"] if len(classes) > 5 else []), "loss", "ece"]
@@ -266,7 +265,7 @@ def per_class(evaluation: Evaluation) -> list[Html]:
     return content
 
 
-def _class_table(rows: Sequence[ClassFigures], numbered: bool) -> Html:
+def _class_table(rows: Sequence[ClassMetrics], numbered: bool) -> Html:
     lines = [
         [
             name(row.name),
@@ -289,7 +288,7 @@ def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
         content.append(plot(drawn, "Confusion matrix: true classes against predicted ones", text))
     name_of = evaluation.name
     pairs = [
-        [name(name_of(pair.true)), name(name_of(pair.predicted)), f"{pair.count:,}", f"{pair.share:.1%}"]
+        [name(name_of(pair.true)), name(name_of(pair.predicted)), f"{pair.count:,}", f"{pair.fraction:.1%}"]
         for pair in evaluation.most_confused(10)
     ]
     columns = ["true class", "predicted", "images", "of the true class"]

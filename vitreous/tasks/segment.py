@@ -36,9 +36,8 @@ from vitreous.report.run_report import Section, TaskReport, figures_section, sam
 from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task, padded_if
 from vitreous.tasks.config import Segmenting, TaskConfig
 from vitreous.tasks.initial_model import build_preset, checkpoint_config, image_size, model_fields, planned_config
-from vitreous.tasks.segment_loop import Segmented, segment_batches, segment_source
 from vitreous.tasks.segment_loss import segmentation_loss
-from vitreous.tasks.segment_metrics import SegmentEvaluation
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import load
 from vitreous.weights.native import load_folder
@@ -160,13 +159,13 @@ class Segment(Task):
         losses = segmentation_loss(scores, masks, self.config.segmenting.dice)
         return (losses * weights).sum(), (correct * weights).sum()
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Segmented:
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> SegmentEvaluation:
         config, device = self.model.config, next(module.parameters()).device
         return segment_batches(module, batches, device, config.preprocessing, config.labels, precision)
 
     def evaluate_best(
         self, model: Model, source: Source, batches: Iterable[Batch], precision: torch.dtype, rank: int, ranks: int
-    ) -> Segmented:
+    ) -> SegmentEvaluation:
         """Evaluate every image at its own size, as `vitreous eval` and `predict` do."""
         assert isinstance(model, Segmenter)
         device = next(model.parameters()).device
@@ -174,8 +173,8 @@ class Segment(Task):
         return segment_source(predictor, source, self.model.config.labels, rank, ranks)
 
     def report(self, run: Finished) -> TaskReport:
-        assert isinstance(run.results, Segmented)
-        metrics, classes, evaluation = run.results.metrics(), run.data.mask_classes, run.results.evaluation
+        assert isinstance(run.results, SegmentEvaluation)
+        metrics, classes, evaluation = run.results.metrics(), run.data.mask_classes, run.results
         return TaskReport(
             f"mean IoU {metrics['miou']:.4f} on {plural(metrics['count'], 'image')}, pixel accuracy "
             f"{metrics['pixel_accuracy']:.4f}, boundary F {metrics['boundary_f']:.4f}",
@@ -211,7 +210,7 @@ def decoder_for(options: Segmenting, start: ModelConfig | None) -> DecoderConfig
 
 def _figures(run: Finished, evaluation: SegmentEvaluation) -> list[tuple[str, Path]]:
     device = next(run.module.parameters()).device
-    predictor = SegmentPredictor(load_folder(run.folder / "best").to(device))  # type: ignore[arg-type]
+    predictor = SegmentPredictor(load_folder(run.folder / "best").to(device))
     labelled = [image.index for image in evaluation.worst(len(run.source))]
     first = [index for index in range(FIGURES) if index in set(labelled)]
     caption = f"Images of the {run.split} split, their true masks and the predicted ones."

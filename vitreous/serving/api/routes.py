@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
+from vitreous.inference.predictions import top_labels
 from vitreous.model.base_config import Task
 from vitreous.serving.api.parameters import Model, Target, target_of
 from vitreous.serving.api.schemas import (
@@ -58,10 +59,8 @@ def router(
     async def classify(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
         """The most probable classes of an image."""
         one = find_model(served, model)
-        indices, probabilities = await compute(request, one, "classify")
-        pairs = zip(indices[:top].tolist(), probabilities[:top].tolist(), strict=True)
-        predictions = [{"label": one.labels[i], "index": i, "probability": value} for i, value in pairs]
-        return JSONResponse({"predictions": predictions, "model": one.id})
+        [best] = top_labels((await compute(request, one, "classify"))[None], one.labels, top)
+        return JSONResponse({"predictions": [vars(label) for label in best], "model": one.id})
 
     @routes.post("/embed", responses=answers(Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -8,9 +9,17 @@ from hypothesis import strategies as st
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
-from vitreous.model.options import IGNORED
+from vitreous.data.loader import EvalLoader, Place, Reader
+from vitreous.data.sources.base import Picture
+from vitreous.data.sources.shapes import ShapesSource
+from vitreous.evaluation import evaluate
+from vitreous.inference.segment_predictor import SegmentPredictor
+from vitreous.model.build import build_segmenter
+from vitreous.model.config import SegmenterConfig, ViTConfig
+from vitreous.model.options import IGNORED, LinearDecoder, Preprocessing
+from vitreous.model.segmenter import Segmenter
 from vitreous.tasks.boundary import boundary_scores, tolerance
-from vitreous.tasks.segment_metrics import SegmentEvaluation
+from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 
 NAMES = tuple("abcdefg")
 
@@ -66,7 +75,7 @@ def has_other_neighbour(ids: np.ndarray, y: int, x: int) -> bool:
 
 
 def loop_boundary(predicted: np.ndarray, mask: np.ndarray, c: int) -> float:
-    """F of one class in one picture, by the distance from every pixel to the nearest of the other outline."""
+    """F of one class in one image, by the distance from every pixel to the nearest of the other outline."""
     truth = np.where(mask == IGNORED, predicted, mask)
     edges = []
     for ids in (predicted, truth):
@@ -88,14 +97,14 @@ def loop_boundary(predicted: np.ndarray, mask: np.ndarray, c: int) -> float:
 
 @given(n=st.integers(1, 4), classes=st.integers(2, 7), seed=st.integers(0, 1000), spare=st.integers(0, 2))
 @settings(deadline=None, max_examples=25)
-def test_areas_equal_a_loop_over_pixels(n: int, classes: int, seed: int, spare: int) -> None:
+def test_iou_equals_a_loop_over_pixels(n: int, classes: int, seed: int, spare: int) -> None:
     predicted, masks = answers(n, classes, seed, used=max(classes - spare, 1))  # some classes are nowhere
     if bool((masks == IGNORED).all()):
         return
     evaluation = evaluated(predicted, masks, classes)
-    figures, (miou, accuracy, ious) = evaluation.metrics(), loop_figures(predicted, masks, classes)
-    assert figures["miou"] == pytest.approx(miou)
-    assert figures["pixel_accuracy"] == pytest.approx(accuracy)
+    metrics, (miou, accuracy, ious) = evaluation.metrics(), loop_figures(predicted, masks, classes)
+    assert metrics["miou"] == pytest.approx(miou)
+    assert metrics["pixel_accuracy"] == pytest.approx(accuracy)
     assert [row.iou for row in evaluation.per_class()] == pytest.approx(ious)
     assert evaluation.confusion().dtype == torch.int64
     assert int(evaluation.confusion().sum()) == int((masks != IGNORED).sum())
@@ -114,8 +123,8 @@ def test_outlines_equal_a_distance_transform(size: tuple[int, int]) -> None:
         assert (ours > 0).any()
 
 
-def test_the_reach_is_a_disk() -> None:
-    """One pixel each, of a class of its own, at every distance: only those within the radius are found."""
+def test_the_tolerance_is_a_disk() -> None:
+    """Single pixels of one class, at every distance: only those within the radius match."""
     size = (201, 203)
     radius = tolerance(size)
     assert radius == 3
@@ -129,18 +138,18 @@ def test_the_reach_is_a_disk() -> None:
 # ---- What counts -----------------------------------------------------------------------------------------------------
 
 
-def test_a_perfect_answer_is_one_and_ignored_pixels_do_not_matter() -> None:
+def test_a_perfect_mask_scores_one_and_ignored_pixels_do_not_matter() -> None:
     predicted, masks = answers(5, 4, seed=1)
     predicted = torch.where(masks == IGNORED, 0, masks)
-    figures = evaluated(predicted, masks, 4).metrics()
-    assert figures["miou"] == figures["pixel_accuracy"] == 1
+    metrics = evaluated(predicted, masks, 4).metrics()
+    assert metrics["miou"] == metrics["pixel_accuracy"] == 1
     other = torch.where(masks == IGNORED, 3, predicted)
     assert evaluated(other, masks, 4).confusion().equal(evaluated(predicted, masks, 4).confusion())
     whole = answers(5, 4, seed=1)[0]
     assert evaluated(whole, whole, 4).metrics()["boundary_f"] == 1
 
 
-def test_an_outline_in_an_ignored_band_is_right_and_one_beyond_it_is_not() -> None:
+def test_an_outline_in_an_ignored_band_is_correct_and_one_beyond_is_not() -> None:
     mask = torch.zeros(1, 100, 100, dtype=torch.int64)
     mask[:, :, 40:60], mask[:, :, 60:] = IGNORED, 1
 
@@ -154,7 +163,7 @@ def test_an_outline_in_an_ignored_band_is_right_and_one_beyond_it_is_not() -> No
     assert score(20) < 0.01
 
 
-def test_a_class_that_is_only_predicted_where_nothing_is_known_counts_nowhere() -> None:
+def test_a_class_predicted_only_in_ignored_pixels_is_excluded() -> None:
     mask = torch.zeros(1, 20, 20, dtype=torch.int64)
     mask[:, :, 10:] = 1
     mask[:, 5:9, 2:6] = IGNORED
@@ -171,7 +180,7 @@ def test_a_class_that_is_only_predicted_where_nothing_is_known_counts_nowhere() 
     assert wrong[3].boundary_f == 0
 
 
-def test_without_outlines_none_is_missed() -> None:
+def test_without_outlines_boundary_f_is_one() -> None:
     flat = torch.zeros(2, 8, 8, dtype=torch.int64)
     assert evaluated(flat, flat, 2).metrics()["boundary_f"] == 1
 
@@ -179,11 +188,11 @@ def test_without_outlines_none_is_missed() -> None:
 # ---- Joining ---------------------------------------------------------------------------------------------------------
 
 
-def test_batches_and_processes_join_and_a_picture_counts_once() -> None:
+def test_joined_batches_and_processes_count_an_image_once() -> None:
     predicted, masks = answers(11, 5, seed=3)
     whole = evaluated(predicted, masks, 5)
     parts = []
-    for rank in range(3):  # as processes share pictures: the last may come again
+    for rank in range(3):  # as processes share images: the last may come again
         mine = torch.arange(rank, 12, 3).clamp(max=10)
         for some in mine.split(2):
             labels = torch.zeros(len(some), dtype=torch.int64)
@@ -200,7 +209,7 @@ def test_batches_and_processes_join_and_a_picture_counts_once() -> None:
         SegmentEvaluation.join([whole, evaluated(predicted, masks, 6)])
 
 
-def test_the_worst_pictures_come_first() -> None:
+def test_the_worst_images_come_first() -> None:
     predicted, masks = answers(6, 3, seed=5)
     masks[4] = IGNORED
     rows = evaluated(predicted, masks, 3, start=100).worst(9)
@@ -213,15 +222,15 @@ def test_the_worst_pictures_come_first() -> None:
     assert [row.pixel_accuracy for row in rows] == sorted(shares.values())
 
 
-def test_unreadable_pictures_are_counted_and_left_out() -> None:
+def test_unreadable_images_are_counted_and_excluded() -> None:
     predicted, masks = answers(4, 3, seed=2)
     labels = torch.tensor([0, -1, 0, -1])
-    figures = SegmentEvaluation.of(predicted, masks, labels, torch.arange(4), NAMES[:3]).metrics()
-    assert (figures["count"], figures["unreadable"]) == (2, 2)
+    metrics = SegmentEvaluation.of(predicted, masks, labels, torch.arange(4), NAMES[:3]).metrics()
+    assert (metrics["count"], metrics["unreadable"]) == (2, 2)
     some = evaluated(predicted[[0, 2]], masks[[0, 2]], 3).metrics()
-    assert {**figures, "unreadable": 0} == pytest.approx(some)
+    assert {**metrics, "unreadable": 0} == pytest.approx(some)
     nothing = SegmentEvaluation.of(predicted, masks, torch.full((4,), -1), torch.arange(4), NAMES[:3])
-    with pytest.raises(ValueError, match="none of 4 pictures has a labelled pixel"):
+    with pytest.raises(ValueError, match="none of 4 images has a labelled pixel"):
         nothing.metrics()
     assert nothing.worst(3) == []
 
@@ -235,8 +244,104 @@ def test_ids_beyond_the_classes_are_an_error() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_measures_like_the_cpu() -> None:
+def test_metrics_on_a_gpu_equal_those_on_the_cpu() -> None:
     predicted, masks = answers(5, 4, seed=1, size=(90, 120))
     labels, indices = torch.zeros(5, dtype=torch.int64), torch.arange(5)
     there = SegmentEvaluation.of(predicted.cuda(), masks.byte(), labels, indices, NAMES[:4])
     assert there.metrics() == pytest.approx(evaluated(predicted, masks, 4).metrics())
+
+
+# ---- Evaluating batches and sources ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(small: ViTConfig) -> Segmenter:
+    whole = Preprocessing(crop_fraction=1.0)
+    encoder = dataclasses.replace(small, num_classes=0, image_size=(32, 32), preprocessing=whole)
+    config = SegmenterConfig(encoder, LinearDecoder(4), 7, ShapesSource(2, 32, 0, "val").mask_classes)
+    segmenter = build_segmenter(config).eval()
+    for weight in segmenter.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return segmenter
+
+
+def test_at_the_input_size_batches_and_source_agree(model: Segmenter) -> None:
+    source, config = ShapesSource(12, 32, 0, "val"), model.config
+    reader = Reader(source, (32, 32), 3, config.preprocessing, masks=True)
+    cpu = torch.device("cpu")
+    fitted = segment_batches(model, EvalLoader(reader, Place(5), 0), cpu, config.preprocessing, config.labels)
+    whole = segment_source(SegmentPredictor(model, device="cpu"), source, config.labels)
+    assert fitted.metrics() == pytest.approx(whole.metrics())
+    assert torch.equal(fitted.confusion(), whole.confusion())
+
+
+def test_metrics_equal_those_of_predicted_masks(model: Segmenter) -> None:
+    source = ShapesSource(6, 45, 0, "val")
+    predictor = SegmentPredictor(model, device="cpu")
+    found = segment_source(predictor, source, model.config.labels)
+    table = np.zeros((7, 7), np.int64)
+    for index in range(6):
+        [answer] = predictor(source.picture(index))
+        np.add.at(table, (source.mask(index).ravel(), answer.mask.ravel()), 1)  # type: ignore[union-attr]
+    assert found.confusion().tolist() == table.tolist()
+
+
+def test_joined_processes_equal_one_predictor(model: Segmenter) -> None:
+    source, predictor = ShapesSource(7, 32, 0, "val"), SegmentPredictor(model, device="cpu")
+    alone = segment_source(predictor, source, model.config.labels)
+    shared = [segment_source(predictor, source, model.config.labels, rank, 3) for rank in range(3)]
+    assert SegmentEvaluation.join(shared).metrics() == pytest.approx(alone.metrics())
+
+
+class Broken(ShapesSource):
+    """The second image is invalid, the third is missing, and the fourth has a mask of another size."""
+
+    def picture(self, index: int) -> Picture:
+        if index == 2:
+            raise FileNotFoundError(2, "No such file or directory")
+        return b"no image" if index == 1 else super().picture(index)
+
+    def mask(self, index: int) -> np.ndarray:
+        return super().mask(index)[:, :-1] if index == 3 else super().mask(index)
+
+
+def test_unreadable_images_and_masks_are_named_and_excluded(model: Segmenter) -> None:
+    source, predictor = Broken(6, 32, 0, "val"), SegmentPredictor(model, device="cpu")
+    found = segment_source(predictor, source, model.config.labels)
+    assert (found.metrics()["count"], found.metrics()["unreadable"]) == (3, 3)
+    assert [problem.split(":")[0] for problem in found.problems] == [f"shapes/val[{index}]" for index in (1, 2, 3)]
+    assert "its mask is 32 x 31 pixels, but the image 32 x 32" in found.problems[2]
+    good = [0, 4, 5]
+    pixels = sum(source.mask(index).size for index in good)
+    assert int(found.confusion().sum()) == pixels
+
+
+def test_more_processes_than_images(model: Segmenter) -> None:
+    source, predictor = ShapesSource(2, 32, 0, "val"), SegmentPredictor(model, device="cpu")
+    parts = [segment_source(predictor, source, model.config.labels, rank, 4) for rank in range(4)]
+    alone = segment_source(predictor, source, model.config.labels)
+    assert SegmentEvaluation.join(parts).metrics() == pytest.approx(alone.metrics())
+
+
+def test_masks_from_scores_that_are_not_numbers_are_an_error(model: Segmenter) -> None:
+    torch.nn.init.constant_(next(model.decoder.parameters()), float("nan"))
+    with pytest.raises(ValueError, match=r"shapes/val\[0\]: the model's answer is not a number"):
+        segment_source(SegmentPredictor(model, device="cpu"), ShapesSource(2, 32, 0, "val"), model.config.labels)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_segmenter_is_restored(training: bool, model: Segmenter) -> None:
+    config = model.config
+    reader = Reader(ShapesSource(2, 32, 0, "val"), (32, 32), 3, config.preprocessing, masks=True)
+    batches = EvalLoader(reader, Place(2), 0)
+    segment_batches(model.train(training), batches, torch.device("cpu"), config.preprocessing, config.labels)
+    assert model.training == training
+
+
+def test_evaluate_averages_with_the_mirror_image(model: Segmenter) -> None:
+    data = "shapes:size=32,count=12,val=6"
+    plain, flipped = (evaluate(model, data, device="cpu", flip=flip).evaluation for flip in (False, True))  # type: ignore[union-attr]
+    source = ShapesSource(6, 32, 0, "val")
+    expected = segment_source(SegmentPredictor(model, device="cpu", flip=True), source, model.config.labels)
+    assert torch.equal(flipped.confusion(), expected.confusion())
+    assert not torch.equal(flipped.confusion(), plain.confusion())

@@ -1,5 +1,4 @@
 import csv
-import io
 import json
 import sys
 from collections.abc import Iterator
@@ -8,11 +7,10 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 import torch
-from rich.console import Console
 
 from vitreous.common.checks import BadValue
-from vitreous.inference.answers import Embedding, Label, Prediction
-from vitreous.inference.outputs import Shape, Written, json_line, print_table, write, writer_for
+from vitreous.inference.prediction_files import write, writer_for
+from vitreous.inference.predictions import Embedding, Label, Prediction
 
 CAT = Prediction("a/cat.jpg", (Label("cat", 3, 0.75), Label("dog, small", 1, 0.25)))
 DOG = Prediction("dog\udce9.png", (Label("犬 [bold]", 0, 0.5), Label("line\nbreak", 2, 0.125)))
@@ -23,7 +21,6 @@ VECTORS = [
     Embedding("b", error="broken"),
     Embedding("c", torch.tensor([3, -4.0])),
 ]
-TWO = Shape(labels=2)
 ENDINGS = [".json", ".jsonl", ".csv", ".parquet"]
 
 AS_JSON = [
@@ -46,23 +43,22 @@ AS_JSON = [
 
 
 def test_json_is_a_list(tmp_path: Path) -> None:
-    assert write(PREDICTIONS, tmp_path / "x.json", TWO) == Written(pictures=3, errors=1)
+    write(PREDICTIONS, tmp_path / "x.json", top=2)
     text = (tmp_path / "x.json").read_text(encoding="utf-8")
     assert json.loads(text) == AS_JSON
     assert len(text.splitlines()) == 5  # an object a line here too
-    write([], tmp_path / "x.json", TWO)
+    write([], tmp_path / "x.json", top=2)
     assert json.loads((tmp_path / "x.json").read_text()) == []
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    write(PREDICTIONS, tmp_path / "x.JSONL", TWO)
+    write(PREDICTIONS, tmp_path / "x.JSONL", top=2)
     lines = (tmp_path / "x.JSONL").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == AS_JSON
-    assert lines == [json_line(prediction) for prediction in PREDICTIONS]
 
 
-def test_csv_is_a_row_for_each_picture(tmp_path: Path) -> None:
-    write(PREDICTIONS, tmp_path / "x.csv", TWO)
+def test_csv_has_a_row_for_each_image(tmp_path: Path) -> None:
+    write(PREDICTIONS, tmp_path / "x.csv", top=2)
     with open(tmp_path / "x.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     assert rows == [
@@ -74,7 +70,7 @@ def test_csv_is_a_row_for_each_picture(tmp_path: Path) -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    write(PREDICTIONS, tmp_path / "x.parquet", TWO)
+    write(PREDICTIONS, tmp_path / "x.parquet", top=2)
     rows = pyarrow.parquet.read_table(tmp_path / "x.parquet").to_pylist()
     empty = {"label": None, "index": None, "probability": None, "predictions": None}
     assert rows[0] == {"path": "bad.jpg", "error": "the file is empty", **empty}
@@ -82,18 +78,18 @@ def test_parquet(tmp_path: Path) -> None:
         assert row == {**expected, **expected["predictions"][0], "error": None}  # type: ignore[dict-item]
 
 
-def test_parquet_is_written_as_answers_come(tmp_path: Path) -> None:
-    write((Prediction(str(i), CAT.predictions) for i in range(2500)), tmp_path / "x.parquet", TWO)
+def test_parquet_is_written_in_row_groups(tmp_path: Path) -> None:
+    write((Prediction(str(i), CAT.predictions) for i in range(2500)), tmp_path / "x.parquet", top=2)
     file = pyarrow.parquet.ParquetFile(tmp_path / "x.parquet")
     assert file.metadata.num_row_groups == 3
     assert file.read()["path"].to_pylist() == [str(i) for i in range(2500)]
-    write([], tmp_path / "x.parquet", TWO)
+    write([], tmp_path / "x.parquet", top=2)
     assert pyarrow.parquet.read_table(tmp_path / "x.parquet").num_rows == 0
 
 
 def test_embeddings(tmp_path: Path) -> None:
     for ending in ENDINGS:
-        assert write(VECTORS, tmp_path / f"x{ending}", Shape(width=2)) == Written(3, 1)
+        write(VECTORS, tmp_path / f"x{ending}", width=2)
     table = pyarrow.parquet.read_table(tmp_path / "x.parquet")
     assert table.schema.field("embedding").type == pyarrow.list_(pyarrow.float32(), 2)
     tenth = torch.tensor(0.1).item()
@@ -114,7 +110,7 @@ def test_embeddings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_run_that_breaks_off_leaves_the_file_before(tmp_path: Path, ending: str) -> None:
+def test_an_interrupted_run_keeps_the_previous_file(tmp_path: Path, ending: str) -> None:
     def broken() -> Iterator[Prediction]:
         for _ in range(2000):
             yield CAT
@@ -123,32 +119,22 @@ def test_a_run_that_breaks_off_leaves_the_file_before(tmp_path: Path, ending: st
     path = tmp_path / f"x{ending}"
     path.write_text("before")
     with pytest.raises(RuntimeError, match="power cut"):
-        write(broken(), path, TWO)
+        write(broken(), path, top=2)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_name_is_checked_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_name_is_checked_before_the_first_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never() -> Iterator[Prediction]:
-        raise AssertionError("asked for")
+        raise AssertionError("read")
         yield
 
     wanted = r"x.cvs', but must be a name that ends in .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"
     with pytest.raises(BadValue, match=wanted):
-        write(never(), tmp_path / "x.cvs", TWO)
+        write(never(), tmp_path / "x.cvs", top=2)
     (tmp_path / "x.csv").mkdir()
     with pytest.raises(OSError, match="is not a file"):
-        write(never(), tmp_path / "x.csv", TWO)
+        write(never(), tmp_path / "x.csv", top=2)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"pip install vitreous\[data\]"):
         writer_for("x.parquet")
-
-
-def test_table() -> None:
-    text = io.StringIO()
-    assert print_table(PREDICTIONS, Console(file=text, width=100)) == Written(3, 1)
-    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
-    assert lines[0] == "picture label probability or else"
-    assert lines[1] == "bad.jpg error: the file is empty"
-    assert lines[2] == "a/cat.jpg cat 75.0% dog, small 25.0%"
-    assert lines[3].startswith("dog?.png 犬 [bold] 50.0% line")

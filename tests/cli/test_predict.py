@@ -1,0 +1,295 @@
+"""`vitreous predict` and `vitreous embed`, from files to files."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import nn
+
+import vitreous
+from masked_folders import folder
+from vitreous.cli.embed import embed as embed_verb
+from vitreous.cli.predict import predict as predict_verb
+from vitreous.cli.prediction_output import print_table
+from vitreous.common.checks import BadValue
+from vitreous.inference import Predictor
+from vitreous.inference.image_paths import MasksSkipped
+from vitreous.inference.predictions import Label, Prediction
+from vitreous.inference.segment_predictor import Segmentation
+from vitreous.model.build import build, build_segmenter
+from vitreous.model.config import SegmenterConfig
+from vitreous.model.presets import configure
+from vitreous.weights.load import load, save
+
+FIELDS = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "labels": ("ant", "bee", "cat")}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    made = build(configure("ViT-Lite-6/4", 3, 8, FIELDS))
+    nn.init.normal_(made.head.weight)  # type: ignore[arg-type]
+    save(made, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def segmenter(tmp_path: Path) -> Path:
+    encoder = configure("ViT-Lite-6/4", 0, 8, {name: FIELDS[name] for name in FIELDS if name != "labels"})
+    save(build_segmenter(SegmenterConfig(encoder, num_classes=2)), tmp_path / "segmenter")
+    return tmp_path / "segmenter"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    chance = np.random.default_rng(0)
+    (tmp_path / "set").mkdir()
+    for i in range(5):
+        Image.fromarray(chance.integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(tmp_path / "set" / f"{i}.png")
+    (tmp_path / "set" / "2.png").write_bytes(b"no image")
+    return tmp_path / "set"
+
+
+def predict(model: Path, *images: str, **changes: Any) -> None:
+    options = {"top": 2, "batch_size": 2, "device": "cpu"}
+    predict_verb(model, images, **(options | changes))  # type: ignore[arg-type]
+
+
+def embed(model: Path, *images: str, out: Path) -> None:
+    embed_verb(model, images, batch_size=2, device="cpu", out=out)
+
+
+def test_json_has_a_line_for_each_image(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, str(images), json=True)
+    output = capsys.readouterr()
+    answers = [json.loads(line) for line in output.out.splitlines()]
+    assert [Path(answer["path"]).name for answer in answers] == [f"{i}.png" for i in range(5)]
+    assert "error" in answers[2]
+    assert "predictions" not in answers[2]
+    files = [images / f"{i}.png" for i in (0, 1, 3, 4)]
+    probabilities = Predictor(load(model), device="cpu").logits(files).softmax(1)
+    for answer, row in zip([answers[i] for i in (0, 1, 3, 4)], probabilities, strict=True):
+        found = {one["label"]: one["probability"] for one in answer["predictions"]}
+        best = {FIELDS["labels"][i]: pytest.approx(float(row[i]), abs=1e-5) for i in row.topk(2).indices}  # type: ignore[index]
+        assert found == best
+    assert output.err.startswith("5 images, 1 of them unreadable, ")
+    assert output.err.rstrip().endswith("images/s on cpu")
+
+
+def test_predictions_are_printed_as_a_table(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, f"{images}/[01].png", f"{images}/2.png")
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if "%" in line]) == 2
+    assert any("error: not a" in " ".join(line.split()) for line in lines)
+
+
+def test_one_image_is_singular(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, f"{images}/0.png")
+    assert capsys.readouterr().err.startswith("1 image, ")
+
+
+def test_prediction_at_another_image_size(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(model, f"{images}/0.png", image_size=(16,), json=True, top=3)
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    larger = Predictor(load(model, image_size=16), device="cpu", top=3)([images / "0.png"])[0].predictions
+    assert [(one["label"], one["probability"]) for one in found] == [
+        (one.label, pytest.approx(one.probability, abs=1e-5)) for one in larger
+    ]
+
+
+def test_predictions_are_written_to_a_file(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict(model, str(images), out=tmp_path / "answers.csv")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"5 images to {tmp_path / 'answers.csv'}, 1 of them unreadable" in output.err
+    with (tmp_path / "answers.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 5
+
+
+def test_embeddings_are_written_to_a_file(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed(model, str(images), out=tmp_path / "vectors.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text().splitlines()]
+    vectors = torch.tensor([row["embedding"] for row in rows if "embedding" in row])
+    expected = Predictor(load(model), device="cpu").embed([images / f"{i}.png" for i in (0, 1, 3, 4)])
+    torch.testing.assert_close(vectors, expected)
+    assert "5 images" in capsys.readouterr().err
+
+
+def test_an_unsupported_file_name_is_rejected_before_loading(tmp_path: Path, images: Path) -> None:
+    with pytest.raises(ValueError, match="xls"):
+        embed(tmp_path / "nowhere", str(images), out=tmp_path / "answers.xls")
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.json", "x.png", "folder"])
+def test_an_unsupported_output_is_rejected_for_each_kind_of_model(
+    name: str, model: Path, segmenter: Path, images: Path, tmp_path: Path
+) -> None:
+    if name != "x.json":
+        with pytest.raises(BadValue, match=r"but must be a name that ends in \.json"):
+            predict(model, str(images), out=tmp_path / name)
+    if name != "folder":
+        with pytest.raises(BadValue, match="but must be a folder for masks"):
+            predict(segmenter, str(images), out=tmp_path / name, top=None)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_segmenter_writes_into_any_existing_folder(segmenter: Path, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.v2").mkdir()
+    predict(segmenter, str(images / "0.png"), out=tmp_path / "cut.v2", top=None)
+    assert (tmp_path / "cut.v2" / "masks" / "0.png").is_file()
+
+
+def test_top_is_rejected_for_a_segmenter(segmenter: Path, images: Path) -> None:
+    run = shell("predict", segmenter, images / "0.png", "--device", "cpu", "--top", 3)
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+    assert "top is 3, but must be omitted for a segmenter" in run.stderr
+
+
+def test_five_labels_by_default(tmp_path: Path, images: Path) -> None:
+    save(build(configure("ViT-Lite-6/4", 7, 8, {**FIELDS, "labels": ()})), tmp_path / "seven")
+    run = shell("predict", tmp_path / "seven", images / "0.png", "--device", "cpu", "--json")
+    assert len(json.loads(run.stdout)["predictions"]) == 5
+
+
+def test_masks_beside_images_are_not_predicted(
+    model: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = folder(tmp_path / "data", count=3)
+    skipped = pytest.warns(MasksSkipped, match="3 masks skipped")
+    with skipped:
+        predict(segmenter, str(data), top=None, json=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [Path(json.loads(line)["path"]).suffix for line in lines] == [".jpg"] * 3
+    with skipped:
+        predict(model, str(data))
+    assert capsys.readouterr().err.startswith("3 images")
+    with skipped:
+        embed(segmenter, str(data), out=tmp_path / "vectors.jsonl")
+    assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 3
+
+
+def test_missing_images_are_named_before_loading(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing\.jpg"):
+        predict(tmp_path / "nowhere", str(tmp_path / "nothing.jpg"))
+
+
+def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """As in a shell, with both outputs in a pipe."""
+    words = [sys.executable, "-m", "vitreous", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
+
+
+def test_paths_are_not_truncated_in_a_pipe(model: Path, images: Path) -> None:
+    deep = images / "/".join(["a folder whose name is long"] * 4)
+    deep.mkdir(parents=True)
+    files = [shutil.copy(images / f"{i}.png", deep / f"{i}.png") for i in range(2)]
+    run = shell("predict", model, deep, "--device", "cpu")
+    assert run.returncode == 0
+    _, *lines = run.stdout.splitlines()
+    for file, line in zip(files, lines, strict=True):
+        assert line.startswith(f" {file} ")
+        assert "%" in line
+    _, *facts = shell("info", model).stdout.splitlines()
+    assert all(line.strip().split("  ")[0] for line in facts)  # no line goes on in the next
+    assert max(map(len, facts)) > 80
+    assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not filled up to the longest
+
+
+@pytest.mark.parametrize(
+    "words", [["predict"], ["predict", "--json"], ["predict", "--out", "x.csv"], ["embed", "--out", "x.csv"]]
+)
+def test_a_run_without_a_readable_image_fails(words: list[str], model: Path, images: Path, tmp_path: Path) -> None:
+    verb, *options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
+    run = shell(verb, model, images / "2.png", *options, "--device", "cpu")
+    assert run.returncode == 1
+    assert run.stderr.startswith("vitreous: no image could be read: 1 of 1 failed")
+    assert len(run.stderr.splitlines()) == 1
+    found = (tmp_path / "x.csv").read_text() if options[-1:] == [str(tmp_path / "x.csv")] else run.stdout
+    assert "not a" in found
+    some = shell(verb, model, images, *options, "--device", "cpu")
+    assert some.returncode == 0
+    assert "5 images" in some.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "gpu"], "device is 'gpu', but must be auto, cpu, cuda, mps"),
+        (["--out", "answers.xlsx"], "out is 'answers.xlsx', but must be a name that ends in .json"),
+    ],
+)
+def test_invalid_arguments_are_rejected(words: list[str], message: str, model: Path, images: Path) -> None:
+    run = shell("predict", model, images / "0.png", *words)
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert message in run.stderr
+
+
+def test_no_images_is_an_error(model: Path) -> None:
+    run = shell("predict", model)
+    assert run.returncode == 2
+    assert "images is '', but must be files, folders, globs" in run.stderr
+
+
+def test_a_segmenter_hints_at_the_flag_that_writes_masks(segmenter: Path, images: Path, tmp_path: Path) -> None:
+    run = shell("predict", segmenter, images / "0.png", "--device", "cpu")
+    assert (run.returncode, run.stdout.count("\n")) == (0, 1)
+    assert "masks and overlays are written with --out FOLDER" in run.stderr
+    kept = shell("predict", segmenter, images / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
+    assert "--out" not in kept.stderr
+    assert (tmp_path / "cut" / "masks" / "0.png").is_file()
+    broken = shell("predict", segmenter, images / "2.png", "--device", "cpu")
+    assert (broken.returncode, broken.stderr.count("\n")) == (1, 1)
+
+
+def test_table_of_predictions() -> None:
+    cat = Prediction("a/cat.jpg", (Label("cat", 3, 0.75), Label("dog, small", 1, 0.25)))
+    dog = Prediction("dog\udce9.png", (Label("犬 [bold]", 0, 0.5), Label("line\nbreak", 2, 0.125)))
+    text = io.StringIO()
+    print_table([Prediction("bad.jpg", error="the file is empty"), cat, dog], Console(file=text, width=100))
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert lines[0] == "image label probability or else"
+    assert lines[1] == "bad.jpg error: the file is empty"
+    assert lines[2] == "a/cat.jpg cat 75.0% dog, small 25.0%"
+    assert lines[3].startswith("dog?.png 犬 [bold] 50.0% line")
+
+
+# ---- As functions ----------------------------------------------------------------------------------------------------
+
+
+def test_predict_as_a_function_takes_models_checkpoints_files_and_arrays(model: Path, images: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "top": 2}
+    array = np.array(Image.open(images / "0.png"))
+    results = vitreous.predict(model, images, batch_size=1, **options)
+    found = list(results)
+    assert (results.images, results.errors, len(results.paths)) == (5, 1, 5)
+    [named] = vitreous.predict(load(model), str(images / "0.png"), **options)
+    [plain] = vitreous.predict(load(model), array, **options)
+    assert found[0] == named
+    assert plain.predictions == named.predictions  # type: ignore[union-attr]
+
+
+def test_embed_as_a_function_gives_an_array_of_the_readable_images(model: Path, images: Path) -> None:
+    names, vectors = vitreous.embed(model, images, device="cpu").array()
+    assert [Path(name).name for name in names] == ["0.png", "1.png", "3.png", "4.png"]
+    torch.testing.assert_close(vectors, Predictor(load(model), device="cpu").embed(names))  # type: ignore[arg-type]
+
+
+def test_predict_as_a_function_gives_masks_for_a_segmenter(segmenter: Path, images: Path) -> None:
+    [result] = vitreous.predict(segmenter, images / "0.png", device="cpu")
+    assert isinstance(result, Segmentation)
+    assert result.mask is not None
+    assert result.mask.shape == (9, 12)

@@ -1,0 +1,113 @@
+"""Output of `vitreous predict` and `vitreous embed`: a table, JSON lines or a file, and a summary on stderr."""
+
+import itertools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vitreous.common.terminal import console as standard_output
+from vitreous.common.text import json_text, one_line, printable
+from vitreous.data.split import plural
+from vitreous.inference.predict_images import Embeddings, Results
+from vitreous.inference.prediction_files import MaskFolder, as_dict, clean, write
+from vitreous.inference.predictions import Prediction
+from vitreous.inference.predictor import Predictor
+from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
+
+ROWS = 1024  # of a table that are laid out together
+SHOWN = 0.005  # smaller fractions of an image are not printed
+
+
+def output_predictions(results: Results[Any], as_json: bool, out: Path | None) -> None:
+    """Write predictions to `out`, or print them; masks are written and also summarised."""
+    if isinstance(results.engine, SegmentPredictor):
+        _output_masks(results, results.engine, as_json, out)
+    elif out is not None:
+        assert isinstance(results.engine, Predictor)
+        write(results, out, top=results.engine.top)
+    elif as_json:
+        for result in results:
+            print(json_text(as_dict(result)), flush=True)
+    else:
+        print_table(results)
+    _print_summary(results, out)
+    if isinstance(results.engine, SegmentPredictor) and out is None and not as_json:
+        print("masks and overlays are written with --out FOLDER", file=sys.stderr)
+
+
+def output_embeddings(embeddings: Embeddings, out: Path) -> None:
+    assert isinstance(embeddings.engine, Predictor)
+    write(embeddings, out, width=embeddings.engine.width)
+    _print_summary(embeddings, out)
+
+
+def print_table(predictions: Iterable[Prediction], console: Console | None = None) -> None:
+    """Print a line for each image: its name, the best label and its probability, and the next best."""
+    console = console or standard_output()
+    remaining, header = iter(predictions), True
+    while group := list(itertools.islice(remaining, ROWS)):
+        table = Table("image", "label", "probability", "or else", box=None, show_header=header)
+        header = False
+        for prediction in group:
+            name = Text(one_line(clean(prediction.name)), overflow="fold")
+            if prediction.error is not None:
+                table.add_row(name, Text(f"error: {clean(prediction.error)}", style="red"))
+                continue
+            first, *rest = prediction.predictions
+            others = Text(clean(", ".join(f"{label.label} {label.probability:.1%}" for label in rest)))
+            table.add_row(name, Text(clean(first.label), style="bold"), f"{first.probability:.1%}", others)
+        console.print(table)
+
+
+def _output_masks(results: Results[Segmentation], predictor: SegmentPredictor, as_json: bool, out: Path | None) -> None:
+    """Write masks and overlays below `out`, and print the fraction of each class."""
+    folder = None if out is None else MaskFolder(out, results.paths, predictor)
+    console = standard_output(soft_wrap=True)
+    for result in results:
+        if folder is not None:
+            folder.write(result)
+        if as_json:
+            print(json_text(_mask_record(predictor, result)), flush=True)
+        elif result.error is not None:
+            console.print(f"{one_line(result.name)}: {result.error}")
+        else:
+            shown = [
+                f"{label} {fraction:.1%}" for label, fraction in _fractions(predictor, result) if fraction >= SHOWN
+            ]
+            console.print(f"{one_line(result.name)}: {', '.join(shown)}")
+
+
+def _mask_record(predictor: SegmentPredictor, result: Segmentation) -> dict[str, Any]:
+    if result.mask is None:
+        return {"path": clean(result.name), "error": clean(result.error or "")}
+    pairs = _fractions(predictor, result)
+    return {
+        "path": clean(result.name),
+        "height": result.mask.shape[0],
+        "width": result.mask.shape[1],
+        "classes": [{"label": clean(label), "share": fraction} for label, fraction in pairs if fraction],
+    }
+
+
+def _fractions(predictor: SegmentPredictor, result: Segmentation) -> list[tuple[str, float]]:
+    """Classes and their fractions of the image, largest first."""
+    pairs = zip(predictor.labels, result.fractions(predictor.config.num_classes), strict=True)
+    return sorted(pairs, key=lambda pair: -pair[1])
+
+
+def _print_summary(results: Results[Any], out: Path | None) -> None:
+    """Print the number of images, the destination and the speed; raise if no image could be read."""
+    in_file = out is not None and out.is_file()
+    if results.images and results.errors == results.images:
+        where = f" (see {out})" if in_file else ""
+        raise ValueError(f"no image could be read: {results.errors} of {results.images} failed{where}")
+    to = f" to {out}" if out is not None else ""
+    reasons = " (reasons are in `error`)" if in_file else ""
+    broken = f", {results.errors} of them unreadable{reasons}" if results.errors else ""
+    speed = f"{results.engine.throughput.images_per_second:.1f} images/s on {results.engine.device}"
+    print(printable(f"{plural(results.images, 'image')}{to}{broken}, {speed}"), file=sys.stderr)

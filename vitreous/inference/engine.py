@@ -1,0 +1,268 @@
+"""The one path from an image to a model's output, shared by prediction, embedding, evaluation, probes and serving.
+
+Threads read and decode images ahead of the model; decoded images are batched, normalised on the device and passed
+through the model in the chosen precision. Each image gets one result, in order: an output, or an error that affects no
+other image.
+
+b: batch; c: channels; h, w: height and width.
+"""
+
+import contextlib
+import math
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor, nn
+
+from vitreous.common.checks import check_choice, check_whole
+from vitreous.common.regular_files import read_regular
+from vitreous.data.image.decode import UnreadableImage
+from vitreous.data.image.modes import pixels_of, upright
+from vitreous.data.sources.base import Picture, Source
+from vitreous.inference.device import choose_device, choose_dtype, placed
+from vitreous.inference.memory_check import check_memory
+from vitreous.inference.predictions import Throughput, class_names
+from vitreous.model.inputs import normalise
+from vitreous.model.options import Preprocessing
+from vitreous.model.protocol import Model, ModelConfig
+
+Precision = Literal["fp32", "bf16", "auto"]
+NOT_A_NUMBER = "the model's answer is not a number"
+P = ParamSpec("P")
+T = TypeVar("T")
+_PILLOW = threading.Lock()
+
+
+@dataclass(frozen=True)
+class SourceImage:
+    """One image of a data source, read in a decoding thread."""
+
+    source: Source
+    index: int
+
+
+# A path, an encoded file, pixels [h, w] or [h, w, c] of uint8, a Pillow image, or an image of a data source.
+Input = str | os.PathLike[str] | bytes | np.ndarray | Image.Image | SourceImage
+Images = Input | Iterable[Input] | Source
+
+
+class Engine(ABC):
+    """A model on its device, with threads that decode images for it. Subclasses define decoding and outputs."""
+
+    model: Any  # a `Model`, which torch.compile may have wrapped
+    tasks: tuple[str, ...]  # of the models that a subclass takes
+    takes: str  # the same in words
+    max_pixels: int | None = None  # limit on decoded values that are read ahead or batched; None if images are small
+
+    def __init__(
+        self, model: Model, device: str | torch.device | None, precision: Precision, batch_size: int, workers: int
+    ):
+        config = getattr(model, "config", None)
+        if not isinstance(config, ModelConfig) or config.task not in self.tasks:
+            others = [kind.__name__ for kind in Engine.__subclasses__() if getattr(config, "task", "") in kind.tasks]
+            hint = "".join(f": use {name}" for name in others)
+            raise TypeError(f"model is a {type(model).__name__}, but {type(self).__name__} takes {self.takes}{hint}")
+        check_choice("precision", precision, ("fp32", "bf16", "auto"))
+        check_whole("batch_size", batch_size, 1, 2**20)
+        check_whole("workers", workers, 0, 2**10)
+        if config.channels not in (1, 3):
+            raise ValueError(f"the model takes {config.channels} channels, but images have 1 (grey) or 3 (RGB)")
+        self.device = choose_device(device, next(model.parameters()).device)
+        check_memory(config, self.device)
+        self.dtype = choose_dtype(precision, self.device)
+        self.model, self.config = placed(model, self.device, self.dtype), config
+        self.batch_size, self.workers, self.labels = batch_size, workers, class_names(config)
+        self.throughput = Throughput(0, 0.0)
+
+    @abstractmethod
+    def decode(self, picture: Picture) -> UInt8[Tensor, "c h w"]:
+        """Decode an image for the model; called in threads."""
+
+    def run(
+        self, images: Images, step: Callable[[UInt8[Tensor, "b c h w"]], list[Any]], result: Callable[..., T]
+    ) -> Iterator[T]:
+        """Yield a result for each image: `result(name, *fields)` or `result(name, error=reason)`.
+
+        `step` maps a batch of decoded images of one size to the fields, or the error text, of each.
+        """
+        started, count = time.perf_counter(), 0
+        self.model.eval()
+        try:
+            for batch in self._batches(self._decoded(as_stream(images))):
+                decoded = [image for _, image in batch if isinstance(image, Tensor)]
+                with torch.inference_mode():
+                    outputs = iter(step(torch.stack(decoded)) if decoded else [])
+                for name, image in batch:
+                    count += 1
+                    output = image if isinstance(image, str) else next(outputs)
+                    yield result(name, error=output) if isinstance(output, str) else result(name, *output)
+        finally:
+            self.throughput = Throughput(count, time.perf_counter() - started)
+
+    def input(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        return model_input(pixels, self.device, self.config.preprocessing).to(self.dtype)
+
+    def _decoded(self, images: Iterator[Input]) -> Iterator[tuple[str, Tensor | str]]:
+        """Yield names with decoded images, or with the error; threads are at most two batches ahead."""
+        pending: deque[tuple[str, Future[Tensor | str]]] = deque()
+        pool = decode_pool(self.workers)
+        try:
+            for index, image in enumerate(images):
+                if isinstance(image, np.ndarray):
+                    image = image.copy()  # the caller may reuse the array for the next image
+                pending.append((name_of(image, index), pool.submit(self._read, image)))
+                while len(pending) > 2 * self.batch_size or (len(pending) > 1 and self._too_large(pending)):
+                    name, future = pending.popleft()
+                    yield name, future.result()
+            while pending:
+                name, future = pending.popleft()
+                yield name, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _read(self, image: Input) -> Tensor | str:
+        try:
+            return self.decode(encoded(image))
+        except OSError as error:
+            return error.strerror or str(error)
+        except (ValueError, MemoryError) as error:
+            return str(error) or "not enough memory to decode it"
+
+    def _too_large(self, pending: Iterable[tuple[str, "Future[Tensor | str]"]]) -> bool:
+        if self.max_pixels is None:
+            return False
+        done = (future.result() for _, future in pending if future.done())
+        return sum(one.numel() for one in done if isinstance(one, Tensor)) > self.max_pixels
+
+    def _batches(self, decoded: Iterable[tuple[str, Tensor | str]]) -> Iterator[list[tuple[str, Tensor | str]]]:
+        """Group consecutive images of one size; errors join any batch."""
+        batch: list[tuple[str, Tensor | str]] = []
+        shape: torch.Size | None = None
+        for name, image in decoded:
+            if isinstance(image, Tensor):
+                full = self.max_pixels is not None and len(batch) * image.numel() > self.max_pixels
+                if shape is not None and (full or shape != image.shape):
+                    yield batch
+                    batch = []
+                shape = image.shape
+            batch.append((name, image))
+            if len(batch) == self.batch_size:
+                yield batch
+                batch, shape = [], None
+        if batch:
+            yield batch
+
+
+# ---- Forward passes, also used by validation during training ---------------------------------------------------------
+
+
+def model_input(
+    pixels: UInt8[Tensor, "b c h w"], device: torch.device, preprocessing: Preprocessing
+) -> Float[Tensor, "b c h w"]:
+    """Decoded images as a model takes them: on its device, scaled to [0, 1] and normalised."""
+    return normalise(pixels.to(device, non_blocking=True).float() / 255, preprocessing)
+
+
+def class_scores(
+    forward: Callable[[Tensor], Tensor], images: Float[Tensor, "b c h w"], flip: bool = False
+) -> Float[Tensor, "b classes"]:
+    """Logits in float32; with `flip`, log probabilities averaged (as probabilities) with those of the mirror image."""
+    scores = forward(images).float()
+    if not flip:
+        return scores
+    mirrored = forward(images.flip(-1)).float()
+    return torch.logaddexp(scores.log_softmax(dim=-1), mirrored.log_softmax(dim=-1)) - math.log(2)
+
+
+@contextlib.contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Set a module to evaluation mode without gradients, and restore its mode afterwards."""
+    before = module.training
+    module.eval()
+    with torch.no_grad():
+        yield
+    module.train(before)
+
+
+def mixed_precision(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    """Autocast to `precision`; disabled for float32."""
+    mixed = precision != torch.float32
+    return torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed)
+
+
+# ---- Inputs ----------------------------------------------------------------------------------------------------------
+
+
+def as_stream(images: Images) -> Iterator[Input]:
+    """One image or many; an array of four dimensions is many."""
+    if isinstance(images, Source):
+        return (SourceImage(images, index) for index in range(len(images)))
+    if isinstance(images, np.ndarray):
+        return iter(images if images.ndim == 4 else [images])
+    return iter([images] if isinstance(images, str | os.PathLike | bytes | Image.Image | SourceImage) else images)
+
+
+def name_of(image: Input, index: int) -> str:
+    """The path of an image if it has one; otherwise its position in the stream."""
+    if isinstance(image, SourceImage):
+        return image.source.name(image.index)
+    if isinstance(image, str | os.PathLike):
+        return os.fspath(image)
+    if not isinstance(image, bytes | np.ndarray | Image.Image):
+        raise TypeError(f"an image is {type(image).__name__}, but must be a path, bytes, a uint8 array or an image")
+    return str(getattr(image, "filename", "")) or f"image {index}"
+
+
+def encoded(image: Input) -> Picture:
+    """The bytes of a file, or pixels, as decoders take them."""
+    if isinstance(image, SourceImage):
+        return image.source.picture(image.index)
+    if isinstance(image, str | os.PathLike):
+        return read_regular(image)
+    if isinstance(image, Image.Image):
+        with _PILLOW:  # the stream may hold the same image twice, and Pillow decodes late
+            return _pixels(image)
+    return image
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    """Upright pixels of a Pillow image, which may still have to decode its file."""
+    try:
+        pixels = pixels_of(image)
+        orientation = 1 if image.format == "TIFF" else image.getexif().get(0x0112, 1)  # Pillow rotates TIFF itself
+    except Exception as error:  # Pillow raises exceptions of all kinds
+        raise UnreadableImage(f"cannot be decoded: {' '.join(str(error).split()) or type(error).__name__}") from error
+    return upright(pixels, orientation if orientation in range(1, 9) else 1)
+
+
+def decode_pool(workers: int) -> Executor:
+    """A pool of threads; with 0 workers, submitted work runs at once in the calling thread.
+
+    >>> with decode_pool(0) as pool:
+    ...     pool.submit(pow, 2, 5).result()
+    32
+    """
+    return ThreadPoolExecutor(workers, thread_name_prefix="vitreous-decode") if workers else _Inline()
+
+
+class _Inline(Executor):
+    """Runs work in the calling thread: for small, frequent runs, starting threads costs more than it saves."""
+
+    def submit(self, work: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work(*arguments, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done

@@ -1,0 +1,180 @@
+"""Write predictions and embeddings as JSON, CSV or Parquet, chosen by the file's extension, and masks as PNG files.
+
+Results are written as they arrive, so a million images need not fit in memory; a file appears under its name only when
+it is complete.
+"""
+
+import csv
+import importlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from vitreous.common.atomic_files import atomic_file
+from vitreous.common.checks import fail, suggestion
+from vitreous.common.text import json_text
+from vitreous.inference.mask_images import overlay, write_mask
+from vitreous.inference.predictions import Embedding, Prediction
+from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
+from vitreous.report.png import is_written_here, write_png
+
+Result = Prediction | Embedding
+ROW_GROUP = 1024  # rows of Parquet that are written at once
+
+
+def write(results: Iterable[Result], path: str | os.PathLike[str], top: int = 0, width: int = 0) -> None:
+    """Write results to a .json (a list), .jsonl (an object per line), .csv or .parquet file.
+
+    top, width: the number of labels of each prediction, or the length of each embedding, for the columns.
+    """
+    path = Path(path)
+    writer = writer_for(path)
+    with atomic_file(path) as temporary:
+        writer(results, temporary, top, width)
+
+
+def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path, int, int], None]:
+    """The writer for a file name; raises if its extension is unknown or needs a missing package."""
+    writers = {".json": _write_json, ".jsonl": _write_lines, ".csv": _write_csv, ".parquet": _write_parquet}
+    extension = Path(path).suffix.lower()
+    if extension not in writers:
+        allowed = f"{', '.join(writers)}{suggestion(extension, writers)}"
+        fail("out", os.fspath(path), f"a name that ends in {allowed}, which selects the format")
+    if extension == ".parquet":
+        _pyarrow()
+    return writers[extension]
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """A result as JSON, with the keys of the HTTP API.
+
+    >>> as_dict(Prediction("cat.jpg", error="the file is empty"))
+    {'path': 'cat.jpg', 'error': 'the file is empty'}
+    """
+    if result.error is not None:
+        return {"path": clean(result.name), "error": clean(result.error)}
+    if isinstance(result, Prediction):
+        labels = [{**vars(label), "label": clean(label.label)} for label in result.predictions]
+        return {"path": clean(result.name), "predictions": labels}
+    return {"path": clean(result.name), "embedding": _numbers(result)}
+
+
+def clean(text: str) -> str:
+    """Replace what is not valid Unicode, such as bytes in file names, with question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _write_lines(results: Iterable[Result], path: Path, top: int, width: int) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json_text(as_dict(result)) + "\n" for result in results)
+
+
+def _write_json(results: Iterable[Result], path: Path, top: int, width: int) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        before = "[\n"
+        for result in results:
+            file.write(before + json_text(as_dict(result)))
+            before = ",\n"
+        file.write("\n]\n" if before == ",\n" else "[]\n")
+
+
+# ---- CSV -------------------------------------------------------------------------------------------------------------
+
+
+def _write_csv(results: Iterable[Result], path: Path, top: int, width: int) -> None:
+    """Columns: path; label and probability of each rank, or the values of the embedding; error."""
+    columns = [f"feature_{i}" for i in range(width)]
+    for rank in range(top):
+        suffix = f"_{rank + 1}" if rank else ""
+        columns += [f"label{suffix}", f"probability{suffix}"]
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", *columns, "error"])
+        for result in results:
+            cells: list[Any] = [""] * len(columns)
+            if isinstance(result, Prediction) and result.error is None:
+                cells = [cell for label in result.predictions for cell in (clean(label.label), label.probability)]
+            elif isinstance(result, Embedding) and result.error is None:
+                cells = _numbers(result)
+            table.writerow([clean(result.name), *cells, clean(result.error or "")])
+
+
+# ---- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def _pyarrow() -> Any:
+    try:
+        importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ValueError("Parquet needs pyarrow: pip install vitreous[data], or write .csv or .jsonl") from error
+    return importlib.import_module("pyarrow")
+
+
+def _write_parquet(results: Iterable[Result], path: Path, top: int, width: int) -> None:
+    """Columns: path, error, and either label, index, probability and all `predictions`, or the embedding as a list."""
+    arrow = _pyarrow()
+    label = {"label": arrow.string(), "index": arrow.int32(), "probability": arrow.float32()}
+    if width:
+        columns = {"embedding": arrow.list_(arrow.float32(), width)}
+    else:
+        columns = {**label, "predictions": arrow.list_(arrow.struct(label))}
+    schema = arrow.schema({"path": arrow.string(), **columns, "error": arrow.string()})
+    with arrow.parquet.ParquetWriter(path, schema) as file:
+        rows = (_row(result) for result in results)
+        while group := list(itertools.islice(rows, ROW_GROUP)):
+            file.write_table(arrow.Table.from_pylist(group, schema=schema))
+
+
+def _row(result: Result) -> dict[str, Any]:
+    row = as_dict(result)
+    return {**row, **row["predictions"][0]} if row.get("predictions") else row
+
+
+def _numbers(result: Embedding) -> list[float]:
+    return [] if result.vector is None else result.vector.tolist()
+
+
+# ---- Masks -----------------------------------------------------------------------------------------------------------
+
+
+class MaskFolder:
+    """Writes masks/NAME.png, with the ids, and overlays/NAME.png for each of the images at `paths`.
+
+    NAME is the path of an image below their common folder, without its extension unless two images would collide.
+    Files that this program did not write, such as the masks of a data set, are never replaced.
+    """
+
+    def __init__(self, folder: Path, paths: Sequence[str | os.PathLike[str]], predictor: SegmentPredictor):
+        if not folder.is_dir() and (folder.suffix or folder.exists()):
+            fail("out", folder, "a folder for masks, without an extension, because the checkpoint is a segmenter")
+        self.folder, self.predictor = folder, predictor
+        absolute = {os.fspath(path): Path(os.path.abspath(path)) for path in paths}
+        root = Path(os.path.commonpath([path.parent for path in absolute.values()]))
+        whole = {name: path.relative_to(root) for name, path in absolute.items()}
+        short = {name: path.with_suffix("") for name, path in whole.items()}
+        self.names = short if len(set(short.values())) == len(short) else whole
+        for name in self.names:
+            for file in self._files(name):
+                if os.path.lexists(file) and not is_written_here(file):
+                    raise ValueError(f"{file} exists and was not written by predict: choose another --out")
+
+    def _files(self, name: str) -> list[Path]:
+        return [self.folder / kind / f"{self.names[name]}.png" for kind in ("masks", "overlays")]
+
+    def write(self, result: Segmentation) -> None:
+        """Write the mask and overlay of an image; images with an error have none."""
+        if result.mask is None or result.pixels is None:
+            return
+        mask, laid_over = self._files(result.name)
+        for file in (mask, laid_over):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_mask(result.mask, mask, self.predictor.background, self.predictor.config.ids)
+        pixels = result.pixels.repeat(3, axis=2) if result.pixels.shape[2] == 1 else result.pixels
+        write_png(Image.fromarray(overlay(pixels, result.mask, background=self.predictor.background)), laid_over)

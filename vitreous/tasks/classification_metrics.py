@@ -1,0 +1,290 @@
+"""Metrics of a classifier: accuracy, loss, calibration, per-class results and confusions.
+
+Only what the metrics need is kept for each image: the five best classes, the probability of the first and the loss.
+That is 64 bytes an image for any number of classes; the scores of 100,000 images for 21,000 classes would be 8 GB. A
+large evaluation therefore reduces each batch where its scores are and joins the results (`Evaluation.join`).
+
+n: images; k: best classes kept, at most 5.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitreous.common.text import one_line
+from vitreous.data.loader import Batch
+from vitreous.data.sources.base import Source
+from vitreous.inference.engine import NOT_A_NUMBER, class_scores, evaluation_mode, mixed_precision, model_input
+from vitreous.inference.predictor import Predictor
+from vitreous.model.options import Preprocessing
+
+UNREADABLE = -1  # the label of an image that could not be read
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Metrics of one class; None where undefined: recall without images, precision without predictions."""
+
+    index: int
+    name: str
+    count: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+
+
+@dataclass(frozen=True)
+class Confused:
+    """`count` images of class `true` were predicted as `predicted`: the `fraction` of all images of that class."""
+
+    true: int
+    predicted: int
+    count: int
+    fraction: float
+
+
+@dataclass(frozen=True)
+class WrongPrediction:
+    """A mistake: the position of the image in the evaluation, and the probability of the predicted class."""
+
+    index: int
+    true: int
+    predicted: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Images in equal bins of confidence (above the left edge, up to and including the right one).
+
+    Empty bins have a confidence and an accuracy of 0. `ece`: the mean distance of the two over all images.
+    """
+
+    edges: Float[Tensor, "edges"]  # one more than bins
+    counts: Int[Tensor, "bins"]
+    confidence: Float[Tensor, "bins"]
+    accuracy: Float[Tensor, "bins"]
+    ece: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions for n labelled images, from scores (`of`) or from batches (`join`).
+
+    Unreadable images (label -1) are counted and excluded from every metric. Of equal scores the lower class wins.
+
+    >>> scores = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 0.0], [1.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
+    >>> evaluation = Evaluation.of(scores, torch.tensor([0, 1, 0, -1]), names=("ant", "bee", "cat"))
+    >>> metrics = evaluation.metrics()
+    >>> round(metrics["top1"], 2), metrics["count"], metrics["unreadable"]
+    (0.67, 3, 1)
+    >>> evaluation.most_confused(1)
+    [Confused(true=0, predicted=2, count=1, fraction=0.5)]
+    """
+
+    labels: Int[Tensor, "n"]
+    best: Int[Tensor, "n k"]  # the classes with the highest scores, highest first
+    confidence: Float[Tensor, "n"]  # the probability of the first of them
+    losses: Float[Tensor, "n"]  # the cross-entropy of each image
+    indices: Int[Tensor, "n"]  # positions of the images in their source
+    num_classes: int
+    names: tuple[str, ...] | None = None
+    problems: list[str] = field(default_factory=list)  # names of unreadable images, each with the reason
+
+    @classmethod
+    def of(
+        cls,
+        logits: Float[Tensor, "n classes"],
+        labels: Int[Tensor, "n"],
+        names: Sequence[str] | None = None,
+        indices: Int[Tensor, "n"] | None = None,
+        problems: Sequence[str] = (),
+    ) -> "Evaluation":
+        """From scores, on any device and in any precision; the result is on the CPU, in float32."""
+        num_classes = logits.shape[1]
+        labels = labels.to(logits.device, torch.int64)
+        if names is not None and len(names) != num_classes:
+            raise ValueError(f"names has {len(names)} entries, but the scores are of {num_classes} classes")
+        if bool(((labels < UNREADABLE) | (labels >= num_classes)).any()):
+            raise ValueError(f"labels must be from 0 to {num_classes - 1}, or {UNREADABLE} for an unreadable image")
+        readable = labels != UNREADABLE
+        logits = torch.where(readable[:, None], logits.float(), 0)  # scores of unreadable images are arbitrary
+        broken = int((~logits.isfinite().all(1)).sum())
+        if broken:
+            raise ValueError(f"the scores of {broken} of {len(labels)} images are infinite or not a number")
+        log_probabilities = logits.log_softmax(1)
+        best = _best(logits, min(5, num_classes))
+        confidence = log_probabilities.gather(1, best[:, :1])[:, 0].exp()
+        losses = F.nll_loss(log_probabilities, labels, reduction="none", ignore_index=UNREADABLE)
+        return cls(
+            labels.cpu(),
+            best.cpu(),
+            confidence.cpu(),
+            losses.cpu(),
+            torch.arange(len(labels)) if indices is None else indices.cpu(),
+            num_classes,
+            None if names is None else tuple(names),
+            list(problems),
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
+        """The evaluation of all parts in the order of their indices, each image once."""
+        if not parts:
+            raise ValueError("there is nothing to join: no batch was evaluated")
+        first = parts[0]
+        if any((part.num_classes, part.names) != (first.num_classes, first.names) for part in parts):
+            raise ValueError("evaluations of different classes cannot be joined")
+        fields = ("labels", "best", "confidence", "losses", "indices")
+        joined = {field: torch.cat([getattr(part, field) for part in parts]) for field in fields}
+        order = torch.from_numpy(np.unique(joined["indices"].numpy(), return_index=True)[1])
+        problems = dict.fromkeys(problem for part in parts for problem in part.problems)
+        rows = {field: tensor[order] for field, tensor in joined.items()}
+        return cls(**rows, num_classes=first.num_classes, names=first.names, problems=list(problems))
+
+    def name(self, index: int) -> str:
+        return self.names[index] if self.names is not None else str(index)
+
+    @property
+    def predicted(self) -> Int[Tensor, "n"]:
+        return self.best[:, 0]
+
+    @property
+    def readable(self) -> Shaped[Tensor, "n"]:
+        return self.labels != UNREADABLE
+
+    def metrics(self) -> dict[str, Any]:
+        """`top1`, `top5`, `loss`, `ece`, and the numbers of images; fractions, not percent."""
+        self._check_not_empty()
+        hits = self.best == self.labels[:, None]  # an unreadable image is never a hit
+        count = int(self.readable.sum())
+        return {
+            "top1": int(hits[:, 0].sum()) / count,
+            "top5": int(hits.sum()) / count,
+            "loss": float(self.losses.double().sum()) / count,
+            "ece": self.calibration().ece,
+            "count": count,
+            "unreadable": len(self.labels) - count,
+        }
+
+    def calibration(self, bins: int = 15) -> Calibration:
+        """Confidence against accuracy, in 15 bins by default (Guo et al. 2017)."""
+        self._check_not_empty()
+        edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+        confidence = self.confidence[self.readable].double()
+        right = (self.predicted == self.labels)[self.readable].double()
+        place = torch.bucketize(confidence, edges[1:-1])
+        counts = torch.bincount(place, minlength=bins)
+        sure = torch.bincount(place, confidence, minlength=bins)
+        hits = torch.bincount(place, right, minlength=bins)
+        ece = float((sure - hits).abs().sum()) / len(place)
+        return Calibration(edges, counts, sure / counts.clamp(min=1), hits / counts.clamp(min=1), ece)
+
+    def per_class(self) -> list[ClassMetrics]:
+        """All classes in order, including those without images."""
+        true, predicted = self._pairs()
+        counts, claims, hits = (
+            torch.bincount(which, minlength=self.num_classes).tolist()
+            for which in (true, predicted, true[true == predicted])
+        )
+        return [
+            ClassMetrics(
+                index,
+                self.name(index),
+                count,
+                precision=hit / claimed if claimed else None,
+                recall=hit / count if count else None,
+                f1=2 * hit / (count + claimed) if count + claimed else None,
+            )
+            for index, (count, claimed, hit) in enumerate(zip(counts, claims, hits, strict=True))
+        ]
+
+    def confusion(self) -> Int[Tensor, "classes classes"]:
+        """Images of class (row) that were predicted as class (column): a dense matrix."""
+        true, predicted = self._pairs()
+        cells = torch.bincount(true * self.num_classes + predicted, minlength=self.num_classes**2)
+        return cells.view(self.num_classes, self.num_classes)
+
+    def most_confused(self, k: int) -> list[Confused]:
+        """The k most frequent confusions; of equal counts, the larger fraction of its class first."""
+        true, predicted = self._pairs()
+        wrong = true != predicted
+        cells, counts = torch.unique(true[wrong] * self.num_classes + predicted[wrong], return_counts=True)
+        totals = torch.bincount(true, minlength=self.num_classes)
+        pairs = []
+        for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
+            row, column = divmod(cell, self.num_classes)
+            pairs.append(Confused(row, column, count, count / int(totals[row])))
+        return sorted(pairs, key=lambda pair: (-pair.count, -pair.fraction))[:k]
+
+    def worst(self, k: int) -> list[WrongPrediction]:
+        """The k mistakes with the highest confidence."""
+        wrong = (self.readable & (self.predicted != self.labels)).nonzero()[:, 0]
+        order = wrong[self.confidence[wrong].argsort(descending=True, stable=True)[:k]]
+        rows = zip(order, self.labels[order], self.predicted[order], self.confidence[order], strict=True)
+        return [WrongPrediction(int(index), int(true), int(guess), float(p)) for index, true, guess, p in rows]
+
+    def _pairs(self) -> tuple[Int[Tensor, "m"], Int[Tensor, "m"]]:
+        """Labels and predictions of the readable images."""
+        return self.labels[self.readable], self.predicted[self.readable]
+
+    def _check_not_empty(self) -> None:
+        if not bool(self.readable.any()):
+            raise ValueError(f"there is nothing to measure: none of the {len(self.labels)} images could be read")
+
+
+def _best(logits: Float[Tensor, "n classes"], k: int) -> Int[Tensor, "n k"]:
+    """The k highest classes; of equal scores the lower class first, which torch.topk does not guarantee."""
+    logits = logits.clone()
+    best = []
+    for _ in range(k):
+        best.append(logits.argmax(1))
+        logits.scatter_(1, best[-1][:, None], -torch.inf)
+    return torch.stack(best, dim=1)
+
+
+def classify_batches(
+    module: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    preprocessing: Preprocessing,
+    classes: Sequence[str],
+    precision: torch.dtype = torch.float32,
+    flip: bool = False,
+) -> Evaluation:
+    """Evaluate a module on the batches of a loader, as a training run does. `flip` averages with the mirror image."""
+    parts = []
+    with evaluation_mode(module):
+        for batch in batches:
+            images = model_input(batch.images, device, preprocessing)
+            with mixed_precision(device, precision):
+                scores = class_scores(module, images, flip)
+            parts.append(Evaluation.of(scores, batch.labels, classes, batch.indices, batch.problems))
+    return Evaluation.join(parts)
+
+
+def classify_source(predictor: Predictor, source: Source, classes: Sequence[str]) -> Evaluation:
+    """Evaluate a predictor on every image of a source, with the scores that `predict` ranks.
+
+    An unreadable image is counted and named; scores that are not numbers are an error.
+    """
+    parts, results = [], enumerate(predictor.stream_logits(source))
+    while batch := list(itertools.islice(results, predictor.batch_size)):
+        indices = torch.tensor([index for index, _ in batch])
+        labels, scores, problems = torch.from_numpy(source.labels[indices.numpy()]), [], []
+        for row, (_, result) in enumerate(batch):
+            if result.error == NOT_A_NUMBER:  # not the image's fault: skipping it would flatter the model
+                raise ValueError(f"{result.name}: {NOT_A_NUMBER}")
+            if result.vector is None:
+                labels[row] = UNREADABLE
+                problems.append(f"{one_line(result.name)}: {result.error}")
+            scores.append(torch.zeros(len(classes)) if result.vector is None else result.vector)
+        parts.append(Evaluation.of(torch.stack(scores), labels, classes, indices, problems))
+    return Evaluation.join(parts)

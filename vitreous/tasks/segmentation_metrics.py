@@ -1,0 +1,260 @@
+"""Metrics of a segmenter: IoU, accuracy and confusion of pixels, and boundary F-scores.
+
+Only a sparse confusion matrix and the boundary F-score of each class are kept for an image: a few hundred bytes. So
+batches and processes can be joined, each image counting once, and the worst images can be found.
+
+n: images; k: classes; h, w: height and width.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vitreous.data.image.decode import UnreadableImage
+from vitreous.data.loader import Batch
+from vitreous.data.sources.base import Source
+from vitreous.inference.engine import NOT_A_NUMBER, SourceImage, evaluation_mode, mixed_precision, model_input
+from vitreous.inference.segment_predictor import SegmentPredictor
+from vitreous.model.options import IGNORED, Preprocessing
+from vitreous.tasks.boundary import Ids, boundary_scores
+from vitreous.tasks.classification_metrics import UNREADABLE
+
+
+@dataclass(frozen=True)
+class SegmentClassMetrics:
+    """Metrics of one class; None where undefined, such as the accuracy of a class without pixels."""
+
+    index: int
+    name: str
+    pixels: int
+    iou: float | None  # pixels of this class predicted as such, over pixels of either
+    accuracy: float | None  # fraction of the pixels of this class that are predicted as such
+    boundary_f: float | None  # the mean over images
+
+
+@dataclass(frozen=True)
+class SegmentedImage:
+    """Pixel accuracy of one image, by its index in the source."""
+
+    index: int
+    pixel_accuracy: float
+
+
+@dataclass(frozen=True)
+class SegmentEvaluation:
+    """Predictions for n images with masks, from predicted masks (`of`) or from batches (`join`).
+
+    >>> predicted = torch.tensor([[[0, 0, 1, 1]]])
+    >>> masks = torch.tensor([[[0, 1, 1, IGNORED]]])
+    >>> evaluation = SegmentEvaluation.of(predicted, masks, torch.tensor([0]), torch.tensor([7]), ("sky", "sea", "sun"))
+    >>> evaluation.metrics()["miou"], evaluation.confusion().tolist()
+    (0.5, [[1, 0, 0], [1, 1, 0], [0, 0, 0]])
+    """
+
+    indices: Int[Tensor, "n"]  # positions of the images in their source
+    readable: Bool[Tensor, "n"]
+    cells: Int[Tensor, "m 4"]  # nonzero counts: row of indices, true class, predicted class, pixels
+    outlines: Int[Tensor, "o 2"]  # row of indices, class with an outline
+    scores: Float[Tensor, "o"]  # the boundary F-score of each of them
+    classes: tuple[str, ...]
+    problems: list[str] = field(default_factory=list)  # names of unreadable images, each with the reason
+
+    @classmethod
+    def of(
+        cls,
+        predicted: Ids,
+        masks: Ids,
+        labels: Int[Tensor, "n"],
+        indices: Int[Tensor, "n"],
+        classes: Sequence[str],
+        problems: Sequence[str] = (),
+    ) -> "SegmentEvaluation":
+        """From predicted masks on any device; the result is on the CPU.
+
+        A label of -1 marks an unreadable image. Pixels that are IGNORED in the true masks are excluded.
+        """
+        n, k = len(masks), len(classes)
+        device = predicted.device
+        readable = labels.to(device) != UNREADABLE
+        masks = torch.where(readable[:, None, None], masks.to(device), IGNORED)
+        known = masks != IGNORED
+        for what, ids in (("masks", torch.where(known, masks, 0)), ("predicted", predicted)):
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= k:
+                raise ValueError(f"{what} has ids from {low} to {high}, but there are {k} classes")
+        place = torch.arange(n, device=device)[:, None, None]
+        rows = place * (k + 1) + torch.where(known, masks, k)  # ignored pixels fill row k, which is dropped
+        counts = torch.bincount((rows * k + predicted).flatten(), minlength=n * (k + 1) * k).view(n, k + 1, k)[:, :k]
+        cells = counts.nonzero()
+        scores = boundary_scores(predicted, masks, k)
+        # A class that occurs only in ignored pixels has no outline to score.
+        occurs = (counts.sum(1) + counts.sum(2)) > 0
+        outlines = (occurs & ~scores.isnan()).nonzero()
+        return cls(
+            indices.cpu(),
+            readable.cpu(),
+            torch.cat([cells, counts[tuple(cells.T)][:, None]], dim=1).cpu(),
+            outlines.cpu(),
+            scores[tuple(outlines.T)].cpu(),
+            tuple(classes),
+            list(problems),
+        )
+
+    @classmethod
+    def unreadable(cls, index: int, classes: Sequence[str], problems: Sequence[str]) -> "SegmentEvaluation":
+        """The evaluation of one image that could not be read."""
+        empty = torch.zeros(1, 1, 1, dtype=torch.uint8)
+        return cls.of(empty, empty, torch.tensor([UNREADABLE]), torch.tensor([index]), classes, problems)
+
+    @classmethod
+    def join(cls, parts: Sequence["SegmentEvaluation"]) -> "SegmentEvaluation":
+        """The evaluation of all parts in the order of their indices, each image once."""
+        if not parts:
+            raise ValueError("there is nothing to join: no batch was evaluated")
+        if any(part.classes != parts[0].classes for part in parts):
+            raise ValueError("evaluations of different classes cannot be joined")
+        indices = torch.cat([part.indices for part in parts])
+        first = torch.from_numpy(np.unique(indices.numpy(), return_index=True)[1])
+        places = torch.full((len(indices),), -1)
+        places[first] = torch.arange(len(first))
+        # New rows of each part's images; -1 for repeated ones.
+        own = torch.split(places, [len(part.indices) for part in parts])
+
+        def moved(tables: Sequence[Tensor]) -> Tensor:
+            rows = [torch.cat([new[table[:, :1]], table[:, 1:]], 1) for new, table in zip(own, tables, strict=True)]
+            return torch.cat(rows)
+
+        cells, outlines = moved([part.cells for part in parts]), moved([part.outlines for part in parts])
+        kept = outlines[:, 0] >= 0
+        return cls(
+            indices[first],
+            torch.cat([part.readable for part in parts])[first],
+            cells[cells[:, 0] >= 0],
+            outlines[kept],
+            torch.cat([part.scores for part in parts])[kept],
+            parts[0].classes,
+            list(dict.fromkeys(problem for part in parts for problem in part.problems)),
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """`miou`, `pixel_accuracy`, `boundary_f`, and the numbers of images; fractions, not percent.
+
+        Classes that neither occur nor are predicted are excluded from means. Without any outline, F is 1.
+        """
+        confusion = self.confusion()
+        pixels = int(confusion.sum())
+        if not pixels:
+            raise ValueError(f"there is nothing to measure: none of {len(self.indices)} images has a labelled pixel")
+        classes = self.per_class()
+        ious = [one.iou for one in classes if one.iou is not None]
+        outlines = [one.boundary_f for one in classes if one.boundary_f is not None]
+        count = int(self.readable.sum())
+        return {
+            "miou": sum(ious) / len(ious),
+            "pixel_accuracy": int(confusion.diagonal().sum()) / pixels,
+            "boundary_f": sum(outlines) / len(outlines) if outlines else 1.0,
+            "count": count,
+            "unreadable": len(self.indices) - count,
+        }
+
+    def confusion(self) -> Int[Tensor, "k k"]:
+        """Pixels of class (row) that were predicted as class (column)."""
+        k = len(self.classes)
+        _, true, predicted, pixels = self.cells.unbind(1)
+        return torch.zeros(k * k, dtype=torch.int64).index_add_(0, true * k + predicted, pixels).view(k, k)
+
+    def per_class(self) -> list[SegmentClassMetrics]:
+        """All classes in order, including those without pixels."""
+        confusion = self.confusion()
+        hits, pixels, claims = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
+        kind = self.outlines[:, 1]
+        images = torch.bincount(kind, minlength=len(self.classes)).tolist()
+        totals = torch.bincount(kind, self.scores, minlength=len(self.classes)).tolist()
+        return [
+            SegmentClassMetrics(
+                index,
+                name,
+                pixels[index],
+                iou=_ratio(hits[index], pixels[index] + claims[index] - hits[index]),
+                accuracy=_ratio(hits[index], pixels[index]),
+                boundary_f=_ratio(totals[index], images[index]),
+            )
+            for index, name in enumerate(self.classes)
+        ]
+
+    def worst(self, k: int) -> list[SegmentedImage]:
+        """The k images with the lowest pixel accuracy."""
+        place, true, predicted, pixels = self.cells.unbind(1)
+        totals, right = (
+            torch.bincount(place, weights, minlength=len(self.indices))
+            for weights in (pixels.double(), pixels * (true == predicted).double())
+        )
+        labelled = totals.nonzero()[:, 0]
+        accuracies = right[labelled] / totals[labelled]
+        order = accuracies.argsort(stable=True)[:k]
+        return [SegmentedImage(int(self.indices[labelled[i]]), float(accuracies[i])) for i in order.tolist()]
+
+
+def _ratio(part: float, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def segment_batches(
+    module: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    preprocessing: Preprocessing,
+    classes: Sequence[str],
+    precision: torch.dtype = torch.float32,
+) -> SegmentEvaluation:
+    """Evaluate a module on images and masks that a loader fitted to its input size, as a training run does."""
+    parts = []
+    with evaluation_mode(module):
+        for batch in batches:
+            assert batch.masks is not None
+            images = model_input(batch.images, device, preprocessing)
+            with mixed_precision(device, precision):
+                best = module(images).argmax(1)
+            labels, indices = batch.labels, batch.indices
+            parts.append(SegmentEvaluation.of(best, batch.masks, labels, indices, classes, batch.problems))
+    return SegmentEvaluation.join(parts)
+
+
+def segment_source(
+    predictor: SegmentPredictor, source: Source, classes: Sequence[str], rank: int = 0, ranks: int = 1
+) -> SegmentEvaluation:
+    """Evaluate a predictor on the images of a source at full size; in process `rank` of `ranks`, on its part of them.
+
+    An image or mask that cannot be read is counted and named, and excluded from all metrics.
+    """
+    mine = range(rank, len(source), ranks)
+    if not mine:  # more processes than images: repeat the first, which `join` drops
+        return SegmentEvaluation.unreadable(0, classes, ())
+    parts = []
+    results = predictor.stream(SourceImage(source, index) for index in mine)
+    for index, result in zip(mine, results, strict=True):
+        problem = result.error
+        if problem == NOT_A_NUMBER:  # not the image's fault: skipping it would flatter the model
+            raise ValueError(f"{source.name(index)}: {problem}")
+        if result.mask is not None:
+            try:
+                truth = source.mask(index)
+                problem = _mismatch(result.mask.shape, truth.shape)
+            except (UnreadableImage, OSError) as error:
+                problem = f"its mask: {error}"
+        if problem is not None:
+            parts.append(SegmentEvaluation.unreadable(index, classes, [f"{source.name(index)}: {problem}"]))
+            continue
+        predicted, masks = (torch.from_numpy(array)[None].to(predictor.device) for array in (result.mask, truth))
+        parts.append(SegmentEvaluation.of(predicted, masks, torch.tensor([0]), torch.tensor([index]), classes))
+    return SegmentEvaluation.join(parts)
+
+
+def _mismatch(image: tuple[int, ...], mask: tuple[int, ...]) -> str | None:
+    sizes = [" x ".join(map(str, shape)) for shape in (mask, image)]
+    return None if image == mask else f"its mask is {sizes[0]} pixels, but the image {sizes[1]}"
