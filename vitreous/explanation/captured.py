@@ -6,7 +6,6 @@ b: batch; t = p + n: tokens, prefix and patches; q: queries; gh, gw: grid height
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_whole, fail
+from vitreous.inference.engine import evaluation_mode
 from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
 from vitreous.model.tokens import Features, Layout
 from vitreous.model.vit import ViT
@@ -24,17 +24,6 @@ CHUNK = 2**24  # attention weights computed at once: 64 MiB in float32
 
 def no_step() -> None:
     """Default of `between`, which long computations call between two steps; callers may wait or raise there."""
-
-
-@contextmanager
-def evaluation_mode(model: ViT) -> Iterator[None]:
-    """Switch to evaluation mode, and back afterwards."""
-    was = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was)
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,6 @@ class CapturedForward:
         (layer,) = layer_indices(self.model, [layer])
         return split_tokens(self.model.norm(self.states[layer + 1]), self.layout)
 
-    @torch.no_grad()
     def logits(self, layer: int = -1) -> Float[Tensor, "b classes"]:
         """Class scores of final norm, pooling and head on the tokens after a layer (the "logit lens")."""
         with evaluation_mode(self.model):
@@ -105,7 +93,6 @@ class CapturedForward:
         return values[..., self.layout.num_prefix_tokens :].reshape(*values.shape[:-1], *self.layout.grid)
 
 
-@torch.no_grad()
 def capture(model: ViT, images: Float[Tensor, "b c h w"]) -> CapturedForward:
     """Run the model once in evaluation mode and keep the tokens of every layer."""
     with evaluation_mode(model):

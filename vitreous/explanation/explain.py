@@ -23,9 +23,8 @@ from vitreous.explanation.explain_report import write_report
 from vitreous.explanation.figures import draw_figures
 from vitreous.explanation.result import Explanation, available_methods, compute, request
 from vitreous.inference.device import choose_device, placed
-from vitreous.inference.engine import Input, encoded, name_of
+from vitreous.inference.engine import Input, encoded, model_input, name_of
 from vitreous.inference.memory_check import check_bytes, check_memory, takes
-from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit
 from vitreous.report.metric_text import duration
@@ -156,7 +155,7 @@ def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward,
     except UnreadableImage as error:
         raise ValueError(f"{name_of(image, 0)}: {error}") from error
     device = next(model.parameters()).device
-    return capture(model, normalise(pixels[None].to(device).float() / 255, config.preprocessing)), canvas
+    return capture(model, model_input(pixels[None], device, config.preprocessing)), canvas
 
 
 def _title(checkpoint: str, image: Input | None, source: str) -> str:

@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.explanation.captured import CapturedForward, check_target, evaluation_mode, no_step
+from vitreous.explanation.captured import CapturedForward, check_target, no_step
+from vitreous.inference.engine import evaluation_mode
 
 Fill = Literal["mean", "blur"]  # of masked pixels: the image's mean colour, or the image blurred
 BATCH = 32  # images at once
@@ -71,7 +72,6 @@ def _window_masks(places: list[tuple[slice, slice]], size: Size, batch_size: int
         yield masks
 
 
-@torch.no_grad()
 def masked_probabilities(
     captured: CapturedForward,
     batches: Iterable[Bool[Tensor, "k h w"]],

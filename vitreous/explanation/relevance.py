@@ -16,12 +16,12 @@ from torch import Tensor
 from vitreous.explanation.captured import (
     CapturedForward,
     check_target,
-    evaluation_mode,
     no_step,
     pooling_of,
     pooling_weights,
     split_tokens,
 )
+from vitreous.inference.engine import evaluation_mode
 from vitreous.model.pooling import ClassTokenPooling
 from vitreous.model.vit import ViT
 

@@ -190,9 +190,11 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Set a module to evaluation mode without gradients, and restore its mode afterwards."""
     before = module.training
     module.eval()
-    with torch.no_grad():
-        yield
-    module.train(before)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        module.train(before)
 
 
 def mixed_precision(device: torch.device, precision: torch.dtype) -> torch.autocast:

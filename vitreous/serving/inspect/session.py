@@ -17,7 +17,7 @@ from vitreous.data.image.decode import fit, size_of
 from vitreous.explanation.captured import CapturedForward, capture
 from vitreous.explanation.draw import Box, model_region
 from vitreous.inference.device import placed
-from vitreous.model.inputs import normalise
+from vitreous.inference.engine import model_input
 from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.vit import ViT, require_vit
 from vitreous.serving.errors import ApiError
@@ -145,5 +145,5 @@ def open_session(
     inspected: InspectedModel, image: DecodedImage, key: Hashable, kept: LruCache[Any], step: Step
 ) -> Session:
     device = next(inspected.model.parameters()).device
-    pixels = image.pixels[inspected.id][None].to(device).float() / 255
-    return Session(inspected, normalise(pixels, inspected.model.config.preprocessing), key, kept, step)
+    pixels = model_input(image.pixels[inspected.id][None], device, inspected.model.config.preprocessing)
+    return Session(inspected, pixels, key, kept, step)
