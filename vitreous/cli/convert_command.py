@@ -12,8 +12,8 @@ from vitreous.common.text import SafeConsole
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
-from vitreous.weights.convert import losses_at
-from vitreous.weights.formats.catalog import format_named, own_name
+from vitreous.weights.convert import differences_at
+from vitreous.weights.formats.detection import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
 from vitreous.weights.io.errors import shown
 from vitreous.weights.io.safetensors_file import BadCheckpoint
@@ -51,11 +51,11 @@ def convert(
     console.print(f"wrote {target}: {to}")
     if not isinstance(model, ViT):
         return []
-    if own_name(to) != "vitreous":
-        for line in losses_at(target, format_named(to), model.config):
+    if canonical_name(to) != "vitreous":
+        for line in differences_at(target, format_named(to), model.config):
             console.print(f"  computed otherwise: {line}")
         if target.suffix not in SUFFIXES:
-            for line in format_named(to).remarks(model.config):
+            for line in format_named(to).minor_differences(model.config):
                 console.print(f"  note: {line}")
     written, untold = read_again(target, to, model.config)
     for line in untold:

@@ -15,9 +15,10 @@ from vitreous.common.codec import decode, to_dict
 from vitreous.model.config import ViTConfig
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.vit import ViT
-from vitreous.weights.formats.base import AssumptionWarning, Format, Found, Inference
-from vitreous.weights.formats.limits import unknown_kinds
-from vitreous.weights.formats.mapping import is_dropped, read_rows, write_rows
+from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format
+from vitreous.weights.formats.mapping import matches, read_table, write_table
+from vitreous.weights.formats.write_checks import unknown_options
+from vitreous.weights.io.checkpoint import ForeignCheckpoint
 from vitreous.weights.io.containers import SUFFIXES
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 from vitreous.weights.native import CARD, is_checkpoint
@@ -32,7 +33,7 @@ class CannotHold(ValueError):
 
 def read_foreign(
     format: Format,
-    found: Found,
+    found: ForeignCheckpoint,
     overrides: Mapping[str, Any],
     image_size: Any = None,
     new_head: bool = False,
@@ -48,7 +49,7 @@ def read_foreign(
         if field not in hints:
             raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
     opened, found = found, format.normalise(found)
-    guess = Inference(found, overrides, new_head)
+    guess = ConfigBuilder(found, overrides, new_head)
     given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
     try:
         format.infer(found, guess, image_size)
@@ -65,12 +66,12 @@ def read_foreign(
         warnings.warn(guess.warning, AssumptionWarning, stacklevel=4)  # where vitreous.load was called
     model = build_blank(config)
     table = format.table(config)
-    tensors = read_rows(table, found.tensors, model.state_dict(), found.path, format.dropped)
+    tensors = read_table(table, found.tensors, model.state_dict(), found.path, format.ignored)
     fill(model, tensors)
     opened.forget()  # what was read only to be put together with others
     used = {name for row in table for name in row.theirs}
-    left_out = list(opened.left_out)
-    left_out += [name for name in found.tensors if name not in used and is_dropped(name, format.dropped)]
+    left_out = list(opened.ignored)
+    left_out += [name for name in found.tensors if name not in used and matches(name, format.ignored)]
     vars(model)["provenance"] = {
         "origin": format.title,
         "format": format.name,
@@ -92,11 +93,11 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
         raise ValueError(f"{target} ends in {target.suffix!r}, but {format.title} is one file that ends in {usual}")
-    if obstacles := unknown_kinds(config) or format.obstacles(config):
+    if obstacles := unknown_options(config) or format.unsupported(config):
         raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(obstacles)}")
-    losses = losses_at(target, format, config)
+    losses = differences_at(target, format, config)
     if losses and not lossy:
-        in_folder = not format.suffixes and not format.losses(config, folder=True)
+        in_folder = not format.suffixes and not format.differences(config, folder=True)
         remedy = "Name a folder, whose config.json states it, or write" if in_folder else "Write"
         raise CannotHold(
             f"{format.title} would compute otherwise with these weights: {'; '.join(losses)}. "
@@ -104,7 +105,7 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
         )
     ours = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
     with torch.device("cpu"):  # whatever torch's default device is
-        tensors = write_rows(format.table(config), ours) | format.additions(config)
+        tensors = write_table(format.table(config), ours) | format.extra_tensors(config)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     needed = sum(tensor.nbytes for tensor in tensors.values())
     _check_replaceable(target)
@@ -113,9 +114,9 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     return losses
 
 
-def losses_at(target: Path, format: Format, config: ViTConfig) -> list[str]:
+def differences_at(target: Path, format: Format, config: ViTConfig) -> list[str]:
     """What the other system computes otherwise with what is written there: a file has no config, a folder may."""
-    return format.losses(config, folder=target.suffix not in SUFFIXES)
+    return format.differences(config, folder=target.suffix not in SUFFIXES)
 
 
 def _check_replaceable(target: Path) -> None:

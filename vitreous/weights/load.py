@@ -15,11 +15,10 @@ from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.config_match import check_not_swapped
 from vitreous.weights.convert import CannotHold, read_foreign, write_foreign
-from vitreous.weights.formats.catalog import detect, format_named, own_name
+from vitreous.weights.formats.detection import canonical_name, format_named, identify
 from vitreous.weights.hub import download, is_hub
 from vitreous.weights.io.containers import open_found
 from vitreous.weights.io.safetensors_file import NAMES as NAMES_OF_TYPES
-from vitreous.weights.io.subtree import model_in
 from vitreous.weights.native import Description, is_checkpoint, load_folder, save_folder
 from vitreous.weights.native import describe as describe_folder
 from vitreous.weights.push import check_destination, push
@@ -61,7 +60,7 @@ def _load(
             return _load(source, format, image_size, num_classes, overrides, warn).to(device)
     path = Path(source)
     if format is not None:
-        format = own_name(format)
+        format = canonical_name(format)
     if is_hub(source):
         snapshot = download(source)
         model = _load(snapshot.folder, format, image_size, num_classes, overrides, warn)
@@ -69,8 +68,7 @@ def _load(
         return model
     if format == "vitreous" or (format is None and _is_ours(path)):
         return load_folder(path, image_size=image_size, num_classes=num_classes, overrides=overrides)
-    found = model_in(open_found(path))
-    theirs = detect(found) if format is None else format_named(format)
+    theirs, found = identify(open_found(path), format)
     model = read_foreign(theirs, found, overrides or {}, image_size, num_classes is not None, warn)
     return adapt(model, model.config, provenance_of(model), _unless_native(model, image_size), num_classes)
 
@@ -105,7 +103,7 @@ def save(
     in place, such as another system's GELU. What was written is also sent to `push_to`, a repository ("owner/name") of
     the Hugging Face hub, with a model card; without it nothing leaves this machine.
     """
-    format = own_name(format)
+    format = canonical_name(format)
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     check_not_swapped(model)
     repository = None if push_to is None else check_destination(push_to)

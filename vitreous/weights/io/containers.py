@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitreous.common.json_files import read_json_object
-from vitreous.weights.formats.base import Found
+from vitreous.weights.io.checkpoint import ForeignCheckpoint
 from vitreous.weights.io.errors import if_run, not_there
 from vitreous.weights.io.npz import read_npz, write_npz
 from vitreous.weights.io.pickle.files import read_pickle
@@ -29,7 +29,7 @@ TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 USUAL = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
-def open_found(path: Path) -> Found:
+def open_found(path: Path) -> ForeignCheckpoint:
     """The tensors of a file or folder, without wrappers, and the config.json beside them.
 
     A file with the name that it has in such a folder stands for the folder: what is beside it is about it.
@@ -43,7 +43,7 @@ def open_found(path: Path) -> Found:
     content = read_file(file)
     forget = content.forget if isinstance(content, Mapped) else lambda: None
     tensors, inside = unwrapped(content, path)
-    return Found(path, tensors, config, forget, inside, model_name=_model_name(content))
+    return ForeignCheckpoint(path, tensors, config, forget, inside, model_name=_model_name(content))
 
 
 def _model_name(content: Mapping[str, Any]) -> str:
