@@ -16,11 +16,11 @@ from torch import nn
 import vitreous
 from benchmarks.timm_bare_files import build, outcome
 from peers import import_timm, import_transformers
-from vitreous.cli.convert_command import convert
 from vitreous.model.options import ClassToken, Gelu, Preprocessing
 from vitreous.serving.models import open_served
 from vitreous.training.config import TrainConfig
 from vitreous.training.run import train
+from vitreous.weights.convert import convert
 from vitreous.weights.formats.base import Found, Inference
 from vitreous.weights.formats.timm.names import ARCHITECTURE
 from vitreous.weights.load import describe, load_encoder
@@ -218,7 +218,7 @@ def test_every_way_to_use_a_file_warns_once(plain: nn.Module, tmp_path: Path) ->
         "embed, explain, probe": (lambda: load_encoder(file), 1),
         "train": (lambda: train(config), 1),
         "serve": (lambda: open_served([file]), 1),
-        "convert": (lambda: convert(file, tmp_path / "again.pth", "timm"), 1),
+        "convert": (lambda: convert(file, tmp_path / "again.pth", to="timm"), 1),
         "info": (lambda: describe(file), 0),  # which lists them itself
     }
     for way, (call, count) in ways.items():

@@ -133,17 +133,25 @@ def read_rows(
     path: Path,
     dropped: Iterable[str] = (),
 ) -> Tensors:
-    """Our tensors from theirs. Names and shapes are checked against `ours`, which has no memory, before anything moves.
-
-    dropped: patterns of their names that are left out on purpose.
-    """
-    expected = {name: tuple(tensor.shape) for name, tensor in write_rows(table, ours).items()}
-    wanted = {name: tensor for name, tensor in tensors.items() if name in expected or not is_dropped(name, dropped)}
-    check_tensors(path, {name: _entry(tensor) for name, tensor in wanted.items()}, expected)
+    """Our tensors from theirs, after `check_rows`."""
+    wanted = check_rows(table, tensors, ours, path, dropped)
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.ours, entry.how.read([wanted[name] for name in entry.theirs]), strict=True)
     return _of_one_type(result)
+
+
+def check_rows(
+    table: list[Row], tensors: Tensors, ours: Tensors, path: Path, dropped: Iterable[str] = ()
+) -> dict[str, Tensor]:
+    """Check names and shapes of their tensors against `ours`, which has no memory; return those that are used.
+
+    dropped: patterns of their names that are ignored on purpose.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in write_rows(table, ours).items()}
+    wanted = {name: tensor for name, tensor in tensors.items() if name in expected or not is_dropped(name, dropped)}
+    check_tensors(path, {name: _entry(tensor) for name, tensor in wanted.items()}, expected)
+    return wanted
 
 
 def _of_one_type(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
