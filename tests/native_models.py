@@ -1,6 +1,7 @@
 """Small models of every kind that a folder of ours can hold, and when two of them are the same."""
 
 import dataclasses
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,12 @@ from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.presets import PRESETS
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
+from vitreous.weights.io.safetensors_file import read_tensors
+
+
+def load_state(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint folder."""
+    return read_tensors(folder / "model.safetensors")
 
 
 def thin(config: ViTConfig | ResNetConfig) -> ViTConfig | ResNetConfig:

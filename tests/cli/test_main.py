@@ -40,7 +40,8 @@ def test_every_verb_is_listed_and_has_an_example(monkeypatch, capsys) -> None:  
 )
 def test_a_repeated_set_keeps_every_field(words, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     given = []
-    monkeypatch.setattr("vitreous.cli.convert_command.convert", lambda *arguments: given.append(arguments[6]))
+    monkeypatch.setattr("vitreous.weights.convert.convert", lambda *_, **options: given.append(options["overrides"]))
+    monkeypatch.setattr("vitreous.cli.convert._print", lambda *_, **__: None)
     assert run(monkeypatch, "convert", "a.pth", "b", "--to", "vitreous", *words) == 0
     assert given == [{"registers": 4, "num_heads": 3}]
 

@@ -16,14 +16,14 @@ from torch import nn
 import vitreous
 from benchmarks.timm_bare_files import build, outcome
 from peers import import_timm, import_transformers
-from vitreous.cli.convert_command import convert
 from vitreous.model.options import ClassToken, Gelu, Preprocessing
 from vitreous.serving.models import open_served
 from vitreous.training.config import TrainConfig
 from vitreous.training.run import train
+from vitreous.weights.convert import convert
 from vitreous.weights.formats.base import ConfigBuilder
 from vitreous.weights.formats.timm.config import ARCHITECTURE
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 from vitreous.weights.load import describe, load_encoder
 
 PLAIN = "vit_tiny_patch16_224"
@@ -113,7 +113,7 @@ def test_the_warning_names_fields_values_and_how_to_set_them(plain: nn.Module, t
 
 
 def test_the_last_statement_on_a_field_counts() -> None:
-    builder = ConfigBuilder(ForeignCheckpoint(Path("x.pth"), {}, {}), {})
+    builder = ConfigBuilder(StateDict(Path("x.pth"), {}, {}), {})
     for certain in (builder.default, lambda _, **fields: builder.set(**fields)):
         builder.assume("usual", norm_eps=1e-5)
         assert "norm_eps=1e-05" in str(builder.warning)
@@ -219,7 +219,7 @@ def test_every_way_to_use_a_file_warns_once(plain: nn.Module, tmp_path: Path) ->
         "embed, explain, probe": (lambda: load_encoder(file), 1),
         "train": (lambda: train(config), 1),
         "serve": (lambda: open_served([file]), 1),
-        "convert": (lambda: convert(file, tmp_path / "again.pth", "timm"), 1),
+        "convert": (lambda: convert(file, tmp_path / "again.pth", to="timm"), 1),
         "info": (lambda: describe(file), 0),  # which lists them itself
     }
     for way, (call, count) in ways.items():

@@ -70,7 +70,7 @@ def test_only_what_loading_reads_is_chosen(names: list[str], chosen: list[str]) 
     ("names", "wrong"),
     [
         (["config.json", "train.py", "sub/model.bin"], "has no weights"),
-        (["a.npz", "b.npz"], r"has 2 files of weights \(a.npz, b.npz\), and which is meant cannot be told"),
+        (["a.npz", "b.npz"], r"has 2 files of weights \(a.npz, b.npz\), and none is called model.safetensors"),
         (["model.safetensors.index.json", "model-00001-of-00002.safetensors"], "has 1 of the files .* must have all 2"),
         (["pytorch_model.bin.index.json"], "has 0 of the files .* must have any"),
     ],
@@ -156,13 +156,13 @@ def test_without_a_network_the_cache_is_enough(
     hub.asked.clear()
     for revision in ("", "@main", f"@{commit}"):
         assert offline.ask("load", f"hf-hub:me/kept{revision}") == online
-    never = f"OSError: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE forbids to fetch it: "
-    assert failure(offline, "load", "hf-hub:me/never") == f"{never}unset it, once"
+    never = f"OSError: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE is set: "
+    assert failure(offline, "load", "hf-hub:me/never") == f"{never}unset it once to fetch the model"
     line = failure(offline, "push", str(pets), str(tmp_path / "x"), "me/x", token=TOKEN)
-    assert line == "OSError: nothing can be pushed to me/x, because HF_HUB_OFFLINE is set: unset it"
+    assert line == "OSError: cannot push to me/x, because HF_HUB_OFFLINE is set: unset it"
     assert not (tmp_path / "x").exists()
     next((home / "hub" / "models--me--kept").rglob("model.safetensors")).unlink()
-    assert failure(offline, "load", "hf-hub:me/kept").startswith("OSError: hf-hub:me/kept is not whole in the cache")
+    assert failure(offline, "load", "hf-hub:me/kept").startswith("OSError: hf-hub:me/kept is incomplete in the cache")
     assert not hub.asked
 
 
@@ -199,4 +199,4 @@ def test_the_command_line_answers_in_one_line(hub: Hub, client: Client, home: Pa
         text=True,
     )
     assert (real.returncode, real.stdout) == (1, "")
-    assert real.stderr == f"vitreous: hf-hub:no/such: there is no {hub.url}/no/such, or it is private: {NOT_THERE}\n"
+    assert real.stderr == f"vitreous: hf-hub:no/such: {hub.url}/no/such does not exist or is private: {NOT_THERE}\n"

@@ -13,8 +13,8 @@ import vitreous
 from parity import check_close, noisy
 from peers import import_timm, import_torchvision, import_transformers
 from timm_models import PLAIN, SIZES
-from vitreous.cli.convert_command import convert
 from vitreous.model.options import IMAGENET, Preprocessing
+from vitreous.weights.convert import convert
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 SIZE = (32, 32)
@@ -97,7 +97,7 @@ def test_a_grey_model_goes_through_paddle(format: str, distil: bool, tmp_path: P
 
 def test_what_is_converted_can_be_read_again(tmp_path: Path) -> None:
     torch.save(of_mae(1).state_dict(), tmp_path / "m.pth")
-    assert convert(tmp_path / "m.pth", tmp_path / "x.pth", "mae")[-1].largest == 0
+    assert convert(tmp_path / "m.pth", tmp_path / "x.pth", to="mae").differences[-1].largest == 0
 
 
 def test_three_channels_keep_their_own_numbers(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_what_must_be_given_can_be_given_on_the_command_line_too(tmp_path: Path)
         'give overrides={"num_heads": ...}, or convert it once: vitreous convert SRC DST --to vitreous --set '
         "num_heads=..."
     )
-    convert(tmp_path / "m.pth", tmp_path / "ours", "vitreous", overrides={"num_heads": 3})
+    convert(tmp_path / "m.pth", tmp_path / "ours", to="vitreous", overrides={"num_heads": 3})
     check_close(vitreous.load(tmp_path / "ours"), model, SIZE)
 
 

@@ -70,19 +70,17 @@ def test_pushing_says_what_is_wrong(hub: Hub, client: Client, pets: Path, tmp_pa
     def says(push_to: str, target: str = "out", token: str | None = TOKEN, **options: Any) -> str:
         return failure(client, "push", str(pets), str(tmp_path / target), push_to, token=token, **options)
 
-    right = "owner/name, as in the address of a page of the hub"
     for wrong in ("pets", "../pets", "me/pets@v1", "", "me/a/b"):
-        assert says(wrong) == f"BadValue: push_to is {wrong!r}, but must be {right}"
+        assert says(wrong) == f"BadValue: push_to is {wrong!r}, but must be owner/name"
     assert not (tmp_path / "out").exists()
     assert not hub.asked
     written = f"OSError: {tmp_path}/out is written, but was not pushed to {hub.url}"
     for place, token in (("me/new", None), ("others/new", TOKEN)):
         assert says(place, token=token) == (
-            f"{written}/{place}: it takes a token that may write there: "
-            "log in with `hf auth login`, or set HF_TOKEN to such a one"
+            f"{written}/{place}: it needs a token with write access: log in with `hf auth login`, or set HF_TOKEN"
         )
     assert load(tmp_path / "out").config == load(pets).config
-    strange = "it holds config.json, which would be read as a part of this model"
+    strange = "it holds config.json, which would be loaded with this model"
     assert strange in says("me/full", "x.npz", format="google", lossy=True)
     hub.faults["upload"] = "403"
     save(create("ViT-Ti/16", overrides={"depth": 1, "width": 64, "num_heads": 1}), tmp_path / "fresh")

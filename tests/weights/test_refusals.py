@@ -212,7 +212,7 @@ CASES: list[tuple[Maker, str]] = [
     (absurd_config, r"config\.json: (image_size|model\.width|width) .*"),
     (absurd_depth, r"too few for the 1000 layers"),
     (absurd_transformers_config, r"theirs.*"),
-    (index_that_leads_elsewhere, r"index\.json names '\.\./\.\./etc/passwd', which is not in its own folder"),
+    (index_that_leads_elsewhere, r"index\.json names '\.\./\.\./etc/passwd', which is not in the same folder"),
 ]
 
 

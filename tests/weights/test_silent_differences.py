@@ -12,11 +12,10 @@ import vitreous
 from parity import check_close, check_identical, difference, noisy
 from peers import import_timm, import_torchvision, import_transformers, import_vit_pytorch
 from timm_models import PLAIN, SIZES
-from vitreous.cli.convert_command import convert
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, GlobalAverage, Learned1d, SwiGlu
-from vitreous.weights.convert import CannotHold
+from vitreous.weights.convert import CannotHold, convert
 from vitreous.weights.io.containers import read_file
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
@@ -191,12 +190,11 @@ def test_what_timm_makes_of_a_file_is_what_was_refused(tmp_path: Path) -> None:
     assert difference(filled, model, (32, 32)) > 1e-4
 
 
-def test_convert_tells_what_lossy_has_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reports_what_lossy_has_allowed(tmp_path: Path) -> None:
     vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "ours")
-    convert(tmp_path / "ours", tmp_path / "x.pth", "timm", lossy=True)
-    assert "computed otherwise: GELU is computed by tanh, and in timm by erf" in capsys.readouterr().out
-    convert(tmp_path / "ours", tmp_path / "folder", "timm")
-    assert "computed otherwise" not in capsys.readouterr().out
+    file = convert(tmp_path / "ours", tmp_path / "x.pth", to="timm", lossy=True)
+    assert file.losses == ["GELU is computed by tanh, and in timm by erf"]
+    assert convert(tmp_path / "ours", tmp_path / "folder", to="timm").losses == []
 
 
 # ---- Parts that are newer than the formats ---------------------------------------------------------------------------

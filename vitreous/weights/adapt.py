@@ -1,6 +1,6 @@
-"""A model that was just read, made fit for another size or other classes, and the record of what was changed."""
+"""Adapts a loaded model to another image size or other classes, and records the changes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitreous.common.checks import as_size, fail
@@ -13,17 +13,17 @@ from vitreous.model.segmenter import Segmenter
 def adapt(
     model: AnyModel,
     stored: AnyConfig,
-    provenance: dict[str, Any],
+    provenance: Mapping[str, Any],
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
 ) -> AnyModel:
-    """The model at another size, with a fresh head for other classes, in evaluation mode.
+    """Return the model in evaluation mode, resized and with a new head if these are given.
 
-    `stored` is the config that the checkpoint has: every field that is now another one goes into the provenance.
+    Fields that differ from `stored`, the config of the checkpoint, are recorded in the model's provenance.
     """
     if num_classes is not None:
         if isinstance(model, Segmenter):
-            fail("num_classes", num_classes, "left out for a segmenter: training gives it a decoder for other classes")
+            fail("num_classes", num_classes, "None for a segmenter: training gives it a decoder for other classes")
         dtype = next(model.parameters()).dtype
         replace_head(model, num_classes)
         for head in (model.head, getattr(model, "distillation_head", None)):
@@ -39,12 +39,11 @@ def adapt(
     ]
     if num_classes is not None:
         changes.append({"field": "head", "to": "new"})
-    if changes:
-        provenance["changes"] = [*provenance.get("changes", []), *changes]
-    vars(model)["provenance"] = provenance
+    record = {"changes": [*provenance.get("changes", []), *changes]} if changes else {}
+    vars(model)["provenance"] = {**provenance, **record}
     return model.eval()
 
 
 def provenance_of(model: AnyModel) -> dict[str, Any]:
-    """Where a model's weights come from: what its checkpoint said, and what was changed when it was loaded."""
+    """Return the origin of a model's weights: the record of its checkpoint, and the changes made by loading."""
     return dict(vars(model).get("provenance", {}))

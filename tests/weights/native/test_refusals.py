@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 import vitreous
+from native_models import load_state
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.weights.io.safetensors_file import BadCheckpoint
-from vitreous.weights.native import is_checkpoint, load_folder, load_state, save_folder
+from vitreous.weights.native import is_checkpoint, load_folder, save_folder
 
 
 def edit(folder: Path, change: Any) -> None:
@@ -33,7 +34,7 @@ def test_a_folder_of_something_else_is_not_deleted(tmp_path: Path, small: ViTCon
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"pictures holds cat.jpg, which saving would delete"):
         save_folder(model, tmp_path / "pictures")
-    with pytest.raises(ValueError, match=r"other holds a config.json that is not ours"):
+    with pytest.raises(ValueError, match=r"other holds a config.json of another program"):
         save_folder(model, tmp_path / "other")
     with pytest.raises(OSError, match="file is not a folder"):
         save_folder(model, tmp_path / "file")

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from native_models import MODELS, assert_same, randomised, thin
+from native_models import MODELS, assert_same, load_state, randomised, thin
 from vitreous.model import options
 from vitreous.model.presets import PRESETS
-from vitreous.weights.native import describe, load_folder, load_state, provenance_of, save_folder
+from vitreous.weights.adapt import provenance_of
+from vitreous.weights.load import describe
+from vitreous.weights.native import load_folder, save_folder
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -19,9 +19,9 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
 from vitreous.weights.formats.mapping import Row, renamed
 from vitreous.weights.formats.write_checks import missing_parts, numeric_differences
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
 from vitreous.weights.io.containers import write_file
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 # Published models whose heads do not have 64 dimensions, by width: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
@@ -46,33 +46,33 @@ class Format(ABC):
     norm_eps: ClassVar[float] = 1e-6  # the system's LayerNorm eps and GELU, where its files do not state them
     gelu: ClassVar[Literal["erf", "tanh"]] = "erf"
 
-    def root(self, checkpoint: ForeignCheckpoint) -> str | None:
+    def root(self, state: StateDict) -> str | None:
         """The root under which one of the signatures is complete, or None."""
         return next(
             (
                 root
                 for root in self.roots
                 for names in self.signatures
-                if all(f"{root}{name}" in checkpoint.tensors for name in names)
+                if all(f"{root}{name}" in state.tensors for name in names)
             ),
             None,
         )
 
-    def recognises(self, checkpoint: ForeignCheckpoint) -> bool:
-        return self.root(checkpoint) is not None and self.confirms(checkpoint)
+    def recognises(self, state: StateDict) -> bool:
+        return self.root(state) is not None and self.confirms(state)
 
-    def confirms(self, checkpoint: ForeignCheckpoint) -> bool:
+    def confirms(self, state: StateDict) -> bool:
         """Tell systems apart that share a signature, by shapes or values."""
         return True
 
-    def normalise(self, checkpoint: ForeignCheckpoint) -> ForeignCheckpoint:
+    def normalise(self, state: StateDict) -> StateDict:
         """The tensors under the names that `table` uses, in all versions of the system."""
-        root = self.root(checkpoint) or ""
-        tensors = {name.removeprefix(root): tensor for name, tensor in checkpoint.tensors.items()}
-        return dataclasses.replace(checkpoint, tensors=renamed(tensors, self.renames))
+        root = self.root(state) or ""
+        tensors = {name.removeprefix(root): tensor for name, tensor in state.tensors.items()}
+        return dataclasses.replace(state, tensors=renamed(tensors, self.renames))
 
     @abstractmethod
-    def infer(self, checkpoint: ForeignCheckpoint, builder: "ConfigBuilder", image_size: Any = None) -> None:
+    def infer(self, state: StateDict, builder: "ConfigBuilder", image_size: Any = None) -> None:
         """Set the fields of the config. `image_size` is the size that the caller wants to use, as a hint."""
 
     @abstractmethod
@@ -111,8 +111,8 @@ class ConfigBuilder:
     new_head: the caller is going to replace the classifier.
     """
 
-    def __init__(self, checkpoint: ForeignCheckpoint, overrides: Mapping[str, Any], new_head: bool = False):
-        self.path, self.overrides, self.new_head = checkpoint.path, overrides, new_head
+    def __init__(self, state: StateDict, overrides: Mapping[str, Any], new_head: bool = False):
+        self.path, self.overrides, self.new_head = state.path, overrides, new_head
         self.fields: dict[str, Any] = {}
         self._reasons: dict[str, str] = {}
         self._uncertain: set[str] = set()

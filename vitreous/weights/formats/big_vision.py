@@ -16,7 +16,7 @@ from vitreous.model.options import AttentionPool, ClassToken, Gelu, GlobalAverag
 from vitreous.weights.formats.base import ConfigBuilder
 from vitreous.weights.formats.flax import AMONG_KIND, FlaxFormat, attention_rows, mlp, norm, renumbering
 from vitreous.weights.formats.mapping import Row, position_table, row
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 POOL = "MAPHead_0"
 
@@ -33,18 +33,18 @@ class BigVision(FlaxFormat):
     )
     missing = (*FlaxFormat.missing, "stem")
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        patch = self.infer_encoder(checkpoint, builder)
-        if "pos_embedding" in checkpoint.tensors:
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        patch = self.infer_encoder(state, builder)
+        if "pos_embedding" in state.tensors:
             # In files from before 2022 the class token has a position too. big_vision detects them by the length of
             # the table: a square plus one.
-            has_class, positions = builder.fields["class_token"], checkpoint.shape("pos_embedding", 3)[1]
+            has_class, positions = builder.fields["class_token"], state.shape("pos_embedding", 3)[1]
             prefix = int(has_class and math.isqrt(positions - 1) ** 2 == positions - 1)
             builder.infer_grid(positions, (prefix,), patch, image_size)
             builder.set(position=Learned1d(prefix == has_class, "google"))
         else:
             _set_computed_positions(builder, patch, image_size)
-        pooled = f"{POOL}/probe" in checkpoint.tensors
+        pooled = f"{POOL}/probe" in state.tensors
         averaged = AttentionPool() if pooled else GlobalAverage("before")
         builder.set(pool=ClassToken() if builder.fields["class_token"] else averaged)
         builder.default("big_vision's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))

@@ -24,10 +24,9 @@ from vitreous.weights.formats.mae import Mae
 from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.formats.timm.format import Timm
 from vitreous.weights.formats.torchvision import Torchvision
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
-from vitreous.weights.io.errors import shown
-from vitreous.weights.io.safetensors_file import BadCheckpoint
-from vitreous.weights.io.wrappers import AVERAGED_MODULES
+from vitreous.weights.io.errors import BadCheckpoint, shown
+from vitreous.weights.io.state_dict import StateDict
+from vitreous.weights.unwrap import AVERAGED_MODULES
 
 # In the order of detection: timm's relatives, which share its names, come before it.
 FORMATS: list[Format] = [
@@ -67,51 +66,49 @@ def format_named(name: str) -> Format:
     return next(format for format in FORMATS if format.name == canonical_name(name))
 
 
-def identify(checkpoint: ForeignCheckpoint, name: str | None = None) -> tuple[Format, ForeignCheckpoint]:
+def identify(state: StateDict, name: str | None = None) -> tuple[Format, StateDict]:
     """The format of a checkpoint, or the one of this `name`, and the checkpoint reduced to its model."""
-    detected = _recognise(checkpoint)
-    if detected is None and len(checkpoint.tensors) <= MAX_SEARCHED:
-        detected, checkpoint = _search_prefixes(checkpoint)
-    return (_supported(checkpoint, detected) if name is None else format_named(name)), checkpoint
+    detected = _recognise(state)
+    if detected is None and len(state.tensors) <= MAX_SEARCHED:
+        detected, state = _search_prefixes(state)
+    return (_supported(state, detected) if name is None else format_named(name)), state
 
 
-def _recognise(checkpoint: ForeignCheckpoint) -> Format | None:
-    return next((format for format in FORMATS if format.recognises(checkpoint)), None)
+def _recognise(state: StateDict) -> Format | None:
+    return next((format for format in FORMATS if format.recognises(state)), None)
 
 
-def _supported(checkpoint: ForeignCheckpoint, detected: Format | None) -> Format:
+def _supported(state: StateDict, detected: Format | None) -> Format:
     """The detected format, or an error that names the model or its tensors."""
     known = f"(known: {', '.join(format_names())})"
-    if model := _unsupported_model(checkpoint, detected):
-        raise BadCheckpoint(f"{checkpoint.path} is {model}, which has no counterpart here {known}")
+    if model := _unsupported_model(state, detected):
+        raise BadCheckpoint(f"{state.path} is {model}, which has no counterpart here {known}")
     if detected is None:
-        names = ", ".join(shown(name) for name in list(checkpoint.tensors)[:4])
-        count = len(checkpoint.tensors)
-        raise BadCheckpoint(
-            f"{checkpoint.path} is of no known format; its {count} tensors are called {names}, ... {known}"
-        )
+        names = ", ".join(shown(name) for name in list(state.tensors)[:4])
+        count = len(state.tensors)
+        raise BadCheckpoint(f"{state.path} is of no known format; its {count} tensors are called {names}, ... {known}")
     return detected
 
 
 # ---- Models behind a prefix ------------------------------------------------------------------------------------------
 
 
-def _search_prefixes(checkpoint: ForeignCheckpoint) -> tuple[Format | None, ForeignCheckpoint]:
+def _search_prefixes(state: StateDict) -> tuple[Format | None, StateDict]:
     """The one model of a known format behind a prefix; the checkpoint as it is if there is none."""
-    parts = _parts(checkpoint.tensors)
+    parts = _parts(state.tensors)
     models: dict[str, Format] = {}
     last = None
     for prefix in sorted(parts):
         inner = last is not None and prefix.startswith(last)  # e.g. the base model of one with a head
-        if not inner and (format := _recognise(dataclasses.replace(checkpoint, tensors=parts[prefix]))):
+        if not inner and (format := _recognise(dataclasses.replace(state, tensors=parts[prefix]))):
             models[prefix], last = format, prefix
     if not models:
-        _check_not_ours(checkpoint)
-        return None, checkpoint
-    prefix = _choose(checkpoint, {prefix: parts[prefix] for prefix in models})
-    ignored = _summary([name for name in checkpoint.tensors if not name.startswith(prefix)], prefix)
-    inside = (*checkpoint.inside, prefix.rstrip(".")) if ignored else checkpoint.inside
-    return models[prefix], dataclasses.replace(checkpoint, tensors=parts[prefix], inside=inside, ignored=ignored)
+        _check_not_ours(state)
+        return None, state
+    prefix = _choose(state, {prefix: parts[prefix] for prefix in models})
+    ignored = _summary([name for name in state.tensors if not name.startswith(prefix)], prefix)
+    inside = (*state.inside, prefix.rstrip(".")) if ignored else state.inside
+    return models[prefix], dataclasses.replace(state, tensors=parts[prefix], inside=inside, ignored=ignored)
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -127,7 +124,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return parts
 
 
-def _choose(checkpoint: ForeignCheckpoint, models: Mapping[str, Mapping[str, Tensor]]) -> str:
+def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str:
     """The prefix of the only model, or of the averaged one among models of equal shapes."""
     prefixes = list(models)
     averaged = [prefix for prefix in prefixes if not set(prefix.split(".")).isdisjoint(AVERAGED_MODULES)]
@@ -137,7 +134,7 @@ def _choose(checkpoint: ForeignCheckpoint, models: Mapping[str, Mapping[str, Ten
             return choice[0]
     listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
     raise BadCheckpoint(
-        f"{checkpoint.path} holds {len(prefixes)} models, {listed}{', ...' if len(prefixes) > 4 else ''}: "
+        f"{state.path} holds {len(prefixes)} models, {listed}{', ...' if len(prefixes) > 4 else ''}: "
         "save the one that you mean in a separate file"
     )
 
@@ -162,10 +159,10 @@ def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
     )
 
 
-def _check_not_ours(checkpoint: ForeignCheckpoint) -> None:
-    if any(name == OURS or name.endswith(f".{OURS}") for name in checkpoint.tensors):
+def _check_not_ours(state: StateDict) -> None:
+    if any(name == OURS or name.endswith(f".{OURS}") for name in state.tensors):
         raise BadCheckpoint(
-            f"{checkpoint.path} is the state dict of a Vitreous model without its config: save the model with "
+            f"{state.path} is the state dict of a Vitreous model without its config: save the model with "
             "vitreous.save(model, folder), or pass the state dict to load_state_dict of a model of the same config"
         )
 
@@ -196,32 +193,32 @@ UNSUPPORTED = {
 }
 
 
-def _unsupported_model(checkpoint: ForeignCheckpoint, detected: Format | None) -> str:
+def _unsupported_model(state: StateDict, detected: Format | None) -> str:
     """The name of a model without a counterpart, from config.json or the tensors; "" if it may have one.
 
     A `model_type` counts only for tensors with transformers' names: a wrapper, such as transformers' for timm, writes
     its own beside the tensors of another system.
     """
-    model_type, architecture = (checkpoint.config.get(key) for key in ("model_type", "architecture"))
+    model_type, architecture = (state.config.get(key) for key in ("model_type", "architecture"))
     if isinstance(model_type, str) and (detected is None or detected.name == "huggingface"):
         known = model_type in TRANSFORMERS_FAMILIES
         return "" if known else f"{model_type!r:.80} of transformers (model_type in config.json)"
     if detected is None and isinstance(architecture, str):
         return f"{architecture!r:.80} of timm (architecture in config.json)"
-    names = list(checkpoint.tensors)
+    names = list(state.tensors)
     for pattern, model in UNSUPPORTED.items():
         if any(re.search(pattern, name) for name in names):
             return model
     projection = next((name for name in names if name.endswith(PROJECTION)), None)
     if projection is None:
         return ""
-    prefix, shape = projection.removesuffix(PROJECTION), checkpoint.tensors[projection].shape
+    prefix, shape = projection.removesuffix(PROJECTION), state.tensors[projection].shape
     if len(shape) == 5:
         return "a model of videos, such as VideoMAE or ViViT"
-    if f"{prefix}embeddings.distillation_token" in checkpoint.tensors and shape[1:] == (1, 16, 16):
+    if f"{prefix}embeddings.distillation_token" in state.tensors and shape[1:] == (1, 16, 16):
         return "the Audio Spectrogram Transformer"
-    if f"{prefix}embeddings.cls_token" not in checkpoint.tensors:
+    if f"{prefix}embeddings.cls_token" not in state.tensors:
         return "I-JEPA, ViTPose or another of transformers' models without a class token"
-    if any(line.startswith("neck.") for line in checkpoint.ignored):
+    if any(line.startswith("neck.") for line in state.ignored):
         return "DPT, Depth Anything or another of transformers' models with a neck"
     return ""

@@ -14,8 +14,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, SwiGlu
 from vitreous.weights.formats.base import ConfigBuilder
 from vitreous.weights.formats.timm.layout import Names, TimmLayout, infer_timm
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
 from vitreous.weights.io.containers import TORCH_SUFFIXES
+from vitreous.weights.io.state_dict import StateDict
 
 PUBLISHED = re.compile(r"dinov2_vit[sblg]14")  # names of the published files begin so
 
@@ -37,13 +37,13 @@ class DinoV2(TimmLayout):
         *("classifier", "head of two layers", "other pooling"),
     )
 
-    def confirms(self, checkpoint: ForeignCheckpoint) -> bool:
+    def confirms(self, state: StateDict) -> bool:
         """True unless the mask token is MAE's, of three dimensions."""
-        return "register_tokens" in checkpoint.tensors or checkpoint.tensors["mask_token"].ndim == 2
+        return "register_tokens" in state.tensors or state.tensors["mask_token"].ndim == 2
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        published = PUBLISHED.match(checkpoint.path.name) is not None
-        infer_timm(checkpoint, builder, image_size, self.names, entries=True, published=published)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        published = PUBLISHED.match(state.path.name) is not None
+        infer_timm(state, builder, image_size, self.names, entries=True, published=published)
         resampling: Any = "dinov2-registers" if builder.fields["registers"] > 0 else "dinov2"
         position = Learned1d(builder.fields["position"].prefix_entries, resampling)
         builder.default("DINOv2's", norm_eps=self.norm_eps, position=position)

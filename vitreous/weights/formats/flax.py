@@ -16,8 +16,8 @@ from vitreous.model.config import MAX_DEPTH, ViTConfig
 from vitreous.model.options import MlpHead, TanhHead
 from vitreous.weights.formats.base import ConfigBuilder, Format
 from vitreous.weights.formats.mapping import TRANSPOSE, Row, per_layer, reshape, row, single
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 BLOCK = "Transformer/encoderblock_{i}"
 CONVOLUTION = single(lambda x: x.permute(3, 2, 0, 1).contiguous(), lambda x: x.permute(2, 3, 1, 0).contiguous())
@@ -60,8 +60,8 @@ class FlaxFormat(Format):
     )
     gelu = "tanh"
 
-    def normalise(self, checkpoint: ForeignCheckpoint) -> ForeignCheckpoint:
-        return super().normalise(_unstacked(checkpoint, self.root(checkpoint) or ""))
+    def normalise(self, state: StateDict) -> StateDict:
+        return super().normalise(_unstacked(state, self.root(state) or ""))
 
     def unsupported(self, config: ViTConfig) -> list[str]:
         lines = super().unsupported(config)
@@ -69,26 +69,26 @@ class FlaxFormat(Format):
             lines.append(f"head MlpHead: {self.title} has none")
         return lines
 
-    def infer_encoder(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder) -> Size:
+    def infer_encoder(self, state: StateDict, builder: ConfigBuilder) -> Size:
         """Set the fields of patches, encoder and head; return the patch size."""
-        height, breadth, channels, width = checkpoint.shape("embedding/kernel", 4)
+        height, breadth, channels, width = state.shape("embedding/kernel", 4)
         first = BLOCK.replace("{i}", "0")
         query = f"{first}/MultiHeadDotProductAttention_{self.numbers.attention}/query/kernel"
-        _, heads, head_dim = checkpoint.shape(query, 3)
-        _, mlp_width = checkpoint.shape(f"{first}/MlpBlock_{self.numbers.mlp}/Dense_0/kernel", 2)
+        _, heads, head_dim = state.shape(query, 3)
+        _, mlp_width = state.shape(f"{first}/MlpBlock_{self.numbers.mlp}/Dense_0/kernel", 2)
         builder.set(
             channels=channels,
             patch_size=(height, breadth),
-            class_token="cls" in checkpoint.tensors,
+            class_token="cls" in state.tensors,
             width=width,
-            depth=checkpoint.count(f"{BLOCK}/LayerNorm_0/scale"),
+            depth=state.count(f"{BLOCK}/LayerNorm_0/scale"),
             num_heads=heads,
             head_dim=None if heads * head_dim == width else head_dim,
             mlp_width=mlp_width,
-            num_classes=checkpoint.shape("head/kernel", 2)[1] if "head/kernel" in checkpoint.tensors else 0,
+            num_classes=state.shape("head/kernel", 2)[1] if "head/kernel" in state.tensors else 0,
         )
-        if "pre_logits/kernel" in checkpoint.tensors:
-            builder.set(head=TanhHead(checkpoint.shape("pre_logits/kernel", 2)[1]))
+        if "pre_logits/kernel" in state.tensors:
+            builder.set(head=TanhHead(state.shape("pre_logits/kernel", 2)[1]))
         return height, breadth
 
     def model_rows(self, config: ViTConfig, positions: list[Row], pool: Sequence[Row] = ()) -> list[Row]:
@@ -115,22 +115,22 @@ class FlaxFormat(Format):
         return table
 
 
-def _unstacked(checkpoint: ForeignCheckpoint, root: str) -> ForeignCheckpoint:
+def _unstacked(state: StateDict, root: str) -> StateDict:
     """Split the tensors of big_vision's scan, which stacks those of all layers, into one tensor per layer."""
     tensors: dict[str, Tensor] = {}
     stacked = f"{root}Transformer/encoderblock/"
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in state.tensors.items():
         if not name.startswith(stacked):
             tensors[name] = tensor
         elif tensor.ndim == 0 or tensor.shape[0] > MAX_DEPTH:
             raise BadCheckpoint(
-                f"{checkpoint.path} has {name.removeprefix(root)} as {list(tensor.shape)}, but its first side must be "
+                f"{state.path} has {name.removeprefix(root)} as {list(tensor.shape)}, but its first side must be "
                 f"the depth, {MAX_DEPTH} at most"
             )
         else:
             rest = name.removeprefix(stacked)
             tensors |= {f"{root}Transformer/encoderblock_{i}/{rest}": layer for i, layer in enumerate(tensor)}
-    return dataclasses.replace(checkpoint, tensors=tensors)
+    return dataclasses.replace(state, tensors=tensors)
 
 
 # ---- Rows of one layer -----------------------------------------------------------------------------------------------

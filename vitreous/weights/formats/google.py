@@ -14,7 +14,7 @@ from vitreous.weights.formats.base import ConfigBuilder
 from vitreous.weights.formats.flax import AMONG_ALL, CONVOLUTION, FlaxFormat, renumbering
 from vitreous.weights.formats.mapping import Row, position_table, reshape, row
 from vitreous.weights.formats.timm.layout import stem_units
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 GROUP_NORM = re.compile(r"(.*/)?gn(\d|_root|_proj)/(scale|bias)")
@@ -28,23 +28,23 @@ class Google(FlaxFormat):
     renames = renumbering(AMONG_ALL)
     missing = (*FlaxFormat.missing, "other positions", "positions without the class token")
 
-    def normalise(self, checkpoint: ForeignCheckpoint) -> ForeignCheckpoint:
+    def normalise(self, state: StateDict) -> StateDict:
         """Also bring GroupNorm's vectors to the shape [1, 1, 1, n] that an old flax wrote."""
-        checkpoint = super().normalise(checkpoint)
+        state = super().normalise(state)
         tensors = {
             name: x.reshape(1, 1, 1, -1) if x.ndim == 1 and GROUP_NORM.fullmatch(name) else x
-            for name, x in checkpoint.tensors.items()
+            for name, x in state.tensors.items()
         }
-        return dataclasses.replace(checkpoint, tensors=tensors)
+        return dataclasses.replace(state, tensors=tensors)
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        patch = self.infer_encoder(checkpoint, builder)
-        stem = _infer_stem(checkpoint)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        patch = self.infer_encoder(state, builder)
+        stem = _infer_stem(state)
         if stem is not None:
-            builder.set(stem=stem, channels=checkpoint.shape("conv_root/kernel")[2])
+            builder.set(stem=stem, channels=state.shape("conv_root/kernel")[2])
         stride = 1 if stem is None else stem.stride
         prefix = int(builder.fields["class_token"])
-        positions = checkpoint.shape(POSITIONS, 3)[1] - prefix
+        positions = state.shape(POSITIONS, 3)[1] - prefix
         builder.infer_grid(positions, (0,), (patch[0] * stride, patch[1] * stride), image_size)
         builder.set(pool=ClassToken() if prefix else GlobalAverage("before"), position=Learned1d(True, "google"))
         builder.default("vit_jax's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
@@ -71,18 +71,18 @@ class Google(FlaxFormat):
         return lines
 
 
-def _infer_stem(checkpoint: ForeignCheckpoint) -> ResNetStem | None:
-    if "conv_root/kernel" not in checkpoint.tensors:
+def _infer_stem(state: StateDict) -> ResNetStem | None:
+    if "conv_root/kernel" not in state.tensors:
         return None
 
     def count(pattern: str) -> int:
         """Number of names, counted from 1."""
-        present = (pattern.format(i) in checkpoint.tensors for i in itertools.count(1))
+        present = (pattern.format(i) in state.tensors for i in itertools.count(1))
         return sum(1 for _ in itertools.takewhile(bool, present))
 
     stages = count("block{}/unit1/conv1/kernel")
     units = tuple(count(f"block{stage}/unit{{}}/conv1/kernel") for stage in range(1, stages + 1))
-    return ResNetStem(units, checkpoint.shape("conv_root/kernel", 4)[3], "google")
+    return ResNetStem(units, state.shape("conv_root/kernel", 4)[3], "google")
 
 
 def _stem_rows(config: ViTConfig) -> list[Row]:

@@ -29,9 +29,9 @@ from vitreous.weights.formats.mapping import (
     single,
     split,
 )
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
 from vitreous.weights.io.containers import TORCH_SUFFIXES
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 LAYER = "transformer.layers.{i}"
 
@@ -48,27 +48,27 @@ class Lucidrains(Format):
     )
     norm_eps = 1e-5
 
-    def confirms(self, checkpoint: ForeignCheckpoint) -> bool:
-        return any(name.startswith("transformer.layers.0.0.") for name in checkpoint.tensors)
+    def confirms(self, state: StateDict) -> bool:
+        return any(name.startswith("transformer.layers.0.0.") for name in state.tensors)
 
-    def normalise(self, checkpoint: ForeignCheckpoint) -> ForeignCheckpoint:
-        return dataclasses.replace(checkpoint, tensors=current_names(checkpoint.tensors))
+    def normalise(self, state: StateDict) -> StateDict:
+        return dataclasses.replace(state, tensors=current_names(state.tensors))
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        patch_norm = "to_patch_embedding.2.weight" in checkpoint.tensors
-        width, pixels = checkpoint.shape(f"to_patch_embedding.{2 if patch_norm else 1}.weight", 2)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        patch_norm = "to_patch_embedding.2.weight" in state.tensors
+        width, pixels = state.shape(f"to_patch_embedding.{2 if patch_norm else 1}.weight", 2)
         builder.set(
             width=width,
-            depth=checkpoint.count(f"{LAYER}.0.norm.weight"),
+            depth=state.count(f"{LAYER}.0.norm.weight"),
             patch_method="linear",
             patch_norm=patch_norm,
             qkv_bias=False,
-            mlp_width=checkpoint.shape("transformer.layers.0.1.net.1.weight", 2)[0],
-            num_classes=checkpoint.shape("mlp_head.weight", 2)[0] if "mlp_head.weight" in checkpoint.tensors else 0,
+            mlp_width=state.shape("transformer.layers.0.1.net.1.weight", 2)[0],
+            num_classes=state.shape("mlp_head.weight", 2)[0] if "mlp_head.weight" in state.tensors else 0,
         )
         _set_patch(builder, pixels)
-        _set_heads(checkpoint, builder, width)
-        _set_tokens(checkpoint, builder, image_size)
+        _set_heads(state, builder, width)
+        _set_tokens(state, builder, image_size)
         builder.default("vit-pytorch's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
         builder.assume("vit-pytorch has none", preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)))
 
@@ -188,15 +188,15 @@ def _set_patch(builder: ConfigBuilder, pixels: int) -> None:
     builder.assume("patches are square, and have 3 channels", channels=channels, patch_size=(side, side))
 
 
-def _set_heads(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, width: int) -> None:
-    inner = checkpoint.shape("transformer.layers.0.0.to_qkv.weight", 2)[0] // 3
-    if "transformer.layers.0.0.to_out.0.weight" not in checkpoint.tensors:
+def _set_heads(state: StateDict, builder: ConfigBuilder, width: int) -> None:
+    inner = state.shape("transformer.layers.0.0.to_qkv.weight", 2)[0] // 3
+    if "transformer.layers.0.0.to_out.0.weight" not in state.tensors:
         builder.set(num_heads=1)
         return
     heads = builder.overrides.get("num_heads", inner // 64)
     if "num_heads" not in builder.overrides and inner % 64:
         raise BadCheckpoint(
-            f"{checkpoint.path} does not state its number of heads, and their width ({inner}) is no multiple of 64: "
+            f"{state.path} does not state its number of heads, and their width ({inner}) is no multiple of 64: "
             f"{how_to_set('num_heads')}"
         )
     builder.assume("heads are 64 wide, vit-pytorch's default", num_heads=heads)
@@ -204,15 +204,15 @@ def _set_heads(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, width: int
         builder.set(head_dim=inner // heads)
 
 
-def _set_tokens(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any) -> None:
+def _set_tokens(state: StateDict, builder: ConfigBuilder, image_size: Any) -> None:
     patch = builder.overrides.get("patch_size", builder.fields["patch_size"])
-    if "pos_embedding" not in checkpoint.tensors:
+    if "pos_embedding" not in state.tensors:
         builder.set(class_token=False, pool=GlobalAverage("before"), position=SinCos2d("big_vision"))
         builder.default("positions are computed for any size", image_size=as_size(image_size or 224))
         return
-    tokens = checkpoint.shape("cls_token")
+    tokens = state.shape("cls_token")
     if len(tokens) != 2:
-        raise BadCheckpoint(f"{checkpoint.path}: cls_token is {list(tokens)}, but must have 2 dimensions")
+        raise BadCheckpoint(f"{state.path}: cls_token is {list(tokens)}, but must have 2 dimensions")
     has_class = tokens[0] > 0
     builder.set(class_token=has_class)
     if has_class:
@@ -220,7 +220,7 @@ def _set_tokens(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_siz
         builder.assume("vit-pytorch's default", pool=ClassToken())
     else:
         builder.set(pool=GlobalAverage("before"))
-    builder.infer_grid(checkpoint.shape("pos_embedding", 2)[0], (int(has_class),), patch, image_size)
+    builder.infer_grid(state.shape("pos_embedding", 2)[0], (int(has_class),), patch, image_size)
     builder.default("resampled as by Google, because vit-pytorch cannot resample", position=Learned1d())
 
 

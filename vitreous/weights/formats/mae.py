@@ -18,8 +18,8 @@ from vitreous.model.options import IMAGENET, ClassToken, Gelu, GlobalAverage, Le
 from vitreous.model.position import SinCos2dPosition
 from vitreous.weights.formats.base import ConfigBuilder
 from vitreous.weights.formats.timm.layout import TimmLayout, infer_timm
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
 from vitreous.weights.io.containers import TORCH_SUFFIXES, write_file
+from vitreous.weights.io.state_dict import StateDict
 
 PUBLISHED = re.compile(r"mae_(pretrain|finetuned|visualize)_vit_")  # names of the published files begin so
 
@@ -36,12 +36,12 @@ class Mae(TimmLayout):
         *("head of two layers", "models without qkv_bias", "models without a class token"),
     )
 
-    def confirms(self, checkpoint: ForeignCheckpoint) -> bool:
+    def confirms(self, state: StateDict) -> bool:
         """True if there is a decoder or the positions are MAE's: fine-tuned models look like timm's."""
-        return "decoder_embed.weight" in checkpoint.tensors or _has_fixed_positions(checkpoint.tensors["pos_embed"])
+        return "decoder_embed.weight" in state.tensors or _has_fixed_positions(state.tensors["pos_embed"])
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        infer_timm(checkpoint, builder, image_size, published=PUBLISHED.match(checkpoint.path.name) is not None)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        infer_timm(state, builder, image_size, published=PUBLISHED.match(state.path.name) is not None)
         position = Learned1d(builder.fields["position"].prefix_entries, "huggingface")
         builder.default("MAE's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu), position=position)
         crop_fraction = 0.875 if min(builder.fields["image_size"]) <= 224 else 1.0

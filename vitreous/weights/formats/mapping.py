@@ -124,19 +124,25 @@ def concat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def read_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Our tensors from theirs. Names and shapes are checked first, against `ours` on the meta device.
-
-    ignored: patterns of their names that may be present and are not read.
-    """
-    expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
-    used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
-    check_tensors(path, {name: _entry(tensor) for name, tensor in used.items()}, expected)
+    """Our tensors from theirs, after `check_table`."""
+    used = check_table(table, theirs, ours, path, ignored)
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.ours, entry.conversion.read([used[name] for name in entry.theirs]), strict=True)
     # Some checkpoints store positions or norms wider or narrower than the rest; the widest type rounds nothing.
     widest = functools.reduce(torch.promote_types, {tensor.dtype for tensor in result.values()})
     return {name: tensor.to(widest) for name, tensor in result.items()}
+
+
+def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
+    """Check names and shapes of their tensors against `ours` on the meta device; return those that are used.
+
+    ignored: patterns of their names that may be present and are not read.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
+    used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
+    check_tensors(path, {name: _entry(tensor) for name, tensor in used.items()}, expected)
+    return used
 
 
 def write_table(table: list[Row], ours: Tensors) -> dict[str, Tensor]:

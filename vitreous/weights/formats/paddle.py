@@ -15,8 +15,8 @@ from vitreous.weights.formats.base import ConfigBuilder, Format
 from vitreous.weights.formats.mapping import TRANSPOSE, Row, packed_rows, per_layer, position_table, row, rows
 from vitreous.weights.formats.timm.layout import QKV, Names, TimmLayout, infer_timm
 from vitreous.weights.formats.write_checks import numeric_differences
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 MISSING = (
     *("stem", "patch_norm", "registers", "qk_norm", "layer_scale", "SwiGLU", "head of two layers"),
@@ -37,12 +37,12 @@ class Paddle(TimmLayout):
     file_name = "model.pdparams"
     missing = (*MISSING, "head_dim")
 
-    def confirms(self, checkpoint: ForeignCheckpoint) -> bool:
-        shape = checkpoint.shape(QKV)
+    def confirms(self, state: StateDict) -> bool:
+        shape = state.shape(QKV)
         return len(shape) == 2 and shape[1] == 3 * shape[0]  # timm's is [3 * width, width]
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        infer_timm(checkpoint, builder, image_size, self.names, entries=True)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        infer_timm(state, builder, image_size, self.names, entries=True)
         fields = builder.fields
         if is_small(fields["width"], fields["depth"], fields["mlp_width"], fields["qkv_bias"]):
             reason = "as in ViT_small_patch16_224, the only model of this shape"
@@ -93,29 +93,29 @@ class PaddleViT(Format):
     file_name = "model.pdparams"
     missing = (*MISSING, "qk_scale", "models without a classifier")
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        if "pre_logits.0.weight" in checkpoint.tensors:
-            raise BadCheckpoint(f"{checkpoint.path} has a hidden layer with ReLU before its classifier (pre_logits.0)")
-        width, channels, *patch = checkpoint.shape(f"{PATCH}.weight", 4)
-        distilled = "dist_token" in checkpoint.tensors
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        if "pre_logits.0.weight" in state.tensors:
+            raise BadCheckpoint(f"{state.path} has a hidden layer with ReLU before its classifier (pre_logits.0)")
+        width, channels, *patch = state.shape(f"{PATCH}.weight", 4)
+        distilled = "dist_token" in state.tensors
         builder.set(
             width=width,
-            depth=checkpoint.count(f"{LAYER}.attn_norm.weight"),
+            depth=state.count(f"{LAYER}.attn_norm.weight"),
             channels=channels,
             patch_size=(patch[0], patch[1]),
             distillation_token=distilled,
-            qkv_bias="encoder.layers.0.attn.qkv.bias" in checkpoint.tensors,
+            qkv_bias="encoder.layers.0.attn.qkv.bias" in state.tensors,
             mlp=Gelu("erf"),
-            mlp_width=checkpoint.shape("encoder.layers.0.mlp.fc1.weight", 2)[1],
+            mlp_width=state.shape("encoder.layers.0.mlp.fc1.weight", 2)[1],
             pool=ClassToken(),
-            num_classes=checkpoint.shape("classifier.weight", 2)[1],
+            num_classes=state.shape("classifier.weight", 2)[1],
         )
-        inner = checkpoint.shape("encoder.layers.0.attn.out.weight", 2)[0]  # heads * head_dim
+        inner = state.shape("encoder.layers.0.attn.out.weight", 2)[0]  # heads * head_dim
         builder.infer_heads(inner)
         heads = builder.overrides.get("num_heads", builder.fields.get("num_heads"))
         if inner != width and isinstance(heads, int) and heads > 0:
             builder.set(head_dim=inner // heads)
-        positions = checkpoint.shape("position_embedding", 3)[1]
+        positions = state.shape("position_embedding", 3)[1]
         builder.infer_grid(positions, (1 + distilled,), (patch[0], patch[1]), image_size)
         builder.default("PaddleViT's", norm_eps=self.norm_eps, position=Learned1d(interpolation="huggingface"))
         crop_fraction = 1.0 if min(builder.fields["image_size"]) >= 384 else 0.875

@@ -12,8 +12,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, LinearHead, MlpHead, TanhHead
 from vitreous.weights.formats.base import ConfigBuilder, Format
 from vitreous.weights.formats.mapping import Row, per_layer, position_table, row, rows, split
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
 from vitreous.weights.io.containers import TORCH_SUFFIXES
+from vitreous.weights.io.state_dict import StateDict
 
 PUBLISHED = re.compile(r"vit_[blh]_(14|16|32)(_\w+)?-[0-9a-f]{8}\.pth")  # files of its model zoo
 BLOCK = "encoder.layers.encoder_layer_{i}"
@@ -32,21 +32,21 @@ class Torchvision(Format):
         *("head_dim", "qk_scale", "models without qkv_bias", "other pooling"),
     )
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        width, channels, *patch = checkpoint.shape("conv_proj.weight", 4)
-        has_head = "heads.head.weight" in checkpoint.tensors
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        width, channels, *patch = state.shape("conv_proj.weight", 4)
+        has_head = "heads.head.weight" in state.tensors
         builder.set(
             width=width,
-            depth=checkpoint.count(f"{BLOCK}.ln_1.weight"),
+            depth=state.count(f"{BLOCK}.ln_1.weight"),
             channels=channels,
             patch_size=(patch[0], patch[1]),
-            mlp_width=checkpoint.shape(f"{FIRST}.mlp.0.weight", 2)[0],
-            num_classes=checkpoint.shape("heads.head.weight", 2)[0] if has_head else 0,
+            mlp_width=state.shape(f"{FIRST}.mlp.0.weight", 2)[0],
+            num_classes=state.shape("heads.head.weight", 2)[0] if has_head else 0,
         )
-        if "heads.pre_logits.weight" in checkpoint.tensors:
-            builder.set(head=TanhHead(checkpoint.shape("heads.pre_logits.weight", 2)[0]))
-        builder.infer_heads(width, PUBLISHED.fullmatch(checkpoint.path.name) is not None)
-        builder.infer_grid(checkpoint.shape("encoder.pos_embedding", 3)[1], (1,), (patch[0], patch[1]), image_size)
+        if "heads.pre_logits.weight" in state.tensors:
+            builder.set(head=TanhHead(state.shape("heads.pre_logits.weight", 2)[0]))
+        builder.infer_heads(width, PUBLISHED.fullmatch(state.path.name) is not None)
+        builder.infer_grid(state.shape("encoder.pos_embedding", 3)[1], (1,), (patch[0], patch[1]), image_size)
         position = Learned1d(interpolation="torchvision")
         builder.default("torchvision's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu), position=position)
         if min(builder.fields["image_size"]) <= 224:

@@ -18,8 +18,8 @@ from vitreous.model.options import (
     TanhHead,
 )
 from vitreous.weights.formats.base import ConfigBuilder
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 # `model_type` in config.json.
 Family = Literal["vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_registers"]
@@ -59,12 +59,12 @@ def family_of(config: ViTConfig) -> Family:
     return "deit" if config.distillation_token or config.registers else "vit"
 
 
-def family_in(checkpoint: ForeignCheckpoint) -> Family:
+def family_in(state: StateDict) -> Family:
     """The family of a checkpoint, from its tensors; for ViT, ViTMAE and ViTMSN, which share them, from config.json."""
-    stated = fields_of(checkpoint).word("model_type", "")
+    stated = fields_of(state).word("model_type", "")
     if stated and stated not in EPS:
-        raise BadCheckpoint(f"{checkpoint.path} has model_type {stated!r}, but must have one of {', '.join(EPS)}")
-    names = checkpoint.tensors
+        raise BadCheckpoint(f"{state.path} has model_type {stated!r}, but must have one of {', '.join(EPS)}")
+    names = state.tensors
     if "encoder.layer.0.layer_scale1.lambda1" in names:
         return "dinov2_with_registers" if "embeddings.register_tokens" in names else "dinov2"
     if "embeddings.distillation_token" in names:
@@ -146,27 +146,27 @@ def _is_finite(value: object) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
-def fields_of(checkpoint: ForeignCheckpoint) -> JsonFields:
-    return JsonFields(checkpoint.path, checkpoint.config)
+def fields_of(state: StateDict) -> JsonFields:
+    return JsonFields(state.path, state.config)
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def infer_fields(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
+def infer_fields(state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
     """Set all fields but preprocessing, from config.json or else from the tensors."""
-    fields, family = fields_of(checkpoint), family_in(checkpoint)
+    fields, family = fields_of(state), family_in(state)
     dino = family.startswith("dinov2")
-    projected = checkpoint.shape("embeddings.patch_embeddings.projection.weight", 4)
+    projected = state.shape("embeddings.patch_embeddings.projection.weight", 4)
     width = fields.whole("hidden_size", projected[0])
     norm = "norm1" if dino else "layernorm_before"
     builder.set(
         width=width,
-        depth=fields.whole("num_hidden_layers", checkpoint.count(f"encoder.layer.{{i}}.{norm}.weight")),
+        depth=fields.whole("num_hidden_layers", state.count(f"encoder.layer.{{i}}.{norm}.weight")),
         channels=fields.whole("num_channels", projected[1]),
         patch_size=fields.size("patch_size", (projected[2], projected[3])),
         class_token=True,
-        qkv_bias=fields.flag("qkv_bias", "encoder.layer.0.attention.attention.query.bias" in checkpoint.tensors),
+        qkv_bias=fields.flag("qkv_bias", "encoder.layer.0.attention.attention.query.bias" in state.tensors),
         layer_scale=fields.real("layerscale_value", 1.0) if dino else None,
         stochastic_depth=fields.rate("drop_path_rate"),
     )
@@ -182,68 +182,68 @@ def infer_fields(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_si
         builder.default("transformers' default for this kind of model", norm_eps=EPS[family])
     hidden, attention = fields.rate("hidden_dropout_prob"), fields.rate("attention_probs_dropout_prob")
     builder.set(dropout=Dropout(embedding=hidden, attention=attention, hidden=hidden))
-    _set_tokens(checkpoint, builder, family, image_size)
-    _set_mlp(checkpoint, builder, dino)
-    _set_output(checkpoint, builder, dino, width)
+    _set_tokens(state, builder, family, image_size)
+    _set_mlp(state, builder, dino)
+    _set_output(state, builder, dino, width)
 
 
-def _set_tokens(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, family: Family, image_size: Any) -> None:
-    names, registers = checkpoint.tensors, 0
+def _set_tokens(state: StateDict, builder: ConfigBuilder, family: Family, image_size: Any) -> None:
+    names, registers = state.tensors, 0
     if family == "dinov2_with_registers":
-        registers = checkpoint.shape("embeddings.register_tokens", 3)[1]
+        registers = state.shape("embeddings.register_tokens", 3)[1]
     elif family == "deit" and ("classifier.weight" in names or "pooler.dense.weight" in names):
         registers = 1
     builder.set(registers=registers, distillation_token=family == "deit" and not registers)
-    positions = checkpoint.shape("embeddings.position_embeddings", 3)[1]
-    prefix, native = 2 if family == "deit" else 1, fields_of(checkpoint).size("image_size", None)
+    positions = state.shape("embeddings.position_embeddings", 3)[1]
+    prefix, native = 2 if family == "deit" else 1, fields_of(state).size("image_size", None)
     builder.infer_grid(positions, (prefix,), builder.fields["patch_size"], image_size, native)
     resampling: Any = "dinov2-registers" if family == "dinov2_with_registers" else "huggingface"
     builder.set(position=Learned1d(interpolation=resampling))
 
 
-def _set_mlp(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, dino: bool) -> None:
-    if "encoder.layer.0.mlp.weights_in.weight" in checkpoint.tensors:
-        builder.set(mlp=SwiGlu(), mlp_width=checkpoint.shape("encoder.layer.0.mlp.weights_out.weight", 2)[1])
+def _set_mlp(state: StateDict, builder: ConfigBuilder, dino: bool) -> None:
+    if "encoder.layer.0.mlp.weights_in.weight" in state.tensors:
+        builder.set(mlp=SwiGlu(), mlp_width=state.shape("encoder.layer.0.mlp.weights_out.weight", 2)[1])
         return
-    activation = fields_of(checkpoint).word("hidden_act", "gelu")
+    activation = fields_of(state).word("hidden_act", "gelu")
     if activation not in ACTIVATIONS:
         raise BadCheckpoint(
-            f"{checkpoint.path} has hidden_act {activation!r}, but must have one of {', '.join(ACTIVATIONS)}"
+            f"{state.path} has hidden_act {activation!r}, but must have one of {', '.join(ACTIVATIONS)}"
         )
-    if not checkpoint.config:
+    if not state.config:
         builder.assume("transformers' default", mlp=Gelu("erf"))
     else:
         builder.set(mlp=Gelu(ACTIVATIONS[activation]))
-    first = checkpoint.shape(f"encoder.layer.0.{'mlp.fc1' if dino else 'intermediate.dense'}.weight", 2)[0]
-    builder.set(mlp_width=first if dino else fields_of(checkpoint).whole("intermediate_size", first))
+    first = state.shape(f"encoder.layer.0.{'mlp.fc1' if dino else 'intermediate.dense'}.weight", 2)[0]
+    builder.set(mlp_width=first if dino else fields_of(state).whole("intermediate_size", first))
 
 
-def _set_output(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, dino: bool, width: int) -> None:
-    names = checkpoint.tensors
+def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int) -> None:
+    names = state.tensors
     builder.set(pool=ClassToken(), head=LinearHead(), num_classes=0, labels=())
     classifiers = [f"{name}.weight" for name in ("classifier", "cls_classifier") if f"{name}.weight" in names]
     if classifiers and builder.overrides.get("num_classes") != 0:
-        classes, inputs = checkpoint.shape(classifiers[0], 2)
+        classes, inputs = state.shape(classifiers[0], 2)
         if dino and inputs == 2 * width:
-            pool = _classifier_input(checkpoint)
+            pool = _classifier_input(state)
             if pool is None and builder.new_head:
                 return
             if pool is None:
                 raise BadCheckpoint(
-                    f"{checkpoint.path}: the classifier (Dinov2ForImageClassification) reads the class token beside "
+                    f"{state.path}: the classifier (Dinov2ForImageClassification) reads the class token beside "
                     "the mean of the patches, which is not supported; to load the rest, pass num_classes=0"
                 )
             builder.set(pool=pool)
-        builder.set(num_classes=classes, labels=_labels(checkpoint.config, classes))
+        builder.set(num_classes=classes, labels=_labels(state.config, classes))
     elif not classifiers and "pooler.dense.weight" in names:
-        if (activation := fields_of(checkpoint).word("pooler_act", "tanh")) != "tanh":
-            raise BadCheckpoint(f"{checkpoint.path} has pooler_act {activation!r}, but must have 'tanh'")
-        builder.set(head=TanhHead(checkpoint.shape("pooler.dense.weight", 2)[0]))
+        if (activation := fields_of(state).word("pooler_act", "tanh")) != "tanh":
+            raise BadCheckpoint(f"{state.path} has pooler_act {activation!r}, but must have 'tanh'")
+        builder.set(head=TanhHead(state.shape("pooler.dense.weight", 2)[0]))
 
 
-def _classifier_input(checkpoint: ForeignCheckpoint) -> ClassToken | GlobalAverage | None:
+def _classifier_input(state: StateDict) -> ClassToken | GlobalAverage | None:
     """The one of class token and mean of the patches that DINOv2's classifier reads, or None if it reads both."""
-    token, mean = (bool(half.any()) for half in checkpoint.tensors["classifier.weight"].chunk(2, dim=1))
+    token, mean = (bool(half.any()) for half in state.tensors["classifier.weight"].chunk(2, dim=1))
     if token and mean:
         return None
     return GlobalAverage("before") if mean else ClassToken()

@@ -30,7 +30,7 @@ from vitreous.weights.formats.huggingface.processor import infer_preprocessing, 
 from vitreous.weights.formats.mapping import Conversion, Row, concat, per_layer, position_table, row, rows, single
 from vitreous.weights.formats.timm.layout import with_registers
 from vitreous.weights.formats.write_checks import margin_differences, numeric_differences, resize_differences
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 PATCHES = "embeddings.patch_embeddings.projection"
 # Names of version 5 in memory to those of version 4 and of files. The MLP of DINOv2 has the same names in both.
@@ -61,13 +61,13 @@ class HuggingFace(Format):
         "positions without the class token",
     )
 
-    def normalise(self, checkpoint: ForeignCheckpoint) -> ForeignCheckpoint:
-        checkpoint = super().normalise(checkpoint)
-        return dataclasses.replace(checkpoint, tensors=_gates_packed(dict(checkpoint.tensors)))
+    def normalise(self, state: StateDict) -> StateDict:
+        state = super().normalise(state)
+        return dataclasses.replace(state, tensors=_gates_packed(dict(state.tensors)))
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        infer_fields(checkpoint, builder, image_size)
-        infer_preprocessing(checkpoint, builder)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        infer_fields(state, builder, image_size)
+        infer_preprocessing(state, builder)
 
     def table(self, config: ViTConfig) -> list[Row]:
         table = rows("patches.projection", PATCHES) + _tokens(config)

@@ -16,8 +16,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Geometry, Preprocessing
 from vitreous.weights.formats.base import ConfigBuilder
 from vitreous.weights.formats.huggingface.config import Family, JsonFields, family_in
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 FILE = "preprocessor_config.json"
 
@@ -55,8 +55,8 @@ PIXEL = 1 / 255
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def infer_preprocessing(checkpoint: ForeignCheckpoint, builder: ConfigBuilder) -> None:
-    file, family = checkpoint.path / FILE, family_in(checkpoint)
+def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
+    file, family = state.path / FILE, family_in(state)
     if not file.is_file():
         builder.assume_preprocessing(f"there is no {FILE}: that of the published models", PUBLISHED[family])
         return

@@ -26,8 +26,8 @@ from vitreous.model.options import (
     SwiGlu,
 )
 from vitreous.weights.formats.base import how_to_set
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 # ---- Names of architectures ------------------------------------------------------------------------------------------
 
@@ -76,12 +76,12 @@ def is_architecture(name: str, width: int) -> bool:
     return match is not None and (size is None or size in SIZES.get(width, ()))
 
 
-def architecture_of(checkpoint: ForeignCheckpoint) -> str:
+def architecture_of(state: StateDict) -> str:
     """The architecture of a checkpoint: from its config.json, its metadata or its path; "" if none names it."""
-    if isinstance(stated := checkpoint.config.get("architecture"), str):
+    if isinstance(stated := state.config.get("architecture"), str):
         return stated
-    width = checkpoint.shape("patch_embed.proj.weight", 4)[0]
-    names = names_in(Path(checkpoint.model_name)) + names_in(checkpoint.path)  # metadata may have timm/NAME.TAG
+    width = state.shape("patch_embed.proj.weight", 4)[0]
+    names = names_in(Path(state.model_name)) + names_in(state.path)  # metadata may have timm/NAME.TAG
     return next((name for name in names if is_architecture(name, width)), "")
 
 
@@ -127,25 +127,25 @@ class TimmConfig:
     pretrained_cfg: Mapping[str, Any]
 
     @classmethod
-    def of(cls, checkpoint: ForeignCheckpoint) -> "TimmConfig":
-        document = checkpoint.config if isinstance(checkpoint.config.get("architecture"), str) else {}
+    def of(cls, state: StateDict) -> "TimmConfig":
+        document = state.config if isinstance(state.config.get("architecture"), str) else {}
         older = document if "mean" in document else {}  # older files have one flat object
         args, cfg = document.get("model_args") or {}, document.get("pretrained_cfg") or older
         for name, part in (("model_args", args), ("pretrained_cfg", cfg)):
             if not isinstance(part, dict):
-                raise BadCheckpoint(f"{checkpoint.path}: {name} of config.json is {part!r}, but must be an object")
+                raise BadCheckpoint(f"{state.path}: {name} of config.json is {part!r}, but must be an object")
         names = {"act_layer": args.get("act_layer"), "global_pool": _stated_pool(args, document)}
         names |= {name: cfg.get(name) for name in ("crop_mode", "interpolation")}
         for name, value in names.items():
             if value is not None and not isinstance(value, str):
-                raise BadCheckpoint(f"{checkpoint.path}: {name} of config.json is {value!r:.80}, but must be a name")
-        if UNSUPPORTED.fullmatch(architecture := architecture_of(checkpoint)):
-            raise BadCheckpoint(f"{checkpoint.path} is timm's {architecture}, which is not supported")
+                raise BadCheckpoint(f"{state.path}: {name} of config.json is {value!r:.80}, but must be a name")
+        if UNSUPPORTED.fullmatch(architecture := architecture_of(state)):
+            raise BadCheckpoint(f"{state.path} is timm's {architecture}, which is not supported")
         if args.get("pool_include_prefix"):
             raise BadCheckpoint(
-                f"{checkpoint.path} pools the class token with the patches (pool_include_prefix): not supported"
+                f"{state.path} pools the class token with the patches (pool_include_prefix): not supported"
             )
-        return cls(checkpoint.path, architecture, document, args, cfg)
+        return cls(state.path, architecture, document, args, cfg)
 
     @property
     def is_known(self) -> bool:

@@ -31,8 +31,8 @@ from vitreous.weights.formats.write_checks import (
     numeric_differences,
     resize_differences,
 )
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 POOLS: dict[str, type[Pool]] = {"token": ClassToken, "avg": GlobalAverage, "map": AttentionPool}
 
@@ -43,21 +43,21 @@ class Timm(TimmLayout):
     renames = ((r"\.gamma_([12])$", r".ls\1.gamma"),)  # DeiT-III's own files
     missing = ("other positions", "patch_norm", "head_dim", "qk_scale", "partial patches")
 
-    def infer(self, checkpoint: ForeignCheckpoint, builder: ConfigBuilder, image_size: Any = None) -> None:
-        config = TimmConfig.of(checkpoint)
-        _check_parts(checkpoint, config.architecture)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        config = TimmConfig.of(state)
+        _check_parts(state, config.architecture)
         infer_timm(
-            checkpoint,
+            state,
             builder,
             image_size,
             native=config.image_size,
             num_heads=config.num_heads,
             entries=config.prefix_entries,
-            published=is_architecture(config.architecture, checkpoint.shape(PATCH, 4)[0]),
+            published=is_architecture(config.architecture, state.shape(PATCH, 4)[0]),
         )
         fields = builder.fields
         _set_mlp(builder, config)
-        _set_pool(checkpoint, builder, config)
+        _set_pool(state, builder, config)
         position = Learned1d(fields["position"].prefix_entries, "timm")
         builder.default("timm's", norm_eps=self.norm_eps, position=position)
         if not config.is_known:
@@ -133,8 +133,8 @@ def _set_mlp(builder: ConfigBuilder, config: TimmConfig) -> None:
         builder.assume("timm's default; some of SigLIP's models have 'tanh'", mlp=Gelu("erf"))
 
 
-def _set_pool(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, config: TimmConfig) -> None:
-    pool = _pool(checkpoint, config.pool, builder.fields["pool"])
+def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> None:
+    pool = _pool(state, config.pool, builder.fields["pool"])
     # Of the named models with a class token, only EVA has fc_norm: in others, the pooling was changed.
     changed = pool == GlobalAverage("after") and builder.fields["class_token"] and "eva_" not in config.architecture
     if config.pool or isinstance(pool, AttentionPool) or (config.is_known and not changed):
@@ -145,20 +145,20 @@ def _set_pool(checkpoint: ForeignCheckpoint, builder: ConfigBuilder, config: Tim
         builder.assume("usual with these norms; global_pool token, avgmax and max may have them too", pool=pool)
 
 
-def _pool(checkpoint: ForeignCheckpoint, stated: str | None, seen: Pool) -> Pool:
+def _pool(state: StateDict, stated: str | None, seen: Pool) -> Pool:
     """The stated pooling if it fits the tensors: with a final norm, a class token or a mean may be pooled."""
-    if isinstance(seen, AttentionPool) and {"cls_token", "reg_token"} & set(checkpoint.tensors):
+    if isinstance(seen, AttentionPool) and {"cls_token", "reg_token"} & set(state.tensors):
         raise BadCheckpoint(
-            f"{checkpoint.path} pools by attention without the class token or registers, which is not supported"
+            f"{state.path} pools by attention without the class token or registers, which is not supported"
         )
     if stated == "avg" and isinstance(seen, ClassToken):
         return GlobalAverage("before")
     if stated and stated not in POOLS:
-        raise BadCheckpoint(f"{checkpoint.path} has global_pool {stated!r}, but must have one of {', '.join(POOLS)}")
+        raise BadCheckpoint(f"{state.path} has global_pool {stated!r}, but must have one of {', '.join(POOLS)}")
     if stated and not isinstance(seen, POOLS[stated]):
         fitting = next(name for name, kind in POOLS.items() if isinstance(seen, kind))
         raise BadCheckpoint(
-            f"{checkpoint.path} has global_pool {stated!r}, but tensors of {type(seen).__name__}: must be {fitting!r}"
+            f"{state.path} has global_pool {stated!r}, but tensors of {type(seen).__name__}: must be {fitting!r}"
         )
     return seen
 
@@ -196,27 +196,27 @@ MISSING = {
 }
 
 
-def _check_parts(checkpoint: ForeignCheckpoint, architecture: str) -> None:
+def _check_parts(state: StateDict, architecture: str) -> None:
     """Reject a model with unsupported parts by their names, and by the architecture if it is known."""
-    names = checkpoint.tensors
+    names = state.tensors
     parts = [part for pattern, part in PARTS.items() if any(re.search(pattern, name) for name in names)]
     parts += [part for name, part in MISSING.items() if name not in names]
     if "norm.weight" not in names and "fc_norm.weight" not in names:
         parts.append("no norm after the last block (norm)")
-    if _has_norms_after(checkpoint):
+    if _has_norms_after(state):
         parts.append("norms after the layers instead of before them (norm1 follows attn), as rpn models have")
     if parts:
         known = f" ({architecture})" if architecture else ""
         raise BadCheckpoint(
-            f"{checkpoint.path} is a model of timm's{known} that has no counterpart here: {'; '.join(parts)}"
+            f"{state.path} is a model of timm's{known} that has no counterpart here: {'; '.join(parts)}"
         )
 
 
-def _has_norms_after(checkpoint: ForeignCheckpoint) -> bool:
+def _has_norms_after(state: StateDict) -> bool:
     """True if a block's tensors are in the order of timm's ResPostBlock: attn, norm1, mlp, norm2.
 
     A plain block has norm1 first; in the sorted names of safetensors, norm1 comes after mlp.
     """
-    parts = [name.split(".")[2] for name in checkpoint.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
+    parts = [name.split(".")[2] for name in state.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
     first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
     return first == ["attn", "norm1", "mlp", "norm2"]

@@ -34,8 +34,8 @@ from vitreous.weights.formats.mapping import (
     row,
     rows,
 )
-from vitreous.weights.io.checkpoint import ForeignCheckpoint
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.state_dict import StateDict
 
 Shapes = Mapping[str, tuple[int, ...]]
 PATCH, QKV = "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"
@@ -193,7 +193,7 @@ def _stem(config: ViTConfig) -> list[Row]:
 
 
 def infer_timm(
-    checkpoint: ForeignCheckpoint,
+    state: StateDict,
     builder: ConfigBuilder,
     image_size: Any = None,
     names: Names = TIMM,
@@ -207,16 +207,16 @@ def infer_timm(
     native, num_heads: from a config beside the tensors, if there is one. entries: prefix tokens have positions always
     (True), usually (None), or usually not (False). published: as in `ConfigBuilder.infer_heads`.
     """
-    shapes = {name: _shape(name, tensor, names.matrix) for name, tensor in checkpoint.tensors.items()}
-    width, channels, *patch = checkpoint.shape(PATCH, 4)
-    depth = checkpoint.count("blocks.{i}.norm1.weight")
-    stem = _read_stem(checkpoint)
-    registers = checkpoint.shape(names.registers, 3)[1] if names.registers in shapes else 0
+    shapes = {name: _shape(name, tensor, names.matrix) for name, tensor in state.tensors.items()}
+    width, channels, *patch = state.shape(PATCH, 4)
+    depth = state.count("blocks.{i}.norm1.weight")
+    stem = _read_stem(state)
+    registers = state.shape(names.registers, 3)[1] if names.registers in shapes else 0
     has_class, has_distillation = "cls_token" in shapes, "dist_token" in shapes
     builder.set(
         width=width,
         depth=depth,
-        channels=channels if stem is None else checkpoint.shape(_root(stem), 4)[1],
+        channels=channels if stem is None else state.shape(_root(stem), 4)[1],
         stem=stem,
         patch_size=(patch[0], patch[1]),
         class_token=has_class,
@@ -230,7 +230,7 @@ def infer_timm(
     stride = stem.stride if stem is not None else 1
     prefix = has_class + has_distillation + registers * names.register_entries
     choices = {None: (prefix, 0), True: (prefix,), False: (0, prefix)}[entries]
-    positions = checkpoint.shape("pos_embed", 3)[1]
+    positions = state.shape("pos_embed", 3)[1]
     own = builder.infer_grid(positions, choices, (patch[0] * stride, patch[1] * stride), image_size, native)
     builder.set(
         position=Learned1d(prefix_entries=own == prefix),
@@ -252,15 +252,15 @@ def _root(stem: ResNetStem) -> str:
     return "patch_embed.backbone.stem.conv.weight" if stem.stages else "patch_embed.backbone.conv.weight"
 
 
-def _read_stem(checkpoint: ForeignCheckpoint) -> ResNetStem | None:
-    if "patch_embed.backbone.conv.weight" in checkpoint.tensors:
-        return ResNetStem((), checkpoint.shape("patch_embed.backbone.conv.weight", 4)[0], "timm")
-    if "patch_embed.backbone.stem.conv.weight" not in checkpoint.tensors:
+def _read_stem(state: StateDict) -> ResNetStem | None:
+    if "patch_embed.backbone.conv.weight" in state.tensors:
+        return ResNetStem((), state.shape("patch_embed.backbone.conv.weight", 4)[0], "timm")
+    if "patch_embed.backbone.stem.conv.weight" not in state.tensors:
         return None
     prefix = "patch_embed.backbone.stages"
-    count = checkpoint.count(f"{prefix}.{{i}}.blocks.0.conv1.weight")
-    stages = tuple(checkpoint.count(f"{prefix}.{stage}.blocks.{{i}}.conv1.weight") for stage in range(count))
-    return ResNetStem(stages, checkpoint.shape("patch_embed.backbone.stem.conv.weight", 4)[0], "timm")
+    count = state.count(f"{prefix}.{{i}}.blocks.0.conv1.weight")
+    stages = tuple(state.count(f"{prefix}.{stage}.blocks.{{i}}.conv1.weight") for stage in range(count))
+    return ResNetStem(stages, state.shape("patch_embed.backbone.stem.conv.weight", 4)[0], "timm")
 
 
 def _set_mlp(shapes: Shapes, builder: ConfigBuilder, names: Names) -> None:

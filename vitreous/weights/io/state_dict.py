@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 
 @dataclass(frozen=True)
-class ForeignCheckpoint:
+class StateDict:
     """Tensors under their own names, and the config.json beside them.
 
     inside: the keys under which a training script stored the tensors, if it stored others too.

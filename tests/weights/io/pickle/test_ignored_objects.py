@@ -16,13 +16,13 @@ import torch
 
 import vitreous
 from pickles_by_hand import Call, Outside, array, check_refused, doubled, little_memory, pickled, torch_zip, view
-from vitreous.weights.io.pickle.files import read_pickle
-from vitreous.weights.io.pickle.resolver import Ignored
+from vitreous.weights.io.pickle.read import read_pickle
+from vitreous.weights.io.pickle.tensors import Ignored
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 NAMESPACE = b"cargparse\nNamespace\n"
 CANARY = "touch canary"
-BYSTANDERS = {
+IGNORED = {
     "argparse.Namespace": argparse.Namespace(lr=1, path=Path("x"), inner=argparse.Namespace()),
     "types.SimpleNamespace": types.SimpleNamespace(lr=1),
     "pathlib.PosixPath": pathlib.PosixPath("/a/b"),
@@ -45,14 +45,14 @@ BY_HAND = {
 }
 HOSTILE = {
     "a namespace as a key": (b"\x80\2}" + NAMESPACE + b")\x81Ns.", "a key of type Ignored"),
-    "a class as a key": (b"\x80\2}" + NAMESPACE + b"Ns.", "a key of type Bystander"),
+    "a class as a key": (b"\x80\2}" + NAMESPACE + b"Ns.", "a key of type IgnoredClass"),
     "a call of a namespace": (b"\x80\2" + NAMESPACE + b")\x81)R.", "calls a Ignored"),
     "an object of a namespace": (b"\x80\2" + NAMESPACE + b")\x81)\x81.", "uses the pickle opcode NEWOBJ"),
     "an object of a function": (b"\x80\2ctorch\nSize\n)\x81.", "uses the pickle opcode NEWOBJ"),
     "an object of text": (b"\x80\2X\1\0\0\0a)\x81.", "uses the pickle opcode NEWOBJ"),
     "an object of nothing": (b"\x80\2)\x81.", "is not a whole pickle"),
-    "a state for a class": (b"\x80\2" + NAMESPACE + b"}b.", "sets the state of a Bystander"),
-    "items of a class": (b"\x80\2" + NAMESPACE + b"NNs.", "sets items of a Bystander"),
+    "a state for a class": (b"\x80\2" + NAMESPACE + b"}b.", "sets the state of a IgnoredClass"),
+    "items of a class": (b"\x80\2" + NAMESPACE + b"NNs.", "sets items of a IgnoredClass"),
     "a list in a namespace": (b"\x80\2" + NAMESPACE + b")\x81Na.", "appends to a Ignored"),
     "a tensor of a namespace": (
         pickled(Call(torch._utils._rebuild_parameter, argparse.Namespace(), False, {})),
@@ -92,9 +92,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-@pytest.mark.parametrize("name", BYSTANDERS)
+@pytest.mark.parametrize("name", IGNORED)
 def test_what_is_beside_the_weights_is_ignored(tmp_path: Path, name: str, protocol: int) -> None:
-    torch.save({"a": BYSTANDERS[name], "w": torch.arange(3)}, tmp_path / "x.pth", pickle_protocol=protocol)
+    torch.save({"a": IGNORED[name], "w": torch.arange(3)}, tmp_path / "x.pth", pickle_protocol=protocol)
     found = read_pickle(tmp_path / "x.pth")
     assert found["a"] == Ignored(name)
     assert found["w"].tolist() == [0, 1, 2]
@@ -146,7 +146,7 @@ def test_a_deep_state_is_let_go_of_without_harm(tmp_path: Path) -> None:
         (argparse.Namespace(), r"holds argparse\.Namespace, but must hold tensors by name"),
         (
             {"model": argparse.Namespace()},
-            r"no tensors where they are looked for; it has model \(argparse\.Namespace\)",
+            r"no tensors under a known key; it has model \(argparse\.Namespace\)",
         ),
     ],
 )

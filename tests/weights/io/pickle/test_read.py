@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitreous.weights.io.pickle.files import read_pickle
+from vitreous.weights.io.pickle.read import read_pickle
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 DTYPES = [
