@@ -21,9 +21,8 @@ from vitreous.serving.models import open_served
 from vitreous.training.config import TrainConfig
 from vitreous.training.run import train
 from vitreous.weights.convert import convert
-from vitreous.weights.formats.base import ConfigBuilder
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.timm.config import ARCHITECTURE
-from vitreous.weights.io.state_dict import StateDict
 from vitreous.weights.load import describe, load_encoder
 
 PLAIN = "vit_tiny_patch16_224"

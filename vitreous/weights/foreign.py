@@ -19,14 +19,13 @@ from vitreous.model.kinds import AnyModel
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt
-from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format
+from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.detection import identify
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of
 from vitreous.weights.io.errors import BadCheckpoint, CannotHold
 from vitreous.weights.io.safetensors_file import Mapped
-from vitreous.weights.io.state_dict import StateDict
 from vitreous.weights.native import (
     CARD,
     Description,

@@ -19,10 +19,9 @@ from paddle_reference import CLAS, HEADS, IMAGE, LAYOUTS, PATCH, VIT, WIDTH, loa
 from parity import TOLERANCE, check_close, check_identical
 from vitreous.model.options import IMAGENET, Preprocessing
 from vitreous.weights.adapt import provenance_of
-from vitreous.weights.formats.base import ConfigBuilder
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.io.safetensors_file import BadCheckpoint
-from vitreous.weights.io.state_dict import StateDict
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ attributes and the methods below "Writing" matter only if models are written in 
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +22,6 @@ from vitreous.weights.formats.mapping import Row, renamed
 from vitreous.weights.formats.write_checks import missing_parts, numeric_differences
 from vitreous.weights.io.containers import write_file
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.io.state_dict import StateDict
 
 # Published models whose heads do not have 64 dimensions, by width: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
@@ -29,6 +29,40 @@ HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 class AssumptionWarning(UserWarning):
     """A checkpoint does not state all fields of its model's config, and usual values were assumed."""
+
+
+@dataclass(frozen=True)
+class StateDict:
+    """The tensors of a foreign checkpoint under their own names, and the config.json beside them.
+
+    inside: the keys under which a training script stored the tensors, if it stored others too.
+    ignored: tensors beside the model, summarised for the provenance.
+    model_name: the architecture that the file's metadata name, or "".
+    """
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    forget: Callable[[], None] = lambda: None  # see Mapped
+    inside: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    model_name: str = ""
+
+    def count(self, pattern: str) -> int:
+        """Number of layers: tensors `blocks.{i}.norm1.weight` for i = 0, 1, ..."""
+        count = 0
+        while pattern.replace("{i}", str(count)) in self.tensors:
+            count += 1
+        return count
+
+    def shape(self, name: str, dims: int | None = None) -> tuple[int, ...]:
+        """Shape of a required tensor, checked to have `dims` dimensions, none of them 0."""
+        if name not in self.tensors:
+            raise BadCheckpoint(f"{self.path} has no tensor {name}")
+        shape = tuple(self.tensors[name].shape)
+        if dims is not None and (len(shape) != dims or 0 in shape):
+            raise BadCheckpoint(f"{self.path}: {name} is {list(shape)}, but must have {dims} dimensions")
+        return shape
 
 
 class Format(ABC):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitreous.common.checks import check_choice
-from vitreous.weights.formats.base import Format
+from vitreous.weights.formats.base import Format, StateDict
 from vitreous.weights.formats.big_vision import BigVision
 from vitreous.weights.formats.dinov2 import DinoV2
 from vitreous.weights.formats.google import Google
@@ -25,7 +25,6 @@ from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.formats.timm.format import Timm
 from vitreous.weights.formats.torchvision import Torchvision
 from vitreous.weights.io.errors import BadCheckpoint, shown
-from vitreous.weights.io.state_dict import StateDict
 from vitreous.weights.unwrap import AVERAGED_MODULES
 
 # In the order of detection: timm's relatives, which share its names, come before it.

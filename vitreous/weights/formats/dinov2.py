@@ -12,10 +12,9 @@ from torch import Tensor
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, SwiGlu
-from vitreous.weights.formats.base import ConfigBuilder
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.timm.layout import Names, TimmLayout, infer_timm
 from vitreous.weights.io.containers import TORCH_SUFFIXES
-from vitreous.weights.io.state_dict import StateDict
 
 PUBLISHED = re.compile(r"dinov2_vit[sblg]14")  # names of the published files begin so
 

@@ -14,10 +14,9 @@ from torch import Tensor
 from vitreous.common.checks import Size
 from vitreous.model.config import MAX_DEPTH, ViTConfig
 from vitreous.model.options import MlpHead, TanhHead
-from vitreous.weights.formats.base import ConfigBuilder, Format
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import TRANSPOSE, Row, per_layer, reshape, row, single
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.io.state_dict import StateDict
 
 BLOCK = "Transformer/encoderblock_{i}"
 CONVOLUTION = single(lambda x: x.permute(3, 2, 0, 1).contiguous(), lambda x: x.permute(2, 3, 1, 0).contiguous())

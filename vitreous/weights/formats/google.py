@@ -10,11 +10,10 @@ from typing import Any
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, ResNetStem
-from vitreous.weights.formats.base import ConfigBuilder
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.flax import AMONG_ALL, CONVOLUTION, FlaxFormat, renumbering
 from vitreous.weights.formats.mapping import Row, position_table, reshape, row
 from vitreous.weights.formats.timm.layout import stem_units
-from vitreous.weights.io.state_dict import StateDict
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 GROUP_NORM = re.compile(r"(.*/)?gn(\d|_root|_proj)/(scale|bias)")

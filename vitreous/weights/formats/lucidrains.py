@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.common.checks import as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, SinCos2d
-from vitreous.weights.formats.base import ConfigBuilder, Format, how_to_set
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict, how_to_set
 from vitreous.weights.formats.mapping import (
     Conversion,
     Row,
@@ -31,7 +31,6 @@ from vitreous.weights.formats.mapping import (
 )
 from vitreous.weights.io.containers import TORCH_SUFFIXES
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.io.state_dict import StateDict
 
 LAYER = "transformer.layers.{i}"
 

@@ -17,9 +17,8 @@ from vitreous.model.options import (
     SwiGlu,
     TanhHead,
 )
-from vitreous.weights.formats.base import ConfigBuilder
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.io.state_dict import StateDict
 
 # `model_type` in config.json.
 Family = Literal["vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_registers"]

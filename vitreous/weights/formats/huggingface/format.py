@@ -17,7 +17,7 @@ from torch import Tensor
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ClassToken, GlobalAverage, LinearHead, Preprocessing, SwiGlu, TanhHead
-from vitreous.weights.formats.base import ConfigBuilder, Format
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.huggingface.config import (
     CLASSES,
     EPS,
@@ -30,7 +30,6 @@ from vitreous.weights.formats.huggingface.processor import infer_preprocessing, 
 from vitreous.weights.formats.mapping import Conversion, Row, concat, per_layer, position_table, row, rows, single
 from vitreous.weights.formats.timm.layout import with_registers
 from vitreous.weights.formats.write_checks import margin_differences, numeric_differences, resize_differences
-from vitreous.weights.io.state_dict import StateDict
 
 PATCHES = "embeddings.patch_embeddings.projection"
 # Names of version 5 in memory to those of version 4 and of files. The MLP of DINOv2 has the same names in both.

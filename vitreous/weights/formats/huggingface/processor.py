@@ -14,10 +14,9 @@ from vitreous.common.json_files import read_json_object
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Geometry, Preprocessing
-from vitreous.weights.formats.base import ConfigBuilder
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.huggingface.config import Family, JsonFields, family_in
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.io.state_dict import StateDict
 
 FILE = "preprocessor_config.json"
 

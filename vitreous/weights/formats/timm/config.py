@@ -25,9 +25,8 @@ from vitreous.model.options import (
     Preprocessing,
     SwiGlu,
 )
-from vitreous.weights.formats.base import how_to_set
+from vitreous.weights.formats.base import StateDict, how_to_set
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.io.state_dict import StateDict
 
 # ---- Names of architectures ------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from vitreous.model.options import (
     Preprocessing,
     SwiGlu,
 )
-from vitreous.weights.formats.base import ConfigBuilder
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.timm.config import HYBRIDS, TimmConfig, as_timm_reads_it, is_architecture, timm_config
 from vitreous.weights.formats.timm.layout import PATCH, TimmLayout, infer_timm
 from vitreous.weights.formats.write_checks import (
@@ -32,7 +32,6 @@ from vitreous.weights.formats.write_checks import (
     resize_differences,
 )
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.io.state_dict import StateDict
 
 POOLS: dict[str, type[Pool]] = {"token": ClassToken, "avg": GlobalAverage, "map": AttentionPool}
 

@@ -22,7 +22,7 @@ from vitreous.model.options import (
     SwiGlu,
     TanhHead,
 )
-from vitreous.weights.formats.base import ConfigBuilder, Format
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import (
     IDENTITY,
     Conversion,
@@ -35,7 +35,6 @@ from vitreous.weights.formats.mapping import (
     rows,
 )
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.io.state_dict import StateDict
 
 Shapes = Mapping[str, tuple[int, ...]]
 PATCH, QKV = "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"
