@@ -140,8 +140,7 @@ def _patch_rows(config: ViTConfig) -> list[Row]:
 
 
 def _token_rows(config: ViTConfig) -> list[Row]:
-    batched = position_table(int(config.class_token), config.grid)
-    flat = Conversion(batched.read, lambda ours: [batched.write(ours)[0][0]])
+    flat = position_table(int(config.class_token), config.grid, batch=False)
     if not config.class_token:
         return [row("position.table", "pos_embedding", flat)]
     token = row("prefix.class_token", "cls_token", reshape((1, 1, config.width), (1, config.width)))
