@@ -42,8 +42,8 @@ def test_nothing_that_is_put_in_can_break_out(small: ViTConfig) -> None:
     assert "\x00" not in body
     assert [line for line in body.splitlines() if line.startswith("#")] == [
         f"# {plain(NASTY)}",
-        "## How to use it",
-        "## Figures",
+        "## Usage",
+        "## Metrics",
         "## Labels",
         "## Preprocessing",
         "## Provenance",
@@ -68,12 +68,12 @@ def test_figures_and_provenance_are_tables() -> None:
     assert "| top1 | 0.9753 |" in card
     assert "| images | 360 |" in card
     assert "| data | digits |" in card
-    assert "Figures" not in model_card(ViTConfig(), "x", 1, {"metrics": {}})
+    assert "Metrics" not in model_card(ViTConfig(), "x", 1, {"metrics": {}})
 
 
 def test_use_depends_on_what_the_model_gives() -> None:
-    assert "vitreous predict . picture.jpg" in model_card(ViTConfig(), "x", 1, {})
-    assert "vitreous embed . picture.jpg" in model_card(ViTConfig(num_classes=0), "x", 1, {})
+    assert "vitreous predict . image.jpg" in model_card(ViTConfig(), "x", 1, {})
+    assert "vitreous embed . image.jpg" in model_card(ViTConfig(num_classes=0), "x", 1, {})
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -89,4 +89,4 @@ def test_another_shape_is_said_in_numbers(small: ViTConfig) -> None:
     assert title(small) == "ViT of width 32, depth 2, 4 heads, patches of 8 x 8"
     assert title(ResNetConfig(stages=(1, 1), width=32)) == "BiT ResNet of width 32, stages 1, 1"
     card = model_card(dataclasses.replace(small, channels=1), "x", 1234, {})
-    assert "1,234 parameters. Grey pictures of 24 x 32 pixels, seen as 13 tokens; 5 classes." in card
+    assert "1,234 parameters. Grey images of 24 x 32 pixels, as 13 tokens; 5 classes." in card

@@ -6,17 +6,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
 from vitreous.common.atomic_files import atomic_file, atomic_folder
-from vitreous.common.checks import BadValue, as_size
-from vitreous.common.codec import to_dict
+from vitreous.common.checks import BadValue, as_size, suggestion
+from vitreous.common.codec import decode, to_dict
 from vitreous.common.json_files import read_json_object
 from vitreous.model.config import ViTConfig
-from vitreous.model.kinds import AnyModel
 from vitreous.model.meta_build import build_blank, fill
+from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt
 from vitreous.weights.formats.base import AssumptionWarning, Format, Found, Inference
@@ -30,7 +30,6 @@ from vitreous.weights.native import (
     CARD,
     Description,
     check_not_run,
-    decode_overrides,
     is_checkpoint,
     missing_checkpoint,
 )
@@ -109,7 +108,7 @@ class ForeignCheckpoint:
 
     def model(
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
-    ) -> AnyModel:
+    ) -> Model:
         """Build the model; warn if it depends on uncertain assumptions."""
         plan = self._plan(overrides, image_size, new_head=num_classes is not None)
         if plan.warning:
@@ -122,7 +121,11 @@ class ForeignCheckpoint:
 
     def _plan(self, overrides: Mapping[str, Any], image_size: Any, new_head: bool) -> _Plan:
         """Infer the config. With `new_head`, a classifier that we do not support is ignored."""
-        given = decode_overrides(ViTConfig, overrides)
+        hints = get_type_hints(ViTConfig)
+        for field in overrides:
+            if field not in hints:
+                raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
+        given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
         found, format = self.format.normalise(self.found), self.format
         inference = Inference(found, overrides, new_head)
         try:

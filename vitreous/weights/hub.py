@@ -15,7 +15,7 @@ import vitreous
 from vitreous.common.checks import fail
 from vitreous.common.json_files import MAX_JSON_BYTES
 from vitreous.common.text import single_spaced
-from vitreous.model.kinds import AnyModel
+from vitreous.model.protocol import Model
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.card import model_card
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
@@ -260,7 +260,7 @@ def check_destination(push_to: str) -> str:
     return repository
 
 
-def push(model: AnyModel, path: Path, format: str, repository: str, provenance: Mapping[str, Any] | None = None) -> str:
+def push(model: Model, path: Path, format: str, repository: str, provenance: Mapping[str, Any] | None = None) -> str:
     """Upload what was written at `path` in one commit, with a model card, and return the address of the commit.
 
     A missing repository is created with the visibility that the account's settings give. A card there is replaced.
