@@ -17,7 +17,7 @@ from vitreous.common.atomic_files import atomic_file, atomic_folder, recover
 # Writes version after version until it is killed; `two-renames` as on a file system that cannot exchange folders.
 WRITER = """
 import itertools, sys
-from vitreous.weights import files
+from vitreous.common import atomic_files as files
 
 path, kind, way, first = sys.argv[1:]
 if way == "two-renames":
@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_the_folder_before(small_disk: Path, way: str) -> Non
         (aside / "weights").write_bytes(b"1" * 400_000)
     with (
         pytest.raises(
-            OSError, match=r"write .*disk/x: no space left on the disk \(about 0\.9 MB.*before is intact$"
+            OSError, match=r"write .*disk/x: no space left on the disk \(about 0\.9 MB.*previous version is intact$"
         ) as e,
         atomic_folder(path, needed=900_000) as aside,
     ):
@@ -227,7 +227,7 @@ def test_a_full_disk_leaves_the_file_before(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
         with (
-            pytest.raises(OSError, match=r"write .*x\.bin: file too large; what was there before is intact"),
+            pytest.raises(OSError, match=r"write .*x\.bin: file too large; the previous version is intact"),
             atomic_file(path) as aside,
         ):
             aside.write_bytes(b"2" * 20_000)

@@ -73,12 +73,12 @@ SWAPS: list[tuple[Callable[[ViT], None], str]] = [
         r"^encoder\.blocks\.1\.mlp is [\w.]*Squared\(\), but the config says GeluMlp\(\): a checkpoint is",
     ),
     (new_position, r"^position is [\w.]*Sloped\(\), but the config says PositionEmbedding\(\)"),
-    (one_block_less, r"^encoder\.blocks\.2 is not there, but the config says Block"),
+    (one_block_less, r"^encoder\.blocks\.2 is missing, but the config says Block"),
     (wider_head, r"^head is Linear\(.*out_features=6, .*out_features=5,"),
     (other_gelu, r"^encoder\.blocks\.0\.mlp\.activation is GELU\(approximate='tanh'\), .* GELU\(approximate='none'\)"),
     (other_eps, r"^encoder\.blocks\.2\.attention_norm is LayerNorm\(.*eps=0\.1.*eps=1e-06"),
     (lora, r"^encoder\.blocks\.0\.attention\.q is torch\.nn\.utils\.parametrize\.Parametrized.*Merge it \(LoRA\)"),
-    (more_in_a_part, r"^norm\.seen is \[\], but the config says not there"),
+    (more_in_a_part, r"^norm\.seen is \[\], but the config says missing"),
 ]
 
 

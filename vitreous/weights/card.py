@@ -147,30 +147,17 @@ def _labels(labels: Sequence[str], num_classes: int) -> str:
 
 def _preprocessing(config: ModelConfig) -> str:
     how, (height, width) = config.preprocessing, config.image_size
+    size, fraction = f"{height} x {width} pixels", f"{how.crop_fraction:g}"
+    fit = {
+        "squash": f"to {size}, regardless of the aspect ratio",
+        "squash-crop": f"regardless of the aspect ratio, and cropped to the central {size}, {fraction} of each side",
+        "pad": f"so that the longer side is {fraction} of {size}, and padded with the mean colour",
+        "crop": f"and cropped to the central {size}, {fraction} of the side that is cropped less",
+    }[how.fit]
     if config.task == "segment":
-        fit = (
-            f"Resized ({how.interpolation}) to cover {height} x {width} pixels with the aspect ratio kept, and covered "
-            "by overlapping windows of that size"
-        )
-    elif how.fit == "squash":
-        fit = f"Resized to {height} x {width} pixels without regard to the aspect ratio ({how.interpolation})"
-    elif how.fit == "squash-crop":
-        fit = (
-            f"Resized ({how.interpolation}) without regard to the aspect ratio, and cropped to the central {height} x "
-            f"{width} pixels, which are {how.crop_fraction:g} of each side"
-        )
-    elif how.fit == "pad":
-        fit = (
-            f"Resized ({how.interpolation}) so that the longer side is {how.crop_fraction:g} of {height} x {width} "
-            "pixels, and padded with the mean colour"
-        )
-    else:
-        fit = (
-            f"Resized ({how.interpolation}) and cropped to the central {height} x {width} pixels, "
-            f"which are {how.crop_fraction:g} of the side that is cropped less"
-        )
-    numbers = [", ".join(f"{value:g}" for value in values) for values in (how.mean, how.std)]
-    return f"{fit}; scaled to [0, 1], minus {numbers[0]}, divided by {numbers[1]}."
+        fit = f"to cover {size} with the aspect ratio kept, and covered by overlapping windows of that size"
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (how.mean, how.std))
+    return f"Resized ({how.interpolation}) {fit}; scaled to [0, 1], minus {mean}, divided by {std}."
 
 
 def _table(heading: str, columns: tuple[str, str], rows: object) -> str:

@@ -71,7 +71,7 @@ def test_a_disk_that_is_full(saved: Path, small: ViTConfig) -> None:
         "except OSError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code, saved], capture_output=True, text=True, check=True)
-    assert run.stdout.endswith("what was there before is intact\n"), run
+    assert run.stdout.endswith("the previous version is intact\n"), run
     assert "could not write" in run.stdout
     assert run.stdout.count("\n") == 1
     assert_same(load_folder(saved), before)

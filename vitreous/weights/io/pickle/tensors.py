@@ -43,7 +43,7 @@ STORAGES = {
     "torch.CharStorage": torch.int8,
     "torch.ByteStorage": torch.uint8,
     "torch.BoolStorage": torch.bool,
-    "torch.UntypedStorage": torch.uint8,  # counted in bytes; the tensor brings its own type
+    "torch.UntypedStorage": torch.uint8,  # counted in bytes; the tensor has its own dtype
     "torch.storage.UntypedStorage": torch.uint8,
 }
 FUNCTIONS = {
