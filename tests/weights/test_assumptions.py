@@ -21,8 +21,8 @@ from vitreous.serving.models import open_served
 from vitreous.training.config import TrainConfig
 from vitreous.training.run import train
 from vitreous.weights.convert import convert
-from vitreous.weights.formats.base import Found, Inference
-from vitreous.weights.formats.timm.names import ARCHITECTURE
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
+from vitreous.weights.formats.timm.config import ARCHITECTURE
 from vitreous.weights.load import describe, load_encoder
 
 PLAIN = "vit_tiny_patch16_224"
@@ -112,13 +112,13 @@ def test_the_warning_names_fields_values_and_how_to_set_them(plain: nn.Module, t
 
 
 def test_the_last_statement_on_a_field_counts() -> None:
-    guess = Inference(Found(Path("x.pth"), {}, {}), {})
-    for certain in (guess.follow, lambda _, **fields: guess.set(**fields)):
-        guess.assume("usual", norm_eps=1e-5)
-        assert "norm_eps=1e-05" in str(guess.warning)
+    builder = ConfigBuilder(StateDict(Path("x.pth"), {}, {}), {})
+    for certain in (builder.default, lambda _, **fields: builder.set(**fields)):
+        builder.assume("usual", norm_eps=1e-5)
+        assert "norm_eps=1e-05" in str(builder.warning)
         certain("the format's", norm_eps=1e-6)
-        assert guess.warning is None
-        assert guess.fields["norm_eps"] == 1e-6
+        assert builder.warning is None
+        assert builder.fields["norm_eps"] == 1e-6
 
 
 def test_what_is_given_is_not_warned_of(plain: nn.Module, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from parity import check_identical, noisy
 from vitreous.model.build import build
 from vitreous.model.options import ResNetStem
 from vitreous.model.vit import ViT
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 
 @pytest.fixture

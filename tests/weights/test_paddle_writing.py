@@ -162,5 +162,5 @@ def test_what_would_be_computed_otherwise_needs_a_word(format: str, change: Any,
 
 def test_the_scale_of_the_small_one_is_its_own() -> None:
     small = dataclasses.replace(PLAIN, width=768, depth=8, num_heads=8, mlp_width=2304, qkv_bias=False, norm_eps=1e-5)
-    assert Paddle().losses(dataclasses.replace(small, qk_scale=768**-0.5)) == []
-    assert "attention is scaled" in Paddle().losses(small)[0]
+    assert Paddle().differences(dataclasses.replace(small, qk_scale=768**-0.5)) == []
+    assert "attention is scaled" in Paddle().differences(small)[0]

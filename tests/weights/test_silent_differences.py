@@ -17,7 +17,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, GlobalAverage, Learned1d, SwiGlu
 from vitreous.weights.convert import CannotHold, convert
 from vitreous.weights.io.containers import read_file
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 # 4 x 6 patches and a class token, which are as many as 5 x 5 patches.
 LONG, SQUARE, PLACES = (32, 48), (40, 40), 25

@@ -13,7 +13,7 @@ import vitreous
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ResNetStem
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 PLAIN = ViTConfig(image_size=(32, 32), patch_size=(8, 8), width=128, depth=2, num_heads=2, mlp_width=256, num_classes=7)
 

@@ -11,9 +11,9 @@ from typing import Any
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
-from vitreous.weights.foreign import losses_at
+from vitreous.weights.foreign import differences_at
 from vitreous.weights.formats.base import AssumptionWarning
-from vitreous.weights.formats.catalog import format_named, own_name
+from vitreous.weights.formats.detection import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
 from vitreous.weights.io.errors import BadCheckpoint, CannotHold, shown
 from vitreous.weights.load import ImageSize, load, save
@@ -64,9 +64,9 @@ def convert(
     provenance, losses, remarks = provenance_of(model), [], []
     if not isinstance(model, ViT):
         return Conversion(target, provenance, [], [], [], [])
-    if own_name(to) != "vitreous":
-        losses = losses_at(target, format_named(to), model.config)
-        remarks = [] if target.suffix in SUFFIXES else format_named(to).remarks(model.config)
+    if canonical_name(to) != "vitreous":
+        losses = differences_at(target, format_named(to), model.config)
+        remarks = [] if target.suffix in SUFFIXES else format_named(to).minor_differences(model.config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AssumptionWarning)  # `not_kept` reports the same
         written, not_kept = _read_back(target, to, model.config)

@@ -19,10 +19,10 @@ from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt
-from vitreous.weights.formats.base import AssumptionWarning, Format, Found, Inference
-from vitreous.weights.formats.catalog import detect, format_named
-from vitreous.weights.formats.limits import unknown_kinds
-from vitreous.weights.formats.mapping import Row, check_rows, is_dropped, read_rows, write_rows
+from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.detection import identify
+from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
+from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of
 from vitreous.weights.io.errors import BadCheckpoint, CannotHold
 from vitreous.weights.io.safetensors_file import Mapped
@@ -33,7 +33,7 @@ from vitreous.weights.native import (
     is_checkpoint,
     missing_checkpoint,
 )
-from vitreous.weights.unwrap import model_in, unwrapped
+from vitreous.weights.unwrap import unwrapped
 
 # Files of a folder that was written here; a folder with others is not replaced.
 WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
@@ -42,7 +42,7 @@ WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_c
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def find_tensors(path: Path) -> Found:
+def find_tensors(path: Path) -> StateDict:
     """Open the tensors of a file or folder, without wrappers, and the `config.json` beside them.
 
     A file with a usual name, such as `model.safetensors`, stands for its folder.
@@ -59,7 +59,7 @@ def find_tensors(path: Path) -> Found:
     tensors, inside = unwrapped(content, path)
     names = (metadata.get(key) for key in ("architecture", "arch"))  # timm's training script writes `arch`
     model_name = next((name for name in names if isinstance(name, str)), "")
-    return Found(path, tensors, config, forget, inside, model_name=model_name)
+    return StateDict(path, tensors, config, forget, inside, model_name=model_name)
 
 
 def _weights_in(folder: Path) -> Path:
@@ -79,7 +79,7 @@ class _Plan(NamedTuple):
     """A config that was inferred from tensors, and what is needed to build its model."""
 
     config: ViTConfig
-    found: Found
+    found: StateDict
     table: list[Row]
     blank: ViT
     provenance: dict[str, Any]
@@ -92,18 +92,17 @@ class ForeignCheckpoint:
     Paddle's pickles, which are read when the file is opened."""
 
     format: Format
-    found: Found
+    found: StateDict
 
     @classmethod
     def open(cls, path: Path, format: str | None) -> "ForeignCheckpoint":
         """Open a file or folder and detect its format, unless it is given."""
-        found = model_in(find_tensors(path))
-        return cls(detect(found) if format is None else format_named(format), found)
+        return cls(*identify(find_tensors(path), format))
 
     def describe(self, overrides: Mapping[str, Any]) -> Description:
         """Infer the config; names and shapes of all tensors are checked."""
         plan = self._plan(overrides, None, new_head=False)
-        check_rows(plan.table, plan.found.tensors, plan.blank.state_dict(), self.found.path, self.format.dropped)
+        check_table(plan.table, plan.found.tensors, plan.blank.state_dict(), self.found.path, self.format.ignored)
         return Description(plan.config, plan.provenance)
 
     def model(
@@ -113,8 +112,8 @@ class ForeignCheckpoint:
         plan = self._plan(overrides, image_size, new_head=num_classes is not None)
         if plan.warning:
             warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # at the call of vitreous.load
-        model, path, dropped = plan.blank, self.found.path, self.format.dropped
-        fill(model, read_rows(plan.table, plan.found.tensors, model.state_dict(), path, dropped))
+        model, path, dropped = plan.blank, self.found.path, self.format.ignored
+        fill(model, read_table(plan.table, plan.found.tensors, model.state_dict(), path, dropped))
         self.found.forget()  # pages that were read only to be combined with others
         native = image_size is None or as_size(image_size) == plan.config.image_size
         return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
@@ -127,10 +126,10 @@ class ForeignCheckpoint:
                 raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
         given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
         found, format = self.format.normalise(self.found), self.format
-        inference = Inference(found, overrides, new_head)
+        builder = ConfigBuilder(found, overrides, new_head)
         try:
-            format.infer(found, inference, image_size)
-            config = dataclasses.replace(ViTConfig(labels=()), **inference.fields | given)
+            format.infer(found, builder, image_size)
+            config = dataclasses.replace(ViTConfig(labels=()), **builder.fields | given)
         except BadCheckpoint:
             raise
         except ValueError as error:
@@ -141,16 +140,16 @@ class ForeignCheckpoint:
             raise BadCheckpoint(f"{found.path} has {len(found.tensors)} tensors, too few for depth {config.depth}")
         table = format.table(config)
         used = {name for row in table for name in row.theirs}
-        dropped = [name for name in found.tensors if name not in used and is_dropped(name, format.dropped)]
+        dropped = [name for name in found.tensors if name not in used and matches(name, format.ignored)]
         record = {
             "inside": list(self.found.inside),
             "given": {field: to_dict(config)[field] for field in given},
-            "assumed": inference.assumed,
-            "left_out": [*self.found.left_out, *dropped],
+            "assumed": builder.assumed,
+            "left_out": [*self.found.ignored, *dropped],
         }
         provenance: dict[str, Any] = {"origin": format.title, "format": format.name, "file": found.path.name}
         provenance |= {key: value for key, value in record.items() if value}
-        return _Plan(config, found, table, build_blank(config), provenance, inference.warning)
+        return _Plan(config, found, table, build_blank(config), provenance, builder.warning)
 
 
 # ---- Writing ---------------------------------------------------------------------------------------------------------
@@ -165,19 +164,19 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
         raise ValueError(f"{target} ends in {target.suffix!r}, but {format.title} is one file that ends in {usual}")
-    if obstacles := unknown_kinds(config) or format.obstacles(config):
-        raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(obstacles)}")
-    losses = losses_at(target, format, config)
-    if losses and not lossy:
-        in_folder = not format.suffixes and not format.losses(config, folder=True)
+    if unsupported := unknown_options(config) or format.unsupported(config):
+        raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(unsupported)}")
+    differences = differences_at(target, format, config)
+    if differences and not lossy:
+        in_folder = not format.suffixes and not format.differences(config, folder=True)
         remedy = "Write a folder, whose config.json states it, or write" if in_folder else "Write"
         raise CannotHold(
-            f"{format.title} would compute otherwise with these weights: {'; '.join(losses)}. "
+            f"{format.title} would compute otherwise with these weights: {'; '.join(differences)}. "
             f"{remedy} it anyway with lossy=True (--lossy)"
         )
     ours = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
     with torch.device("cpu"):  # regardless of torch's default device
-        tensors = write_rows(format.table(config), ours) | format.additions(config)
+        tensors = write_table(format.table(config), ours) | format.extra_tensors(config)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     needed = sum(tensor.nbytes for tensor in tensors.values())
     _check_replaceable(target)
@@ -185,9 +184,9 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
         format.write(tensors, config, aside)
 
 
-def losses_at(target: Path, format: Format, config: ViTConfig) -> list[str]:
+def differences_at(target: Path, format: Format, config: ViTConfig) -> list[str]:
     """List what the other system computes differently with a file, which has no config, or a folder, which may."""
-    return format.losses(config, folder=target.suffix not in SUFFIXES)
+    return format.differences(config, folder=target.suffix not in SUFFIXES)
 
 
 def _check_replaceable(target: Path) -> None:

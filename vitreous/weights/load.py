@@ -15,7 +15,7 @@ from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.config_match import check_not_swapped
 from vitreous.weights.foreign import ForeignCheckpoint, write_foreign
-from vitreous.weights.formats.catalog import format_named, own_name
+from vitreous.weights.formats.detection import canonical_name, format_named
 from vitreous.weights.hub import Snapshot, check_destination, download, is_hub, push
 from vitreous.weights.io.errors import CannotHold
 from vitreous.weights.native import Description, NativeCheckpoint, is_checkpoint, save_folder
@@ -57,7 +57,7 @@ class Source:
 def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
     """Open a folder, a file or `hf-hub:owner/name[@revision]`, and detect its format unless it is given."""
     if format is not None:
-        format = own_name(format)
+        format = canonical_name(format)
     snapshot = download(source) if is_hub(source) else None
     path = Path(source) if snapshot is None else snapshot.folder
     if format == "vitreous" or (format is None and _is_native(path)):
@@ -122,7 +122,7 @@ def save(
     all weights, such as another GELU. `push_to` also uploads the files, with a model card, to a repository
     ("owner/name") of the Hugging Face hub; without it nothing leaves this machine.
     """
-    format = own_name(format)
+    format = canonical_name(format)
     model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
     check_not_swapped(model)
     repository = None if push_to is None else check_destination(push_to)

@@ -19,9 +19,8 @@ from paddle_reference import CLAS, HEADS, IMAGE, LAYOUTS, PATCH, VIT, WIDTH, loa
 from parity import TOLERANCE, check_close, check_identical
 from vitreous.model.options import IMAGENET, Preprocessing
 from vitreous.weights.adapt import provenance_of
-from vitreous.weights.formats.base import Found, Inference
-from vitreous.weights.formats.paddle import Paddle
-from vitreous.weights.formats.paddlevit import PaddleViT
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
+from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ def test_positions_at_another_size_are_a_smaller_picture_of_their_own(format: st
     check_close(model, lambda images: reference(there, layout, images, 1e-6), size)
 
 
-def shapes_of(width: int, depth: int, mlp: int, bias: bool, image: int = 224) -> Found:
+def shapes_of(width: int, depth: int, mlp: int, bias: bool, image: int = 224) -> StateDict:
     """A model of PaddleClas's at its real size, without memory."""
     shapes = {"patch_embed.proj.weight": (width, 3, 16, 16), "pos_embed": (1, (image // 16) ** 2 + 1, width)}
     for i in range(depth):
@@ -89,14 +88,14 @@ def shapes_of(width: int, depth: int, mlp: int, bias: bool, image: int = 224) ->
         shapes |= {f"blocks.{i}.mlp.fc1.weight": (width, mlp), f"blocks.{i}.mlp.fc2.weight": (mlp, width)}
     shapes |= {"cls_token": (1, 1, width), "head.weight": (width, 1000)}
     shapes |= {f"blocks.{i}.attn.qkv.bias": (3 * width,) for i in range(depth) if bias}
-    return Found(Path("x.pdparams"), {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    return StateDict(Path("x.pdparams"), {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
 
 
-def inferred(found: Found) -> tuple[dict[str, Any], list[str]]:
-    guess = Inference(found, {})
+def inferred(found: StateDict) -> tuple[dict[str, Any], list[str]]:
+    builder = ConfigBuilder(found, {})
     assert Paddle().recognises(found)
-    Paddle().infer(found, guess)
-    return guess.fields, guess.assumed
+    Paddle().infer(found, builder)
+    return builder.fields, builder.assumed
 
 
 def test_the_small_one_that_is_not_small_is_known_by_its_shape() -> None:
@@ -121,10 +120,10 @@ def test_pictures_are_prepared_as_paddlevit_prepares_them(image: int, crop: floa
     tensors = {name: tensor.to("meta") for name, tensor in state(VIT, distilled=distilled).items()}
     tensors[f"{VIT.patch}.weight"] = torch.empty(WIDTH, 3, 16, 16, device="meta")
     tensors[VIT.position] = torch.empty(1, (image // 16) ** 2 + 1 + distilled, WIDTH, device="meta")
-    guess = Inference(found := Found(Path("x.pdparams"), tensors), {})
-    PaddleViT().infer(found, guess)
+    builder = ConfigBuilder(found := StateDict(Path("x.pdparams"), tensors), {})
+    PaddleViT().infer(found, builder)
     means = IMAGENET if distilled else Preprocessing()
-    assert guess.fields["preprocessing"] == dataclasses.replace(means, crop_fraction=crop)
+    assert builder.fields["preprocessing"] == dataclasses.replace(means, crop_fraction=crop)
 
 
 # ---- Files that are wrong --------------------------------------------------------------------------------------------
