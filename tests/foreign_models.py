@@ -1,4 +1,4 @@
-"""A small model in every format that is read, and where it is written to."""
+"""A small model in every supported format."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small models of every kind that a folder of ours can hold, and when two of them are the same."""
+"""Small models of every kind that a native checkpoint can hold, and their comparison."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,7 @@ def load_state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def thin(config: ViTConfig | ResNetConfig) -> ViTConfig | ResNetConfig:
-    """The same parts, small: a few patches, two narrow layers, three named classes."""
+    """The same options in a small model: a few patches, two narrow layers, three named classes."""
     if isinstance(config, ResNetConfig):
         return dataclasses.replace(
             config, image_size=(32, 48), width=32, stages=(1, 1), num_classes=3, labels=("a", "b", "c")
@@ -60,7 +60,7 @@ MODELS |= {
 
 
 def randomised(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
-    """No parameter is left at a value that another might have by chance."""
+    """Randomise every parameter, so that none equals another by chance."""
     model = build(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

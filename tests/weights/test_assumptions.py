@@ -1,4 +1,4 @@
-"""What a bare file leaves open is warned of once, with the values; the name of a published model settles it."""
+"""Fields that a bare file does not state are warned of once, unless the name of a published model states them."""
 
 import subprocess
 import sys

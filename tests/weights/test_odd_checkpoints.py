@@ -66,7 +66,7 @@ MAKERS: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("format", MAKERS)
 def test_any_number_of_channels_is_read(format: str, channels: int, tmp_path: Path) -> None:
-    """ImageNet's numbers are for three; their mean is what timm takes for others, and what is done is said."""
+    """ImageNet's numbers are for three; their mean is what timm takes for others, and the assumption is recorded."""
     model = MAKERS[format](channels)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     ours = vitreous.load(tmp_path / "m.pth", format=format.strip())
@@ -95,7 +95,7 @@ def test_a_grey_model_goes_through_paddle(format: str, distil: bool, tmp_path: P
     check_close(vitreous.load(tmp_path / "m.pdparams", format=format), model, SIZE, channels=1)
 
 
-def test_what_is_converted_can_be_read_again(tmp_path: Path) -> None:
+def test_converted_file_is_read_back(tmp_path: Path) -> None:
     torch.save(of_mae(1).state_dict(), tmp_path / "m.pth")
     assert convert(tmp_path / "m.pth", tmp_path / "x.pth", to="mae").differences[-1].largest == 0
 
@@ -127,21 +127,21 @@ STRANGERS_OF_TIMM = {
 def test_a_relative_of_timms_is_refused_by_the_part_that_is_otherwise(name: str, folder: bool, tmp_path: Path) -> None:
     timm = import_timm()
     model = timm.create_model(name, depth=1)
-    said = STRANGERS_OF_TIMM[name]
+    message = STRANGERS_OF_TIMM[name]
     if folder:
         timm.models.save_for_hf(model, tmp_path / "m")
         with pytest.raises(
-            BadCheckpoint, match=rf"a model of timm's \({name}\) that has no counterpart here: .*{said}"
+            BadCheckpoint, match=rf"a model of timm's \({name}\) that has no counterpart here: .*{message}"
         ):
             vitreous.load(tmp_path / "m")
     else:
         torch.save(model.state_dict(), tmp_path / "m.pth")
-        with pytest.raises(BadCheckpoint, match=f"a model of timm's that has no counterpart here: .*{said}"):
+        with pytest.raises(BadCheckpoint, match=f"a model of timm's that has no counterpart here: .*{message}"):
             vitreous.load(tmp_path / "m.pth")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"pre_norm": True}, r"\(norm_pre\)"),
         ({"final_norm": False}, "no norm after the last block"),
@@ -154,9 +154,9 @@ def test_a_relative_of_timms_is_refused_by_the_part_that_is_otherwise(name: str,
     ],
     ids=str,
 )
-def test_an_argument_of_timms_that_no_model_of_ours_has(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_an_argument_of_timms_that_no_model_of_ours_has(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     torch.save(timm_model(**given).state_dict(), tmp_path / "m.pth")
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "m.pth")
 
 
@@ -242,10 +242,10 @@ def test_a_vit_of_transformers_with_other_names_is_not_said_to_have_no_counterpa
 
 def test_other_kinds_of_networks_are_called_by_their_names(tmp_path: Path) -> None:
     timm = import_timm()
-    for name, said in {"resnet18": "a ResNet", "swin_tiny_patch4_window7_224": "a Swin Transformer"}.items():
+    for name, message in {"resnet18": "a ResNet", "swin_tiny_patch4_window7_224": "a Swin Transformer"}.items():
         model = timm.create_model(name)
         torch.save(model.state_dict(), tmp_path / "m.pth")
-        with pytest.raises(BadCheckpoint, match=f"is {said}, which has no counterpart here"):
+        with pytest.raises(BadCheckpoint, match=f"is {message}, which has no counterpart here"):
             vitreous.load(tmp_path / "m.pth")
         timm.models.save_for_hf(model, tmp_path / name)
         with pytest.raises(BadCheckpoint, match=rf"is '{name}' of timm \(architecture in config.json\)"):

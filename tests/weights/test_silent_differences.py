@@ -47,7 +47,7 @@ def test_a_long_grid_of_timms_is_what_the_caller_says(tmp_path: Path) -> None:
         check_close(ours, model, LONG)
 
 
-def test_a_square_without_a_position_for_the_token_is_read_and_said(tmp_path: Path) -> None:
+def test_square_without_a_token_position_is_read_with_a_warning(tmp_path: Path) -> None:
     model = timm_model(img_size=SQUARE, no_embed_class=True, dynamic_img_size=True)
     assert model.pos_embed.shape[1] == PLACES
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -161,12 +161,12 @@ BARE: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin"])
-@pytest.mark.parametrize(("format", "changes", "said"), BARE, ids=str)
+@pytest.mark.parametrize(("format", "changes", "message"), BARE, ids=str)
 def test_a_file_that_would_be_computed_otherwise_needs_lossy(
-    format: str, changes: dict[str, Any], said: str, suffix: str, tmp_path: Path
+    format: str, changes: dict[str, Any], message: str, suffix: str, tmp_path: Path
 ) -> None:
     model = noisy(build(dataclasses.replace(SMALL, **changes)))
-    with pytest.raises(CannotHold, match=f"would compute otherwise with these weights: .*{said}.*lossy"):
+    with pytest.raises(CannotHold, match=f"would compute otherwise with these weights: .*{message}.*lossy"):
         vitreous.save(model, tmp_path / f"x{suffix}", format=format)
     assert not list(tmp_path.iterdir())
     vitreous.save(model, tmp_path / f"x{suffix}", format=format, lossy=True)
@@ -175,7 +175,7 @@ def test_a_file_that_would_be_computed_otherwise_needs_lossy(
 
 
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_a_folder_says_what_a_file_cannot(format: str, tmp_path: Path) -> None:
+def test_folder_states_what_a_file_cannot(format: str, tmp_path: Path) -> None:
     model = noisy(build(dataclasses.replace(SMALL, **TANH, norm_eps=1e-6)))
     vitreous.save(model, tmp_path / "m", format=format)
     check_close(vitreous.load(tmp_path / "m"), model, (32, 32))
@@ -217,7 +217,7 @@ TARGETS |= dict.fromkeys(("google", "big_vision"), "m.npz") | dict.fromkeys(("pa
 
 @pytest.mark.parametrize("format", TARGETS)
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"mlp": Squared("erf")}, "mlp Squared"),
         ({"pool": Strongest("after"), "class_token": False}, "pool Strongest"),
@@ -225,10 +225,10 @@ TARGETS |= dict.fromkeys(("google", "big_vision"), "m.npz") | dict.fromkeys(("pa
     ids=["mlp", "pool"],
 )
 def test_a_new_kind_of_part_is_refused_by_every_format(
-    changes: dict[str, Any], said: str, format: str, tmp_path: Path
+    changes: dict[str, Any], message: str, format: str, tmp_path: Path
 ) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
-    with pytest.raises(CannotHold, match=f"cannot hold this model: {said}: it is none that other systems have"):
+    with pytest.raises(CannotHold, match=f"cannot hold this model: {message}: it is none that other systems have"):
         vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
 
 
@@ -288,9 +288,7 @@ def test_a_gate_in_a_folder_of_a_gated_architecture_is_read(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("num_classes", [0, 10])
-def test_a_classifier_that_cannot_be_ours_is_left_out_where_another_is_asked_for(
-    num_classes: int, tmp_path: Path
-) -> None:
+def test_unsupported_classifier_is_ignored_for_a_new_head(num_classes: int, tmp_path: Path) -> None:
     transformers = import_transformers()
     config = transformers.Dinov2Config(**THEIRS, image_size=32, mlp_ratio=2, num_labels=5)
     model = noisy(transformers.Dinov2ForImageClassification(config))

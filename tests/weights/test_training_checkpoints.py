@@ -1,4 +1,4 @@
-"""What training scripts write is read with the logits of the model that was trained, and it is said what was taken."""
+"""Checkpoints of training scripts are read with the logits of the trained model."""
 
 import argparse
 import copy
@@ -132,7 +132,7 @@ def test_wrappers(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "prefix", ["module.", "net.", "vit.", "encoder.", "student.", "base_model.model.", "_forward_module.model.module."]
 )
-def test_what_is_before_all_names_is_taken_off(tmp_path: Path, prefix: str) -> None:
+def test_common_prefixes_are_removed(tmp_path: Path, prefix: str) -> None:
     model = peer()
     torch.save({f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "x.pth")
     known = check_same(tmp_path / "x.pth", model)
@@ -154,7 +154,7 @@ def test_compiled_models_and_averages_of_them(tmp_path: Path) -> None:
         assert "left_out" not in check_same(tmp_path / "x.pth", plain)
 
 
-def test_words_of_wrappers_inside_of_names(tmp_path: Path) -> None:
+def test_inserted_names_are_removed(tmp_path: Path) -> None:
     plain = peer()
     names = {
         name: name.replace("blocks.1.", "blocks.1._fsdp_wrapped_module._checkpoint_wrapped_module.")
@@ -207,7 +207,7 @@ def test_dino(tmp_path: Path) -> None:
     assert known["left_out"] == ["head.* (2 tensors)"]
 
 
-def test_of_two_models_the_averaged_one_is_taken(tmp_path: Path) -> None:
+def test_averaged_model_is_preferred(tmp_path: Path) -> None:
     student, teacher = peer(1), peer(2)
     torch.save({"model": Training(student=student, teacher=teacher).state_dict()}, tmp_path / "x.pth")
     known = check_same(tmp_path / "x.pth", teacher)
@@ -233,7 +233,7 @@ def test_a_model_of_transformers_beside_a_loss(tmp_path: Path, own: str) -> None
     assert provenance_of(ours)["left_out"] == ["criterion.weight"]
 
 
-def test_a_teacher_of_another_size_is_not_an_average(tmp_path: Path) -> None:
+def test_teacher_of_another_size_is_not_an_average(tmp_path: Path) -> None:
     whole = Training(model=peer(), teacher=peer(seed=1, embed_dim=128, num_heads=2))
     torch.save(whole.state_dict(), tmp_path / "x.pth")
     with pytest.raises(BadCheckpoint, match="holds 2 models, model, teacher"):
@@ -265,7 +265,7 @@ def test_dinov2_beside_a_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rel_pos." * 25_000, "layers.0.blocks.0." * 12_000, "a." * 300])
-def test_endless_names_are_refused_and_not_repeated(tmp_path: Path, name: str) -> None:
+def test_long_names_are_refused_and_truncated(tmp_path: Path, name: str) -> None:
     safetensors.torch.save_file({**peer().state_dict(), f"{name}\n": torch.ones(1)}, tmp_path / "x.safetensors")
     with pytest.raises(BadCheckpoint, match=r"a tensor with a name of [\d,]+ letters: ") as refused:
         vitreous.load(tmp_path / "x.safetensors")
@@ -281,7 +281,7 @@ def test_thousands_of_models_are_refused(tmp_path: Path) -> None:
         vitreous.load(tmp_path / "x.pth")
 
 
-def test_our_own_state_dict_is_known_as_such(tmp_path: Path) -> None:
+def test_own_state_dict_is_recognised(tmp_path: Path) -> None:
     sizes = {"width": 64, "depth": 1, "num_heads": 1, "mlp_width": 64}
     model = vitreous.create("ViT-Ti/16", num_classes=3, overrides=sizes)
     for state in (model.state_dict(), {"model": Training(module=model).state_dict()}):

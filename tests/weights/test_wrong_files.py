@@ -17,7 +17,7 @@ from vitreous.weights.io.errors import BadCheckpoint
 
 PLAIN = ViTConfig(image_size=(32, 32), patch_size=(8, 8), width=128, depth=2, num_heads=2, mlp_width=256, num_classes=7)
 
-# By format: what is otherwise in its model; and a tensor, what is in its place, or None, and what is said then.
+# By format: what is otherwise in its model; and a tensor, what is in its place, or None, and the expected message.
 CHANGES: dict[str, dict[str, Any]] = {
     "timm": {},
     "google": {"stem": ResNetStem((1,), 32), "patch_size": (2, 2)},
@@ -92,9 +92,9 @@ def whole(format: str, file: Path) -> dict[str, Tensor]:
     return state["model"] | {"decoder_embed.weight": zeros(4, 128)} if format == "mae" else state
 
 
-@pytest.mark.parametrize(("format", "name", "tensor", "said"), CASES)
-def test_a_wrong_file_is_refused_in_one_line(
-    format: str, name: str, tensor: Tensor | None, said: str, tmp_path: Path
+@pytest.mark.parametrize(("format", "name", "tensor", "message"), CASES)
+def test_invalid_file_is_refused_in_one_line(
+    format: str, name: str, tensor: Tensor | None, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / ("bad.npz" if format == "google" else "bad.pth")
     tensors = whole(format, file)
@@ -105,7 +105,7 @@ def test_a_wrong_file_is_refused_in_one_line(
         np.savez(file, **tensors)
     else:
         torch.save(tensors, file)
-    with pytest.raises(BadCheckpoint, match=said) as refusal:
+    with pytest.raises(BadCheckpoint, match=message) as refusal:
         vitreous.load(file)
     assert file.name in str(refusal.value)
     assert "\n" not in str(refusal.value)

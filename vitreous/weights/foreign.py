@@ -45,7 +45,7 @@ WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_c
 def find_tensors(path: Path) -> StateDict:
     """Open the tensors of a file or folder, without wrappers, and the `config.json` beside them.
 
-    A file with a usual name, such as `model.safetensors`, stands for its folder.
+    A file with a usual name, such as `model.safetensors`, means its folder.
     """
     file = _weights_in(path) if path.is_dir() else path
     if not file.is_file():

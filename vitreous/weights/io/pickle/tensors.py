@@ -113,7 +113,7 @@ class Ignored:
 
 
 def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
-    """Return the description that a dotted name stands for.
+    """Return the description of a dotted name.
 
     >>> find("torch.HalfStorage"), find("numpy._core.multiarray.scalar")
     (StorageType(dtype=torch.float16), Function(name='numpy.core.multiarray.scalar'))
