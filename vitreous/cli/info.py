@@ -54,20 +54,16 @@ def _print_presets(as_json: bool) -> None:
 
     from vitreous.common.codec import to_dict
     from vitreous.common.terminal import console
-    from vitreous.model.config import ViTConfig
     from vitreous.model.presets import PRESETS
 
     if as_json:
         print(json_module.dumps({name: to_dict(config) for name, config in PRESETS.items()}, indent=2))
         return
-    table = Table("name", "image", "patch", "width", "depth", "heads", box=None, title="presets", title_justify="left")
+    table = Table("name", "image", "patch", "width", "layers", "heads", box=None, title="presets", title_justify="left")
     for name, config in PRESETS.items():
-        if isinstance(config, ViTConfig):
-            stride = config.stem.stride if config.stem is not None else 1
-            shape: list[object] = [config.patch_size[0] * stride, config.width, config.depth, config.num_heads]
-        else:
-            shape = ["-", config.width, sum(config.stages), "-"]
-        table.add_row(name, *map(str, [config.image_size[0], *shape]))
+        heads = getattr(config, "num_heads", "-")
+        row = [config.image_size[0], config.patch_stride[0], config.feature_width, config.num_layers, heads]
+        table.add_row(name, *map(str, row))
     console().print(table)
 
 
