@@ -242,7 +242,7 @@ def test_full_disk_is_recognised_in_errors_of_libraries(tmp_path: Path) -> None:
         "I/O error: No space left on device (os error 28)",
         "rank 0 failed: [Errno 28] No space left on device",
     ):
-        with pytest.raises(OSError, match="nothing was there before") as error, atomic_folder(tmp_path / "x"):
+        with pytest.raises(OSError, match="nothing was written") as error, atomic_folder(tmp_path / "x"):
             raise RuntimeError(words)
         assert error.value.errno == errno.ENOSPC
     with pytest.raises(RuntimeError, match="another reason"), atomic_folder(tmp_path / "x"):

@@ -8,10 +8,10 @@ from vitreous.common.threads import spin_briefly
 
 PROGRAM = """
 import os, sys
-from vitreous import cli
+from vitreous.cli.main import main
 assert "torch" not in sys.modules  # which reads it once, when it is loaded
 sys.argv = ["vitreous", "info", "ViT-Ti/16"]
-cli.main()
+main()
 print(os.environ["GOMP_SPINCOUNT"])
 """
 

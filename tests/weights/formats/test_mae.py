@@ -118,7 +118,7 @@ def fine_tuned(pool: str, **options: Any) -> nn.Module:
 # ---- Pre-trained -----------------------------------------------------------------------------------------------------
 
 
-def test_an_autoencoder_is_read_without_its_decoder(tmp_path: Path) -> None:
+def test_decoder_is_ignored(tmp_path: Path) -> None:
     model = noisy(theirs())
     state = as_mae(model)
     assert {"mask_token", "decoder_pos_embed", "decoder_blocks.0.attn.qkv.weight", "decoder_pred.bias"} < set(state)
@@ -131,7 +131,7 @@ def test_an_autoencoder_is_read_without_its_decoder(tmp_path: Path) -> None:
     check_close(tokens(vitreous.load(tmp_path / "mae.pth", image_size=OTHER)), last(model), OTHER)
 
 
-def test_an_encoder_alone_is_known_by_its_positions(tmp_path: Path) -> None:
+def test_encoder_alone_is_detected_by_its_positions(tmp_path: Path) -> None:
     """As MAE publishes it. Sines and cosines are kept as a table: the same numbers, to the last bit."""
     model = noisy(theirs())
     model.vit.embeddings.position_embeddings.data = sines_and_cosines(4, 128)
@@ -148,7 +148,7 @@ def test_an_encoder_alone_is_known_by_its_positions(tmp_path: Path) -> None:
     assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
 
 
-def test_positions_that_were_learned_are_not_maes(tmp_path: Path) -> None:
+def test_learned_positions_are_not_detected_as_mae(tmp_path: Path) -> None:
     """MAE's class token has no position; a table that gives it one went through somebody's training."""
     model = noisy(theirs())
     state = encoder(as_mae(model)) | {"pos_embed": sines_and_cosines(4, 128)}
@@ -161,7 +161,7 @@ def test_positions_that_were_learned_are_not_maes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
-def test_what_we_write_can_be_fine_tuned_by_mae(pool: str, tmp_path: Path) -> None:
+def test_mae_can_fine_tune_written_files(pool: str, tmp_path: Path) -> None:
     """Its script wants nothing missing but the head, and the mean's norm where it takes the mean."""
     model = build(CONFIG)
     noisy(model)
@@ -179,7 +179,7 @@ def test_what_we_write_can_be_fine_tuned_by_mae(pool: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
-def test_a_fine_tuned_model_goes_there_and_back(pool: str, tmp_path: Path) -> None:
+def test_reads_and_writes_fine_tuned_models(pool: str, tmp_path: Path) -> None:
     model = fine_tuned(pool)
     torch.save({"model": model.state_dict(), "epoch": 99}, tmp_path / "theirs.pth")
     ours = vitreous.load(tmp_path / "theirs.pth", format="mae")
@@ -193,7 +193,7 @@ def test_a_fine_tuned_model_goes_there_and_back(pool: str, tmp_path: Path) -> No
     check_identical(vitreous.load(tmp_path / "ours.pth", format="mae"), ours)
 
 
-def test_a_class_token_without_a_position_stays_so(tmp_path: Path) -> None:
+def test_class_token_without_position_is_read(tmp_path: Path) -> None:
     """Read where it is asked for, though MAE itself has no such models, and none is written."""
     model = fine_tuned("token", no_embed_class=True)
     torch.save({"model": model.state_dict()}, tmp_path / "theirs.pth")
@@ -202,7 +202,7 @@ def test_a_class_token_without_a_position_stays_so(tmp_path: Path) -> None:
     check_close(ours, model, NATIVE)
 
 
-def test_pictures_above_224_pixels_are_shown_whole(tmp_path: Path) -> None:
+def test_images_above_224_pixels_are_not_cropped(tmp_path: Path) -> None:
     model = build(dataclasses.replace(CONFIG, image_size=(448, 448), patch_size=(112, 112)))
     vitreous.save(model, tmp_path / "m.pth", format="mae")
     again = vitreous.load(tmp_path / "m.pth", format="mae")
@@ -220,7 +220,7 @@ def test_pictures_above_224_pixels_are_shown_whole(tmp_path: Path) -> None:
         ({"registers": 1}, "registers"),
         ({"qk_norm": True}, "qk_norm"),
         ({"layer_scale": 0.1}, "layer_scale"),
-        ({"qkv_bias": False}, "no bias on queries"),
+        ({"qkv_bias": False}, "no qkv_bias"),
         ({"head_dim": 16}, "head_dim"),
         ({"mlp": SwiGlu()}, "SwiGLU"),
         ({"head": TanhHead(8)}, "head of two layers"),
@@ -233,12 +233,12 @@ def test_pictures_above_224_pixels_are_shown_whole(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_mae_has_no_place_for_is_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match=f"MAE cannot hold this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="mae")
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"mlp": Gelu("tanh")}], ids=str)
-def test_other_numerics_need_a_word(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match="would compute otherwise"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="mae")

@@ -17,7 +17,7 @@ from vitreous.weights.formats.base import Format, StateDict
 from vitreous.weights.formats.big_vision import BigVision
 from vitreous.weights.formats.dinov2 import DinoV2
 from vitreous.weights.formats.google import Google
-from vitreous.weights.formats.huggingface.config import EPS as TRANSFORMERS_FAMILIES
+from vitreous.weights.formats.huggingface.config import FAMILIES as TRANSFORMERS_FAMILIES
 from vitreous.weights.formats.huggingface.format import HuggingFace
 from vitreous.weights.formats.lucidrains import Lucidrains
 from vitreous.weights.formats.mae import Mae

@@ -32,7 +32,7 @@ class DinoV2(TimmLayout):
     suffixes = TORCH_SUFFIXES
     missing = (
         *("other positions", "positions without the class token", "patch_norm", "head_dim", "qk_scale"),
-        *("partial patches", "rectangles", "stem", "distillation_token", "qk_norm"),
+        *("partial patches", "rectangular images", "rectangular patches", "stem", "distillation_token", "qk_norm"),
         *("classifier", "head of two layers", "other pooling"),
     )
 

@@ -19,7 +19,14 @@ from vitreous.weights.io.errors import BadCheckpoint
 
 MISSING = (
     *("stem", "patch_norm", "registers", "qk_norm", "layer_scale", "SwiGLU", "head of two layers"),
-    *("other positions", "positions without the class token", "partial patches", "rectangles", "other pooling"),
+    *(
+        "other positions",
+        "positions without the class token",
+        "partial patches",
+        "rectangular images",
+        "rectangular patches",
+        "other pooling",
+    ),
 )
 
 

@@ -27,7 +27,13 @@ class Torchvision(Format):
     suffixes = TORCH_SUFFIXES
     missing = (
         *("stem", "patch_norm", "distillation_token", "registers", "qk_norm", "layer_scale", "SwiGLU"),
-        *("partial patches", "rectangles", "other positions", "positions without the class token"),
+        *(
+            "partial patches",
+            "rectangular images",
+            "rectangular patches",
+            "other positions",
+            "positions without the class token",
+        ),
         *("head_dim", "qk_scale", "models without qkv_bias", "other pooling"),
     )
 

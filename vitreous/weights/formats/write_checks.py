@@ -4,38 +4,27 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from vitreous.common.checks import Size
+from vitreous.model import options
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    AttentionPool,
-    ClassToken,
-    Conditional,
-    Gelu,
-    GlobalAverage,
-    Learned1d,
-    Learned2d,
-    LinearHead,
-    MlpHead,
-    NoPosition,
-    Preprocessing,
-    RelativeBias,
-    ResNetStem,
-    Rotary2d,
-    SinCos2d,
-    SwiGlu,
-    TanhHead,
-)
 
 # The options that all formats were written for. Formats check the few that they cannot hold, so that an option that
 # is not listed here would be written as something else.
 KNOWN: dict[str, tuple[type, ...]] = {
-    "stem": (ResNetStem, type(None)),
-    "position": (Learned1d, Learned2d, SinCos2d, RelativeBias, Rotary2d, Conditional, NoPosition),
-    "mlp": (Gelu, SwiGlu),
-    "pool": (ClassToken, GlobalAverage, AttentionPool),
-    "head": (LinearHead, TanhHead, MlpHead),
+    "stem": (options.ResNetStem, type(None)),
+    "position": (
+        options.Learned1d,
+        options.Learned2d,
+        options.SinCos2d,
+        options.RelativeBias,
+        options.Rotary2d,
+        options.Conditional,
+        options.NoPosition,
+    ),
+    "mlp": (options.Gelu, options.SwiGlu),
+    "pool": (options.ClassToken, options.GlobalAverage, options.AttentionPool),
+    "head": (options.LinearHead, options.TanhHead, options.MlpHead),
 }
-Check = Callable[[ViTConfig, str], list[str]]  # config and name of the system to problems
 
 
 def unknown_options(config: ViTConfig) -> list[str]:
@@ -45,89 +34,70 @@ def unknown_options(config: ViTConfig) -> list[str]:
     return [f"{field} {kind.__name__}: no other system has it" for field, kind in new.items()]
 
 
-def _lacks(part: str, present: Callable[[ViTConfig], bool]) -> Check:
-    return lambda config, system: [f"{part}: {system} has none"] if present(config) else []
-
-
-def _requires(part: str, present: Callable[[ViTConfig], bool]) -> Check:
-    return lambda config, system: [] if present(config) else [f"no {part}: {system} has one"]
-
-
-def _positions(config: ViTConfig, system: str) -> list[str]:
-    if isinstance(config.position, Learned1d):
-        return []
-    return [f"position {type(config.position).__name__}: {system} has one learned vector per patch"]
-
-
-def _prefix_positions(config: ViTConfig, system: str) -> list[str]:
-    if not isinstance(config.position, Learned1d) or config.position.prefix_entries or not config.class_token:
-        return []
-    return [f"position without an entry for the class token: {system} has one"]
-
-
-def _partial_patches(config: ViTConfig, system: str) -> list[str]:
-    lines = []
-    stride = config.stem.stride if config.stem is not None else 1
-    for side, patch in zip(config.image_size, config.patch_size, strict=True):
-        if -(-side // stride) % patch:
-            lines.append(f"pad: {system} has no partial patches, and {side} is no multiple of {patch * stride}")
-    return lines
-
-
-def _rectangles(config: ViTConfig, system: str) -> list[str]:
-    sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
-    return [f"{field} {h} x {w}: {system} has squares" for field, (h, w) in sizes.items() if h != w]
-
-
-def _head_dim(config: ViTConfig, system: str) -> list[str]:
-    if config.head_width * config.num_heads == config.width:
-        return []
-    return [f"head_dim {config.head_dim}: in {system} it is width / num_heads"]
-
-
-def _qk_scale(config: ViTConfig, system: str) -> list[str]:
-    if config.qk_scale is None or math.isclose(config.qk_scale, config.head_width**-0.5):
-        return []
-    return [f"qk_scale {config.qk_scale:g}: in {system} it is 1 / sqrt(head_dim)"]
-
-
-def _pooling(config: ViTConfig, system: str) -> list[str]:
-    if isinstance(config.pool, ClassToken):
-        return []
-    return [f"pool {type(config.pool).__name__}: {system} has only ClassToken"]
-
-
-# What a system may lack, by the name that `Format.missing` gives it.
-CHECKS: dict[str, Check] = {
-    "stem": _lacks("stem", lambda config: config.stem is not None),
-    "patch_norm": _lacks("patch_norm", lambda config: config.patch_norm),
-    "pad": _lacks("pad", lambda config: config.pad),
-    "distillation_token": _lacks("distillation_token", lambda config: config.distillation_token),
-    "registers": _lacks("registers", lambda config: config.registers > 0),
-    "qk_norm": _lacks("qk_norm", lambda config: config.qk_norm),
-    "layer_scale": _lacks("layer_scale", lambda config: config.layer_scale is not None),
-    "SwiGLU": _lacks("SwiGLU", lambda config: isinstance(config.mlp, SwiGlu)),
-    "head of two layers": _lacks("head of two layers", lambda config: not isinstance(config.head, LinearHead)),
-    "classifier": _lacks("classifier", lambda config: config.num_classes > 0),
-    "models without a class token": _requires("class token", lambda config: config.class_token),
-    "models without qkv_bias": _requires("qkv_bias", lambda config: config.qkv_bias),
-    "models without a classifier": _requires("classifier", lambda config: config.num_classes > 0),
-    "other positions": _positions,
-    "positions without the class token": _prefix_positions,
-    "partial patches": _partial_patches,
-    "rectangles": _rectangles,
-    "head_dim": _head_dim,
-    "qk_scale": _qk_scale,
-    "other pooling": _pooling,
+# What a system may lack, by the name that `Format.missing` gives it: a message about "{}", the system, or False.
+CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
+    "stem": lambda c: c.stem is not None and "stem: {} has none",
+    "pad": lambda c: c.pad and "pad: {} has none",
+    "patch_norm": lambda c: c.patch_norm and "patch_norm: {} has none",
+    "distillation_token": lambda c: c.distillation_token and "distillation_token: {} has none",
+    "registers": lambda c: c.registers > 0 and "registers: {} has none",
+    "qk_norm": lambda c: c.qk_norm and "qk_norm: {} has none",
+    "layer_scale": lambda c: c.layer_scale is not None and "layer_scale: {} has none",
+    "SwiGLU": lambda c: isinstance(c.mlp, options.SwiGlu) and "SwiGLU: {} has none",
+    "head of two layers": lambda c: not isinstance(c.head, options.LinearHead) and "head of two layers: {} has none",
+    "classifier": lambda c: c.num_classes > 0 and "classifier: {} has none",
+    "models without a class token": lambda c: not c.class_token and "no class token: {} has one",
+    "models without qkv_bias": lambda c: not c.qkv_bias and "no qkv_bias: {} has one",
+    "models without a classifier": lambda c: not c.num_classes and "no classifier: {} has one",
+    "other positions": lambda c: (
+        not isinstance(c.position, options.Learned1d)
+        and f"position {type(c.position).__name__}: {{}} has one learned vector per patch"
+    ),
+    "positions without the class token": lambda c: (
+        isinstance(c.position, options.Learned1d)
+        and not c.position.prefix_entries
+        and c.class_token
+        and "position without an entry for the class token: {} has one"
+    ),
+    "partial patches": lambda c: (
+        _has_partial_patches(c)
+        and f"pad: {{}} has no partial patches, and {_by(c.image_size)} is no multiple of {_by(c.patch_stride)}"
+    ),
+    "rectangular images": lambda c: (
+        len(set(c.image_size)) > 1 and f"image_size {_by(c.image_size)}: {{}} has square images"
+    ),
+    "rectangular patches": lambda c: (
+        len(set(c.patch_size)) > 1 and f"patch_size {_by(c.patch_size)}: {{}} has square patches"
+    ),
+    "head_dim": lambda c: (
+        c.head_width * c.num_heads != c.width and f"head_dim {c.head_dim}: in {{}} it is width / num_heads"
+    ),
+    "qk_scale": lambda c: (
+        not math.isclose(c.qk_scale or c.head_width**-0.5, c.head_width**-0.5)
+        and f"qk_scale {c.qk_scale:g}: in {{}} it is 1 / sqrt(head_dim)"
+    ),
+    "other pooling": lambda c: (
+        not isinstance(c.pool, options.ClassToken) and f"pool {type(c.pool).__name__}: {{}} has only ClassToken"
+    ),
 }
 
 
 def missing_parts(config: ViTConfig, system: str, missing: Iterable[str]) -> list[str]:
     """Lines on the parts of a model that are among those that a system lacks."""
-    return [line for name in missing for line in CHECKS[name](config, system)]
+    messages = (CHECKS[name](config) for name in missing)
+    return [str(message).format(system) for message in messages if message]
 
 
-def resize_differences(config: ViTConfig, theirs: Preprocessing, system: str) -> list[str]:
+def _has_partial_patches(config: ViTConfig) -> bool:
+    stride = config.stem.stride if config.stem is not None else 1
+    return any(-(-side // stride) % patch for side, patch in zip(config.image_size, config.patch_size, strict=True))
+
+
+def _by(size: Size) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def resize_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
     """Lines on resizing, if another system, reading our preprocessing as `theirs`, resizes differently."""
     ours, size, lines = config.preprocessing, config.image_size, []
     if ours.interpolation != theirs.interpolation:
@@ -143,7 +113,7 @@ def resize_differences(config: ViTConfig, theirs: Preprocessing, system: str) ->
     return lines
 
 
-def margin_differences(config: ViTConfig, theirs: Preprocessing, system: str) -> list[str]:
+def margin_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
     """A line if another system cuts the centre out of some image one pixel further to the left or top."""
     ours, size = config.preprocessing, config.image_size
     for image in _sample_sizes(size):
@@ -169,6 +139,6 @@ def numeric_differences(config: ViTConfig, system: str, norm_eps: float, gelu: s
     lines = []
     if config.norm_eps != norm_eps:
         lines.append(f"LayerNorm's eps is {config.norm_eps:g}, and {system}'s is {norm_eps:g}")
-    if gelu is not None and isinstance(config.mlp, Gelu) and config.mlp.approximation != gelu:
+    if gelu is not None and isinstance(config.mlp, options.Gelu) and config.mlp.approximation != gelu:
         lines.append(f"GELU is computed by {config.mlp.approximation}, and in {system} by {gelu}")
     return lines

@@ -3,42 +3,32 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, overload
 
 from vitreous.common.checks import Size
+from vitreous.model import options
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    ClassToken,
-    Dropout,
-    Gelu,
-    GlobalAverage,
-    Learned1d,
-    LinearHead,
-    SwiGlu,
-    TanhHead,
-)
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.io.errors import BadCheckpoint
 
 # `model_type` in config.json.
 Family = Literal["vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_registers"]
 
-# Prefixes of transformers' class names.
-CLASSES: dict[Family, str] = {
-    "vit": "ViT",
-    "deit": "DeiT",
-    "dinov2": "Dinov2",
-    "dinov2_with_registers": "Dinov2WithRegisters",
-}
-EPS: dict[Family, float] = {
-    "vit": 1e-12,
-    "deit": 1e-12,
-    "vit_mae": 1e-12,
-    "vit_msn": 1e-6,
-    "dinov2": 1e-6,
-    "dinov2_with_registers": 1e-6,
-}
 
+class FamilyDefaults(NamedTuple):
+    classes: str  # prefix of the names of its classes
+    processor: str  # prefix of the name of its image processor
+    norm_eps: float
+
+
+FAMILIES: dict[Family, FamilyDefaults] = {
+    "vit": FamilyDefaults("ViT", "ViT", 1e-12),
+    "deit": FamilyDefaults("DeiT", "DeiT", 1e-12),
+    "vit_mae": FamilyDefaults("ViTMAE", "ViT", 1e-12),
+    "vit_msn": FamilyDefaults("ViTMSN", "ViT", 1e-6),
+    "dinov2": FamilyDefaults("Dinov2", "Bit", 1e-6),
+    "dinov2_with_registers": FamilyDefaults("Dinov2WithRegisters", "Bit", 1e-6),
+}
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {
     "gelu": "erf",
     "gelu_python": "erf",
@@ -60,9 +50,9 @@ def family_of(config: ViTConfig) -> Family:
 
 def family_in(state: StateDict) -> Family:
     """The family of a checkpoint, from its tensors; for ViT, ViTMAE and ViTMSN, which share them, from config.json."""
-    stated = fields_of(state).word("model_type", "")
-    if stated and stated not in EPS:
-        raise BadCheckpoint(f"{state.path} has model_type {stated!r}, but must have one of {', '.join(EPS)}")
+    stated = fields_of(state).get(str, "model_type", "")
+    if stated and stated not in FAMILIES:
+        raise BadCheckpoint(f"{state.path} has model_type {stated!r}, but must have one of {', '.join(FAMILIES)}")
     names = state.tensors
     if "encoder.layer.0.layer_scale1.lambda1" in names:
         return "dinov2_with_registers" if "embeddings.register_tokens" in names else "dinov2"
@@ -76,6 +66,8 @@ def family_in(state: StateDict) -> Family:
 # ---- Typed fields of a JSON file -------------------------------------------------------------------------------------
 
 MAX_SIDE = 1 << 32  # pixels
+ACCEPTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+T = TypeVar("T", int, float, bool, str)
 
 
 class JsonFields:
@@ -87,26 +79,20 @@ class JsonFields:
     def __contains__(self, key: str) -> bool:
         return key in self.document
 
-    def whole(self, key: str, default: int) -> int:
-        value = self._get(key, default)
-        return value if type(value) is int else self._fail(key, value, "a whole number")
-
-    def real(self, key: str, default: float) -> float:
-        value = self._get(key, default)
-        return float(value) if _is_finite(value) else self._fail(key, value, "a number")
+    def get(self, kind: type[T], key: str, default: T) -> T:
+        value = self.document.get(key)
+        if value is None:
+            return default
+        if kind is float and _is_finite(value):
+            return kind(value)
+        if type(value) is not kind or kind is float:
+            self.fail(key, value, ACCEPTED[kind])
+        return value
 
     def rate(self, key: str) -> float:
         """A probability of dropping something, 0 by default."""
-        value = self.real(key, 0.0)
-        return value if 0 <= value < 1 else self._fail(key, value, "a number from 0 to below 1")
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._get(key, default)
-        return value if isinstance(value, bool) else self._fail(key, value, "true or false")
-
-    def word(self, key: str, default: str) -> str:
-        value = self._get(key, default)
-        return value if isinstance(value, str) else self._fail(key, value, "a name")
+        value = self.get(float, key, 0.0)
+        return value if 0 <= value < 1 else self.fail(key, value, "a number from 0 to below 1")
 
     @overload
     def size(self, key: str, default: Size) -> Size: ...
@@ -114,29 +100,26 @@ class JsonFields:
     def size(self, key: str, default: None) -> Size | None: ...
     def size(self, key: str, default: Size | None) -> Size | None:
         """Height and width, from one number for both, two numbers, or an object with either."""
-        value = self._get(key, default)
+        value = self.document.get(key)
         if value is None:
-            return None
-        sides = [value.get("height"), value.get("width")] if isinstance(value, dict) else value
+            return default
+        sides: Any = [value.get("height"), value.get("width")] if isinstance(value, dict) else value
         sides = [sides, sides] if type(sides) is int else sides
-        if not isinstance(sides, list | tuple) or len(sides) != 2:
-            self._fail(key, value, "a whole number above 0, or two: height and width")
-        if not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
-            self._fail(key, value, "a whole number above 0, or two: height and width")
-        return (sides[0], sides[1])
+        is_pair = isinstance(sides, list) and len(sides) == 2
+        if not is_pair or not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
+            self.fail(key, value, "a whole number above 0, or two: height and width")
+        return sides[0], sides[1]
 
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
-        value = self._get(key, default)
+        value = self.document.get(key)
+        if value is None:
+            return default
         values = [value] if type(value) in (int, float) else value
         if not isinstance(values, list | tuple) or not values or not all(map(_is_finite, values)):
-            self._fail(key, value, "a list of numbers")
+            self.fail(key, value, "a list of numbers")
         return tuple(map(float, values))
 
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.document.get(key)
-        return default if value is None else value
-
-    def _fail(self, key: str, value: object, accepted: str) -> NoReturn:
+    def fail(self, key: str, value: object, accepted: str) -> NoReturn:
         raise BadCheckpoint(f"{self.path}: {key} is {value!r:.80}, but must be {accepted}")
 
 
@@ -157,30 +140,30 @@ def infer_fields(state: StateDict, builder: ConfigBuilder, image_size: Any = Non
     fields, family = fields_of(state), family_in(state)
     dino = family.startswith("dinov2")
     projected = state.shape("embeddings.patch_embeddings.projection.weight", 4)
-    width = fields.whole("hidden_size", projected[0])
+    width = fields.get(int, "hidden_size", projected[0])
     norm = "norm1" if dino else "layernorm_before"
     builder.set(
         width=width,
-        depth=fields.whole("num_hidden_layers", state.count(f"encoder.layer.{{i}}.{norm}.weight")),
-        channels=fields.whole("num_channels", projected[1]),
+        depth=fields.get(int, "num_hidden_layers", state.count(f"encoder.layer.{{i}}.{norm}.weight")),
+        channels=fields.get(int, "num_channels", projected[1]),
         patch_size=fields.size("patch_size", (projected[2], projected[3])),
         class_token=True,
-        qkv_bias=fields.flag("qkv_bias", "encoder.layer.0.attention.attention.query.bias" in state.tensors),
-        layer_scale=fields.real("layerscale_value", 1.0) if dino else None,
+        qkv_bias=fields.get(bool, "qkv_bias", "encoder.layer.0.attention.attention.query.bias" in state.tensors),
+        layer_scale=fields.get(float, "layerscale_value", 1.0) if dino else None,
         stochastic_depth=fields.rate("drop_path_rate"),
     )
     if "num_attention_heads" in fields:
-        builder.set(num_heads=fields.whole("num_attention_heads", 0))
+        builder.set(num_heads=fields.get(int, "num_attention_heads", 0))
     else:
         builder.infer_heads(width)
     if "head_dim" in fields:
-        builder.set(head_dim=fields.whole("head_dim", 0))
+        builder.set(head_dim=fields.get(int, "head_dim", 0))
     if "layer_norm_eps" in fields:
-        builder.set(norm_eps=fields.real("layer_norm_eps", 0.0))
+        builder.set(norm_eps=fields.get(float, "layer_norm_eps", 0.0))
     else:
-        builder.default("transformers' default for this kind of model", norm_eps=EPS[family])
+        builder.default("transformers' default for this kind of model", norm_eps=FAMILIES[family].norm_eps)
     hidden, attention = fields.rate("hidden_dropout_prob"), fields.rate("attention_probs_dropout_prob")
-    builder.set(dropout=Dropout(embedding=hidden, attention=attention, hidden=hidden))
+    builder.set(dropout=options.Dropout(embedding=hidden, attention=attention, hidden=hidden))
     _set_tokens(state, builder, family, image_size)
     _set_mlp(state, builder, dino)
     _set_output(state, builder, dino, width)
@@ -197,29 +180,29 @@ def _set_tokens(state: StateDict, builder: ConfigBuilder, family: Family, image_
     prefix, native = 2 if family == "deit" else 1, fields_of(state).size("image_size", None)
     builder.infer_grid(positions, (prefix,), builder.fields["patch_size"], image_size, native)
     resampling: Any = "dinov2-registers" if family == "dinov2_with_registers" else "huggingface"
-    builder.set(position=Learned1d(interpolation=resampling))
+    builder.set(position=options.Learned1d(interpolation=resampling))
 
 
 def _set_mlp(state: StateDict, builder: ConfigBuilder, dino: bool) -> None:
     if "encoder.layer.0.mlp.weights_in.weight" in state.tensors:
-        builder.set(mlp=SwiGlu(), mlp_width=state.shape("encoder.layer.0.mlp.weights_out.weight", 2)[1])
+        builder.set(mlp=options.SwiGlu(), mlp_width=state.shape("encoder.layer.0.mlp.weights_out.weight", 2)[1])
         return
-    activation = fields_of(state).word("hidden_act", "gelu")
+    activation = fields_of(state).get(str, "hidden_act", "gelu")
     if activation not in ACTIVATIONS:
         raise BadCheckpoint(
             f"{state.path} has hidden_act {activation!r}, but must have one of {', '.join(ACTIVATIONS)}"
         )
     if not state.config:
-        builder.assume("transformers' default", mlp=Gelu("erf"))
+        builder.assume("transformers' default", mlp=options.Gelu("erf"))
     else:
-        builder.set(mlp=Gelu(ACTIVATIONS[activation]))
+        builder.set(mlp=options.Gelu(ACTIVATIONS[activation]))
     first = state.shape(f"encoder.layer.0.{'mlp.fc1' if dino else 'intermediate.dense'}.weight", 2)[0]
-    builder.set(mlp_width=first if dino else fields_of(state).whole("intermediate_size", first))
+    builder.set(mlp_width=first if dino else fields_of(state).get(int, "intermediate_size", first))
 
 
 def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int) -> None:
     names = state.tensors
-    builder.set(pool=ClassToken(), head=LinearHead(), num_classes=0, labels=())
+    builder.set(pool=options.ClassToken(), head=options.LinearHead(), num_classes=0, labels=())
     classifiers = [f"{name}.weight" for name in ("classifier", "cls_classifier") if f"{name}.weight" in names]
     if classifiers and builder.overrides.get("num_classes") != 0:
         classes, inputs = state.shape(classifiers[0], 2)
@@ -235,17 +218,17 @@ def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int
             builder.set(pool=pool)
         builder.set(num_classes=classes, labels=_labels(state.config, classes))
     elif not classifiers and "pooler.dense.weight" in names:
-        if (activation := fields_of(state).word("pooler_act", "tanh")) != "tanh":
+        if (activation := fields_of(state).get(str, "pooler_act", "tanh")) != "tanh":
             raise BadCheckpoint(f"{state.path} has pooler_act {activation!r}, but must have 'tanh'")
-        builder.set(head=TanhHead(state.shape("pooler.dense.weight", 2)[0]))
+        builder.set(head=options.TanhHead(state.shape("pooler.dense.weight", 2)[0]))
 
 
-def _classifier_input(state: StateDict) -> ClassToken | GlobalAverage | None:
+def _classifier_input(state: StateDict) -> options.ClassToken | options.GlobalAverage | None:
     """The one of class token and mean of the patches that DINOv2's classifier reads, or None if it reads both."""
     token, mean = (bool(half.any()) for half in state.tensors["classifier.weight"].chunk(2, dim=1))
     if token and mean:
         return None
-    return GlobalAverage("before") if mean else ClassToken()
+    return options.GlobalAverage("before") if mean else options.ClassToken()
 
 
 def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
@@ -265,7 +248,7 @@ def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     """The config.json with which `AutoModel` and `AutoModelForImageClassification` build the model."""
     family = family_of(config)
-    tanh = isinstance(config.mlp, Gelu) and config.mlp.approximation == "tanh"
+    tanh = isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh"
     document: dict[str, Any] = {
         "architectures": [architecture(config)],
         "model_type": family,
@@ -287,7 +270,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     if config.layer_scale is not None:
         document |= {
             "mlp_ratio": mlp_ratio(config),
-            "use_swiglu_ffn": isinstance(config.mlp, SwiGlu),
+            "use_swiglu_ffn": isinstance(config.mlp, options.SwiGlu),
             "layerscale_value": config.layer_scale,
             "drop_path_rate": config.stochastic_depth,
         }
@@ -295,7 +278,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
             document["num_register_tokens"] = config.registers
     else:
         document["intermediate_size"] = config.mlp_width
-    if isinstance(config.head, TanhHead):
+    if isinstance(config.head, options.TanhHead):
         document |= {"pooler_output_size": config.head.width, "pooler_act": "tanh"}
     labels = config.labels or tuple(f"LABEL_{i}" for i in range(config.num_classes))
     document["id2label"] = {str(i): label for i, label in enumerate(labels)}
@@ -306,9 +289,9 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
 def architecture(config: ViTConfig) -> str:
     """The class of transformers that has this model's parts."""
     if not config.num_classes:
-        return f"{CLASSES[family_of(config)]}Model"
+        return f"{FAMILIES[family_of(config)].classes}Model"
     taught = "WithTeacher" if config.distillation_token else ""
-    return f"{CLASSES[family_of(config)]}ForImageClassification{taught}"
+    return f"{FAMILIES[family_of(config)].classes}ForImageClassification{taught}"
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:
@@ -318,7 +301,7 @@ def mlp_ratio(config: ViTConfig) -> int | None:
     """
     for ratio in range(1, MAX_RATIO + 1):
         wide = config.width * ratio
-        if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, SwiGlu) else wide) == config.mlp_width:
+        if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, options.SwiGlu) else wide) == config.mlp_width:
             return ratio
     return None
 

@@ -19,8 +19,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import ClassToken, GlobalAverage, LinearHead, Preprocessing, SwiGlu, TanhHead
 from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.huggingface.config import (
-    CLASSES,
-    EPS,
+    FAMILIES,
     family_of,
     infer_fields,
     mlp_ratio,
@@ -83,8 +82,8 @@ class HuggingFace(Format):
             if config.preprocessing.fit == "pad":
                 return ["images are padded, and by transformers' processors cropped"]
             return resize_differences(config, _as_transformers_reads_it(config), "transformers' processors")
-        family = family_of(config)
-        return numeric_differences(config, f"transformers' {CLASSES[family]}", EPS[family])
+        family = FAMILIES[family_of(config)]
+        return numeric_differences(config, f"transformers' {family.classes}", family.norm_eps)
 
     def minor_differences(self, config: ViTConfig) -> list[str]:
         return margin_differences(config, _as_transformers_reads_it(config), self.title)

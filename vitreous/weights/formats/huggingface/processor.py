@@ -15,7 +15,7 @@ from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Geometry, Preprocessing
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.formats.huggingface.config import Family, JsonFields, family_in
+from vitreous.weights.formats.huggingface.config import FAMILIES, Family, JsonFields, family_in
 from vitreous.weights.io.errors import BadCheckpoint
 
 FILE = "preprocessor_config.json"
@@ -28,14 +28,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "DeiT": {"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}
     | {"image_mean": HALVES, "image_std": HALVES},
     "Bit": {"size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True, "resample": 3} | CLIP,
-}
-PROCESSORS: dict[Family, str] = {
-    "vit": "ViT",
-    "deit": "DeiT",
-    "vit_mae": "ViT",
-    "vit_msn": "ViT",
-    "dinov2": "Bit",
-    "dinov2_with_registers": "Bit",
 }
 
 # Preprocessing of the published models, for weights without a preprocessor_config.json.
@@ -61,8 +53,8 @@ def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
         return
     document = read_json_object(file, BadCheckpoint)
     fields = JsonFields(file, document)
-    processor = fields.word("image_processor_type", fields.word("feature_extractor_type", ""))
-    kind = next((kind for kind in DEFAULTS if processor.startswith(kind)), PROCESSORS[family])
+    processor = fields.get(str, "image_processor_type", fields.get(str, "feature_extractor_type", ""))
+    kind = next((kind for kind in DEFAULTS if processor.startswith(kind)), FAMILIES[family].processor)
     document = DEFAULTS[kind] | {key: value for key, value in document.items() if value is not None}
     preprocessing, size, differences = read_processor(file, document, shortest=kind == "Bit")
     if differences:
@@ -82,14 +74,14 @@ def read_processor(
     shortest: a size of one number is the length of the shorter side.
     """
     fields, differences = JsonFields(file, document), []
-    number = fields.whole("resample", 3)
+    number = fields.get(int, "resample", 3)
     if number not in RESAMPLING:
         differences.append(f"its processor resamples with Pillow's filter {number}, here bicubic is used")
     mean, std = _scaled(fields)
     edge, resized = _resized(fields, shortest)
-    crop = fields.size("crop_size", None) if fields.flag("do_center_crop", False) else None
+    crop = fields.size("crop_size", None) if fields.get(bool, "do_center_crop", False) else None
     fit: Literal["crop", "squash", "squash-crop"] = "crop" if edge else "squash-crop" if crop else "squash"
-    if not fields.flag("do_resize", True):
+    if not fields.get(bool, "do_resize", True):
         differences.append("its processor does not resize images, here they are resized")
     elif edge and not crop:
         differences.append("its processor does not crop images, here they are cropped")
@@ -103,7 +95,7 @@ def read_processor(
             fraction = 1.0
     how = Preprocessing(mean, std, fit, fraction, RESAMPLING.get(number, "bicubic"), "huggingface")
     # Files written by Vitreous hold the exact fraction and geometry; valid if they still give the same sizes.
-    exact, geometry = fields.real("crop_fraction", fraction), fields.word("geometry", "huggingface")
+    exact, geometry = fields.get(float, "crop_fraction", fraction), fields.get(str, "geometry", "huggingface")
     if 0.01 <= exact <= 1 and geometry in get_args(Geometry):
         own = replace(how, crop_fraction=exact, geometry=cast(Geometry, geometry))
         how = own if not crop or scaled(crop, own) == scaled(crop, how) else how
@@ -114,7 +106,7 @@ def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | Non
     """The length of the shorter side, or else both sides."""
     given = fields.document["size"]
     if isinstance(given, dict) and "shortest_edge" in given:
-        edge = JsonFields(fields.path, given).whole("shortest_edge", 0)
+        edge = JsonFields(fields.path, given).get(int, "shortest_edge", 0)
     elif shortest and type(given) is int:
         edge = given
     else:
@@ -126,10 +118,10 @@ def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | Non
 
 def _scaled(fields: JsonFields) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std for pixels in [0, 1], whatever the processor scales them to."""
-    factor = fields.real("rescale_factor", PIXEL) if fields.flag("do_rescale", True) else 1.0
+    factor = fields.get(float, "rescale_factor", PIXEL) if fields.get(bool, "do_rescale", True) else 1.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    if fields.flag("do_normalize", True):
+    if fields.get(bool, "do_normalize", True):
         mean, std = fields.numbers("image_mean", (0.0,)), fields.numbers("image_std", (1.0,))
     if factor <= 0 or min(std) <= 0:
         raise BadCheckpoint(f"{fields.path}: rescale_factor is {factor:g} and image_std {std}, but must be above 0")

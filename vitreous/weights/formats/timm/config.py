@@ -13,18 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from vitreous.common.checks import Size
+from vitreous.model import options
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    IMAGENET,
-    AttentionPool,
-    Gelu,
-    Geometry,
-    GlobalAverage,
-    Learned1d,
-    Preprocessing,
-    SwiGlu,
-)
 from vitreous.weights.formats.base import StateDict, how_to_set
 from vitreous.weights.io.errors import BadCheckpoint
 
@@ -178,10 +169,10 @@ class TimmConfig:
         return False if NO_ENTRIES.fullmatch(self.architecture) else None
 
     def check_gate(self) -> None:
-        """Refuse a gated MLP unless it is known to be SwiGLU.
+        """Reject a gated MLP unless it is known to be SwiGLU.
 
-        Any of timm's models can be built with `mlp_layer`, which config.json does not hold. Such an MLP has the shapes
-        of SwiGLU, but the activation of its architecture, and with GluMlp the gate in the other half.
+        Any of timm's models can be built with `mlp_layer`, which config.json does not state. Such an MLP has the shapes
+        of SwiGLU, but another activation, and with GluMlp the gate in the other half.
         """
         if self.architecture and not SWIGLU.fullmatch(self.architecture):
             raise BadCheckpoint(
@@ -206,22 +197,22 @@ class TimmConfig:
 
     @property
     def preprocessing_differences(self) -> list[str]:
-        """Steps of timm's preprocessing that we do differently."""
+        """Lines on steps of timm's preprocessing that are done differently here."""
         how, crop = self.pretrained_cfg.get("interpolation", "bicubic"), self.pretrained_cfg.get("crop_mode", "center")
-        lines = [] if how in ("bilinear", "bicubic") else [f"timm resizes by {how!r:.40}, we by bicubic interpolation"]
-        return lines + ([] if crop in FITS else [f"timm crops by {crop!r:.40}, we at the centre"])
+        lines = [] if how in ("bilinear", "bicubic") else [f"timm resizes by {how!r:.40}, here bicubic is used"]
+        return lines + ([] if crop in FITS else [f"timm crops by {crop!r:.40}, here at the centre"])
 
-    def preprocessing(self, channels: int) -> Preprocessing:
+    def preprocessing(self, channels: int) -> options.Preprocessing:
         """Preprocessing as in timm's `create_transform`, with timm's defaults for missing fields."""
         try:
             fraction = float(self.pretrained_cfg.get("crop_pct", 0.875))
             mean, std = (
                 tuple(map(float, self.pretrained_cfg.get(name, usual)))
-                for name, usual in (("mean", IMAGENET.mean), ("std", IMAGENET.std))
+                for name, usual in (("mean", options.IMAGENET.mean), ("std", options.IMAGENET.std))
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise BadCheckpoint(f"{self.path}: pretrained_cfg of config.json has a wrong number: {error}") from error
-        preprocessing = Preprocessing(
+        how = options.Preprocessing(
             mean=_per_channel(mean, channels),
             std=_per_channel(std, channels),
             fit=FITS.get(self.pretrained_cfg.get("crop_mode", "center"), "crop"),
@@ -229,25 +220,18 @@ class TimmConfig:
             interpolation="bilinear" if self.pretrained_cfg.get("interpolation") == "bilinear" else "bicubic",
             geometry="timm",
         )
-        if preprocessing.fit == "squash-crop" and fraction == 1:
-            preprocessing = dataclasses.replace(preprocessing, fit="squash", crop_fraction=Preprocessing.crop_fraction)
-        size = self.image_size
-        if size is None:
-            return preprocessing
-        if (own := self._written_here(size, preprocessing)) is not None:
-            return own
-        return (
-            dataclasses.replace(preprocessing, interpolation="bilinear")
-            if ignores_interpolation(size, preprocessing)
-            else preprocessing
-        )
+        if how.fit == "squash-crop" and fraction == 1:
+            how = dataclasses.replace(how, fit="squash", crop_fraction=options.Preprocessing.crop_fraction)
+        if (size := self.image_size) is None:
+            return how
+        return self._written_here(size, how) or _with_timms_interpolation(size, how)
 
-    def _written_here(self, size: Size, preprocessing: Preprocessing) -> Preprocessing | None:
-        """The preprocessing of a model that we wrote for timm, if crop_pct is still what we wrote for it."""
+    def _written_here(self, size: Size, how: options.Preprocessing) -> options.Preprocessing | None:
+        """The preprocessing of a model that Vitreous wrote for timm, unless crop_pct was changed since."""
         own, fraction = self.document.get("geometry"), self.document.get("crop_fraction")
-        if own not in get_args(Geometry) or not isinstance(fraction, int | float) or not 0.01 <= fraction <= 1:
+        if own not in get_args(options.Geometry) or not isinstance(fraction, int | float) or not 0.01 <= fraction <= 1:
             return None
-        ours = dataclasses.replace(preprocessing, geometry=cast(Geometry, own), crop_fraction=fraction)
+        ours = dataclasses.replace(how, geometry=cast(options.Geometry, own), crop_fraction=fraction)
         return ours if _crop_pct(size, ours) == self.pretrained_cfg.get("crop_pct") else None
 
     def labels(self, num_classes: int) -> tuple[str, ...]:
@@ -292,17 +276,17 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.num_heads,
-        # timm cuts off the fraction; SwiGLU's two halves are counted together
-        "mlp_ratio": ((2 if isinstance(config.mlp, SwiGlu) else 1) * config.mlp_width + 0.5) / config.width,
+        # timm truncates the product, and counts both halves of SwiGLU
+        "mlp_ratio": ((2 if isinstance(config.mlp, options.SwiGlu) else 1) * config.mlp_width + 0.5) / config.width,
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
         "init_values": config.layer_scale,
     }
     if not config.distillation_token:
-        own = isinstance(config.position, Learned1d) and config.position.prefix_entries
+        own = isinstance(config.position, options.Learned1d) and config.position.prefix_entries
         args |= {"class_token": config.class_token, "reg_tokens": config.registers, "no_embed_class": not own}
         args["global_pool"], args["fc_norm"] = _pool_names(config)
-    if isinstance(config.mlp, Gelu) and config.mlp.approximation == "tanh":
+    if isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh":
         args["act_layer"] = "gelu_tanh"
     return {
         "architecture": _architecture(config),
@@ -323,35 +307,34 @@ def _architecture(config: ViTConfig) -> str:
         return HYBRIDS[config.stem.stages]
     if config.distillation_token:
         return "deit_base_distilled_patch16_224"
-    return "vit_giant_patch14_dinov2" if isinstance(config.mlp, SwiGlu) else "vit_base_patch16_224"
+    return "vit_giant_patch14_dinov2" if isinstance(config.mlp, options.SwiGlu) else "vit_base_patch16_224"
 
 
 def _pool_names(config: ViTConfig) -> tuple[str, bool]:
     match config.pool:
-        case GlobalAverage(norm):
+        case options.GlobalAverage(norm):
             return "avg", norm == "after"
-        case AttentionPool():
+        case options.AttentionPool():
             return "map", False
         case _:
             return "token", False
 
 
-def ignores_interpolation(size: Size, how: Preprocessing) -> bool:
-    """True where timm always resizes bilinearly: for centre crops that are not square."""
-    target = scaled(size, how)
-    return how.fit == "crop" and target[0] != target[1]
+def _with_timms_interpolation(size: Size, how: options.Preprocessing) -> options.Preprocessing:
+    """timm ignores the interpolation for centre crops that are not square, and resizes bilinearly."""
+    height, width = scaled(size, how)
+    return dataclasses.replace(how, interpolation="bilinear") if how.fit == "crop" and height != width else how
 
 
-def as_timm_reads_it(config: ViTConfig) -> Preprocessing:
-    """The preprocessing of timm with the `pretrained_cfg` that we write."""
-    how = dataclasses.replace(
-        config.preprocessing, crop_fraction=_crop_pct(config.image_size, config.preprocessing), geometry="timm"
-    )
-    return dataclasses.replace(how, interpolation="bilinear") if ignores_interpolation(config.image_size, how) else how
+def as_timm_reads_it(config: ViTConfig) -> options.Preprocessing:
+    """The preprocessing of timm with the `pretrained_cfg` that is written here."""
+    size, how = config.image_size, config.preprocessing
+    how = dataclasses.replace(how, crop_fraction=_crop_pct(size, how), geometry="timm")
+    return _with_timms_interpolation(size, how)
 
 
-def _crop_pct(size: Size, how: Preprocessing) -> float:
-    """The crop_pct from which timm, which rounds down, gets the size that we resize to."""
+def _crop_pct(size: Size, how: options.Preprocessing) -> float:
+    """The crop_pct from which timm, which rounds down, computes the same resized size."""
     if how.fit == "squash":
         return 1.0
     target = scaled(size, how)
@@ -361,18 +344,18 @@ def _crop_pct(size: Size, how: Preprocessing) -> float:
 
 
 def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
-    preprocessing = config.preprocessing
+    how, channels = config.preprocessing, config.channels
     return {
         "num_classes": config.num_classes,
-        "input_size": [config.channels, *config.image_size],
+        "input_size": [channels, *config.image_size],
         "fixed_input_size": True,
-        "interpolation": preprocessing.interpolation,
-        "crop_pct": _crop_pct(config.image_size, config.preprocessing),
-        "crop_mode": {"crop": "center", "pad": "border"}.get(preprocessing.fit, "squash"),
-        "mean": list(preprocessing.mean) * (config.channels if len(preprocessing.mean) == 1 else 1),
-        "std": list(preprocessing.std) * (config.channels if len(preprocessing.std) == 1 else 1),
+        "interpolation": how.interpolation,
+        "crop_pct": _crop_pct(config.image_size, how),
+        "crop_mode": {"crop": "center", "pad": "border"}.get(how.fit, "squash"),
+        "mean": list(how.mean) * (channels if len(how.mean) == 1 else 1),
+        "std": list(how.std) * (channels if len(how.std) == 1 else 1),
         # With this name, timm assumes three input channels and changes the filters of any other number.
-        **({"first_conv": _first_conv(config)} if config.channels == 3 else {}),
+        **({"first_conv": _first_conv(config)} if channels == 3 else {}),
         "classifier": ["head", "head_dist"] if config.distillation_token else "head",
     }
 

@@ -9,19 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from vitreous.model import options
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    IMAGENET,
-    AttentionPool,
-    ClassToken,
-    Gelu,
-    GlobalAverage,
-    Learned1d,
-    LinearHead,
-    PoolConfig,
-    Preprocessing,
-    SwiGlu,
-)
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.timm.config import HYBRIDS, TimmConfig, as_timm_reads_it, is_architecture, timm_config
 from vitreous.weights.formats.timm.layout import PATCH, TimmLayout, infer_timm
@@ -33,7 +22,11 @@ from vitreous.weights.formats.write_checks import (
 )
 from vitreous.weights.io.errors import BadCheckpoint
 
-POOLS: dict[str, type[PoolConfig]] = {"token": ClassToken, "avg": GlobalAverage, "map": AttentionPool}
+POOLS: dict[str, type[options.PoolConfig]] = {
+    "token": options.ClassToken,
+    "avg": options.GlobalAverage,
+    "map": options.AttentionPool,
+}
 
 
 class Timm(TimmLayout):
@@ -57,7 +50,7 @@ class Timm(TimmLayout):
         fields = builder.fields
         _set_mlp(builder, config)
         _set_pool(state, builder, config)
-        position = Learned1d(fields["position"].prefix_entries, "timm")
+        position = options.Learned1d(fields["position"].prefix_entries, "timm")
         builder.default("timm's", norm_eps=self.norm_eps, position=position)
         if not config.is_known:
             _assume_plain(builder)
@@ -67,22 +60,22 @@ class Timm(TimmLayout):
             if differences := config.preprocessing_differences:
                 builder.assume("; ".join(differences), preprocessing=fields["preprocessing"])
         elif fields["distillation_token"]:
-            builder.assume_preprocessing("DeiT's", IMAGENET)
+            builder.assume_preprocessing("DeiT's", options.IMAGENET)
         elif fields["layer_scale"] is not None:
-            whole = dataclasses.replace(IMAGENET, crop_fraction=1.0, geometry="timm")
+            whole = dataclasses.replace(options.IMAGENET, crop_fraction=1.0, geometry="timm")
             builder.assume_preprocessing("that of timm's models with LayerScale: DeiT-III and DINOv2", whole)
         else:
-            augreg = Preprocessing(crop_fraction=0.9, geometry="timm")
+            augreg = options.Preprocessing(crop_fraction=0.9, geometry="timm")
             builder.assume("that of timm's AugReg models", preprocessing=augreg)
 
     def unsupported(self, config: ViTConfig) -> list[str]:
         lines = super().unsupported(config) + _stem_problems(config)
-        if not isinstance(config.head, LinearHead):
+        if not isinstance(config.head, options.LinearHead):
             lines.append(f"head {type(config.head).__name__}: timm's heads are one linear layer")
-        if isinstance(config.pool, AttentionPool) and config.num_prefix_tokens:
+        if isinstance(config.pool, options.AttentionPool) and config.num_prefix_tokens:
             lines.append("pool AttentionPool: timm's does not attend to the tokens before the patches")
-        if isinstance(config.pool, AttentionPool) and isinstance(config.mlp, SwiGlu):
-            lines.append("pool AttentionPool with SwiGLU: timm's has GELU")
+        if isinstance(config.pool, options.AttentionPool) and isinstance(config.mlp, options.SwiGlu):
+            lines.append("pool options.AttentionPool with SwiGLU: timm's has GELU")
         if config.distillation_token and config.registers:
             lines.append("registers: timm's distilled models have none")
         if config.distillation_token:
@@ -91,7 +84,7 @@ class Timm(TimmLayout):
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         lines = numeric_differences(config, "timm", self.norm_eps, None if folder else self.gelu)
-        if not folder and config.class_token and config.pool == GlobalAverage("before"):
+        if not folder and config.class_token and config.pool == options.GlobalAverage("before"):
             lines.append("the mean of normed patches is pooled, and with these tensors timm pools the class token")
         if config.stem is not None and config.stem.numerics != "timm":
             lines.append("the ResNet's norms have Google's eps, not timm's")
@@ -121,37 +114,39 @@ def _assume_plain(builder: ConfigBuilder) -> None:
 
 
 def _set_mlp(builder: ConfigBuilder, config: TimmConfig) -> None:
-    if isinstance(builder.fields["mlp"], SwiGlu):
+    if isinstance(builder.fields["mlp"], options.SwiGlu):
         if "mlp" not in builder.overrides:
             config.check_gate()
         if not config.is_known:
-            builder.assume("as in DINOv2; gated MLPs with GELU have the same shapes", mlp=SwiGlu())
+            builder.assume("as in DINOv2; gated MLPs with GELU have the same shapes", mlp=options.SwiGlu())
     elif config.is_known:
-        builder.set(mlp=Gelu(config.approximation))
+        builder.set(mlp=options.Gelu(config.approximation))
     else:
-        builder.assume("timm's default; some of SigLIP's models have 'tanh'", mlp=Gelu("erf"))
+        builder.assume("timm's default; some of SigLIP's models have 'tanh'", mlp=options.Gelu("erf"))
 
 
 def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> None:
     pool = _pool(state, config.pool, builder.fields["pool"])
     # Of the named models with a class token, only EVA has fc_norm: in others, the pooling was changed.
-    changed = pool == GlobalAverage("after") and builder.fields["class_token"] and "eva_" not in config.architecture
-    if config.pool or isinstance(pool, AttentionPool) or (config.is_known and not changed):
+    changed = (
+        pool == options.GlobalAverage("after") and builder.fields["class_token"] and "eva_" not in config.architecture
+    )
+    if config.pool or isinstance(pool, options.AttentionPool) or (config.is_known and not changed):
         builder.set(pool=pool)
-    elif isinstance(pool, ClassToken):
+    elif isinstance(pool, options.ClassToken):
         builder.assume("usual with a class token; global_pool may be another", pool=pool)
     else:
         builder.assume("usual with these norms; global_pool token, avgmax and max may have them too", pool=pool)
 
 
-def _pool(state: StateDict, stated: str | None, seen: PoolConfig) -> PoolConfig:
+def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> options.PoolConfig:
     """The stated pooling if it fits the tensors: with a final norm, a class token or a mean may be pooled."""
-    if isinstance(seen, AttentionPool) and {"cls_token", "reg_token"} & set(state.tensors):
+    if isinstance(seen, options.AttentionPool) and {"cls_token", "reg_token"} & set(state.tensors):
         raise BadCheckpoint(
             f"{state.path} pools by attention without the class token or registers, which is not supported"
         )
-    if stated == "avg" and isinstance(seen, ClassToken):
-        return GlobalAverage("before")
+    if stated == "avg" and isinstance(seen, options.ClassToken):
+        return options.GlobalAverage("before")
     if stated and stated not in POOLS:
         raise BadCheckpoint(f"{state.path} has global_pool {stated!r}, but must have one of {', '.join(POOLS)}")
     if stated and not isinstance(seen, POOLS[stated]):
@@ -179,12 +174,12 @@ def _stem_problems(config: ViTConfig) -> list[str]:
 PARTS = {
     r"^norm_pre\.": "a norm before the first block (norm_pre), as CLIP has",
     r"\.attn\.[qv]_bias$": "a bias on queries and values, but not on keys (q_bias), as BEiT and EVA have",
-    r"relative_position_bias_table|rel_pos": "positions relative to each other (rel_pos)",
-    r"\.attn\.proj_[lw]\.": "heads that are mixed (proj_l), as CaiT has",
-    r"\.attn\.norm\.": "a norm on what attention puts out (attn.norm)",
-    r"\.mlp\.norm\.": "a norm inside of the MLP (mlp.norm)",
-    r"\.mlp\.fc1_[gx]\.": "a gate split from what it lets through (fc1_g), as EVA and DINOv3 have",
-    r"\.attn\.lambda_": "attention that is the difference of two (lambda_q1)",
+    r"relative_position_bias_table|rel_pos": "relative positions (rel_pos)",
+    r"\.attn\.proj_[lw]\.": "mixed heads (proj_l), as CaiT has",
+    r"\.attn\.norm\.": "a norm on the output of attention (attn.norm)",
+    r"\.mlp\.norm\.": "a norm inside the MLP (mlp.norm)",
+    r"\.mlp\.fc1_[gx]\.": "a separate gate projection (fc1_g), as EVA and DINOv3 have",
+    r"\.attn\.lambda_": "differential attention (lambda_q1)",
     r"^rope\.": "rotated queries and keys beside positions (rope)",
     r"^patch_embed\.norm\.": "a norm on the patches (patch_embed.norm)",
 }

@@ -3,25 +3,15 @@
 Names read from timm 1.0, `vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from vitreous.model import options
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    AttentionPool,
-    ClassToken,
-    Gelu,
-    GlobalAverage,
-    Learned1d,
-    LinearHead,
-    ResNetStem,
-    SwiGlu,
-    TanhHead,
-)
 from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import (
     IDENTITY,
@@ -36,7 +26,6 @@ from vitreous.weights.formats.mapping import (
 )
 from vitreous.weights.io.errors import BadCheckpoint
 
-Shapes = Mapping[str, tuple[int, ...]]
 PATCH, QKV = "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"
 
 
@@ -49,7 +38,7 @@ class Names:
     gated: tuple[str, str] = ("mlp.fc1", "mlp.fc2")
     pre_logits: str = "pre_logits.fc"
     register_entries: bool = True  # registers have positions if the class token has one
-    matrix: Conversion = IDENTITY  # of the weight of a linear layer
+    matrix: Conversion = IDENTITY  # of a linear layer's weight: IDENTITY or TRANSPOSE
 
 
 TIMM = Names()
@@ -74,16 +63,16 @@ def timm_table(config: ViTConfig, names: Names) -> list[Row]:
     table = [*_stem(config), *rows("patches.projection", "patch_embed.proj"), *_tokens(config, names)]
     table += per_layer(_block(config, names), config.depth)
     match config.pool:
-        case GlobalAverage(norm="after"):
+        case options.GlobalAverage(norm="after"):
             table += rows("pool.norm", "fc_norm")
-        case AttentionPool():
+        case options.AttentionPool():
             table += rows("norm", "norm") + _attention_pool(matrix)
         case _:
             table += rows("norm", "norm")
-    if isinstance(config.head, TanhHead):
+    if isinstance(config.head, options.TanhHead):
         table += rows("head.pre_logits", names.pre_logits, matrix)
     if config.num_classes:
-        classifier = "head" if isinstance(config.head, LinearHead) else "head.classifier"
+        classifier = "head" if isinstance(config.head, options.LinearHead) else "head.classifier"
         table += rows(classifier, "head", matrix)
         if config.distillation_token:
             table += rows(classifier.replace("head", "distillation_head"), "head_dist", matrix)
@@ -96,16 +85,16 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
         table.append(row("prefix.class_token", "cls_token"))
     if config.distillation_token:
         table.append(row("prefix.distillation_token", "dist_token"))
-    own = isinstance(config.position, Learned1d) and config.position.prefix_entries
+    own = isinstance(config.position, options.Learned1d) and config.position.prefix_entries
     entries = (config.class_token + config.distillation_token) * own
     tables = ("position.prefix", "position.table") if entries else ("position.table",)
     if config.registers and own and names.register_entries:
-        how = with_registers(entries, config.registers, config.grid)
-        table.append(row((*tables, "prefix.registers"), ("pos_embed", names.registers), how))
+        conversion = with_registers(entries, config.registers, config.grid)
+        table.append(row((*tables, "prefix.registers"), ("pos_embed", names.registers), conversion))
         return table
     if config.registers:
         table.append(row("prefix.registers", names.registers))
-    if isinstance(config.position, Learned1d):
+    if isinstance(config.position, options.Learned1d):
         table.append(row(tables, "pos_embed", position_table(entries, config.grid)))
     return table
 
@@ -141,7 +130,7 @@ def _block(config: ViTConfig, names: Names) -> list[Row]:
         table += rows(f"{ours}.attention.k_norm", f"{theirs}.attn.k_norm")
     table += rows(f"{ours}.attention.output", f"{theirs}.attn.proj", matrix)
     table += rows(f"{ours}.mlp_norm", f"{theirs}.norm2")
-    if isinstance(config.mlp, SwiGlu):
+    if isinstance(config.mlp, options.SwiGlu):
         table += rows(f"{ours}.mlp.gate_and_up", f"{theirs}.{names.gated[0]}", matrix)
         table += rows(f"{ours}.mlp.down", f"{theirs}.{names.gated[1]}", matrix)
     else:
@@ -206,16 +195,14 @@ def infer_timm(
     native, num_heads: from a config beside the tensors, if there is one. entries: prefix tokens have positions always
     (True), usually (None), or usually not (False). published: as in `ConfigBuilder.infer_heads`.
     """
-    shapes = {name: _shape(name, tensor, names.matrix) for name, tensor in state.tensors.items()}
     width, channels, *patch = state.shape(PATCH, 4)
-    depth = state.count("blocks.{i}.norm1.weight")
-    stem = _read_stem(state)
-    registers = state.shape(names.registers, 3)[1] if names.registers in shapes else 0
-    has_class, has_distillation = "cls_token" in shapes, "dist_token" in shapes
+    stem, stem_channels = _read_stem(state)
+    registers = state.shape(names.registers, 3)[1] if names.registers in state.tensors else 0
+    has_class, has_distillation = "cls_token" in state.tensors, "dist_token" in state.tensors
     builder.set(
         width=width,
-        depth=depth,
-        channels=channels if stem is None else state.shape(_root(stem), 4)[1],
+        depth=state.count("blocks.{i}.norm1.weight"),
+        channels=channels if stem is None else stem_channels,
         stem=stem,
         patch_size=(patch[0], patch[1]),
         class_token=has_class,
@@ -232,65 +219,58 @@ def infer_timm(
     positions = state.shape("pos_embed", 3)[1]
     own = builder.infer_grid(positions, choices, (patch[0] * stride, patch[1] * stride), image_size, native)
     builder.set(
-        position=Learned1d(prefix_entries=own == prefix),
-        qkv_bias="blocks.0.attn.qkv.bias" in shapes,
-        qk_norm="blocks.0.attn.q_norm.weight" in shapes,
-        layer_scale=1e-5 if f"blocks.0.{names.scales[0]}" in shapes else None,
+        position=options.Learned1d(prefix_entries=own == prefix),
+        qkv_bias="blocks.0.attn.qkv.bias" in state.tensors,
+        qk_norm="blocks.0.attn.q_norm.weight" in state.tensors,
+        layer_scale=1e-5 if f"blocks.0.{names.scales[0]}" in state.tensors else None,
     )
-    _set_mlp(shapes, builder, names)
-    _set_output(shapes, builder, names)
+    _set_mlp(state, builder, names)
+    _set_output(state, builder, names)
 
 
-def _shape(name: str, tensor: Tensor, matrix: Conversion) -> tuple[int, ...]:
-    """The shape that the tensor has in timm."""
-    is_matrix = name.endswith(".weight") and tensor.ndim == 2
-    return tuple((matrix.write([tensor.to("meta")])[0] if is_matrix else tensor).shape)
+def _read_stem(state: StateDict) -> tuple[options.ResNetStem | None, int]:
+    """The ResNet in front of the patches, and the number of its input channels."""
+    backbone = "patch_embed.backbone"
+    root = next(
+        (name for name in (f"{backbone}.conv", f"{backbone}.stem.conv") if f"{name}.weight" in state.tensors), None
+    )
+    if root is None:
+        return None, 0
+    width, channels, *_ = state.shape(f"{root}.weight", 4)
+    count = state.count(f"{backbone}.stages.{{i}}.blocks.0.conv1.weight")
+    stages = [state.count(f"{backbone}.stages.{stage}.blocks.{{i}}.conv1.weight") for stage in range(count)]
+    return options.ResNetStem(tuple(stages), width, "timm"), channels
 
 
-def _root(stem: ResNetStem) -> str:
-    return "patch_embed.backbone.stem.conv.weight" if stem.stages else "patch_embed.backbone.conv.weight"
-
-
-def _read_stem(state: StateDict) -> ResNetStem | None:
-    if "patch_embed.backbone.conv.weight" in state.tensors:
-        return ResNetStem((), state.shape("patch_embed.backbone.conv.weight", 4)[0], "timm")
-    if "patch_embed.backbone.stem.conv.weight" not in state.tensors:
-        return None
-    prefix = "patch_embed.backbone.stages"
-    count = state.count(f"{prefix}.{{i}}.blocks.0.conv1.weight")
-    stages = tuple(state.count(f"{prefix}.{stage}.blocks.{{i}}.conv1.weight") for stage in range(count))
-    return ResNetStem(stages, state.shape("patch_embed.backbone.stem.conv.weight", 4)[0], "timm")
-
-
-def _set_mlp(shapes: Shapes, builder: ConfigBuilder, names: Names) -> None:
-    gate, down = (_matrix(shapes, builder, f"blocks.0.{name}") for name in names.gated)
-    plain = _matrix(shapes, builder, "blocks.0.mlp.fc1")
+def _set_mlp(state: StateDict, builder: ConfigBuilder, names: Names) -> None:
+    gate, down = (_matrix(state, names, f"blocks.0.{name}") for name in names.gated)
+    plain = _matrix(state, names, "blocks.0.mlp.fc1")
     if gate is not None and down is not None and gate[0] == 2 * down[1]:
-        builder.set(mlp=SwiGlu(), mlp_width=down[1])
+        builder.set(mlp=options.SwiGlu(), mlp_width=down[1])
     elif plain is not None:
-        builder.set(mlp=Gelu("erf"), mlp_width=plain[0])
+        builder.set(mlp=options.Gelu("erf"), mlp_width=plain[0])
     else:
         raise BadCheckpoint(f"{builder.path} has no tensor blocks.0.mlp.fc1.weight")
 
 
-def _set_output(shapes: Shapes, builder: ConfigBuilder, names: Names) -> None:
-    if "attn_pool.latent" in shapes:
-        builder.set(pool=AttentionPool())
-    elif "fc_norm.weight" in shapes:
-        builder.set(pool=GlobalAverage("after"))
-    elif "cls_token" in shapes:
-        builder.set(pool=ClassToken())
+def _set_output(state: StateDict, builder: ConfigBuilder, names: Names) -> None:
+    if "attn_pool.latent" in state.tensors:
+        builder.set(pool=options.AttentionPool())
+    elif "fc_norm.weight" in state.tensors:
+        builder.set(pool=options.GlobalAverage("after"))
+    elif "cls_token" in state.tensors:
+        builder.set(pool=options.ClassToken())
     else:
-        builder.set(pool=GlobalAverage("before"))
-    head = _matrix(shapes, builder, "head")
+        builder.set(pool=options.GlobalAverage("before"))
+    head = _matrix(state, names, "head")
     builder.set(num_classes=0 if head is None else head[0])
-    if (pre_logits := _matrix(shapes, builder, names.pre_logits)) is not None:
-        builder.set(head=TanhHead(pre_logits[0]))
+    if (pre_logits := _matrix(state, names, names.pre_logits)) is not None:
+        builder.set(head=options.TanhHead(pre_logits[0]))
 
 
-def _matrix(shapes: Shapes, builder: ConfigBuilder, layer: str) -> tuple[int, ...] | None:
-    """The shape of a layer's weight, or None."""
-    shape = shapes.get(f"{layer}.weight")
-    if shape is not None and len(shape) != 2:
-        raise BadCheckpoint(f"{builder.path}: {layer}.weight is {list(shape)}, but must have 2 dimensions")
-    return shape
+def _matrix(state: StateDict, names: Names, layer: str) -> tuple[int, int] | None:
+    """Outputs and inputs of a linear layer, or None if there is no such layer."""
+    if f"{layer}.weight" not in state.tensors:
+        return None
+    rows, columns = state.shape(f"{layer}.weight", 2)
+    return (rows, columns) if names.matrix is IDENTITY else (columns, rows)

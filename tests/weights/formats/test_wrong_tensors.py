@@ -13,11 +13,11 @@ import vitreous
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ResNetStem
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 PLAIN = ViTConfig(image_size=(32, 32), patch_size=(8, 8), width=128, depth=2, num_heads=2, mlp_width=256, num_classes=7)
 
-# By format: what is otherwise in its model; and a tensor, what is in its place, or None, and the expected message.
+# By format: what is otherwise in its model; and a tensor, what is in its place, or None, and what is said then.
 CHANGES: dict[str, dict[str, Any]] = {
     "timm": {},
     "google": {"stem": ResNetStem((1,), 32), "patch_size": (2, 2)},
@@ -36,7 +36,7 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
         ("pos_embed", None, r"no learned positions \(pos_embed\)"),
         ("head.weight", zeros(7), r"head\.weight is \[7\], but must have 2 dimensions"),
         ("blocks.0.mlp.fc1.weight", zeros(()), r"fc1\.weight is \[\], but must have 2 dimensions"),
-        ("attn_pool.latent", zeros(1, 1, 128), "leaves the class token or registers out of attention pooling"),
+        ("attn_pool.latent", zeros(1, 1, 128), "pools by attention without the class token"),
     ],
     "google": [
         ("cls", None, "does not fit the model: .*posembed_input|positions"),
@@ -92,9 +92,9 @@ def whole(format: str, file: Path) -> dict[str, Tensor]:
     return state["model"] | {"decoder_embed.weight": zeros(4, 128)} if format == "mae" else state
 
 
-@pytest.mark.parametrize(("format", "name", "tensor", "message"), CASES)
-def test_invalid_file_is_refused_in_one_line(
-    format: str, name: str, tensor: Tensor | None, message: str, tmp_path: Path
+@pytest.mark.parametrize(("format", "name", "tensor", "said"), CASES)
+def test_wrong_tensors_are_rejected_in_one_line(
+    format: str, name: str, tensor: Tensor | None, said: str, tmp_path: Path
 ) -> None:
     file = tmp_path / ("bad.npz" if format == "google" else "bad.pth")
     tensors = whole(format, file)
@@ -105,7 +105,7 @@ def test_invalid_file_is_refused_in_one_line(
         np.savez(file, **tensors)
     else:
         torch.save(tensors, file)
-    with pytest.raises(BadCheckpoint, match=message) as refusal:
+    with pytest.raises(BadCheckpoint, match=said) as refusal:
         vitreous.load(file)
     assert file.name in str(refusal.value)
     assert "\n" not in str(refusal.value)

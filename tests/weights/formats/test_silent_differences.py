@@ -17,7 +17,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, GlobalAverage, Learned1d, SwiGlu
 from vitreous.weights.convert import CannotHold, convert
 from vitreous.weights.io.containers import read_file
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 # 4 x 6 patches and a class token, which are as many as 5 x 5 patches.
 LONG, SQUARE, PLACES = (32, 48), (40, 40), 25
@@ -37,7 +37,7 @@ def said_of(model: Any, field: str) -> str:
 # ---- Grids that look like squares ------------------------------------------------------------------------------------
 
 
-def test_a_long_grid_of_timms_is_what_the_caller_says(tmp_path: Path) -> None:
+def test_rectangular_timm_grid_follows_image_size(tmp_path: Path) -> None:
     model = timm_model(img_size=LONG)
     assert model.pos_embed.shape[1] == PLACES
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -47,7 +47,7 @@ def test_a_long_grid_of_timms_is_what_the_caller_says(tmp_path: Path) -> None:
         check_close(ours, model, LONG)
 
 
-def test_square_without_a_token_position_is_read_with_a_warning(tmp_path: Path) -> None:
+def test_square_without_class_token_position_is_assumed(tmp_path: Path) -> None:
     model = timm_model(img_size=SQUARE, no_embed_class=True, dynamic_img_size=True)
     assert model.pos_embed.shape[1] == PLACES
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -59,7 +59,7 @@ def test_square_without_a_token_position_is_read_with_a_warning(tmp_path: Path) 
     check_close(vitreous.load(tmp_path / "m.pth", image_size=(48, 40)), model, (48, 40))
 
 
-def test_a_folder_of_timms_that_is_about_another_size_is_not_taken_for_a_square(tmp_path: Path) -> None:
+def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> None:
     """`save_for_hf` writes down what is given to it, and the size of the pictures that the architecture is for."""
     model = timm_model(img_size=LONG)
     import_timm().models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2})
@@ -73,7 +73,7 @@ def test_a_folder_of_timms_that_is_about_another_size_is_not_taken_for_a_square(
     [("deit3_base_patch16_224", {}), ("vit_base_patch14_reg4_dinov2", {}), (PLAIN, {"no_embed_class": True})],
     ids=str,
 )
-def test_a_folder_tells_that_tokens_have_no_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
+def test_timm_folder_states_missing_token_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
     timm, given = import_timm(), {**SIZES, "num_classes": 7, "img_size": SQUARE, **args}
     model = noisy(timm.create_model(name, **given))
     timm.models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2, **args})
@@ -82,7 +82,7 @@ def test_a_folder_tells_that_tokens_have_no_positions(name: str, args: dict[str,
     check_close(ours, model, SQUARE)
 
 
-def test_which_of_timms_architectures_have_no_positions_for_tokens() -> None:
+def test_architectures_without_token_positions_are_known() -> None:
     """Of all that are made of the parts that we read."""
     from vitreous.weights.formats.timm.config import NO_ENTRIES
 
@@ -100,7 +100,7 @@ def test_which_of_timms_architectures_have_no_positions_for_tokens() -> None:
     assert seen > 60
 
 
-def test_a_long_grid_of_vit_pytorchs(tmp_path: Path) -> None:
+def test_rectangular_vit_pytorch_grid_requires_image_size(tmp_path: Path) -> None:
     sizes = {"patch_size": 8, "dim": 128, "depth": 2, "heads": 2, "mlp_dim": 96, "num_classes": 7}
     model = noisy(import_vit_pytorch().ViT(image_size=LONG, **sizes))
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -109,7 +109,7 @@ def test_a_long_grid_of_vit_pytorchs(tmp_path: Path) -> None:
     check_close(vitreous.load(tmp_path / "m.pth", image_size=LONG), model, LONG)
 
 
-def test_a_long_grid_of_transformers(tmp_path: Path) -> None:
+def test_rectangular_transformers_grid_requires_image_size(tmp_path: Path) -> None:
     transformers = import_transformers()
     config = transformers.ViTConfig(**THEIRS, image_size=LONG, intermediate_size=96, num_labels=7)
     model = noisy(transformers.ViTForImageClassification(config))
@@ -120,7 +120,7 @@ def test_a_long_grid_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["torchvision", "dinov2", "paddle", "paddlevit"])
-def test_systems_whose_class_token_always_has_a_position(format: str, tmp_path: Path) -> None:
+def test_class_token_position_is_certain_in_other_systems(format: str, tmp_path: Path) -> None:
     """Their own models have none of 25 positions, so this one is made here: a square of theirs, but for the grid."""
     scaled = {"layer_scale": 1e-5, "num_classes": 0} if format == "dinov2" else {}
     config = dataclasses.replace(SMALL, **scaled)
@@ -149,7 +149,7 @@ SMALL = ViTConfig(
 TANH = {"mlp": Gelu("tanh")}
 BARE: list[tuple[str, dict[str, Any], str]] = [
     ("timm", TANH, "GELU is computed by tanh, and in timm by erf"),
-    ("timm", {"pool": GlobalAverage("before")}, "by timm, with these tensors, the class token"),
+    ("timm", {"pool": GlobalAverage("before")}, "with these tensors timm pools the class token"),
     ("huggingface", TANH | {"norm_eps": 1e-12}, "GELU is computed by tanh, and in transformers' ViT by erf"),
     ("huggingface", {}, "eps is 1e-06, and transformers' ViT's is 1e-12"),
     (
@@ -161,12 +161,12 @@ BARE: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin"])
-@pytest.mark.parametrize(("format", "changes", "message"), BARE, ids=str)
-def test_a_file_that_would_be_computed_otherwise_needs_lossy(
-    format: str, changes: dict[str, Any], message: str, suffix: str, tmp_path: Path
+@pytest.mark.parametrize(("format", "changes", "said"), BARE, ids=str)
+def test_file_with_other_numerics_requires_lossy(
+    format: str, changes: dict[str, Any], said: str, suffix: str, tmp_path: Path
 ) -> None:
     model = noisy(build(dataclasses.replace(SMALL, **changes)))
-    with pytest.raises(CannotHold, match=f"would compute otherwise with these weights: .*{message}.*lossy"):
+    with pytest.raises(CannotHold, match=f"would compute otherwise with these weights: .*{said}.*lossy"):
         vitreous.save(model, tmp_path / f"x{suffix}", format=format)
     assert not list(tmp_path.iterdir())
     vitreous.save(model, tmp_path / f"x{suffix}", format=format, lossy=True)
@@ -181,7 +181,7 @@ def test_folder_states_what_a_file_cannot(format: str, tmp_path: Path) -> None:
     check_close(vitreous.load(tmp_path / "m"), model, (32, 32))
 
 
-def test_what_timm_makes_of_a_file_is_what_was_refused(tmp_path: Path) -> None:
+def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
     """The difference is real: timm computes its own GELU with these weights."""
     model = noisy(build(dataclasses.replace(SMALL, **TANH)))
     vitreous.save(model, tmp_path / "x.pth", format="timm", lossy=True)
@@ -190,7 +190,7 @@ def test_what_timm_makes_of_a_file_is_what_was_refused(tmp_path: Path) -> None:
     assert difference(filled, model, (32, 32)) > 1e-4
 
 
-def test_convert_reports_what_lossy_has_allowed(tmp_path: Path) -> None:
+def test_convert_reports_lossy_differences(tmp_path: Path) -> None:
     vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "ours")
     file = convert(tmp_path / "ours", tmp_path / "x.pth", to="timm", lossy=True)
     assert file.losses == ["GELU is computed by tanh, and in timm by erf"]
@@ -217,18 +217,18 @@ TARGETS |= dict.fromkeys(("google", "big_vision"), "m.npz") | dict.fromkeys(("pa
 
 @pytest.mark.parametrize("format", TARGETS)
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "said"),
     [
         ({"mlp": Squared("erf")}, "mlp Squared"),
         ({"pool": Strongest("after"), "class_token": False}, "pool Strongest"),
     ],
     ids=["mlp", "pool"],
 )
-def test_a_new_kind_of_part_is_refused_by_every_format(
-    changes: dict[str, Any], message: str, format: str, tmp_path: Path
+def test_new_options_are_rejected_by_every_format(
+    changes: dict[str, Any], said: str, format: str, tmp_path: Path
 ) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
-    with pytest.raises(CannotHold, match=f"cannot hold this model: {message}: it is none that other systems have"):
+    with pytest.raises(CannotHold, match=f"cannot hold this model: {said}: no other system has it"):
         vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
 
 
@@ -236,7 +236,7 @@ def test_a_new_kind_of_part_is_refused_by_every_format(
 
 
 @pytest.mark.parametrize("given", [{"global_pool": "avgmax"}, {"fc_norm": True}, {"global_pool": "avg"}], ids=str)
-def test_a_norm_after_pooling_leaves_the_pooling_open(given: dict[str, Any], tmp_path: Path) -> None:
+def test_pooling_with_fc_norm_is_assumed(given: dict[str, Any], tmp_path: Path) -> None:
     model = timm_model(**given)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     ours = vitreous.load(tmp_path / "m.pth")
@@ -244,7 +244,7 @@ def test_a_norm_after_pooling_leaves_the_pooling_open(given: dict[str, Any], tmp
     assert (difference(ours, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
 
 
-def test_a_gate_leaves_its_activation_open(tmp_path: Path) -> None:
+def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
     timm = import_timm()
     packed = {"mlp_layer": timm.layers.SwiGLUPacked, "mlp_ratio": 4.0}
     for activation in (nn.GELU, nn.SiLU):
@@ -258,9 +258,7 @@ def test_a_gate_leaves_its_activation_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layer", ["GluMlp", "SwiGLUPacked"])
 @pytest.mark.parametrize("args", [{}, {"act_layer": "gelu"}, {"act_layer": "silu"}], ids=str)
-def test_a_gate_in_a_folder_of_an_ungated_architecture_is_refused(
-    layer: str, args: dict[str, Any], tmp_path: Path
-) -> None:
+def test_gated_mlp_of_ungated_architecture_is_rejected(layer: str, args: dict[str, Any], tmp_path: Path) -> None:
     """`mlp_layer` is not in the config.json of such a model, and decides which half of the matrix is the gate."""
     timm = import_timm()
     model = timm_model(mlp_layer=getattr(timm.layers, layer), mlp_ratio=4.0, **args)
@@ -272,7 +270,7 @@ def test_a_gate_in_a_folder_of_an_ungated_architecture_is_refused(
     assert (difference(ours, model, (32, 32)) < 1e-4) == is_swiglu
 
 
-def test_a_gate_in_a_folder_of_a_gated_architecture_is_read(tmp_path: Path) -> None:
+def test_gated_mlp_of_gated_architecture_is_read(tmp_path: Path) -> None:
     timm, args = import_timm(), {**SIZES, "img_size": 32, "mlp_ratio": 4.0}
     model = noisy(timm.create_model("vit_giant_patch14_dinov2", **args, num_classes=7))
     timm.models.save_for_hf(model, tmp_path / "m", model_args=args)
@@ -288,12 +286,12 @@ def test_a_gate_in_a_folder_of_a_gated_architecture_is_read(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("num_classes", [0, 10])
-def test_unsupported_classifier_is_ignored_for_a_new_head(num_classes: int, tmp_path: Path) -> None:
+def test_unsupported_classifier_is_ignored_with_num_classes(num_classes: int, tmp_path: Path) -> None:
     transformers = import_transformers()
     config = transformers.Dinov2Config(**THEIRS, image_size=32, mlp_ratio=2, num_labels=5)
     model = noisy(transformers.Dinov2ForImageClassification(config))
     model.save_pretrained(tmp_path)
-    with pytest.raises(BadCheckpoint, match=r"beside the mean of the patches.*without it: num_classes=0"):
+    with pytest.raises(BadCheckpoint, match=r"beside the mean of the patches.*num_classes=0"):
         vitreous.load(tmp_path)
     ours = vitreous.load(tmp_path, num_classes=num_classes)
     assert ours.config.num_classes == num_classes
@@ -305,7 +303,7 @@ def test_unsupported_classifier_is_ignored_for_a_new_head(num_classes: int, tmp_
     check_close(lambda images: ours.pool(ours.features(images)) if num_classes else ours(images), features, (32, 32))
 
 
-def test_a_classifier_of_torchvisions_of_two_layers_is_read_whole(tmp_path: Path) -> None:
+def test_torchvisions_head_of_two_layers_is_read(tmp_path: Path) -> None:
     vit = import_torchvision().models.vision_transformer.VisionTransformer
     model = noisy(vit(32, 8, 2, 2, 128, 256, num_classes=7, representation_size=24))
     torch.save(model.state_dict(), tmp_path / "m.pth")

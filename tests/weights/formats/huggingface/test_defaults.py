@@ -63,7 +63,7 @@ def written(kind: str, folder: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", GELUS)
-def test_a_name_of_gelu_is_the_function_that_transformers_calls_so(name: str, tmp_path: Path) -> None:
+def test_gelu_names_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
     folder = written("vit", tmp_path / "model", hidden_act=name)
     theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
@@ -74,9 +74,7 @@ def test_a_name_of_gelu_is_the_function_that_transformers_calls_so(name: str, tm
 
 @pytest.mark.parametrize("document", ["says nothing", "published"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_picture_becomes_what_the_processor_of_its_model_makes_of_it(
-    kind: str, document: str, tmp_path: Path
-) -> None:
+def test_default_processor_fields_are_those_of_transformers(kind: str, document: str, tmp_path: Path) -> None:
     """A file that says nothing leaves all to the processor that transformers has for such models."""
     transformers = import_transformers()
     folder = written(kind, tmp_path / "model")
@@ -90,11 +88,11 @@ def test_a_picture_becomes_what_the_processor_of_its_model_makes_of_it(
     predictor = vitreous.Predictor(model, device="cpu")
     found = predictor.logits(picture) if model.config.num_classes else predictor.embed(picture)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
-    assert not any("its processor shows" in line for line in provenance_of(model).get("assumed", ()))  # at another size
+    assert not any("its processor resizes" in line for line in provenance_of(model).get("assumed", ()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_processor_is_that_of_the_published_models(kind: str, tmp_path: Path) -> None:
+def test_missing_processor_is_that_of_published_models(kind: str, tmp_path: Path) -> None:
     folder = written(kind, tmp_path / "model")
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(PUBLISHED[kind]))
