@@ -63,7 +63,7 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
     if format == "vitreous" or (format is None and _is_native(path)):
         return Source(NativeCheckpoint(path), snapshot)
     with torch.device("cpu"):  # files are read into the host's memory
-        return Source(ForeignCheckpoint.open(path, format), snapshot)
+        return Source(ForeignCheckpoint(path, format), snapshot)
 
 
 def _is_native(path: Path) -> bool:
