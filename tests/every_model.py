@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.model import options
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.kinds import AnyConfig, build_any
 from vitreous.model.masked import MaskedAutoencoder, MaskedPatchPrediction
-from vitreous.model.segmenter import LinearDecoder, MaskDecoder, SegmenterConfig
+from vitreous.model.options import LinearDecoder, MaskDecoder
 
 SMALL = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=48, num_classes=5)
 BARE = dataclasses.replace(SMALL, num_classes=0)

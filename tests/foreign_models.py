@@ -6,10 +6,9 @@ from typing import Any
 
 import vitreous
 from parity import noisy
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.kinds import AnyConfig, AnyModel, build_any
-from vitreous.model.options import AttentionPool, Gelu, ResNetStem
-from vitreous.model.segmenter import MaskDecoder, SegmenterConfig
+from vitreous.model.options import AttentionPool, Gelu, MaskDecoder, ResNetStem
 
 PLAIN = ViTConfig(
     image_size=(32, 32),

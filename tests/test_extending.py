@@ -97,11 +97,9 @@ for line in open(sys.argv[1]).read().split("\\n\\n"):
         if end.code:
             raise
 
-from vitreous.model.build import replace_head
-
 model = vitreous.load(sys.argv[-1])
 before, labels = model.head.prototypes.data.clone(), model.config.labels
-replace_head(model, 4, (labels[7], "new", labels[2], labels[5]))
+model.replace_head(4, (labels[7], "new", labels[2], labels[5]))
 assert torch.equal(model.head.prototypes[[0, 2, 3]], before[[7, 2, 5]])
 """
 
@@ -131,9 +129,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     edit(
         model / "options.py",
         ("PositionConfig = Learned1d |", f"{option}\n\n{OTHER_OPTIONS}PositionConfig = DistanceBias | Learned1d |"),
-        ("Mlp = Gelu |", "Mlp = Gelu | Squared |"),
-        ("Pool = ClassToken |", "Pool = ClassToken | Softest |"),
-        ("Head = LinearHead |", "Head = LinearHead | Prototypes |"),
+        ("MlpConfig = Gelu |", "MlpConfig = Gelu | Squared |"),
+        ("PoolConfig = ClassToken |", "PoolConfig = ClassToken | Softest |"),
+        ("HeadConfig = LinearHead |", "HeadConfig = LinearHead | Prototypes |"),
     )
     with open(model / "position.py", "a") as file:
         file.write(f"\n\n{module}")
@@ -144,8 +142,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     edit(model / "block.py", ("Mlp = GeluMlp |", f"{MLP}Mlp = SquaredMlp | GeluMlp |"))
     edit(
         model / "heads.py",
-        ("from torch import nn\n", "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"),
-        ("Head, LinearHead,", "Head, LinearHead, Prototypes,"),
+        ("from torch import nn\n", "import torch.nn.functional as F\nfrom torch import nn\n"),
+        ("HeadConfig, LinearHead,", "HeadConfig, LinearHead, Prototypes,"),
         ("    match head:\n", f"    match head:\n{HEAD_CASE}"),
     )
     edit(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from peers import import_timm
-from vitreous.model.resample import WAYS, resample, resample_line
+from vitreous.model.position import RESAMPLINGS, resample, resample_line
 
 TABLE = torch.randn(7, 7, 12, generator=torch.Generator().manual_seed(1))
 
@@ -75,7 +75,7 @@ def test_dinov2_with_registers_antialiases() -> None:
     torch.testing.assert_close(resample(TABLE, (4, 5), "dinov2-registers"), expected)
 
 
-@pytest.mark.parametrize("interpolation", WAYS)
+@pytest.mark.parametrize("interpolation", RESAMPLINGS)
 def test_every_way_keeps_constants_dtype_and_its_own_grid(interpolation: str) -> None:
     assert resample(TABLE, (7, 7), interpolation) is TABLE
     half = resample(torch.full((7, 7, 3), 0.5, dtype=torch.bfloat16), (9, 5), interpolation)

@@ -7,21 +7,15 @@ import torch.nn.functional as F
 
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import from_dict, to_dict
-from vitreous.model.config import ViTConfig
-from vitreous.model.segmenter import (
-    Decoder,
-    LinearDecoder,
-    MaskDecoder,
-    Segmenter,
-    SegmenterConfig,
-    build_segmenter,
-    slide,
-)
+from vitreous.model.build import build_segmenter
+from vitreous.model.config import SegmenterConfig, ViTConfig
+from vitreous.model.options import DecoderConfig, LinearDecoder, MaskDecoder
+from vitreous.model.segmenter import Segmenter, slide
 
 DECODERS = [LinearDecoder(), MaskDecoder(1), MaskDecoder(3)]
 
 
-def segmenter(small: ViTConfig, decoder: Decoder, classes: int = 3) -> Segmenter:
+def segmenter(small: ViTConfig, decoder: DecoderConfig, classes: int = 3) -> Segmenter:
     encoder = dataclasses.replace(small, num_classes=0)
     model = build_segmenter(SegmenterConfig(encoder, decoder, classes)).eval()
     for weight in model.parameters():
@@ -31,13 +25,13 @@ def segmenter(small: ViTConfig, decoder: Decoder, classes: int = 3) -> Segmenter
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)
 @pytest.mark.parametrize("size", [(24, 32), (8, 8), (25, 39), (7, 50)], ids=str)
-def test_any_size_comes_back_as_it_was(decoder: Decoder, size: tuple[int, int], small: ViTConfig) -> None:
+def test_any_size_comes_back_as_it_was(decoder: DecoderConfig, size: tuple[int, int], small: ViTConfig) -> None:
     images = torch.randn(2, 3, *size)
     assert segmenter(small, decoder)(images).shape == (2, 3, *size)
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)
-def test_padding_is_zeros_and_is_cut_off_again(decoder: Decoder, small: ViTConfig) -> None:
+def test_padding_is_zeros_and_is_cut_off_again(decoder: DecoderConfig, small: ViTConfig) -> None:
     model, images = segmenter(small, decoder), torch.randn(1, 3, 21, 30)
     whole = F.pad(images, (0, 2, 0, 3))  # to multiples of 8
     torch.testing.assert_close(model(images), model(whole)[:, :, :21, :30])
@@ -69,7 +63,7 @@ def test_mask_scores_are_cosines_normed_over_classes(small: ViTConfig) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)
-def test_sliding_equals_the_whole_image_on_a_size_that_fits(decoder: Decoder, small: ViTConfig) -> None:
+def test_sliding_equals_the_whole_image_on_a_size_that_fits(decoder: DecoderConfig, small: ViTConfig) -> None:
     model = segmenter(small, decoder)
     for size in [(24, 32), (20, 30)]:
         images = torch.randn(2, 3, *size)

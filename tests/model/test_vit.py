@@ -180,8 +180,8 @@ def test_a_hybrid_names_image_sizes_not_feature_maps() -> None:
 def test_patches_without_their_places_are_refused(small: ViTConfig) -> None:
     model, keep_indices = build_vit(small), torch.tensor([[0, 3], [1, 2]])
     patches, grid = model.patchify(images(small), keep_indices)
-    with pytest.raises(ValueError, match=r"there are 2 patches, but must be 3 x 4, the grid; give `keep_indices`"):
+    with pytest.raises(ValueError, match=r"2 patches, but must be 12, from the grid of 3 x 4; pass keep_indices"):
         model.embed(patches, grid)
-    with pytest.raises(ValueError, match=r"there are 2 patches, but must be 3, as `keep_indices` says"):
+    with pytest.raises(ValueError, match=r"2 patches, but must be 3, from keep_indices"):
         model.embed(patches, grid, torch.tensor([[0, 3, 4], [1, 2, 5]]))
     assert model.embed(patches, grid, keep_indices)[0].shape == (2, 3, 32)

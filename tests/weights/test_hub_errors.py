@@ -1,4 +1,4 @@
-"""Everything that goes wrong between here and a hub: one line each, and nothing half done is kept."""
+"""Errors of hub access are one line each, and incomplete files are not kept."""
 
 import os
 import pickle
@@ -11,7 +11,7 @@ from hub_client import NOT_THERE, Client, failure, files_of
 from hub_server import TOKEN, Hub
 
 
-def test_what_the_hub_refuses_is_one_line_each(hub: Hub, client: Client, pets: Path) -> None:
+def test_refusals_of_the_hub_are_one_line_each(hub: Hub, client: Client, pets: Path) -> None:
     for name in ("me/known", "me/gated", "me/broken"):
         hub.add(name, files_of(pets))
     hub.repositories["me/gated"].gated = hub.repositories["me/broken"].broken = True
@@ -35,7 +35,7 @@ def test_what_the_hub_refuses_is_one_line_each(hub: Hub, client: Client, pets: P
     assert says("hf-hub:me/empty").startswith("BadCheckpoint: hf-hub:me/empty has no weights")
 
 
-def test_a_hub_that_is_out_of_reach(hub: Hub, client: Client, pets: Path) -> None:
+def test_unreachable_hub_falls_back_to_the_cache(hub: Hub, client: Client, pets: Path) -> None:
     hub.add("me/reached", files_of(pets))
     reached = client.ask("load", "hf-hub:me/reached")
     with hub.away():
@@ -51,7 +51,7 @@ def test_a_hub_that_is_out_of_reach(hub: Hub, client: Client, pets: Path) -> Non
 # ---- What arrives ----------------------------------------------------------------------------------------------------
 
 
-def test_a_cut_connection_is_taken_up_again(hub: Hub, client: Client, pets: Path) -> None:
+def test_cut_connection_is_resumed(hub: Hub, client: Client, pets: Path) -> None:
     hub.add("me/cut", files_of(pets))
     hub.faults["model.safetensors"] = "cut"
     client.ask("load", "hf-hub:me/cut")
@@ -59,7 +59,7 @@ def test_a_cut_connection_is_taken_up_again(hub: Hub, client: Client, pets: Path
 
 
 @pytest.mark.parametrize(
-    ("file", "fault", "said"),
+    ("file", "fault", "message"),
     [
         ("model.safetensors", "cut, then 500", r"could not be fetched from .* status 500: the store is on fire\)"),
         ("model.safetensors", "500", r"could not be fetched from .* status 500: the store is on fire\): try again"),
@@ -78,13 +78,13 @@ def test_a_cut_connection_is_taken_up_again(hub: Hub, client: Client, pets: Path
         ("config.json", "huge", r"config.json has 1,000,000,000,000,000 bytes, but must have at most"),
     ],
 )
-def test_what_does_not_arrive_whole_is_not_kept(
-    hub: Hub, client: Client, pets: Path, file: str, fault: str, said: str
+def test_incomplete_files_are_not_kept(
+    hub: Hub, client: Client, pets: Path, file: str, fault: str, message: str
 ) -> None:
     name = f"me/bad-{fault.split(',')[0]}-{file}"
     hub.add(name, files_of(pets))
     hub.faults[file] = fault
-    with pytest.raises(RuntimeError, match=f"^(OSError|BadCheckpoint): hf-hub:{name}:? {said}"):
+    with pytest.raises(RuntimeError, match=f"^(OSError|BadCheckpoint): hf-hub:{name}:? {message}"):
         client.ask("load", f"hf-hub:{name}")
     hub.faults.clear()
     assert client.ask("load", f"hf-hub:{name}")["provenance"]["repository"] == name

@@ -21,7 +21,7 @@ def perturbed(config: ViTConfig) -> ViT:
     return model
 
 
-def test_a_model_is_nowhere_apart_from_itself(small: ViTConfig) -> None:
+def test_model_equals_itself_at_every_stage(small: ViTConfig) -> None:
     model = perturbed(small)
     differences = compare(model, model, random_images(model))
     assert [one.stage for one in differences][:3] == ["patches", "tokens and positions", "block 0"]
@@ -29,7 +29,7 @@ def test_a_model_is_nowhere_apart_from_itself(small: ViTConfig) -> None:
     assert all(one.largest == one.mean == 0 and one.scale > 0 for one in differences)
 
 
-def test_a_difference_shows_where_it_begins(small: ViTConfig) -> None:
+def test_difference_shows_at_its_stage(small: ViTConfig) -> None:
     """One weight of the last block is changed by 1: nothing before it differs, everything after it does."""
     one, other = perturbed(small), build_vit(small).eval()
     other.load_state_dict(one.state_dict())
@@ -81,7 +81,7 @@ def test_convert_reports_what_the_format_does_not_keep(
     assert "not kept: num_heads, which must be given: 4" in printed
 
 
-def test_a_format_that_would_compute_otherwise_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
+def test_different_computation_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"), norm_eps=1e-3)
     vitreous.save(perturbed(config), tmp_path / "ours")
     with pytest.raises(CannotHold, match=r"eps is 0\.001, and timm's is 1e-06.*lossy"):
@@ -93,7 +93,7 @@ def test_a_format_that_would_compute_otherwise_needs_lossy(small: ViTConfig, tmp
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "README.md"])
-def test_a_folder_with_other_things_is_not_replaced(name: str, small: ViTConfig, tmp_path: Path) -> None:
+def test_folder_with_other_files_is_not_replaced(name: str, small: ViTConfig, tmp_path: Path) -> None:
     target = tmp_path / "theirs"
     target.mkdir()
     (target / name).write_text("years of work")

@@ -1,5 +1,6 @@
 """The verb `vitreous convert`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,19 +64,17 @@ def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None
     console = standard_output(soft_wrap=True)  # paths stay whole
     provenance = conversion.provenance
     console.print(f"read {source}: {provenance.get('origin', 'Vitreous')}")
-    notes = {"assumed": provenance.get("assumed", ()), "ignored": provenance.get("left_out", ())}
-    for kind, lines in notes.items():
+
+    def print_lines(kind: str, lines: Sequence[str]) -> None:
         for line in lines:
             console.print(f"  {kind}: {line}")
+
+    print_lines("assumed", provenance.get("assumed", ()))
+    print_lines("ignored", provenance.get("left_out", ()))
     console.print(f"wrote {conversion.path}: {to}")
-    notes = {
-        "computed differently": conversion.losses,
-        "note": conversion.remarks,
-        "not kept": conversion.not_kept,
-    }
-    for kind, lines in notes.items():
-        for line in lines:
-            console.print(f"  {kind}: {line}")
+    print_lines("computed differently", conversion.losses)
+    print_lines("note", conversion.remarks)
+    print_lines("not kept", conversion.not_kept)
     if not conversion.differences:
         return
     last = conversion.differences[-1]

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from vitreous.cli.flags import ImageSize
 
 if TYPE_CHECKING:
-    from vitreous.model.kinds import AnyConfig
+    from vitreous.model.base_config import ModelConfig
 
 
 def info(
@@ -54,24 +54,20 @@ def _print_presets(as_json: bool) -> None:
 
     from vitreous.common.codec import to_dict
     from vitreous.common.terminal import console
-    from vitreous.model.config import ViTConfig
     from vitreous.model.presets import PRESETS
 
     if as_json:
         print(json_module.dumps({name: to_dict(config) for name, config in PRESETS.items()}, indent=2))
         return
-    table = Table("name", "image", "patch", "width", "depth", "heads", box=None, title="presets", title_justify="left")
+    table = Table("name", "image", "patch", "width", "layers", "heads", box=None, title="presets", title_justify="left")
     for name, config in PRESETS.items():
-        if isinstance(config, ViTConfig):
-            stride = config.stem.stride if config.stem is not None else 1
-            shape: list[object] = [config.patch_size[0] * stride, config.width, config.depth, config.num_heads]
-        else:
-            shape = ["-", config.width, sum(config.stages), "-"]
-        table.add_row(name, *map(str, [config.image_size[0], *shape]))
+        heads = getattr(config, "num_heads", "-")
+        row = [config.image_size[0], config.patch_stride[0], config.feature_width, config.num_layers, heads]
+        table.add_row(name, *map(str, row))
     console().print(table)
 
 
-def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tuple["AnyConfig", dict[str, Any]]:
+def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tuple["ModelConfig", dict[str, Any]]:
     """Return the config and provenance of a preset or checkpoint; no tensor is read."""
     from vitreous.common.checks import as_size
     from vitreous.model.presets import PRESETS, configure
@@ -89,15 +85,12 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
     return configure(name, num_classes, image_size or None), {}
 
 
-def _costs(config: "AnyConfig") -> dict[str, int]:
+def _costs(config: "ModelConfig") -> dict[str, int]:
     """Return the costs of one image by their JSON keys."""
-    from vitreous.model.config import ViTConfig
     from vitreous.model.cost import cost
-    from vitreous.model.segmenter import SegmenterConfig
 
     spent = cost(config)
-    encoder = config.encoder if isinstance(config, SegmenterConfig) else config
-    tokens = {"tokens": encoder.num_tokens} if isinstance(encoder, ViTConfig) else {}
+    tokens = {"tokens": config.num_tokens} if config.num_tokens else {}
     return {
         "parameters": spent.parameters,
         "flops": spent.flops,
@@ -106,35 +99,20 @@ def _costs(config: "AnyConfig") -> dict[str, int]:
     }
 
 
-def _rows(config: "AnyConfig", costs: dict[str, int]) -> list[tuple[str, str]]:
-    from vitreous.model.config import ViTConfig
-    from vitreous.model.segmenter import SegmenterConfig
-
-    memory = costs["activation_bytes"] / 2**20
-    rows = [
+def _rows(config: "ModelConfig", costs: dict[str, int]) -> list[tuple[str, str]]:
+    memory, how = costs["activation_bytes"] / 2**20, config.preprocessing
+    return [
         ("parameters", f"{costs['parameters']:,}"),
         ("operations", f"{costs['flops'] / 1e9:,.2f} GFLOPs an image, forward ({costs['flops'] / 2e9:,.2f} GMACs)"),
         ("training memory", f"{memory:,.0f} MiB of activations an image in float32, {memory / 2:,.0f} in bfloat16"),
         ("image", f"{config.image_size[0]} x {config.image_size[1]}, {config.channels} channels"),
         ("classes", str(config.num_classes or "none: returns pooled features")),
+        *config.details(),
+        (
+            "preprocessing",
+            f"mean {how.mean}, std {how.std}, {how.interpolation}, {how.fit}, rounded as by {how.geometry}",
+        ),
     ]
-    scale = config.preprocessing
-    if isinstance(config, SegmenterConfig):
-        rows.append(("decoder", str(config.decoder)))
-        config = config.encoder
-    if isinstance(config, ViTConfig):
-        (gh, gw), width = config.grid, config.width
-        stem = "" if config.stem is None else f" of a ResNet's feature map, stages {config.stem.stages}"
-        rows += [
-            ("patches", f"{gh} x {gw} of {config.patch_size[0]} x {config.patch_size[1]}{stem}"),
-            ("tokens", f"{config.num_tokens} = {config.num_prefix_tokens} prefix + {gh * gw} patches"),
-            ("encoder", f"width {width}, depth {config.depth}, {config.num_heads} heads, MLP {config.mlp_width}"),
-            ("parts", ", ".join(str(part) for part in (config.position, config.mlp, config.pool, config.head))),
-            ("numerics", f"LayerNorm eps {config.norm_eps:g}"),
-        ]
-    fit = f"{scale.interpolation}, {scale.fit}, rounded as by {scale.geometry}"
-    rows.append(("preprocessing", f"mean {scale.mean}, std {scale.std}, {fit}"))
-    return rows
 
 
 def _text(value: Any) -> str:

@@ -3,32 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitreous.common.checks import as_size, fail
+from vitreous.common.checks import as_size
 from vitreous.common.codec import to_dict
-from vitreous.model.build import replace_head
-from vitreous.model.kinds import AnyConfig, AnyModel
-from vitreous.model.segmenter import Segmenter
+from vitreous.model.protocol import Model, ModelConfig
 
 
 def adapt(
-    model: AnyModel,
-    stored: AnyConfig,
+    model: Model,
+    stored: ModelConfig,
     provenance: Mapping[str, Any],
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
-) -> AnyModel:
+) -> Model:
     """Return the model in evaluation mode, resized and with a new head if these are given.
 
     Fields that differ from `stored`, the config of the checkpoint, are recorded in the model's provenance.
     """
     if num_classes is not None:
-        if isinstance(model, Segmenter):
-            fail("num_classes", num_classes, "None for a segmenter: training gives it a decoder for other classes")
-        dtype = next(model.parameters()).dtype
-        replace_head(model, num_classes)
-        for head in (model.head, getattr(model, "distillation_head", None)):
-            if head is not None:
-                head.to(dtype)
+        model.replace_head(num_classes)
     if image_size is not None:
         model = model.resized(as_size(image_size))
     before, after = to_dict(stored), to_dict(model.config)
@@ -44,6 +36,6 @@ def adapt(
     return model.eval()
 
 
-def provenance_of(model: AnyModel) -> dict[str, Any]:
+def provenance_of(model: Model) -> dict[str, Any]:
     """Return the origin of a model's weights: the record of its checkpoint, and the changes made by loading."""
     return dict(vars(model).get("provenance", {}))

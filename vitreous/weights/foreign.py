@@ -4,37 +4,34 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
 from vitreous.common.atomic_files import atomic_file, atomic_folder
-from vitreous.common.checks import BadValue, as_size
-from vitreous.common.codec import to_dict
+from vitreous.common.checks import BadValue, as_size, suggestion
+from vitreous.common.codec import decode, to_dict
 from vitreous.common.json_files import read_json_object
 from vitreous.model.config import ViTConfig
-from vitreous.model.kinds import AnyModel
 from vitreous.model.meta_build import build_blank, fill
+from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.detection import identify
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
-from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of
+from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
 from vitreous.weights.io.errors import BadCheckpoint, CannotHold
 from vitreous.weights.io.safetensors_file import Mapped
 from vitreous.weights.native import (
     CARD,
     Description,
     check_not_run,
-    decode_overrides,
     is_checkpoint,
     missing_checkpoint,
 )
-from vitreous.weights.unwrap import unwrapped
 
 # Files of a folder that was written here; a folder with others is not replaced.
 WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
@@ -46,7 +43,7 @@ WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_c
 def find_tensors(path: Path) -> StateDict:
     """Open the tensors of a file or folder, without wrappers, and the `config.json` beside them.
 
-    A file with a usual name, such as `model.safetensors`, stands for its folder.
+    A file with a usual name, such as `model.safetensors`, means its folder.
     """
     file = _weights_in(path) if path.is_dir() else path
     if not file.is_file():
@@ -80,73 +77,80 @@ class _Plan(NamedTuple):
     """A config that was inferred from tensors, and what is needed to build its model."""
 
     config: ViTConfig
-    found: StateDict
+    state: StateDict
     table: list[Row]
     blank: ViT
     provenance: dict[str, Any]
     warning: str | None
 
 
-@dataclass(frozen=True)
 class ForeignCheckpoint:
-    """An opened checkpoint of another system. Tensors are read when the model is built, except those of npz files and
-    Paddle's pickles, which are read when the file is opened."""
+    """An opened checkpoint of another system, whose format is detected unless it is given.
 
-    format: Format
-    found: StateDict
+    Tensors are mapped and read when the model is built, except those of npz files and Paddle's pickles, which are read
+    when the file is opened.
+    """
 
-    @classmethod
-    def open(cls, path: Path, format: str | None) -> "ForeignCheckpoint":
-        """Open a file or folder and detect its format, unless it is given."""
-        return cls(*identify(find_tensors(path), format))
+    def __init__(self, path: Path, format: str | None):
+        self.path = path
+        self._state: StateDict | None
+        self.format, self._state = identify(find_tensors(path), format)
 
     def describe(self, overrides: Mapping[str, Any]) -> Description:
         """Infer the config; names and shapes of all tensors are checked."""
         plan = self._plan(overrides, None, new_head=False)
-        check_table(plan.table, plan.found.tensors, plan.blank.state_dict(), self.found.path, self.format.ignored)
+        check_table(plan.table, plan.state.tensors, plan.blank.state_dict(), plan.state.path, self.format.ignored)
         return Description(plan.config, plan.provenance)
 
     def model(
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
-    ) -> AnyModel:
+    ) -> Model:
         """Build the model; warn if it depends on uncertain assumptions."""
         plan = self._plan(overrides, image_size, new_head=num_classes is not None)
         if plan.warning:
             warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # at the call of vitreous.load
-        model, path, dropped = plan.blank, self.found.path, self.format.ignored
-        fill(model, read_table(plan.table, plan.found.tensors, model.state_dict(), path, dropped))
-        self.found.forget()  # pages that were read only to be combined with others
+        model, state = plan.blank, plan.state
+        fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, self.format.ignored))
+        state.forget()  # pages that were read only to be combined with others
+        self._state = None  # the model owns the mapped tensors: another model maps the file again
         native = image_size is None or as_size(image_size) == plan.config.image_size
         return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
 
     def _plan(self, overrides: Mapping[str, Any], image_size: Any, new_head: bool) -> _Plan:
         """Infer the config. With `new_head`, a classifier that we do not support is ignored."""
-        given = decode_overrides(ViTConfig, overrides)
-        found, format = self.format.normalise(self.found), self.format
-        builder = ConfigBuilder(found, overrides, new_head)
+        hints = get_type_hints(ViTConfig)
+        for field in overrides:
+            if field not in hints:
+                raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
+        given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
+        if self._state is None:
+            _, self._state = identify(find_tensors(self.path), self.format.name)
+        format, opened = self.format, self._state
+        state = format.normalise(opened)
+        builder = ConfigBuilder(state, overrides, new_head)
         try:
-            format.infer(found, builder, image_size)
+            format.infer(state, builder, image_size)
             config = dataclasses.replace(ViTConfig(labels=()), **builder.fields | given)
         except BadCheckpoint:
             raise
         except ValueError as error:
             # Overrides that do not fit these tensors are a bad argument; everything else is a bad file.
             caller = isinstance(error, BadValue) and any(field in str(error) for field in given)
-            raise (BadValue if caller else BadCheckpoint)(f"{found.path}, read as {format.title}: {error}") from error
-        if config.depth * 4 > len(found.tensors):  # before thousands of layers are built in vain
-            raise BadCheckpoint(f"{found.path} has {len(found.tensors)} tensors, too few for depth {config.depth}")
+            raise (BadValue if caller else BadCheckpoint)(f"{state.path}, read as {format.title}: {error}") from error
+        if config.depth * 4 > len(state.tensors):  # before thousands of layers are built in vain
+            raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for depth {config.depth}")
         table = format.table(config)
         used = {name for row in table for name in row.theirs}
-        dropped = [name for name in found.tensors if name not in used and matches(name, format.ignored)]
+        dropped = [name for name in state.tensors if name not in used and matches(name, format.ignored)]
         record = {
-            "inside": list(self.found.inside),
+            "inside": list(opened.inside),
             "given": {field: to_dict(config)[field] for field in given},
             "assumed": builder.assumed,
-            "left_out": [*self.found.ignored, *dropped],
+            "left_out": [*opened.ignored, *dropped],
         }
-        provenance: dict[str, Any] = {"origin": format.title, "format": format.name, "file": found.path.name}
+        provenance: dict[str, Any] = {"origin": format.title, "format": format.name, "file": state.path.name}
         provenance |= {key: value for key, value in record.items() if value}
-        return _Plan(config, found, table, build_blank(config), provenance, builder.warning)
+        return _Plan(config, state, table, build_blank(config), provenance, builder.warning)
 
 
 # ---- Writing ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import vitreous
 from vitreous.common.checks import fail
 from vitreous.common.json_files import MAX_JSON_BYTES
 from vitreous.common.text import single_spaced
-from vitreous.model.kinds import AnyModel
+from vitreous.model.protocol import Model
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.card import model_card
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
@@ -132,9 +132,10 @@ def download(source: str | Path) -> Snapshot:
     import huggingface_hub
     from huggingface_hub import constants
 
-    from vitreous.common.hub.client import check_commit, metadata
+    from vitreous.common.hub.client import check_commit, fetch, metadata
 
     name = parse(source)
+    page = f"{constants.ENDPOINT}/{name.repository}"
     cached = _cached(name)
     if constants.HF_HUB_OFFLINE:
         return _offline(name, cached, "HF_HUB_OFFLINE is set: unset it once to fetch the model")
@@ -149,18 +150,25 @@ def download(source: str | Path) -> Snapshot:
             )
         commit = check_commit(about.sha)
     except Exception as error:  # whatever the HTTP library raises without a network
-        if refused := _refusal(error, str(name), name.repository, name.revision):
+        if refused := _refusal(error, name, page):
             raise refused from None
-        page = f"{constants.ENDPOINT}/{name.repository}"
         return _offline(name, cached, f"{page} cannot be reached ({_reason(error)}): try again later")
     listing = {file.rfilename: file for file in about.siblings or [] if isinstance(file.rfilename, str)}
-    wanted = _chosen(name, listing)
+    try:
+        wanted = choose(listing)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{name} {error}") from None
     old = cached if cached is not None and cached.name == commit else None
     new = [listing[file] for file in wanted if old is None or not (old / file).exists()]
     if old is not None and not new:
         return Snapshot(old, name.repository)
     _check_sizes(name, new)
-    folder = _fetch(name, new)
+    try:
+        folder = fetch(name.repository, new, name.revision)
+    except Exception as error:
+        raise _refusal(error, name, page) or OSError(
+            f"{name} could not be fetched from {page} ({_reason(error)}): try again, complete files are kept"
+        ) from None
     if folder.name != commit:
         raise OSError(f"{name} has changed during the download: try again")
     return Snapshot(folder, name.repository)
@@ -190,27 +198,6 @@ def _offline(name: Name, cached: Path | None, reason: str) -> Snapshot:
     except BadCheckpoint as error:
         raise OSError(f"{name} is incomplete in the cache ({cached} {error}), and {reason}") from None
     return Snapshot(cached, name.repository)
-
-
-def _chosen(name: Name, listing: Collection[str]) -> list[str]:
-    try:
-        return choose(listing)
-    except BadCheckpoint as error:
-        raise BadCheckpoint(f"{name} {error}") from None
-
-
-def _fetch(name: Name, files: list[Any]) -> Path:
-    from huggingface_hub import constants
-
-    from vitreous.common.hub.client import fetch
-
-    try:
-        return fetch(name.repository, files, name.revision)
-    except Exception as error:
-        page = f"{constants.ENDPOINT}/{name.repository}"
-        raise _refusal(error, str(name), name.repository, name.revision) or OSError(
-            f"{name} could not be fetched from {page} ({_reason(error)}): try again, complete files are kept"
-        ) from None
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
@@ -260,7 +247,7 @@ def check_destination(push_to: str) -> str:
     return repository
 
 
-def push(model: AnyModel, path: Path, format: str, repository: str, provenance: Mapping[str, Any] | None = None) -> str:
+def push(model: Model, path: Path, format: str, repository: str, provenance: Mapping[str, Any] | None = None) -> str:
     """Upload what was written at `path` in one commit, with a model card, and return the address of the commit.
 
     A missing repository is created with the visibility that the account's settings give. A card there is replaced.
@@ -306,14 +293,13 @@ def push(model: AnyModel, path: Path, format: str, repository: str, provenance: 
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
-def _refusal(error: Exception, name: str, repository: str, revision: str | None) -> Exception | None:
+def _refusal(error: Exception, name: Name, page: str) -> Exception | None:
     """Return the error to raise for an answer of the hub that would not change on retry; otherwise None."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    page = f"{constants.ENDPOINT}/{repository}"
     if isinstance(error, RevisionNotFoundError):
-        wrong = f"has no revision {revision or constants.DEFAULT_REVISION!r}"
+        wrong = f"has no revision {name.revision or constants.DEFAULT_REVISION!r}"
         return BadCheckpoint(f"{name}: {page} {wrong}: use an existing branch, tag or commit")
     if isinstance(error, GatedRepoError):
         return OSError(f"{name}: access requires consent: accept the terms on {page}, then {LOG_IN}")

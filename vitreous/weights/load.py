@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from vitreous.model.kinds import AnyModel
+from vitreous.model.protocol import Model
 from vitreous.model.resnet import ResNet
-from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.config_match import check_not_swapped
@@ -46,7 +46,9 @@ class Source:
     ) -> AnyModel:
         """Build the model; the arguments are those of `vitreous.load`."""
         with torch.device("cpu"):
-            model = self.checkpoint.model(image_size, num_classes, overrides or {})
+            model: AnyModel = self.checkpoint.model(  # type: ignore[assignment]
+                image_size, num_classes, overrides or {}
+            )
         if self.snapshot is not None:
             vars(model)["provenance"] = self.snapshot.record(provenance_of(model))
         return model.to(torch.get_default_device())
@@ -61,7 +63,7 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
     if format == "vitreous" or (format is None and _is_native(path)):
         return Source(NativeCheckpoint(path), snapshot)
     with torch.device("cpu"):  # files are read into the host's memory
-        return Source(ForeignCheckpoint.open(path, format), snapshot)
+        return Source(ForeignCheckpoint(path, format), snapshot)
 
 
 def _is_native(path: Path) -> bool:
@@ -97,10 +99,8 @@ def load_encoder(
 ) -> ViT | ResNet:
     """Load a model without a decoder: of a segmenter, only its encoder."""
     model = load(source, image_size=image_size, overrides=overrides)
-    if not isinstance(model, Segmenter):
-        return model
-    vars(model.encoder)["provenance"] = provenance_of(model)
-    return model.encoder
+    vars(model.backbone)["provenance"] = provenance_of(model)
+    return model.backbone  # type: ignore[return-value]
 
 
 def describe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Description:
@@ -109,7 +109,7 @@ def describe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> 
 
 
 def save(
-    model: AnyModel,
+    model: Model,
     path: str | Path,
     format: str = "vitreous",
     provenance: Mapping[str, Any] | None = None,
@@ -129,7 +129,7 @@ def save(
     if format == "vitreous":
         save_folder(model, path, provenance)
     elif not isinstance(model, ViT):
-        kind, part = type(model).__name__, ", or save its .encoder" if isinstance(model, Segmenter) else ""
+        kind, part = type(model).__name__, "" if model.backbone is model else ", or save its .backbone"
         raise CannotHold(f"{format} holds Vision Transformers, and this is a {kind}: use the format vitreous{part}")
     else:
         write_foreign(model, format_named(format), path, lossy)

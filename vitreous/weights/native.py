@@ -5,28 +5,26 @@ the weights. Loading checks names, shapes and types, builds the model without me
 memory-mapped file. No code is executed.
 """
 
-import dataclasses
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 import vitreous
 from vitreous.common.atomic_files import atomic_folder, recover
-from vitreous.common.checks import BadValue, path_suggestion, suggestion
+from vitreous.common.checks import path_suggestion, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.json_files import read_json_object
-from vitreous.model.config import ResNetConfig
-from vitreous.model.kinds import AnyConfig, AnyModel
+from vitreous.model.config import AnyConfig
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.presets import PRESETS
-from vitreous.model.segmenter import SegmenterConfig
+from vitreous.model.protocol import Model
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.card import model_card
 from vitreous.weights.io.errors import BadCheckpoint
@@ -41,7 +39,7 @@ FIELDS = ("format", "version", "model", "provenance")
 # ---- Saving ----------------------------------------------------------------------------------------------------------
 
 
-def save_folder(model: AnyModel, path: str | os.PathLike[str], provenance: Mapping[str, Any] | None = None) -> None:
+def save_folder(model: Model, path: str | os.PathLike[str], provenance: Mapping[str, Any] | None = None) -> None:
     """Write a checkpoint atomically, in place of one that was there before.
 
     `provenance` is added to the model's own; its `metrics` and `license` also appear on the model card. A folder with
@@ -57,7 +55,7 @@ def save_folder(model: AnyModel, path: str | os.PathLike[str], provenance: Mappi
 
 
 def write_files(
-    model: AnyModel,
+    model: Model,
     folder: Path,
     provenance: Mapping[str, Any] | None = None,
     name: str = "model",
@@ -119,18 +117,18 @@ class NativeCheckpoint:
 
     def describe(self, overrides: Mapping[str, Any]) -> Description:
         """Return the config with `overrides` and the provenance."""
-        return Description(_override(self.stored, overrides), self.provenance)
+        return Description(self.stored.override(overrides), self.provenance)
 
     def model(
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
-    ) -> AnyModel:
+    ) -> Model:
         """Build the model with the tensors of the memory-mapped file."""
-        file, config = self.folder / WEIGHTS, _override(self.stored, overrides)
-        if (layers := _num_layers(config)) > len(self.header):  # before thousands of layers are built in vain
+        file, config = self.folder / WEIGHTS, self.stored.override(overrides)
+        if (layers := config.num_layers) > len(self.header):  # before thousands of layers are built in vain
             raise BadCheckpoint(
                 f"{file} has {len(self.header)} tensors, too few for the {layers} layers that {CONFIG} describes"
             )
-        model: AnyModel = build_blank(config)
+        model = build_blank(config)
         check_tensors(file, self.header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
         fill(model, read_tensors(file))
         return adapt(model, self.stored, self.provenance, image_size, num_classes)
@@ -141,7 +139,7 @@ def load_folder(
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> AnyModel:
+) -> Model:
     """Load a model in evaluation mode, on the CPU, in the dtype of its tensors; see `vitreous.load`."""
     return NativeCheckpoint(path).model(image_size, num_classes, overrides or {})
 
@@ -207,25 +205,3 @@ def _read_config(folder: Path) -> tuple[AnyConfig, dict[str, Any]]:
         return decode(AnyConfig, document.get("model"), "model"), provenance
     except ValueError as error:
         raise BadCheckpoint(f"{file}: {error}") from error
-
-
-def _override(config: AnyConfig, overrides: Mapping[str, Any]) -> AnyConfig:
-    if isinstance(config, SegmenterConfig):  # only its encoder has fields that change no shape
-        encoder: Any = _override(config.encoder, overrides)
-        return dataclasses.replace(config, encoder=encoder)
-    return dataclasses.replace(config, **decode_overrides(type(config), overrides))
-
-
-def decode_overrides(kind: type[AnyConfig], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the values of config fields from JSON types; raise for unknown fields."""
-    hints = get_type_hints(kind)
-    for field in overrides:
-        if field not in hints:
-            raise BadValue(f"{field!r} is not a field of {kind.__name__}{suggestion(field, hints)}")
-    return {field: decode(hints[field], value, field) for field, value in overrides.items()}
-
-
-def _num_layers(config: AnyConfig) -> int:
-    if isinstance(config, SegmenterConfig):
-        return config.encoder.depth + getattr(config.decoder, "depth", 0)
-    return sum(config.stages) if isinstance(config, ResNetConfig) else config.depth

@@ -1,4 +1,4 @@
-"""What is in a file counts, and not what it is called; and what is no file of weights is called what it is."""
+"""The content of a file decides how it is read, and other kinds of files are named in the error."""
 
 import pickle
 import pickletools
@@ -14,7 +14,7 @@ from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
 from vitreous.model.vit import ViT
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 SMALL = ViTConfig(
     image_size=(32, 32), patch_size=(8, 8), width=64, depth=1, num_heads=1, mlp_width=64, num_classes=3, mlp=Gelu("erf")
@@ -33,7 +33,7 @@ def check_same(file: Path, model: ViT) -> None:
     assert torch.equal(vitreous.load(file)(images), model(images))
 
 
-def test_what_is_in_a_file_counts_and_not_its_name(tmp_path: Path) -> None:
+def test_content_decides_the_kind_of_a_file(tmp_path: Path) -> None:
     model, state = timm_state(tmp_path)
     for name in ("a.pth", "a.npz", "a.pt.tar"):
         safetensors.torch.save_file(state, tmp_path / name)
@@ -48,7 +48,7 @@ def test_what_is_in_a_file_counts_and_not_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"\n<!DOCTYPE html><html>", "is a web page, not weights"),
         (b"<html>", "is a web page, not weights"),
@@ -61,9 +61,9 @@ def test_what_is_in_a_file_counts_and_not_its_name(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["x.pth", "x.safetensors", "x.npz", "x.pth.tar"])
-def test_other_files_are_called_what_they_are(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+def test_other_kinds_of_files_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(BadCheckpoint, match=f"{name} .*{said}") as refusal:
+    with pytest.raises(BadCheckpoint, match=f"{name} .*{message}") as refusal:
         vitreous.load(tmp_path / name)
     assert "\n" not in str(refusal.value)
 
@@ -76,7 +76,7 @@ def test_a_pickle_that_begins_like_safetensors(tmp_path: Path) -> None:
         vitreous.load(tmp_path / "x.pth")
 
 
-def test_a_tar_that_does_not_say_weights_is_none(tmp_path: Path) -> None:
+def test_plain_tar_is_refused(tmp_path: Path) -> None:
     torch.save(timm_state(tmp_path)[1], tmp_path / "x.tar")
     with pytest.raises(BadCheckpoint, match=r"ends in '\.tar', but weights are in"):
         vitreous.load(tmp_path / "x.tar")

@@ -1,4 +1,4 @@
-"""A folder of ours that is whole, for the tests to read, change and damage."""
+"""A complete checkpoint folder for tests to read, change and damage."""
 
 import dataclasses
 from pathlib import Path

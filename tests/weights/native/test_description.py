@@ -1,4 +1,4 @@
-"""What a folder says of its model: provenance, labels, sizes, and a card."""
+"""Description of a checkpoint folder: provenance, labels and card."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ from vitreous.weights.load import describe
 from vitreous.weights.native import load_folder, save_folder
 
 
-def test_provenance_is_kept_and_added_to(saved: Path) -> None:
+def test_provenance_is_kept_and_extended(saved: Path) -> None:
     model = load_folder(saved)
     assert provenance_of(model)["data"] == "digits"
     save_folder(model, saved, {"seed": 3})
@@ -22,7 +22,7 @@ def test_provenance_is_kept_and_added_to(saved: Path) -> None:
     assert provenance_of(build(model.config)) == {}
 
 
-def test_no_figure_costs_a_checkpoint(tmp_path: Path, small: ViTConfig) -> None:
+def test_provenance_is_converted_to_json_types(tmp_path: Path, small: ViTConfig) -> None:
     odd = {
         "nan": float("nan"),
         "inf": [np.float32("inf"), torch.tensor(2.0)],
@@ -44,7 +44,7 @@ def test_no_figure_costs_a_checkpoint(tmp_path: Path, small: ViTConfig) -> None:
     }
 
 
-def test_labels_in_any_language_and_in_none(tmp_path: Path, small: ViTConfig) -> None:
+def test_labels_of_any_script_and_invalid_text_are_kept(tmp_path: Path, small: ViTConfig) -> None:
     labels = ("猫", 'a "b" \\', "caf\udce9", "\n", "")  # the third as Python reads a folder whose name is not UTF-8
     save_folder(build(dataclasses.replace(small, labels=labels)), tmp_path / "x")
     assert load_folder(tmp_path / "x").config.labels == labels
@@ -52,13 +52,13 @@ def test_labels_in_any_language_and_in_none(tmp_path: Path, small: ViTConfig) ->
     assert "猫" in (tmp_path / "x" / "config.json").read_text(encoding="utf-8")
 
 
-def test_description(saved: Path) -> None:
+def test_description_has_config_and_provenance(saved: Path) -> None:
     model = load_folder(saved)
     assert describe(saved).config == model.config
     assert describe(saved).provenance == provenance_of(model)
 
 
-def test_the_card_is_about_this_model(saved: Path) -> None:
+def test_card_describes_the_model(saved: Path) -> None:
     card = (saved / "README.md").read_text()
     assert "\n# x\n" in card
     assert f"{sum(p.numel() for p in load_folder(saved).parameters()):,} parameters" in card

@@ -1,4 +1,4 @@
-"""A model that is saved and loaded is the same to the last bit, and may be asked for with changes."""
+"""Saving and loading is bit-identical, with changes on request."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ from vitreous.weights.native import load_folder, save_folder
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back_is_bit_identical(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+def test_round_trip_is_bit_identical(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model = noisy(build(MODELS[name])).to(dtype)
     save_folder(model, tmp_path / "x")
     loaded = load_folder(tmp_path / "x")
@@ -28,12 +28,12 @@ def test_there_and_back_is_bit_identical(tmp_path: Path, name: str, dtype: torch
     assert torch.equal(model(images), loaded(images))
 
 
-def test_every_preset_belongs_to_a_kind_that_is_tested() -> None:
+def test_every_preset_is_covered() -> None:
     assert {repr(thin(config)) for config in PRESETS.values()} <= {repr(config) for config in MODELS.values()}
     assert len(MODELS) < len(PRESETS)
 
 
-def test_a_loaded_model_trains_and_its_file_stays(saved: Path) -> None:
+def test_training_a_loaded_model_keeps_its_file(saved: Path) -> None:
     before = (saved / "model.safetensors").read_bytes()
     model = load_folder(saved)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -46,7 +46,7 @@ def test_a_loaded_model_trains_and_its_file_stays(saved: Path) -> None:
     check_identical(model, load_folder(saved))
 
 
-def test_the_files_are_for_everyone_who_may_read_their_folder(saved: Path) -> None:
+def test_files_have_default_permissions(saved: Path) -> None:
     (saved.parent / "usual").write_text("")
     modes = {path.name: path.stat().st_mode for path in saved.iterdir()}
     assert modes == dict.fromkeys(
@@ -54,7 +54,7 @@ def test_the_files_are_for_everyone_who_may_read_their_folder(saved: Path) -> No
     )
 
 
-def test_the_folder_may_be_named_by_its_files(saved: Path) -> None:
+def test_path_of_a_file_means_its_folder(saved: Path) -> None:
     for name in ("model.safetensors", "config.json"):
         check_identical(load_folder(saved / name), load_folder(str(saved)))
 
@@ -83,7 +83,7 @@ def test_another_image_size(tmp_path: Path, name: str, dtype: torch.dtype) -> No
     "name", ["ViT-Ti/8", "TanhHead", "MlpHead", "DeiT-Ti/16-distilled", "DINOv2-S/14", "BiT-R50x1"]
 )
 @pytest.mark.parametrize("classes", [0, 3, 7])
-def test_a_fresh_head(tmp_path: Path, name: str, classes: int) -> None:
+def test_new_head(tmp_path: Path, name: str, classes: int) -> None:
     model = noisy(build(MODELS[name])).bfloat16()
     save_folder(model, tmp_path / "x")
     loaded = load_folder(tmp_path / "x", num_classes=classes)
@@ -102,7 +102,7 @@ def test_a_fresh_head(tmp_path: Path, name: str, classes: int) -> None:
     assert {"field": "head", "to": "new"} in describe(tmp_path / "y").provenance["changes"]
 
 
-def test_overrides_change_what_has_no_shape(saved: Path) -> None:
+def test_overrides_change_fields_without_shape(saved: Path) -> None:
     model = load_folder(saved, overrides={"num_heads": 2, "norm_eps": 1e-5, "dropout": options.Dropout(hidden=0.5)})
     assert (model.config.num_heads, model.config.norm_eps, model.config.dropout.hidden) == (2, 1e-5, 0.5)
     fields = [change["field"] for change in provenance_of(model)["changes"]]

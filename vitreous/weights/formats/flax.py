@@ -12,7 +12,8 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.model.config import MAX_DEPTH, ViTConfig
+from vitreous.model.base_config import MAX_DEPTH
+from vitreous.model.config import ViTConfig
 from vitreous.model.options import MlpHead, TanhHead
 from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import TRANSPOSE, Row, per_layer, reshape, row, single

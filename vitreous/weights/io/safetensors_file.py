@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import suggestion
 from vitreous.common.regular_files import check_regular
-from vitreous.weights.io.errors import BadCheckpoint as BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())

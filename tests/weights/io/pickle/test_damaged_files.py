@@ -1,4 +1,4 @@
-"""Files around pickles that are not what they say, or that chance has damaged."""
+"""Invalid and randomly damaged files around pickles."""
 
 import io
 import os
@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 
 from damage import check_noticed_or_harmless, damaged
 from pickles_by_hand import array, check_refused, pickled, shifted, torch_old, torch_zip, view, zip_of
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
-from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 ZIP = torch_zip(view())
 FILES = {
@@ -64,11 +64,11 @@ FILES = {
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_not_what_they_say_are_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, name: str) -> None:
     check_refused(tmp_path, *FILES[name])
 
 
-def test_the_examples_are_refused_for_what_is_wrong_with_them(tmp_path: Path) -> None:
+def test_examples_without_a_fault_are_read(tmp_path: Path) -> None:
     for data in (torch_zip([view(), array()]), torch_old([view(), array()])):
         (tmp_path / "x").write_bytes(data)
         tensor, numbers = read_pickle(tmp_path / "x")
@@ -76,7 +76,7 @@ def test_the_examples_are_refused_for_what_is_wrong_with_them(tmp_path: Path) ->
         assert numbers.tolist() == [0, 0]
 
 
-def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+def test_folders_pipes_and_missing_files_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, reason in [("", "is not a file"), ("pipe", "is not a file"), ("none", "cannot be read: No such file")]:
         with pytest.raises(BadCheckpoint, match=f"{name} {reason}"):
@@ -101,5 +101,5 @@ def _samples() -> list[bytes]:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=damaged(_samples()))
-def test_damage_is_noticed_or_harmless(tmp_path: Path, data: bytes) -> None:
+def test_damage_is_detected_or_harmless(tmp_path: Path, data: bytes) -> None:
     check_noticed_or_harmless(read_pickle, tmp_path / "x", data)

@@ -1,4 +1,4 @@
-"""What a pickle may not hold: each is refused by name, with little memory, in one line, and without any effect."""
+"""Hostile pickles are refused by name, with little memory, in one line and without side effects."""
 
 import functools
 import operator
@@ -144,16 +144,16 @@ PICKLES = {
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", EXECUTES)
 @pytest.mark.parametrize("container", [torch_zip, torch_old, pickled])
-def test_what_would_be_executed_is_named(tmp_path: Path, container: Callable[[Any], bytes], name: str) -> None:
-    said = f"holds {name}, which is not a tensor: {ADVICE}"
+def test_executable_content_is_named(tmp_path: Path, container: Callable[[Any], bytes], name: str) -> None:
+    message = f"holds {name}, which is not a tensor: {ADVICE}"
     check_refused(
-        tmp_path, container({"model": view() if container is not pickled else array(), "evil": EXECUTES[name]}), said
+        tmp_path, container({"model": view() if container is not pickled else array(), "evil": EXECUTES[name]}), message
     )
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("protocol", range(6))
-def test_in_any_protocol(tmp_path: Path, protocol: int) -> None:
+def test_executable_content_is_named_in_any_protocol(tmp_path: Path, protocol: int) -> None:
     check_refused(
         tmp_path, pickle.dumps(EXECUTES["posix.system"], protocol), "holds posix.system, which is not a tensor"
     )
@@ -161,7 +161,7 @@ def test_in_any_protocol(tmp_path: Path, protocol: int) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", OPCODES)
-def test_what_tensors_do_not_need_is_refused(tmp_path: Path, name: str) -> None:
+def test_unneeded_opcodes_are_refused(tmp_path: Path, name: str) -> None:
     check_refused(
         tmp_path, torch_zip(b"\x80\2" + OPCODES[name] + b"."), f"uses the pickle opcode {name}, which no tensor needs"
     )
@@ -169,18 +169,18 @@ def test_what_tensors_do_not_need_is_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", PICKLES)
-def test_what_a_pickle_may_not_say_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_pickles_are_refused(tmp_path: Path, name: str) -> None:
     check_refused(tmp_path, torch_zip(PICKLES[name][0]), PICKLES[name][1])
 
 
-def test_a_memo_of_any_size_takes_no_memory(tmp_path: Path) -> None:
+def test_large_memo_index_takes_no_memory(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\x80\2X\1\0\0\0ar\xff\xff\xff\x7fNj\xff\xff\xff\x7f.")
     with little_memory():
         assert read_pickle(tmp_path / "x") == "a"
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_long_name_does_not_flood_the_terminal(tmp_path: Path) -> None:
+def test_long_names_are_truncated(tmp_path: Path) -> None:
     name = b"\x1b[2J" + b"x" * 5000
     evil = b"\x80\4\x8c\1mX" + struct.pack("<I", len(name)) + name + b"\x93."
     check_refused(tmp_path, evil, r"holds m\.\\x1b\[2Jx+\.\.\., which is not a tensor")

@@ -22,7 +22,7 @@ from vitreous.weights.formats.write_checks import (
 )
 from vitreous.weights.io.errors import BadCheckpoint
 
-POOLS: dict[str, type[options.Pool]] = {
+POOLS: dict[str, type[options.PoolConfig]] = {
     "token": options.ClassToken,
     "avg": options.GlobalAverage,
     "map": options.AttentionPool,
@@ -139,7 +139,7 @@ def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> N
         builder.assume("usual with these norms; global_pool token, avgmax and max may have them too", pool=pool)
 
 
-def _pool(state: StateDict, stated: str | None, seen: options.Pool) -> options.Pool:
+def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> options.PoolConfig:
     """The stated pooling if it fits the tensors: with a final norm, a class token or a mean may be pooled."""
     if isinstance(seen, options.AttentionPool) and {"cls_token", "reg_token"} & set(state.tensors):
         raise BadCheckpoint(

@@ -43,7 +43,7 @@ STORAGES = {
     "torch.CharStorage": torch.int8,
     "torch.ByteStorage": torch.uint8,
     "torch.BoolStorage": torch.bool,
-    "torch.UntypedStorage": torch.uint8,  # counted in bytes; the tensor brings its own type
+    "torch.UntypedStorage": torch.uint8,  # counted in bytes; the tensor has its own dtype
     "torch.storage.UntypedStorage": torch.uint8,
 }
 FUNCTIONS = {
@@ -113,7 +113,7 @@ class Ignored:
 
 
 def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
-    """Return the description that a dotted name stands for.
+    """Return the description of a dotted name.
 
     >>> find("torch.HalfStorage"), find("numpy._core.multiarray.scalar")
     (StorageType(dtype=torch.float16), Function(name='numpy.core.multiarray.scalar'))

@@ -1,4 +1,4 @@
-"""What stands around the tensors: wrappers, prefixes, shards, the config.json beside a file."""
+"""Wrappers, prefixes, shards and the config.json around tensors."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.foreign import find_tensors
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 CONFIG = ViTConfig(
     image_size=(16, 16), patch_size=(8, 8), width=64, depth=1, num_heads=2, mlp_width=8, mlp=Gelu("erf"), num_classes=3
@@ -26,7 +26,7 @@ Tensors = dict[str, Tensor]
 
 @pytest.fixture
 def tensors(tmp_path: Path) -> Tensors:
-    """Of a model, as timm has them."""
+    """Tensors of a model under timm's names."""
     vitreous.save(build_vit(CONFIG), tmp_path / "plain.safetensors", format="timm")
     return {name: tensor.clone() for name, tensor in find_tensors(tmp_path / "plain.safetensors").tensors.items()}
 
@@ -49,7 +49,7 @@ def prefixed(tensors: Tensors, prefix: str) -> Tensors:
     ],
     ids=["none", "DDP", "Lightning", "twice", "beside a number", "averaged", "teacher", "AveragedModel"],
 )
-def test_wrappers_are_taken_off_and_said(
+def test_wrappers_are_removed_and_recorded(
     wrap: Callable[[Tensors], Any], inside: list[str] | None, tensors: Tensors, tmp_path: Path
 ) -> None:
     torch.save(wrap(tensors), tmp_path / "x.pth")
@@ -58,7 +58,7 @@ def test_wrappers_are_taken_off_and_said(
     assert provenance_of(found).get("inside") == inside
 
 
-def test_numbers_of_several_types_become_those_of_the_widest(tensors: Tensors, tmp_path: Path) -> None:
+def test_mixed_dtypes_become_the_widest(tensors: Tensors, tmp_path: Path) -> None:
     mixed = {name: tensor.half() if "mlp" in name else tensor for name, tensor in tensors.items()}
     torch.save(mixed, tmp_path / "x.pth")
     found = vitreous.load(tmp_path / "x.pth")
@@ -75,7 +75,7 @@ def test_a_file_of_a_folder_is_read_with_the_config_beside_it(format: str, tmp_p
     assert found.config.num_heads == 2
 
 
-def test_what_was_given_is_kept_as_provenance(tensors: Tensors, tmp_path: Path) -> None:
+def test_overrides_are_recorded_in_provenance(tensors: Tensors, tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "x.pth")
     found = vitreous.load(tmp_path / "x.pth", overrides={"num_heads": 2, "mlp": Gelu("tanh")})
     assert not any(line.startswith(("num_heads:", "mlp:")) for line in provenance_of(found)["assumed"])
@@ -84,7 +84,7 @@ def test_what_was_given_is_kept_as_provenance(tensors: Tensors, tmp_path: Path) 
     assert given == {"num_heads": 2, "mlp": {"kind": "Gelu", "approximation": "tanh"}}
 
 
-def test_what_is_changed_later_is_added_to_what_was_changed_before(tensors: Tensors, tmp_path: Path) -> None:
+def test_changes_accumulate_in_provenance(tensors: Tensors, tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "x.pth")
     vitreous.save(vitreous.load(tmp_path / "x.pth", image_size=24), tmp_path / "ours")
     changes = provenance_of(vitreous.load(tmp_path / "ours", image_size=32))["changes"]
@@ -103,7 +103,7 @@ def test_what_is_changed_later_is_added_to_what_was_changed_before(tensors: Tens
         ("a.bin", {"b": torch.zeros(1)}, "lists a and"),
     ],
 )
-def test_an_index_names_files_of_weights_beside_it(shard: str, content: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_index_is_refused(shard: str, content: Any, message: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
     if content is not None:
         torch.save(content, tmp_path / shard)
@@ -111,7 +111,7 @@ def test_an_index_names_files_of_weights_beside_it(shard: str, content: Any, mes
         vitreous.load(tmp_path)
 
 
-def test_what_was_given_and_cannot_be_is_the_givers_mistake(tensors: Tensors, tmp_path: Path) -> None:
+def test_invalid_overrides_are_a_bad_argument(tensors: Tensors, tmp_path: Path) -> None:
     for given, message in (({"num_heads": 5}, "num_heads"), ({"num_head": 2}, "did you mean 'num_heads'")):
         with pytest.raises(BadValue, match=message):
             vitreous.load(tmp_path / "plain.safetensors", overrides=given)
