@@ -21,7 +21,7 @@ from vitreous.data.sources.base import Subset
 from vitreous.explanation.tokens import foreground
 from vitreous.inference.device import choose_device
 from vitreous.model.inputs import normalise
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED
 from vitreous.model.vit import ViT
 from vitreous.weights.load import load_encoder
 

@@ -89,7 +89,7 @@ def control(model: ViT | ResNet, seed: int) -> ViT | ResNet:
     if isinstance(config, ViTConfig) and config.layer_scale is not None:
         config = dataclasses.replace(config, layer_scale=1.0)
     torch.manual_seed(seed)
-    return build(config).eval()
+    return build(config).eval()  # type: ignore[return-value]
 
 
 def probe(name: str, model: ViT | ResNet, data: str, options: Options) -> Row:

@@ -12,11 +12,10 @@ from live_server import Live, Reply
 from pictures import encoded, smooth
 from planted import KINDS, of_kind, planted
 from vitreous.data.image.decode import fit
-from vitreous.model.build import build, build_vit
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.build import build, build_segmenter, build_vit
+from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Conditional, NoPosition, Preprocessing, RelativeBias, Rotary2d, SinCos2d
-from vitreous.model.segmenter import SegmenterConfig, build_segmenter
 
 LABELS = ("ant", "bee", "cat", "dog", "emu")
 SMALL = ViTConfig(

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
     from vitreous.model.config import ResNetConfig as ResNetConfig
+    from vitreous.model.config import SegmenterConfig as SegmenterConfig
     from vitreous.model.config import ViTConfig as ViTConfig
     from vitreous.model.presets import create as create
     from vitreous.model.resnet import ResNet as ResNet
     from vitreous.model.segmenter import Segmenter as Segmenter
-    from vitreous.model.segmenter import SegmenterConfig as SegmenterConfig
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
     from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
@@ -35,7 +35,7 @@ _HOMES = {
     "ResNetConfig": "vitreous.model.config",
     "save": "vitreous.weights.load",
     "Segmenter": "vitreous.model.segmenter",
-    "SegmenterConfig": "vitreous.model.segmenter",
+    "SegmenterConfig": "vitreous.model.config",
     "SegmentPredictor": "vitreous.inference.segment_predictor",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",

@@ -18,10 +18,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 import vitreous
 from browser_path import NAMES, browser_path
-from vitreous.model.build import build
-from vitreous.model.config import ResNetConfig
+from vitreous.model.build import build, build_segmenter
+from vitreous.model.config import ResNetConfig, SegmenterConfig
 from vitreous.model.options import GlobalAverage
-from vitreous.model.segmenter import SegmenterConfig, build_segmenter
 
 FLAGS = [
     "--no-sandbox",

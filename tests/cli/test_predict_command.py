@@ -19,9 +19,9 @@ from masked_folders import folder
 from vitreous.cli.predict_command import embed_files, predict_files
 from vitreous.common.checks import BadValue
 from vitreous.inference import Predictor
-from vitreous.model.build import build
+from vitreous.model.build import build, build_segmenter
+from vitreous.model.config import SegmenterConfig
 from vitreous.model.presets import configure
-from vitreous.model.segmenter import SegmenterConfig, build_segmenter
 from vitreous.weights.load import load, save
 
 FIELDS = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "labels": ("ant", "bee", "cat")}

@@ -18,8 +18,7 @@ from vitreous.data.loader import EvalLoader, Place, ResidentLoader, StreamLoader
 from vitreous.data.masks.folders import open_masked
 from vitreous.data.sources.base import ArraySource, Picture, Source, Subset
 from vitreous.data.sources.shapes import ShapesSource
-from vitreous.model.options import Preprocessing
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED, Preprocessing
 
 CPU = torch.device("cpu")
 SHADES = np.array([30, 130, 230], np.uint8)  # of the ids 0, 1 and 2

@@ -14,8 +14,8 @@ from PIL import Image
 from predictors import RANDOM, colour_model, probabilities, random_model
 from vitreous.inference import Predictor
 from vitreous.inference.segment_predictor import SegmentPredictor
-from vitreous.model.build import build
-from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+from vitreous.model.build import build, build_segmenter
+from vitreous.model.config import SegmenterConfig
 
 
 def test_an_unreadable_picture_harms_no_other(tmp_path: Path, photos: list[Path]) -> None:

@@ -16,9 +16,11 @@ from vitreous.common.checks import BadValue
 from vitreous.inference.mask_images import palette
 from vitreous.inference.segment_files import segment_files
 from vitreous.inference.segment_predictor import LONGEST, SegmentPredictor, best_at
-from vitreous.model.config import ViTConfig
+from vitreous.model.build import build_segmenter
+from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.inputs import normalise
-from vitreous.model.segmenter import LinearDecoder, MaskDecoder, Segmenter, SegmenterConfig, build_segmenter, slide
+from vitreous.model.options import LinearDecoder, MaskDecoder
+from vitreous.model.segmenter import Segmenter, slide
 
 
 @pytest.fixture(params=[LinearDecoder(), LinearDecoder(4), MaskDecoder(1)], ids=str)

@@ -1,4 +1,4 @@
-"""Every combination of parts learns: one batch of noise with random labels is told apart within a few steps."""
+"""Every combination of parts fits one batch of noise with random labels within a few steps."""
 
 import itertools
 
@@ -24,7 +24,7 @@ STEMS = {"conv": None, "linear": None, "hybrid": options.ResNetStem(stages=(1, 1
 
 
 @pytest.mark.parametrize(("position", "pool", "stem"), list(itertools.product(POSITIONS, POOLS, STEMS)), ids=str)
-def test_overfits_one_batch(position: options.PositionConfig, pool: options.Pool, stem: str) -> None:
+def test_overfits_one_batch(position: options.PositionConfig, pool: options.PoolConfig, stem: str) -> None:
     config = ViTConfig(
         image_size=(16, 24),
         stem=STEMS[stem],

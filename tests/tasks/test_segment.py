@@ -8,10 +8,11 @@ import torch
 
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch
-from vitreous.model.config import ViTConfig
-from vitreous.model.segment_loss import IGNORED, segmentation_loss
-from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+from vitreous.model.build import build_segmenter
+from vitreous.model.config import SegmenterConfig, ViTConfig
+from vitreous.model.options import IGNORED
 from vitreous.tasks.segment import Segment
+from vitreous.tasks.segment_loss import segmentation_loss
 from vitreous.training.optim import decays
 
 

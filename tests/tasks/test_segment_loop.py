@@ -12,9 +12,10 @@ from vitreous.data.sources.shapes import ShapesSource
 from vitreous.evaluation.segmenter import evaluate_segmenter
 from vitreous.evaluation.setting import Setting
 from vitreous.inference.segment_predictor import SegmentPredictor
-from vitreous.model.config import ViTConfig
-from vitreous.model.options import Preprocessing
-from vitreous.model.segmenter import LinearDecoder, Segmenter, SegmenterConfig, build_segmenter
+from vitreous.model.build import build_segmenter
+from vitreous.model.config import SegmenterConfig, ViTConfig
+from vitreous.model.options import LinearDecoder, Preprocessing
+from vitreous.model.segmenter import Segmenter
 from vitreous.tasks.segment_loop import Segmented, segment_batches, segment_source
 
 

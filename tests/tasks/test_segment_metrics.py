@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED
 from vitreous.tasks.boundary import boundary_scores, tolerance
 from vitreous.tasks.segment_metrics import SegmentEvaluation
 

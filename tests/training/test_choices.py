@@ -12,10 +12,17 @@ from choosing import TINY, checkpoint, chosen, pictures
 from vitreous.common.checks import as_size
 from vitreous.common.codec import parse_fields
 from vitreous.data.sources.base import Picture, Source
-from vitreous.model.config import ViTConfig
-from vitreous.model.options import ClassToken, Conditional, GlobalAverage, Learned1d
+from vitreous.model.config import SegmenterConfig, ViTConfig
+from vitreous.model.options import (
+    ClassToken,
+    Conditional,
+    DecoderConfig,
+    GlobalAverage,
+    Learned1d,
+    LinearDecoder,
+    MaskDecoder,
+)
 from vitreous.model.presets import configure, create
-from vitreous.model.segmenter import Decoder, LinearDecoder, MaskDecoder, SegmenterConfig
 from vitreous.training.config import Segmenting
 from vitreous.training.defaults import typical_side
 from vitreous.training.initial_model import build_model
@@ -198,7 +205,7 @@ def test_what_a_checkpoint_does_not_say_is_said_with_set(tmp_path: Path) -> None
     ids=str,
 )
 def test_the_decoder_is_what_was_asked_for_then_the_checkpoints_then_one_finer_than_patches(
-    init: str | None, how: Segmenting, said: str, decoder: Decoder, checkpoints: dict[str, Path]
+    init: str | None, how: Segmenting, said: str, decoder: DecoderConfig, checkpoints: dict[str, Path]
 ) -> None:
     start = {"init": checkpoints[init]} if init else {}
     found = chosen(side=48, task="segment", segmenting=how, **start)

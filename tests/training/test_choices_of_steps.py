@@ -11,10 +11,10 @@ import torch
 from choosing import TINY, checkpoint, chosen, pictures
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.open import open_data
-from vitreous.model.config import ViTConfig
+from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.cost import cost
+from vitreous.model.options import LinearDecoder
 from vitreous.model.presets import configure
-from vitreous.model.segmenter import LinearDecoder, SegmenterConfig
 from vitreous.training.batch_memory import fitting_batch
 from vitreous.training.config import Augment, Optim, TrainConfig
 from vitreous.training.defaults import choose, free_folder

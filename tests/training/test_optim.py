@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from peers import import_timm
-from vitreous.model.build import build_vit
-from vitreous.model.config import ViTConfig
+from vitreous.model.build import build_segmenter, build_vit
+from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.masked import MaskedAutoencoder, MaskedPatchPrediction
+from vitreous.model.options import MaskDecoder
 from vitreous.model.presets import configure
-from vitreous.model.segmenter import MaskDecoder, SegmenterConfig, build_segmenter
 from vitreous.model.vit import ViT
 from vitreous.tasks.base import TwoAnswers
 from vitreous.training.config import Optim

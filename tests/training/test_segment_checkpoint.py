@@ -15,8 +15,10 @@ from PIL import Image
 import vitreous
 from vitreous.common.checks import BadValue
 from vitreous.data.masks.folders import open_masked
-from vitreous.model.config import ViTConfig
-from vitreous.model.segmenter import LinearDecoder, MaskDecoder, Segmenter, SegmenterConfig, build_segmenter
+from vitreous.model.build import build_segmenter
+from vitreous.model.config import SegmenterConfig, ViTConfig
+from vitreous.model.options import LinearDecoder, MaskDecoder
+from vitreous.model.segmenter import Segmenter
 from vitreous.weights.convert import CannotHold
 from vitreous.weights.load import load_encoder
 

@@ -17,8 +17,8 @@ from vitreous.inference.segment_files import segment_files
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import Gelu, Preprocessing
-from vitreous.model.segmenter import LinearDecoder, Segmenter
+from vitreous.model.options import Gelu, LinearDecoder, Preprocessing
+from vitreous.model.segmenter import Segmenter
 from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training.run import train
 

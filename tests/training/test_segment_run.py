@@ -14,9 +14,10 @@ from segment_runs import pictures, segmenting
 from train_runs import finish
 from vitreous.evaluation.segmenter import evaluate_segmenter
 from vitreous.evaluation.setting import Setting
-from vitreous.model.build import build
+from vitreous.model.build import build, build_segmenter
+from vitreous.model.options import MaskDecoder
 from vitreous.model.presets import configure
-from vitreous.model.segmenter import MaskDecoder, Segmenter, build_segmenter
+from vitreous.model.segmenter import Segmenter
 from vitreous.training.config import Optim, Segmenting
 from vitreous.training.run import train
 from vitreous.weights.io.safetensors_file import read_tensors

@@ -131,5 +131,5 @@ def test_a_part_that_keeps_what_no_checkpoint_has(
         return model
 
     monkeypatch.setattr(native, "build_blank", with_more)
-    with pytest.raises(ValueError, match=r"^position\.angles is made as \w+ is built and is in no checkpoint"):
+    with pytest.raises(ValueError, match=r"^position\.angles is created by \w+ and missing"):
         vitreous.load(tmp_path / "model")

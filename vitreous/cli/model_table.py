@@ -10,10 +10,9 @@ from rich.table import Table
 from vitreous.common.checks import as_size
 from vitreous.common.codec import to_dict
 from vitreous.common.terminal import console
-from vitreous.model.config import ViTConfig
+from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.kinds import AnyConfig
 from vitreous.model.presets import PRESETS, configure
-from vitreous.model.segmenter import SegmenterConfig
 
 
 def print_presets(as_json: bool) -> None:

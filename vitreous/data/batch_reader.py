@@ -20,8 +20,7 @@ from vitreous.data.augment.config import Augmentation
 from vitreous.data.image.decode import UnreadableImage, crop_mask, fit, fit_mask, random_resized_crop
 from vitreous.data.rng import Draws
 from vitreous.data.sources.base import Picture, Source
-from vitreous.model.options import Preprocessing
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED, Preprocessing
 
 
 class Batch(NamedTuple):

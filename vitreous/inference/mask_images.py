@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import check_real, fail
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED
 
 SOFTWARE = "vitreous"
 

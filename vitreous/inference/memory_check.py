@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vitreous.model.config import ResNetConfig
+from vitreous.model.config import ResNetConfig, SegmenterConfig
 from vitreous.model.kinds import AnyConfig
-from vitreous.model.segmenter import SegmenterConfig
 
 if TYPE_CHECKING:
     from vitreous.model.cost import Cost

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.segmenter import SegmenterConfig
+from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 
 KINDS = {"Predictor": (ViTConfig, ResNetConfig), "SegmentPredictor": (SegmenterConfig,)}
 

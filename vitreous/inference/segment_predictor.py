@@ -65,7 +65,8 @@ class SegmentPredictor:
     workers: threads that decode; 0 is whoever asks.
 
     >>> from vitreous.model.presets import configure
-    >>> from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+    >>> from vitreous.model.build import build_segmenter
+    >>> from vitreous.model.config import SegmenterConfig
     >>> encoder = configure("ViT-Ti/16", num_classes=0, image_size=64, overrides={"depth": 1})
     >>> predictor = SegmentPredictor(build_segmenter(SegmenterConfig(encoder, num_classes=3)), device="cpu")
     >>> [answer] = predictor(np.zeros((50, 170, 3), dtype=np.uint8))

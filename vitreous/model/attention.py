@@ -1,6 +1,6 @@
-"""Multi-head self-attention (appendix A, equations 5 to 8), and attention pooling, which shares its arithmetic.
+"""Multi-head self-attention (appendix A, equations 5 to 8) and attention pooling.
 
-b: batch; t, s: tokens that ask, tokens that answer; d: width; heads x head_dim is d unless told otherwise.
+b: batch; t, s: tokens; q: queries; d: width, which is heads x head_dim unless head_dim is given.
 """
 
 from typing import NamedTuple
@@ -14,17 +14,14 @@ from vitreous.model.init import small_, xavier_
 
 
 class AttentionTerms(NamedTuple):
-    """What position contributes to attention: an angle for every token, or a bias for every pair of them."""
+    """Contribution of position to attention: a rotation of every token, or a bias for every pair of tokens."""
 
     rotation: tuple[Tensor, Tensor] | None = None  # cosine and sine, [..., t, head_dim / 2]
     bias: Tensor | None = None  # [..., heads, t, t]
 
 
 class SelfAttention(nn.Module):
-    """Every token gathers from all tokens, once per head.
-
-    `forward` uses torch's fused kernel, which never holds the weights; `weights` computes them for those who ask.
-    """
+    """Multi-head self-attention. `forward` uses torch's fused kernel; `weights` computes the attention weights."""
 
     def __init__(
         self,
@@ -41,7 +38,7 @@ class SelfAttention(nn.Module):
         head_dim = head_dim or width // num_heads
         self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, attention_dropout
         self.scale = head_dim**-0.5 if qk_scale is None else qk_scale
-        # U_qkv of equation 5, in three: so every system's file can be mapped as it is, whether it packs them or not.
+        # U_qkv of equation 5 as three layers, so that packed and separate weights of other systems can be mapped.
         self.q, self.k, self.v = (nn.Linear(width, num_heads * head_dim, bias=qkv_bias) for _ in range(3))
         for part in (self.q, self.k, self.v):
             xavier_(part)
@@ -59,10 +56,7 @@ class SelfAttention(nn.Module):
     def weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
     ) -> Float[Tensor, "b heads q t"]:
-        """A of equation 6: how much each token (row) takes from each token (column). Rows sum to 1.
-
-        `queries` asks for some of the rows: of many tokens, all of them take much memory.
-        """
+        """A of equation 6: each row is a query and sums to 1. `queries` selects rows, to save memory."""
         q, k, _ = self.queries_keys_values(tokens, terms)
         logits = q[:, :, queries] @ k.transpose(-2, -1) * self.scale
         return (logits if terms.bias is None else logits + terms.bias[..., queries, :]).softmax(dim=-1)
@@ -70,12 +64,12 @@ class SelfAttention(nn.Module):
     def gather(
         self, tokens: Float[Tensor, "b t d"], weights: Float[Tensor, "b heads t t"], terms: AttentionTerms
     ) -> Float[Tensor, "b t d"]:
-        """What `forward` puts out where `weights` are its own; here they may be others, or have gradients."""
+        """Output of `forward` with the given attention weights."""
         _, _, v = self.queries_keys_values(tokens, terms)
         return self.output_dropout(self.output((weights @ v).transpose(1, 2).flatten(2)))
 
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
-        """[q, k, v] of equation 5, in heads. What changes here changes in `forward` and in what is shown of it."""
+        """[q, k, v] of equation 5, split into heads. An override changes the output and the attention maps alike."""
         q, k, v = (into_heads(part(tokens), self.num_heads) for part in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if terms.rotation is not None:
@@ -91,14 +85,14 @@ def into_heads(x: Float[Tensor, "b t d"], heads: int) -> Float[Tensor, "b heads 
 def rotate(
     x: Float[Tensor, "b heads t head_dim"], rotation: tuple[Tensor, Tensor]
 ) -> Float[Tensor, "b heads t head_dim"]:
-    """Turn each pair (x[i], x[i + head_dim / 2]) by its token's i-th angle."""
+    """Rotate each pair (x[i], x[i + head_dim / 2]) by the i-th angle of its token."""
     cos, sin = rotation
-    first, second = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)  # bfloat16 has too few digits
+    first, second = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)  # bfloat16 is too coarse
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 class PoolingAttention(nn.Module):
-    """One learned query gathers from all tokens: the first half of MAP."""
+    """Attention of one learned query to all tokens: the first half of MAP."""
 
     def __init__(self, width: int, num_heads: int):
         super().__init__()
@@ -115,12 +109,12 @@ class PoolingAttention(nn.Module):
         return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
     def weights(self, tokens: Float[Tensor, "b s d"]) -> Float[Tensor, "b heads s"]:
-        """How much the query takes from each token."""
+        """Attention weights of the query."""
         q, k, _ = self._query_keys_values(tokens)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)[:, :, 0]
 
     def gather(self, tokens: Float[Tensor, "b s d"], weights: Float[Tensor, "b heads s"]) -> Float[Tensor, "b 1 d"]:
-        """What `forward` puts out where `weights` are its own."""
+        """Output of `forward` with the given attention weights."""
         _, _, v = self._query_keys_values(tokens)
         return self.output((weights[:, :, None] @ v).transpose(1, 2).flatten(2))
 

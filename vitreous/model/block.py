@@ -1,4 +1,4 @@
-"""One layer of the encoder (equations 2 and 3): attention, then an MLP, each normed before and added to what came in.
+"""One layer of the encoder (equations 2 and 3): attention, then an MLP, each with pre-norm and a residual connection.
 
 b: batch; t: tokens; d: width.
 """
@@ -29,7 +29,7 @@ class GeluMlp(nn.Module):
 
 
 class SwiGluMlp(nn.Module):
-    """A gated MLP: one projection, through SiLU, decides how much of the other passes. The gate is packed first."""
+    """Gated MLP: silu(x W1) * (x W2), then linear. W1 and W2 are packed in this order."""
 
     def __init__(self, width: int, mlp_width: int, dropout: float = 0.0):
         super().__init__()
@@ -46,18 +46,18 @@ Mlp = GeluMlp | SwiGluMlp
 
 
 class LayerScale(nn.Module):
-    """A learned factor per channel on a branch, small at first, so that a deep model starts out shallow (CaiT)."""
+    """Learned factor per channel of a branch, initially small (CaiT)."""
 
-    def __init__(self, width: int, start: float):
+    def __init__(self, width: int, initial: float):
         super().__init__()
-        self.factor = nn.Parameter(torch.full((width,), start))
+        self.factor = nn.Parameter(torch.full((width,), initial))
 
     def forward(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         return tokens * self.factor
 
 
 class StochasticDepth(nn.Module):
-    """In training, leave a whole branch out for a random share of the images, and scale the others up to match."""
+    """In training, drop a branch for a random fraction of the images and scale the others up."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -66,8 +66,8 @@ class StochasticDepth(nn.Module):
     def forward(self, branch: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         if not self.training or self.rate == 0:
             return branch
-        kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
-        return branch * (kept / (1 - self.rate)).to(branch.dtype)
+        keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
+        return branch * (keep / (1 - self.rate)).to(branch.dtype)
 
 
 class Block(nn.Module):
@@ -98,7 +98,7 @@ class Block(nn.Module):
     def with_weights(
         self, tokens: Float[Tensor, "b t d"], weights: Float[Tensor, "b heads t t"], terms: AttentionTerms
     ) -> Float[Tensor, "b t d"]:
-        """`forward`, with the attention weights handed in."""
+        """Output of `forward` with the given attention weights."""
         gathered = self.attention.gather(self.attention_norm(tokens), weights, terms)
         tokens = tokens + self._branch(self.attention_scale, gathered)
         return tokens + self._branch(self.mlp_scale, self.mlp(self.mlp_norm(tokens)))
@@ -106,7 +106,7 @@ class Block(nn.Module):
     def attention_weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
     ) -> Float[Tensor, "b heads q t"]:
-        """The weights that `forward` uses on the same tokens."""
+        """Attention weights that `forward` uses on these tokens; all rows, or those of `queries`."""
         return self.attention.weights(self.attention_norm(tokens), terms, queries)
 
     def _branch(self, scale: nn.Module, values: Tensor) -> Tensor:

@@ -1,20 +1,21 @@
-"""From a config to a model: the only place that sees a whole config and picks the part for each choice."""
+"""Build models from configs: the only place that passes parts what they need from a whole config."""
 
-import dataclasses
-from typing import Any, overload
+from typing import overload
 
-import torch
 from torch import nn
 
 from vitreous.model import options, position
 from vitreous.model.attention import PoolingAttention, SelfAttention
 from vitreous.model.block import Block, GeluMlp, Mlp, SwiGluMlp
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.config import AnyConfig, ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.encoder import Encoder
 from vitreous.model.heads import build_head
+from vitreous.model.init import xavier_
 from vitreous.model.patch import PatchEmbedding
 from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
+from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.resnet import HybridStem, ResNet
+from vitreous.model.segmenter import MaskTransformer, Segmenter
 from vitreous.model.tokens import PrefixTokens
 from vitreous.model.vit import ViT
 
@@ -23,13 +24,24 @@ from vitreous.model.vit import ViT
 def build(config: ViTConfig) -> ViT: ...
 @overload
 def build(config: ResNetConfig) -> ResNet: ...
-def build(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
-    """The model that `config` describes, freshly initialised.
+@overload
+def build(config: SegmenterConfig) -> Segmenter: ...
+@overload
+def build(config: ModelConfig) -> Model: ...
+def build(config: ModelConfig) -> Model:
+    """Build the model that `config` describes, freshly initialised.
 
     >>> build(ViTConfig(width=192, num_heads=3, mlp_width=768, num_classes=10)).config.num_tokens
     197
     """
-    return ResNet(config) if isinstance(config, ResNetConfig) else build_vit(config)
+    match config:
+        case ViTConfig():
+            return build_vit(config)
+        case ResNetConfig():
+            return ResNet(config)
+        case SegmenterConfig():
+            return build_segmenter(config)
+    raise TypeError(f"config is a {type(config).__name__}, but must be one of {AnyConfig}")
 
 
 def build_vit(config: ViTConfig) -> ViT:
@@ -64,49 +76,14 @@ def build_vit(config: ViTConfig) -> ViT:
     )
 
 
-def replace_head(model: ViT | ResNet, num_classes: int, labels: tuple[str, ...] = ()) -> None:
-    """Give a model a head for other classes; everything below stays as it is.
-
-    A class that it knew by the same label keeps what was learned of it; all others start afresh. Where there is none of
-    them, pre-logits go too: they belong to the pre-training (sections 3.1 and 3.2), and new ones would be noise.
-    """
-    before = model.config.labels
-    known = [(labels.index(label), before.index(label)) for label in before if label in labels]
-    changes: dict[str, Any] = {"num_classes": num_classes, "labels": labels}
-    if not known and isinstance(model, ViT) and isinstance(model.config.head, options.TanhHead):
-        changes["head"] = options.LinearHead()
-    model.config = dataclasses.replace(model.config, **changes)
-    for name in ("head", "distillation_head"):
-        if (old := getattr(model, name, None)) is not None:
-            with next(model.parameters()).device:
-                new = _fresh_head(model.config)
-            if known:
-                with torch.device("meta"):
-                    more = dataclasses.replace(model.config, num_classes=num_classes + 1, labels=())
-                    _keep(old, new, _fresh_head(more), known)
-            setattr(model, name, new)
-
-
-def _fresh_head(config: ViTConfig | ResNetConfig) -> nn.Module:
-    if isinstance(config, ResNetConfig):
-        channels = 4 * config.width << max(len(config.stages) - 1, 0)
-        return build_head(options.LinearHead(), channels, config.num_classes, norm_eps=1e-5)
-    return build_head(config.head, config.width, config.num_classes, config.norm_eps)
-
-
-@torch.no_grad()
-def _keep(old: nn.Module, new: nn.Module, larger: nn.Module, known: list[tuple[int, int]]) -> None:
-    """Copy the rows of known classes, and the layers below them.
-
-    Whatever kind the head is, tensors with a row for each class are those that a head for one class more has larger.
-    """
-    there, here = (list(places) for places in zip(*known, strict=True))
-    values, sizes = old.state_dict(), larger.state_dict()
-    for name, value in new.state_dict().items():
-        if sizes[name].shape != value.shape:
-            value[there] = values[name][here].to(value.dtype)
-        else:
-            value.copy_(values[name])
+def build_segmenter(config: SegmenterConfig, encoder: ViT | None = None) -> Segmenter:
+    """Build a segmenter, around a trained encoder if one is given."""
+    match config.decoder:
+        case options.LinearDecoder(cells):
+            decoder: nn.Module = xavier_(nn.Linear(config.encoder.width, config.num_classes * cells**2))
+        case options.MaskDecoder(depth):
+            decoder = MaskTransformer(config.encoder, config.num_classes, depth)
+    return Segmenter(config, build_vit(config.encoder) if encoder is None else encoder, decoder)
 
 
 def build_block(config: ViTConfig, layer: int) -> Block:

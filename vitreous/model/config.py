@@ -1,13 +1,13 @@
-"""A whole model as data: frozen, typed, checked on construction, before any tensor exists.
+"""Model configs: frozen dataclasses, checked on construction, before any tensor exists.
 
-The same words are used everywhere: width, depth, num_heads, mlp_width, patch_size, grid, tokens, prefix.
-This file imports no torch, so that the command line can use it and stay quick.
+This file imports no torch, so that the command line starts quickly.
 """
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from vitreous.common.checks import (
     Size,
@@ -22,18 +22,32 @@ from vitreous.common.checks import (
     check_whole,
     fail,
 )
+from vitreous.model.base_config import (
+    MAX_DEPTH,
+    MAX_SIDE,
+    MAX_TOKENS,
+    MAX_WIDTH,
+    ModelConfig,
+    Task,
+    check_budget,
+    check_classes,
+)
 from vitreous.model.options import (
+    IGNORED,
     AttentionPool,
     ClassToken,
+    DecoderConfig,
     Dropout,
     Gelu,
-    Head,
+    HeadConfig,
     Learned1d,
     Learned2d,
+    LinearDecoder,
     LinearHead,
-    Mlp,
+    MaskDecoder,
+    MlpConfig,
     MlpHead,
-    Pool,
+    PoolConfig,
     PositionConfig,
     Preprocessing,
     ResNetStem,
@@ -43,16 +57,10 @@ from vitreous.model.options import (
     check_resnet,
 )
 
-# Bounds far above every published model: what lies beyond is a slip, and would exhaust the memory before it failed.
-MAX_WIDTH, MAX_DEPTH, MAX_SIDE, MAX_CLASSES, MAX_TOKENS = 2**16, 1024, 2**16, 10**7, 2**20
-MAX_PARAMETERS = 10**11  # the largest published ViT has 22 billion
-
 
 @dataclass(frozen=True)
-class ViTConfig:
-    """Everything needed to rebuild a model, preprocess an image and name the classes.
-
-    The default is the paper's ViT-B/16 with the numerics of its released code.
+class ViTConfig(ModelConfig):
+    """Config of a Vision Transformer. The default is the paper's ViT-B/16 with the numerics of its released code.
 
     >>> ViTConfig(width=768, num_heads=10)
     Traceback (most recent call last):
@@ -66,8 +74,8 @@ class ViTConfig:
     stem: ResNetStem | None = None
     patch_size: Size = (16, 16)
     patch_method: Literal["conv", "linear"] = "conv"
-    patch_norm: bool = False  # LayerNorm on the pixels of a patch, and on their projection (vit-pytorch)
-    pad: bool = False  # an image that patches do not tile is padded with zeros, right and bottom
+    patch_norm: bool = False  # LayerNorm on the pixels of a patch and on their projection (vit-pytorch)
+    pad: bool = False  # pad images that patches do not tile with zeros, right and bottom
 
     # Tokens
     class_token: bool = True
@@ -84,19 +92,19 @@ class ViTConfig:
     qk_norm: bool = False
     qk_scale: float | None = None  # None: 1 / sqrt(head_dim)
     mlp_width: int = 3072
-    mlp: Mlp = Gelu("tanh")
+    mlp: MlpConfig = Gelu("tanh")
     norm_eps: float = 1e-6
-    layer_scale: float | None = None  # the value LayerScale starts from; None: no LayerScale
+    layer_scale: float | None = None  # initial value of LayerScale; None: no LayerScale
 
-    # Regularisation, active in training only
+    # Regularisation in training
     dropout: Dropout = Dropout()
     stochastic_depth: float = 0.0  # the last block's rate; it rises linearly from 0
     patch_dropout: float = 0.0
 
     # Output
-    pool: Pool = ClassToken()
+    pool: PoolConfig = ClassToken()
     num_classes: int = 1000  # 0: no classifier, the model returns the pooled features
-    head: Head = LinearHead()
+    head: HeadConfig = LinearHead()
     labels: tuple[str, ...] = ()
 
     preprocessing: Preprocessing = Preprocessing()
@@ -107,14 +115,18 @@ class ViTConfig:
         self._check_tokens_and_output()
         self._check_budget()
 
+    family = "vision-transformer"
+
     @property
-    def grid(self) -> Size:
-        """Patches down and across."""
-        return self.grid_for(self.image_size)
+    def num_layers(self) -> int:
+        return self.depth
+
+    @property
+    def feature_width(self) -> int:
+        return self.width
 
     @property
     def patch_stride(self) -> Size:
-        """The pixels that one patch stands for, down and across."""
         stride = self.stem.stride if self.stem is not None else 1
         return (self.patch_size[0] * stride, self.patch_size[1] * stride)
 
@@ -129,22 +141,41 @@ class ViTConfig:
 
     @property
     def head_width(self) -> int:
-        """Of each head's queries, keys and values."""
+        """Width of each head's queries, keys and values."""
         return self.head_dim or self.width // self.num_heads
 
+    @property
+    def summary(self) -> str:
+        stem = "" if self.stem is None else " of a ResNet's feature map"
+        patch = f"{self.patch_size[0]} x {self.patch_size[1]}"
+        return f"ViT of width {self.width}, depth {self.depth}, {self.num_heads} heads, patches of {patch}{stem}"
+
+    def details(self) -> list[tuple[str, str]]:
+        (gh, gw), (ph, pw) = self.grid, self.patch_size
+        stem = "" if self.stem is None else f" of a ResNet's feature map, stages {self.stem.stages}"
+        return [
+            ("patches", f"{gh} x {gw} of {ph} x {pw}{stem}"),
+            ("tokens", f"{self.num_tokens} = {self.num_prefix_tokens} prefix + {gh * gw} patches"),
+            ("encoder", f"width {self.width}, depth {self.depth}, {self.num_heads} heads, MLP {self.mlp_width}"),
+            ("parts", ", ".join(str(part) for part in (self.position, self.mlp, self.pool, self.head))),
+            ("numerics", f"LayerNorm eps {self.norm_eps:g}"),
+        ]
+
     def grid_for(self, image_size: Size) -> Size:
-        """The grid of an image of any size, or a ValueError that names the sizes that fit.
+        """Rows and columns of patches for any image size, or a ValueError that names the nearest sizes that fit.
 
         >>> ViTConfig().grid_for((224, 320))
         (14, 20)
         """
-        unit = self.patch_stride
         if not self.pad:
-            check_tiling(image_size, unit, self.stem.stride if self.stem is not None else 1)
-        return (-(-image_size[0] // unit[0]), -(-image_size[1] // unit[1]))
+            check_tiling(image_size, self.patch_stride, self.stem.stride if self.stem is not None else 1)
+        return super().grid_for(image_size)
 
-    def resized(self, image_size: Size) -> "ViTConfig":
-        return dataclasses.replace(self, image_size=image_size)
+    def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "ViTConfig":
+        """Drop pre-logits if no label is kept: they belong to the pre-training (section 3.2), new ones are noise."""
+        pretrained = isinstance(self.head, TanhHead) and not set(self.labels) & set(labels)
+        head = LinearHead() if pretrained else self.head
+        return dataclasses.replace(self, num_classes=num_classes, labels=labels, head=head)
 
     def _check_image(self) -> None:
         check_size("image_size", self.image_size, MAX_SIDE)
@@ -155,7 +186,7 @@ class ViTConfig:
         check_choice("patch_method", self.patch_method, ("conv", "linear"))
         check_flag("patch_norm", self.patch_norm)
         if self.patch_norm and self.patch_method != "linear":
-            fail("patch_method", self.patch_method, "linear for patch_norm=True: a convolution never holds the pixels")
+            fail("patch_method", self.patch_method, "linear for patch_norm=True: a convolution cannot norm its pixels")
         check_flag("pad", self.pad)
         patches = math.prod(self.grid)
         if patches > MAX_TOKENS:
@@ -176,7 +207,7 @@ class ViTConfig:
         if self.qk_scale is not None:
             check_positive("qk_scale", self.qk_scale)
         check_whole("mlp_width", self.mlp_width, 1, 16 * MAX_WIDTH)
-        check_kind("mlp", self.mlp, get_args(Mlp))
+        check_kind("mlp", self.mlp, get_args(MlpConfig))
         check_real("norm_eps", self.norm_eps, 1e-15, 1)
         if self.layer_scale is not None:
             check_positive("layer_scale", self.layer_scale)
@@ -196,18 +227,18 @@ class ViTConfig:
         if isinstance(self.position, Rotary2d) and self.head_width % 4:
             what = f"such that width / num_heads ({self.head_width}) is a multiple of 4 for Rotary2d"
             fail("num_heads", self.num_heads, what)
-        check_kind("pool", self.pool, get_args(Pool))
+        check_kind("pool", self.pool, get_args(PoolConfig))
         if isinstance(self.pool, AttentionPool) and self.width % self.num_heads:
             fail("num_heads", self.num_heads, f"a divisor of width ({self.width}) for AttentionPool")
         if isinstance(self.pool, ClassToken) and not self.class_token:
             fail("pool", self.pool, "GlobalAverage() or AttentionPool() in a model with class_token=False")
         if self.distillation_token and not isinstance(self.pool, ClassToken):
             fail("pool", self.pool, "ClassToken() in a model with a distillation token: their two heads are averaged")
-        check_kind("head", self.head, get_args(Head))
+        check_kind("head", self.head, get_args(HeadConfig))
         check_classes(self.num_classes, self.labels)
 
     def _check_budget(self) -> None:
-        """Enough to tell a model from a slip without building it."""
+        """Estimate the number of parameters without building the model."""
         block = 4 * self.width * self.num_heads * self.head_width + 3 * self.width * self.mlp_width
         stem = 0 if self.stem is None else resnet_parameters(self.stem.stages, self.stem.width)
         patch = math.prod(self.patch_size) * (self.channels if self.stem is None else self.stem.width * 32)
@@ -216,8 +247,8 @@ class ViTConfig:
 
 
 @dataclass(frozen=True)
-class ResNetConfig:
-    """The convolutional baseline that the paper compares with: BiT, a pre-activation ResNet with GroupNorm."""
+class ResNetConfig(ModelConfig):
+    """Config of the paper's convolutional baseline: BiT, a pre-activation ResNet with GroupNorm."""
 
     image_size: Size = (224, 224)
     channels: int = 3
@@ -236,26 +267,115 @@ class ResNetConfig:
         self.preprocessing.check_channels(self.channels)
         check_budget(resnet_parameters(self.stages, self.width) + 32 * self.width * self.num_classes)
 
-    def resized(self, image_size: Size) -> "ResNetConfig":
-        return dataclasses.replace(self, image_size=image_size)
+    family = "resnet"
+
+    @property
+    def num_layers(self) -> int:
+        return sum(self.stages)
+
+    @property
+    def feature_width(self) -> int:
+        return 4 * self.width << len(self.stages) - 1 if self.stages else self.width
+
+    @property
+    def patch_stride(self) -> Size:
+        stride = 4 << max(len(self.stages) - 1, 0)
+        return (stride, stride)
+
+    @property
+    def summary(self) -> str:
+        return f"BiT ResNet of width {self.width}, stages {', '.join(map(str, self.stages))}"
+
+
+@dataclass(frozen=True)
+class SegmenterConfig(ModelConfig):
+    """Config of a Vision Transformer with a decoder that scores every pixel."""
+
+    encoder: ViTConfig
+    decoder: DecoderConfig = LinearDecoder()
+    num_classes: int = 2
+    labels: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()  # pixel value of each class in masks that are read or written
+
+    def __post_init__(self) -> None:
+        check_kind("encoder", self.encoder, (ViTConfig,))
+        check_kind("decoder", self.decoder, get_args(DecoderConfig))
+        if self.encoder.num_classes:
+            fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder replaces the head")
+        if self.encoder.patch_dropout:
+            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: every patch needs a mask")
+        check_whole("num_classes", self.num_classes, 2, IGNORED)  # 8 bits, one value of which is IGNORED
+        check_classes(self.num_classes, self.labels)
+        if self.ids and len(set(self.ids)) != self.num_classes:
+            fail("ids", self.ids, f"empty, or {self.num_classes} different numbers: one per class")
+        for number in self.ids:
+            check_whole("ids", number, 0, 65_535)
+
+    @property
+    def image_size(self) -> Size:
+        return self.encoder.image_size
+
+    @property
+    def channels(self) -> int:
+        return self.encoder.channels
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.encoder.preprocessing
+
+    @property
+    def family(self) -> str:
+        return self.encoder.family
+
+    @property
+    def task(self) -> Task:
+        return "segment"
+
+    @property
+    def backbone(self) -> ViTConfig:
+        return self.encoder
+
+    @property
+    def num_layers(self) -> int:
+        return self.encoder.num_layers + (self.decoder.depth if isinstance(self.decoder, MaskDecoder) else 0)
+
+    @property
+    def feature_width(self) -> int:
+        return self.encoder.feature_width
+
+    @property
+    def patch_stride(self) -> Size:
+        return self.encoder.patch_stride
+
+    @property
+    def num_heads(self) -> int:
+        return self.encoder.num_heads
+
+    @property
+    def num_tokens(self) -> int:
+        return self.encoder.num_tokens
+
+    @property
+    def summary(self) -> str:
+        decoder = "a linear decoder" if isinstance(self.decoder, LinearDecoder) else "a mask transformer"
+        return f"{self.encoder.summary} with {decoder}"
+
+    def details(self) -> list[tuple[str, str]]:
+        return [("decoder", str(self.decoder)), *self.encoder.details()]
+
+    def resized(self, image_size: Size) -> "SegmenterConfig":
+        return dataclasses.replace(self, encoder=self.encoder.resized(image_size))
+
+    def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "SegmenterConfig":
+        fail("num_classes", num_classes, "omitted for a segmenter: training gives it a decoder for other classes")
+
+    def override(self, fields: Mapping[str, Any]) -> "SegmenterConfig":
+        return dataclasses.replace(self, encoder=self.encoder.override(fields))
+
+
+AnyConfig = ViTConfig | ResNetConfig | SegmenterConfig  # every config that a checkpoint can hold
 
 
 def resnet_parameters(stages: tuple[int, ...], width: int) -> int:
-    """Roughly: a unit has 17 times the square of its width."""
+    """Estimate of the parameters: each unit has 17 times the square of its width."""
     return sum(17 * (width << stage) ** 2 * units for stage, units in enumerate(stages))
-
-
-def check_classes(num_classes: object, labels: object) -> None:
-    check_whole("num_classes", num_classes, 0, MAX_CLASSES)
-    if not isinstance(labels, tuple) or not all(isinstance(label, str) for label in labels):
-        fail("labels", labels, "a tuple of strings")
-    if labels and len(labels) != num_classes:
-        raise ValueError(f"labels has {len(labels)} names, but must have num_classes ({num_classes}), or none")
-
-
-def check_budget(parameters: int) -> None:
-    if parameters > MAX_PARAMETERS:
-        raise ValueError(
-            f"the model would have about {parameters:.1e} parameters, but must have at most {MAX_PARAMETERS:.0e}: "
-            "check width, depth, mlp_width, patch_size, image_size and num_classes"
-        )

@@ -1,4 +1,4 @@
-"""Cost of a model, found by running it on tensors without memory: exact for any config, instant for any size."""
+"""Parameters, operations and memory of a model, measured on fake tensors."""
 
 import weakref
 from collections import Counter
@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from vitreous.model.kinds import AnyConfig, build_any
+from vitreous.model.build import build
+from vitreous.model.protocol import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -22,23 +23,23 @@ class Cost:
 
     parameters: int
     flops: int  # a multiplication and an addition count as two
-    activation_bytes: int  # kept for the backward pass in training, in float32; half of it in bfloat16
-    inference_bytes: int  # the most that a forward pass without gradients holds at a time, in float32, without weights
+    activation_bytes: int  # stored for the backward pass in float32; half of it in bfloat16
+    inference_bytes: int  # peak of a forward pass without gradients in float32, without weights
 
 
-def cost(config: AnyConfig) -> Cost:
-    """Parameters, operations and memory of the model that `config` describes, for one image.
+def cost(config: ModelConfig) -> Cost:
+    """Measure the model that `config` describes, for one image.
 
     >>> from vitreous.model.config import ViTConfig
     >>> cost(ViTConfig()).flops  # 17.6 billion multiply-adds
     35127656448
     """
     with FakeTensorMode():
-        model = build_any(config)
+        model = build(config)
         memory = _PeakMemory(model)
         with memory:
             images = torch.empty(1, config.channels, *config.image_size)
-        # torch counts every fused attention but the CPU's.
+        # torch does not count the CPU's fused attention.
         fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
         counter = FlopCounterMode(display=False, custom_mapping=fused)
         with counter, memory, torch.no_grad():
@@ -48,13 +49,13 @@ def cost(config: AnyConfig) -> Cost:
 
 
 class _PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all live tensors that are made while it is on, each storage once, weights excluded."""
+    """Count the bytes of live tensors created in this mode, each storage once, without weights."""
 
     def __init__(self, model: nn.Module):
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._weights = {weight.untyped_storage()._cdata for weight in (*model.parameters(), *model.buffers())}
-        self._tensors: Counter[int] = Counter()  # that share a storage
+        self._tensors: Counter[int] = Counter()  # live tensors of each storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -85,7 +86,7 @@ def _attention_flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **
 
 
 def _kept_for_backward(model: nn.Module, images: Tensor) -> int:
-    """The bytes of all tensors that autograd saves, each storage once, weights left out."""
+    """Bytes of the tensors that autograd saves, each storage once, without weights."""
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     saved: dict[int, tuple[int, Tensor]] = {}
 

@@ -17,12 +17,12 @@ from vitreous.model.tokens import Layout
 
 
 class Encoder(nn.Module):
-    """Blocks, and the chance for position to speak to their attention and between them."""
+    """Transformer blocks with hooks for position embeddings."""
 
     def __init__(self, blocks: Sequence[Block]):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
-        self.recompute = False  # in training, compute each block again in the backward pass instead of keeping it
+        self.recompute = False  # in training, compute each block again in the backward pass instead of storing it
 
     def forward(
         self, tokens: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
     def walk(
         self, tokens: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """z_l and z_{l+1} for every layer l, one at a time, so that nobody holds more than they need."""
+        """Yield z_l and z_{l+1} for every layer l."""
         terms = position.attend(layout, tokens.device)
         for layer in range(len(self.blocks)):
             after = self._step(layer, tokens, terms, layout, position)
@@ -61,14 +61,14 @@ class Encoder(nn.Module):
         position: PositionEmbedding,
         queries: slice = slice(None),
     ) -> Float[Tensor, "b heads q t"]:
-        """The weights with which `layer` mixes the tokens that come into it; all rows, or those of `queries`."""
+        """Attention weights of `layer` for its input tokens; all rows, or those of `queries`."""
         block = cast(Block, self.blocks[layer])
         return block.attention_weights(before, position.attend(layout, before.device), queries)
 
     def explicit_step(
         self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
-        """A step of `walk`, its attention weights in the open: they and z_{l+1}, so that gradients reach them."""
+        """Attention weights of `layer` and z_{l+1} computed from them, so that gradients reach the weights."""
         block, terms = cast(Block, self.blocks[layer]), position.attend(layout, before.device)
         weights = block.attention_weights(before, terms)
         return weights, position.between(layer, block.with_weights(before, weights, terms), layout)

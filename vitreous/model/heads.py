@@ -1,15 +1,16 @@
-"""From one vector to a score for each class (section 3.1: a hidden layer in pre-training, one layer in fine-tuning)."""
+"""Classification heads (section 3.1: a hidden layer in pre-training, one linear layer in fine-tuning)."""
 
 from collections import OrderedDict
 
+import torch
 from torch import nn
 
 from vitreous.model.init import small_, xavier_
-from vitreous.model.options import Head, LinearHead, MlpHead, TanhHead
+from vitreous.model.options import HeadConfig, LinearHead, MlpHead, TanhHead
 
 
-def build_head(head: Head, width: int, num_classes: int, norm_eps: float) -> nn.Module:
-    """`head` for so many classes. For none, the pooled features pass through, or their pre-logits in a `TanhHead`."""
+def build_head(head: HeadConfig, width: int, num_classes: int, norm_eps: float = 1e-6) -> nn.Module:
+    """Build a head. For 0 classes it returns the pooled features, or the pre-logits of a `TanhHead`."""
     if num_classes == 0 and not isinstance(head, TanhHead):
         return nn.Identity()
     match head:
@@ -30,3 +31,18 @@ def _classifier(width: int, num_classes: int) -> nn.Linear:
     small_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
+
+
+@torch.no_grad()
+def copy_rows(old: nn.Module, new: nn.Module, larger: nn.Module, rows: dict[int, int]) -> None:
+    """Copy rows {new: old} of a head, and the layers below its classifier.
+
+    Tensors with one row per class are those that have another shape in `larger`, a head for one class more.
+    """
+    there, here = list(rows), list(rows.values())
+    values, sizes = old.state_dict(), larger.state_dict()
+    for name, value in new.state_dict().items():
+        if sizes[name].shape != value.shape:
+            value[there] = values[name][here].to(value.dtype)
+        else:
+            value.copy_(values[name])

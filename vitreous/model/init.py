@@ -1,7 +1,4 @@
-"""How weights start out: Xavier for matrices and LeCun for the patches, as in the paper's code, and zero biases.
-
-Every part initialises itself when it is built; these are the three ways they share.
-"""
+"""Initialisation as in the paper's code: Xavier for matrices, LeCun for convolutions, zeros for biases."""
 
 import math
 
@@ -9,7 +6,7 @@ from torch import Tensor, nn
 
 
 def xavier_(linear: nn.Linear, parts: int = 1) -> nn.Linear:
-    """Xavier-uniform. A matrix that packs several (a gate and what it lets through) starts as these would."""
+    """Xavier-uniform, separately for each of `parts` packed matrices."""
     for matrix in linear.weight.chunk(parts):
         nn.init.xavier_uniform_(matrix)
     if linear.bias is not None:
@@ -26,5 +23,5 @@ def lecun_normal_(conv: nn.Conv2d) -> nn.Conv2d:
 
 
 def small_(tensor: Tensor) -> Tensor:
-    """Normal with deviation 0.02, as the paper's code has it for positions; here also for tokens and the last layer."""
+    """Normal with std 0.02: for positions as in the paper's code, and for tokens and classifiers."""
     return nn.init.normal_(tensor, std=0.02)

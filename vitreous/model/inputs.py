@@ -1,4 +1,4 @@
-"""What a model accepts as images: checked before anything is computed, and scaled as the checkpoint says.
+"""Checks and normalisation of input images.
 
 b: batch; c: channels; h, w: image height and width.
 """
@@ -24,9 +24,9 @@ def check_images(images: Tensor, channels: int) -> None:
 
 
 def check_matches(images: Tensor, weight: Tensor) -> None:
-    """Raise if images and weights differ in dtype or device: called after torch has refused them, to say what to do.
+    """Explain an error of torch by a mismatch of dtype or device.
 
-    Not before: weights that are offloaded or sharded only get their final dtype and device as a layer is called.
+    Called after the error, because offloaded or sharded weights only get their dtype and device during the call.
     """
     if images.device != weight.device:
         raise ValueError(
@@ -41,7 +41,7 @@ def check_matches(images: Tensor, weight: Tensor) -> None:
 
 
 def normalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) -> Float[Tensor, "b c h w"]:
-    """Pixels in [0, 1] as the model wants them.
+    """Subtract the mean and divide by the std; pixels are in [0, 1].
 
     >>> normalise(torch.ones(1, 3, 1, 1), Preprocessing(mean=(0.5,), std=(0.25,))).flatten()
     tensor([2., 2., 2.])
@@ -51,13 +51,13 @@ def normalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) ->
 
 
 def denormalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) -> UInt8[Tensor, "b c h w"]:
-    """What `normalise` was given, as 8 bits to be looked at."""
+    """Undo `normalise`, to 8-bit pixels."""
     mean, std = _mean_and_std(images, preprocessing)
     return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _mean_and_std(images: Tensor, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
-    """Both as [1, c, 1, 1], copied to the device of the images without waiting for it."""
+    """Mean and std as [1, c, 1, 1] on the device of the images, copied without synchronisation."""
     mean, std = (
         torch.tensor(values, dtype=images.dtype, device="cpu").to(images.device, non_blocking=True).view(1, -1, 1, 1)
         for values in (preprocessing.mean, preprocessing.std)

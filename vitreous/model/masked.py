@@ -1,9 +1,6 @@
-"""Learning from images without labels, by filling in what was hidden: the paper's masked patch prediction, and MAE.
+"""Self-supervised pre-training on masked patches: the paper's masked patch prediction, and MAE.
 
-Both put an encoder to work through its public parts: patches, tokens, what is kept of them, the encoder itself. What is
-learned beside it is thrown away afterwards.
-
-b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: patches that are seen; d: width.
+b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: visible patches; d: width.
 """
 
 from typing import Literal, NamedTuple
@@ -28,22 +25,22 @@ LEVELS = 8  # 3 bits of every channel
 
 
 class Filled(NamedTuple):
-    """What came out: a loss for each image, and the pictures that the model believes in, patch by patch."""
+    """Loss per image, mask, and predicted patches."""
 
     losses: Float[Tensor, "b"]
     hidden: Bool[Tensor, "b n"]
-    patches: Float[Tensor, "b n p"]  # in the units of the input; to be looked at, without gradients
+    patches: Float[Tensor, "b n p"]  # pixels in the scale of the target, for display, without gradients
 
 
 # ---- Masked patch prediction (appendix B.1.2) ------------------------------------------------------------------------
 
 
 class MaskedPatchPrediction(nn.Module):
-    """Half of the patches are corrupted: 80 % of these by a learned token, 10 % by another patch, 10 % not at all.
+    """Corrupt half of the patches: replace 80 % of these by a learned token, 10 % by another patch, 10 % not at all.
 
-    From what the encoder makes of a corrupted patch, one linear layer tells its mean colour, with 3 bits for each
-    channel ("colour"); or the colours of its 4 x 4 parts ("colours"); or all of its pixels ("pixels", in L2). These are
-    the three targets that the paper tried; it kept the first.
+    From the encoded patch, one linear layer predicts its mean colour with 3 bits per channel ("colour"), the colours of
+    its 4 x 4 parts ("colours"), or all of its pixels ("pixels", L2 loss). The paper compared all three and chose the
+    first.
     """
 
     def __init__(self, encoder: ViT, target: Target = "colour", rate: float = 0.5):
@@ -53,7 +50,7 @@ class MaskedPatchPrediction(nn.Module):
         if config.stem is not None:
             fail("stem", config.stem, "None: the patches of a hybrid are not patches of the image")
         if config.patch_dropout:
-            fail("patch_dropout", config.patch_dropout, "0: every patch is asked about")
+            fail("patch_dropout", config.patch_dropout, "0: every patch is predicted")
         self.encoder, self.target, self.rate = encoder, target, rate
         self.mask = nn.Parameter(small_(torch.empty(1, 1, config.width)))
         pixels = config.channels * config.patch_size[0] * config.patch_size[1]
@@ -62,20 +59,19 @@ class MaskedPatchPrediction(nn.Module):
         self.predict = xavier_(nn.Linear(config.width, outputs))
 
     def forward(self, images: Float[Tensor, "b c h w"], unit: Float[Tensor, "b c h w"], draws: Tensor) -> Filled:
-        """`unit`: the same images with pixels in [0, 1]. `draws` [b, 3, n] are random numbers in [0, 1)."""
+        """`unit`: the images with pixels in [0, 1]. `draws` [b, 3, n]: random numbers in [0, 1)."""
         patches, grid = self.encoder.patchify(images)
         corrupted, hidden = self.corrupt(patches, draws)
         features = self.encoder.encode(*self.encoder.embed(corrupted, grid))
-        answers = self.predict(features.patches)
-        truth = cut(unit, self.encoder.config.patch_size)
-        losses, believed = self._compare(answers, truth)
+        target = cut(unit, self.encoder.config.patch_size)
+        losses, predicted = self._losses(self.predict(features.patches), target)
         weights = hidden.float()
-        return Filled((losses * weights).sum(1) / weights.sum(1).clamp(min=1), hidden, believed.detach())
+        return Filled((losses * weights).sum(1) / weights.sum(1).clamp(min=1), hidden, predicted.detach())
 
     def corrupt(
         self, patches: Float[Tensor, "b n d"], draws: Float[Tensor, "b 3 n"]
     ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
-        """Exactly the share of each image; what happens to a corrupted patch is drawn for each by itself."""
+        """Corrupt exactly the fraction `rate` of each image; the kind of corruption is drawn for each patch."""
         b, n, _ = patches.shape
         which, what, other = draws.unbind(1)
         count = max(round(n * self.rate), 1)
@@ -86,25 +82,23 @@ class MaskedPatchPrediction(nn.Module):
         corrupted = torch.where(masked[..., None], self.mask.to(patches.dtype), patches)
         return torch.where(swapped[..., None], elsewhere, corrupted), hidden
 
-    def _compare(self, answers: Tensor, truth: Float[Tensor, "b n p"]) -> tuple[Float[Tensor, "b n"], Tensor]:
-        """A loss for every patch, and what the model believes it looks like."""
+    def _losses(self, outputs: Tensor, target: Float[Tensor, "b n p"]) -> tuple[Float[Tensor, "b n"], Tensor]:
+        """Loss and predicted pixels of every patch."""
         channels, size = self.encoder.config.channels, self.encoder.config.patch_size
         if self.target == "pixels":
-            return ((answers.float() - truth) ** 2).mean(-1), answers.float()
+            return ((outputs.float() - target) ** 2).mean(-1), outputs.float()
         parts = 1 if self.target == "colour" else 4
-        colours = F.adaptive_avg_pool2d(truth.reshape(-1, channels, *size), parts)  # [b x n, c, parts, parts]
-        wanted = three_bits(colours).flatten(1)  # [b x n, parts x parts]
-        logits = answers.float().reshape(wanted.numel(), LEVELS**channels)
-        losses = F.cross_entropy(logits, wanted.flatten(), reduction="none").reshape(wanted.shape).mean(1)
-        believed = (
-            colour_of(logits.argmax(1), channels).reshape(len(wanted), parts, parts, channels).permute(0, 3, 1, 2)
-        )
-        pictures = F.interpolate(believed, size, mode="nearest").flatten(1)
-        return losses.reshape(truth.shape[:2]), pictures.reshape(truth.shape)
+        colours = F.adaptive_avg_pool2d(target.reshape(-1, channels, *size), parts)  # [b x n, c, parts, parts]
+        classes = three_bits(colours).flatten(1)  # [b x n, parts x parts]
+        logits = outputs.float().reshape(classes.numel(), LEVELS**channels)
+        losses = F.cross_entropy(logits, classes.flatten(), reduction="none").reshape(classes.shape).mean(1)
+        predicted = colour_of(logits.argmax(1), channels).reshape(-1, parts, parts, channels).permute(0, 3, 1, 2)
+        pixels = F.interpolate(predicted, size, mode="nearest")
+        return losses.reshape(target.shape[:2]), pixels.reshape(target.shape)
 
 
 def three_bits(colours: Float[Tensor, "m c y x"]) -> Int[Tensor, "m y x"]:
-    """Colours in [0, 1] as one of 8^c numbers; the first channel counts most.
+    """Quantise colours in [0, 1] to one of 8^c classes; the first channel is the most significant.
 
     >>> three_bits(torch.tensor([0.0, 0.5, 1.0]).reshape(1, 3, 1, 1)).item()  # 0, 4 and 7 of 8
     39
@@ -117,7 +111,7 @@ def three_bits(colours: Float[Tensor, "m c y x"]) -> Int[Tensor, "m y x"]:
 
 
 def colour_of(numbers: Int[Tensor, "m"], channels: int) -> Float[Tensor, "m c"]:
-    """The middle of what `three_bits` calls by these numbers."""
+    """Centre colour of each class of `three_bits`."""
     powers = LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
     return ((numbers[:, None] // powers) % LEVELS + 0.5) / LEVELS
 
@@ -126,10 +120,9 @@ def colour_of(numbers: Int[Tensor, "m"], channels: int) -> Float[Tensor, "m c"]:
 
 
 class MaskedAutoencoder(nn.Module):
-    """The encoder sees a quarter of the patches; a light decoder paints the others.
+    """Encode a quarter of the patches and reconstruct the others with a light decoder.
 
-    What is compared are pixels, in every patch with mean 0 and deviation 1: so that the structure counts and not the
-    light. The encoder never works on what is hidden, which is why this is cheap.
+    The target is the pixels of each patch, normalised to mean 0 and std 1.
     """
 
     def __init__(self, encoder: ViT, rate: float = 0.75, width: int = 512, depth: int = 8, num_heads: int = 16):
@@ -149,30 +142,30 @@ class MaskedAutoencoder(nn.Module):
         self.paint = xavier_(nn.Linear(width, pixels))
 
     def forward(self, images: Float[Tensor, "b c h w"], draws: Float[Tensor, "b n"]) -> Filled:
-        """`draws` are random numbers: the patches with the smallest are seen."""
+        """`draws` are random numbers: the patches with the smallest ones are visible."""
         n = draws.shape[1]
-        seen = max(min(round(n * (1 - self.rate)), n - 1), 1)  # something is seen, and something is left to paint
-        keep_indices = draws.argsort(dim=1)[:, :seen].sort(dim=1).values
+        visible = max(min(round(n * (1 - self.rate)), n - 1), 1)  # at least one visible and one hidden patch
+        keep_indices = draws.argsort(dim=1)[:, :visible].sort(dim=1).values
         patches, grid = self.encoder.patchify(images, keep_indices)
         features = self.encoder.encode(*self.encoder.embed(patches, grid, keep_indices))
         assert features.keep_indices is not None
-        painted = self.decode(features, features.keep_indices)
-        truth = cut(images, self.encoder.config.patch_size).float()
-        mean, deviation = truth.mean(-1, keepdim=True), (truth.var(-1, keepdim=True) + 1e-6).sqrt()
+        predicted = self.decode(features, features.keep_indices).float()
+        target = cut(images, self.encoder.config.patch_size).float()
+        mean, std = target.mean(-1, keepdim=True), (target.var(-1, keepdim=True) + 1e-6).sqrt()
         hidden = torch.ones(draws.shape, dtype=torch.bool, device=images.device).scatter_(
             1, features.keep_indices, False
         )
-        errors = ((painted.float() - (truth - mean) / deviation) ** 2).mean(-1)
+        errors = ((predicted - (target - mean) / std) ** 2).mean(-1)
         losses = (errors * hidden).sum(1) / hidden.sum(1).clamp(min=1)
-        return Filled(losses, hidden, painted.detach().float() * deviation + mean)
+        return Filled(losses, hidden, predicted.detach() * std + mean)
 
     def decode(self, features: Features, keep_indices: Int[Tensor, "b k"]) -> Float[Tensor, "b n p"]:
-        """All patches painted, from the features of the few that were seen."""
-        prefix, seen = self.embed(features.prefix), self.embed(features.patches)
-        (b, _, width), layout = seen.shape, Layout(prefix.shape[1], features.grid)
-        everywhere = self.mask.to(seen.dtype).expand(b, layout.grid[0] * layout.grid[1], -1)
-        everywhere = everywhere.scatter(1, keep_indices[..., None].expand(-1, -1, width), seen)
-        tokens = self.position(torch.cat([prefix, everywhere], dim=1), layout)
+        """Predict all patches from the features of the visible ones."""
+        prefix, visible = self.embed(features.prefix), self.embed(features.patches)
+        (b, _, width), layout = visible.shape, Layout(prefix.shape[1], features.grid)
+        patches = self.mask.to(visible.dtype).expand(b, layout.grid[0] * layout.grid[1], -1)
+        patches = patches.scatter(1, keep_indices[..., None].expand(-1, -1, width), visible)
+        tokens = self.position(torch.cat([prefix, patches], dim=1), layout)
         for block in self.blocks:
             tokens = block(tokens, AttentionTerms())
         return self.paint(self.norm(tokens)[:, layout.num_prefix_tokens :])

@@ -1,4 +1,4 @@
-"""A model without memory and without numbers: shapes alone, for the tensors of a checkpoint to be put in."""
+"""Build a model on the meta device and assign the tensors of a checkpoint to it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
@@ -7,22 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.kinds import AnyConfig, AnyModel, build_any
-from vitreous.model.resnet import ResNet
-from vitreous.model.segmenter import Segmenter, SegmenterConfig
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.vit import ViT
 
-# As torch's layers and init.py ask for them: of a tensor, or by a function that shows itself before it does.
+# Random initialisers that torch's layers and init.py call.
 DRAWS = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
 
 
 class _NoDraws(TorchFunctionMode):
-    """Leaves out the random numbers that parts start with.
-
-    Where there is no memory for them they are in vain; and torch would load its compiler to find out what shape they
-    have, which takes over a second the first time.
-    """
+    """Skip random initialisation: on the meta device torch would load its compiler for it, which takes a second."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -34,24 +29,24 @@ class _NoDraws(TorchFunctionMode):
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Assign a checkpoint's tensors to a blank model. Raises if a tensor of the model is not in the checkpoint."""
+    """Assign the tensors of a checkpoint to a blank model; ValueError if one stays on the meta device."""
     model.load_state_dict(own_storages(tensors), assign=True)
     for name, part in model.named_modules():
         for key, value in (vars(part) | part._buffers).items():
             if isinstance(value, Tensor) and value.is_meta:
                 where = f"{name}.{key}".lstrip(".")
                 raise ValueError(
-                    f"{where} is made as {type(part).__name__} is built and is in no checkpoint: compute it in "
-                    "forward, or register it as a persistent buffer"
+                    f"{where} is created by {type(part).__name__} and missing from checkpoints: compute it in forward, "
+                    "or register it as a persistent buffer"
                 )
 
 
 def own_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give every tensor a storage of its own, and make it contiguous.
+    """Make every tensor contiguous and the only one in its storage.
 
-    Query, key and value may be rows of one packed tensor. safetensors, accelerate and huggingface_hub take tensors with
-    one storage for copies of each other, and drop them or refuse to save them. Rows keep their memory and get a new
-    storage object around it, so that mapped files stay mapped. Only overlapping and strided tensors are copied.
+    Query, key and value may be rows of one packed tensor. safetensors, accelerate and huggingface_hub treat tensors
+    with a common storage as copies of each other, and drop them or refuse to save them. Rows keep their memory in a new
+    storage object, so that mapped files stay mapped; only overlapping and strided tensors are copied.
     """
     result, end = dict(tensors), 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
@@ -70,15 +65,13 @@ def own_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @overload
 def build_blank(config: ViTConfig) -> ViT: ...
 @overload
-def build_blank(config: ResNetConfig) -> ResNet: ...
-@overload
-def build_blank(config: SegmenterConfig) -> Segmenter: ...
-def build_blank(config: AnyConfig) -> AnyModel:
-    """The model that `config` describes, on torch's device "meta".
+def build_blank(config: ModelConfig) -> Model: ...
+def build_blank(config: ModelConfig) -> Model:
+    """Build a model on the meta device: shapes without memory.
 
     >>> model = build_blank(ViTConfig(width=192, num_heads=3, mlp_width=768))
     >>> model.head.weight.shape, model.head.weight.is_meta
     (torch.Size([1000, 192]), True)
     """
     with torch.device("meta"), _NoDraws():
-        return build_any(config)
+        return build(config)

@@ -1,6 +1,6 @@
-"""The alternatives a model is put together from, as small frozen dataclasses in unions.
+"""Alternatives for each part of a model: small frozen dataclasses in unions, which check their own fields.
 
-Each has only its own fields and checks them itself; `build.py` turns each into a module with one `match`.
+`build.py` turns each into a module with one `match`. This file imports no torch.
 """
 
 import re
@@ -20,7 +20,7 @@ from vitreous.common.checks import (
 
 
 def label_of(option: object) -> str:
-    """The short name of an option for people and programs: its class's `label`, or else the class name in words.
+    """Short name of an option: the `label` of its class, or the class name in words.
 
     >>> label_of(SinCos2d()), label_of(TanhHead())
     ('sincos', 'tanh head')
@@ -29,9 +29,9 @@ def label_of(option: object) -> str:
     return str(getattr(option, "label", words))
 
 
-# ---- Position: how a token knows where it stands ---------------------------------------------------------------------
+# ---- Position embedding ----------------------------------------------------------------------------------------------
 
-# How positions are resampled for another image size, named after the system whose behaviour it is (see resample.py).
+# Systems whose way of resampling positions for another image size can be chosen (see position.py).
 Interpolation = Literal["google", "timm", "huggingface", "torchvision", "dinov2", "dinov2-registers"]
 
 
@@ -41,7 +41,7 @@ def check_interpolation(value: object) -> None:
 
 @dataclass(frozen=True)
 class NoPosition:
-    """A bag of patches (appendix D.4, "no positional information")."""
+    """No position embedding (appendix D.4)."""
 
     label = "none"
 
@@ -50,7 +50,7 @@ class NoPosition:
 class Learned1d:
     """One learned vector per patch: the paper's choice (equation 1, E_pos).
 
-    `prefix_entries`: whether the class and distillation tokens have an entry of their own. Registers never do.
+    `prefix_entries`: the class and distillation tokens have vectors too. Registers never do.
     """
 
     label = "learned"
@@ -93,7 +93,7 @@ class SinCos2d:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """A learned number per head and (dy, dx), added to the attention logits; one table for all layers, as in T5."""
+    """Learned bias per head and (dy, dx), added to the attention logits; one table for all layers, as in T5."""
 
     label = "relative"
 
@@ -105,7 +105,7 @@ class RelativeBias:
 
 @dataclass(frozen=True)
 class Rotary2d:
-    """Queries and keys rotated by angles proportional to y and x: attention then depends on differences only."""
+    """Queries and keys rotated by angles proportional to y and x, so that attention depends on differences."""
 
     label = "rotary"
 
@@ -117,9 +117,9 @@ class Rotary2d:
 
 @dataclass(frozen=True)
 class Conditional:
-    """CPVT: a depth-wise convolution after the first block, whose zero padding tells where the border is.
+    """CPVT: depth-wise convolutions after the first `blocks` blocks, whose zero padding marks the border.
 
-    After more of the blocks, each with its own, it also tells what is near: of use where pictures are few.
+    More than one also mixes neighbouring patches, which helps on small data sets.
     """
 
     label = "conditional"
@@ -138,7 +138,7 @@ PositionConfig = Learned1d | Learned2d | SinCos2d | RelativeBias | Rotary2d | Co
 
 # ---- Stem ------------------------------------------------------------------------------------------------------------
 
-# Whose small numbers a ResNet uses where it divides by a deviation (see resnet.py).
+# Systems whose epsilons a ResNet can use (see resnet.py).
 ResNetNumerics = Literal["google", "timm", "bit"]
 
 
@@ -159,7 +159,7 @@ class ResNetStem:
 
     @property
     def stride(self) -> int:
-        """The root (convolution and pooling) reduces by 4, every stage after the first by 2."""
+        """Stride of the feature map: 4 for convolution and pooling, times 2 for every stage after the first."""
         return 4 << max(len(self.stages) - 1, 0)
 
 
@@ -178,7 +178,7 @@ def check_resnet(prefix: str, stages: object, width: int) -> None:
 
 @dataclass(frozen=True)
 class Gelu:
-    """Linear, GELU, linear. GELU exactly ("erf") or by the approximation that Google's code uses ("tanh")."""
+    """Linear, GELU, linear. GELU is exact ("erf") or the approximation of Google's code ("tanh")."""
 
     approximation: Literal["erf", "tanh"]
 
@@ -191,12 +191,12 @@ class SwiGlu:
     """silu(x W1) * (x W2), then linear (DINOv2-g)."""
 
 
-Mlp = Gelu | SwiGlu
+MlpConfig = Gelu | SwiGlu
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """On the embedded tokens; on the attention weights; on what attention and the layers of the MLP put out."""
+    """Dropout rates of embedded tokens, of attention weights, and of the outputs of attention and MLP layers."""
 
     embedding: float = 0.0
     attention: float = 0.0
@@ -213,12 +213,12 @@ class Dropout:
 
 @dataclass(frozen=True)
 class ClassToken:
-    """The image is what the class token has become (equation 4)."""
+    """Pool by the class token (equation 4)."""
 
 
 @dataclass(frozen=True)
 class GlobalAverage:
-    """The image is the mean of its patches. The final norm comes before the mean (Google) or after it (timm, MAE)."""
+    """Pool by the mean of the patches. The final norm comes before the mean (Google) or after it (timm, MAE)."""
 
     norm: Literal["before", "after"] = "before"
 
@@ -231,7 +231,7 @@ class AttentionPool:
     """MAP: one learned query attends to all tokens, followed by an MLP (big_vision)."""
 
 
-Pool = ClassToken | GlobalAverage | AttentionPool
+PoolConfig = ClassToken | GlobalAverage | AttentionPool
 
 
 @dataclass(frozen=True)
@@ -259,12 +259,38 @@ class MlpHead:
         check_whole("head.width", self.width, 1, 2**16)
 
 
-Head = LinearHead | TanhHead | MlpHead
+HeadConfig = LinearHead | TanhHead | MlpHead
+
+
+@dataclass(frozen=True)
+class LinearDecoder:
+    """One linear layer per patch, which scores each of its `cells` x `cells` parts."""
+
+    cells: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("decoder.cells", self.cells, 1, 64)
+
+
+@dataclass(frozen=True)
+class MaskDecoder:
+    """Segmenter's mask transformer (arXiv 2105.05633): one token per class attends together with the patches."""
+
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("decoder.depth", self.depth, 1, 64)
+
+
+DecoderConfig = LinearDecoder | MaskDecoder
+
+# Value of unlabelled pixels in masks: excluded from losses and metrics.
+IGNORED = 255
 
 # ---- Preprocessing ---------------------------------------------------------------------------------------------------
 
 
-# Whose rounding a resize and its centre crop follow: the systems differ by a pixel (see centre_crop.py).
+# Systems whose rounding of resize and centre crop can be chosen (see centre_crop.py).
 Geometry = Literal["torchvision", "timm", "huggingface"]
 
 
@@ -272,11 +298,11 @@ Geometry = Literal["torchvision", "timm", "huggingface"]
 class Preprocessing:
     """Steps from an image to the model's input: resize, crop, scale to [0, 1], subtract `mean`, divide by `std`.
 
-    fit: "crop" resizes the shorter side to size / crop_fraction and cuts out the centre. "squash" resizes to the size,
-        ignoring the aspect ratio. "squash-crop" does so to size / crop_fraction and cuts out the centre (transformers'
+    fit: "crop" resizes the shorter side to size / crop_fraction and crops the centre. "squash" resizes to the size,
+        ignoring the aspect ratio. "squash-crop" resizes so to size / crop_fraction and crops the centre (transformers'
         DeiT). "pad" resizes the longer side to size / crop_fraction and fills the rest with `mean` (timm's "border").
-    geometry: the system whose rounding of sizes and margins applies. Config files without it mean "torchvision".
-    A mean or std of one number applies to every channel.
+    geometry: system whose rounding of sizes and margins applies. Config files without it mean "torchvision".
+    mean, std: one number for all channels, or one for each.
     """
 
     mean: tuple[float, ...] = (0.5,)

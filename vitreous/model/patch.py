@@ -1,7 +1,7 @@
-"""An image as a sequence of patches, each projected linearly (section 3.1): x_p E of equation 1.
+"""Patch embedding (section 3.1): an image is cut into patches, each projected linearly, x_p E of equation 1.
 
-The projection is a convolution whose stride is its kernel size. Cutting, flattening and multiplying is the same
-function of the same weight; which one is faster depends on the machine.
+A convolution whose stride is its kernel size computes the same as cutting, flattening and multiplying; the faster one
+depends on the machine.
 
 b: batch; c: channels; h, w: image height and width; n: patches; d: width.
 """
@@ -17,9 +17,9 @@ from vitreous.model.init import lecun_normal_
 
 
 class PatchProjection(nn.Conv2d):
-    """A convolution of images, [b, c, h, w], and the same function of patches that are already cut, [b, n, c * h * w].
+    """Convolution of images [b, c, h, w], or the same function of flattened patches [b, n, c * h * w].
 
-    Both go through `forward`, so that torch's hooks on this module (pruning, offloading) run for both.
+    Both use `forward`, so that torch's hooks on this module (pruning, offloading) run for both.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class PatchProjection(nn.Conv2d):
 
 
 class PatchEmbedding(nn.Module):
-    """Patches of any size, from images of any size and number of channels.
+    """Cut images of any size into patches and project them.
 
     >>> import torch
     >>> patches, grid = PatchEmbedding(3, 768, (16, 16))(torch.zeros(1, 3, 224, 320))
@@ -57,7 +57,7 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, images: Float[Tensor, "b c h w"], keep_indices: Int[Tensor, "b k"] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Size]:
-        """All patches of every image, row by row; or those at its `keep_indices` places, and the others cost nothing."""
+        """Project all patches in row-major order, or only those at `keep_indices`."""
         images = self._fit(images)
         grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
         if self.method == "conv" and keep_indices is None:
@@ -78,12 +78,12 @@ class PatchEmbedding(nn.Module):
 
 
 def pick(patches: Float[Tensor, "b n d"], keep_indices: Int[Tensor, "b k"]) -> Float[Tensor, "b k d"]:
-    """Of every image, the patches at its own places."""
+    """Select patches of every image by their indices."""
     return patches.gather(1, keep_indices[..., None].expand(-1, -1, patches.shape[-1]))
 
 
 def cut(images: Float[Tensor, "b c h w"], patch_size: Size) -> Float[Tensor, "b n cpp"]:
-    """The patches themselves, in row-major order, each flattened as (channel, row, column)."""
+    """Cut images into patches in row-major order, each flattened as (channel, row, column)."""
     b, c, h, w = images.shape
     ph, pw = patch_size
     patches = images.reshape(b, c, h // ph, ph, w // pw, pw).permute(0, 2, 4, 1, 3, 5)
@@ -91,7 +91,7 @@ def cut(images: Float[Tensor, "b c h w"], patch_size: Size) -> Float[Tensor, "b 
 
 
 def uncut(patches: Float[Tensor, "b n cpp"], patch_size: Size, grid: Size) -> Float[Tensor, "b c h w"]:
-    """Patches put together to images again."""
+    """Assemble images from patches: the inverse of `cut`."""
     (ph, pw), (gh, gw) = patch_size, grid
     b, _, pixels = patches.shape
     c = pixels // (ph * pw)

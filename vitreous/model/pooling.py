@@ -1,7 +1,6 @@
-"""From the tokens of an image to one vector.
+"""Pooling of the tokens of an image into one vector.
 
-Every kind also tells with which weights it takes from the tokens, and works with weights handed in: for those who look
-at what the vector is made of.
+For explanations, `weights` returns the weight of every token, and `with_weights` pools with given weights.
 
 b: batch; t: tokens, prefix and patches; d: width.
 """
@@ -33,7 +32,7 @@ class ClassTokenPooling(nn.Module):
 
 
 class AveragePooling(nn.Module):
-    """The mean of the patches, normed afterwards where the encoder's output was not."""
+    """Mean of the patches, followed by a norm if the encoder's output has none."""
 
     def __init__(self, norm: nn.Module):
         super().__init__()
@@ -52,7 +51,7 @@ class AveragePooling(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """MAP, multi-head attention pooling: a learned query attends to all tokens, then an MLP with a residual."""
+    """MAP, multi-head attention pooling: a learned query attends to all tokens, then a residual MLP."""
 
     def __init__(self, attention: PoolingAttention, mlp: Mlp, width: int, norm_eps: float):
         super().__init__()
@@ -74,5 +73,5 @@ class AttentionPooling(nn.Module):
 
 
 def all_tokens(features: Features) -> Float[Tensor, "b t d"]:
-    """Prefix and patches as one sequence again."""
+    """Concatenate prefix and patches."""
     return torch.cat([features.prefix, features.patches], dim=1)

@@ -1,14 +1,14 @@
-"""How a token knows where it stands: seven kinds, each at any grid, its own or another.
+"""Position embeddings, each for any grid.
 
-A kind overrides the one hook that is its nature: something added to the embedded tokens, something said to every
-attention, or something done between two blocks. The encoder knows only the hooks.
+Each overrides one hook: `embed` adds to the embedded tokens, `attend` changes every attention, `between` acts after a
+block.
 
 b: batch; t = p + n: tokens, prefix and patches; d: width; gh, gw: grid height and width.
 """
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,44 +19,43 @@ from vitreous.common.checks import Size
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.init import lecun_normal_, small_
 from vitreous.model.options import Interpolation
-from vitreous.model.resample import resample, resample_line
 from vitreous.model.tokens import Layout
 
 
 class PositionEmbedding(nn.Module):
-    """The hooks of a position embedding, none of them used: without position, an image is a bag of patches.
+    """Base class, which adds no position information.
 
-    A model calls the module itself, once and before the other hooks, so that torch's own forward hooks run: pruning and
-    weight normalisation recompute a tensor in them.
+    A model calls `forward` once, before the other hooks, so that torch's forward hooks run: pruning and weight
+    normalisation recompute a tensor in them.
     """
 
     def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         return self.embed(tokens, layout)
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Add to the embedded tokens, which are those of all patches or of the `keep_indices` ones of `layout`."""
+        """Add to the embedded tokens, those of all patches or of `layout.keep_indices`."""
         return tokens
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
-        """Called once per image; every layer's attention gets the answer."""
+        """Terms for the attention of every layer, computed once per batch."""
         return AttentionTerms()
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Called after every block."""
+        """Change the tokens after block `layer`."""
         return tokens
 
     def resize(self, grid: Size) -> None:
-        """Make `grid` the kind's own. What works by nature at any grid has nothing to do."""
+        """Resample learned tables for another grid."""
 
 
 # ---- Added to the embedded tokens ------------------------------------------------------------------------------------
 
 
 class AddedPosition(PositionEmbedding, ABC):
-    """A vector for every place, added to the token that stands there: E_pos of equation 1.
+    """One vector per patch, added to its token: E_pos of equation 1.
 
-    The first `entries` prefix tokens have a learned vector of their own. Learned positions decide together with the
-    tokens which dtype their sum has; `fixed` ones take the dtype of the tokens.
+    The first `entries` prefix tokens have learned vectors too. `fixed` positions are cast to the dtype of the tokens;
+    learned ones are added by torch's type promotion.
     """
 
     fixed = False
@@ -67,7 +66,7 @@ class AddedPosition(PositionEmbedding, ABC):
 
     @abstractmethod
     def table_at(self, grid: Size, device: torch.device) -> Float[Tensor, "gh gw d"]:
-        """The patches' vectors on a grid."""
+        """Vectors of the patches on a grid."""
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         table = self.table_at(layout.grid, tokens.device).flatten(0, 1)
@@ -75,13 +74,13 @@ class AddedPosition(PositionEmbedding, ABC):
         none = table.new_zeros(layout.num_prefix_tokens - own.shape[0], table.shape[1])
         position = torch.cat([own, none, table])
         if layout.keep_indices is not None:
-            whole = torch.arange(layout.num_prefix_tokens, device=tokens.device).expand(tokens.shape[0], -1)
-            position = position[torch.cat([whole, layout.keep_indices + layout.num_prefix_tokens], dim=1)]
+            prefix = torch.arange(layout.num_prefix_tokens, device=tokens.device).expand(tokens.shape[0], -1)
+            position = position[torch.cat([prefix, layout.keep_indices + layout.num_prefix_tokens], dim=1)]
         return tokens + (position.to(tokens.dtype) if self.fixed else position)
 
 
 class Learned1dPosition(AddedPosition):
-    """A learned vector per patch. The paper counts places in one dimension; we keep them on their grid."""
+    """One learned vector per patch, stored as a grid."""
 
     def __init__(self, width: int, grid: Size, entries: int, interpolation: Interpolation):
         super().__init__(width, entries)
@@ -96,7 +95,7 @@ class Learned1dPosition(AddedPosition):
 
 
 class Learned2dPosition(AddedPosition):
-    """A learned vector per column and per row, side by side."""
+    """One learned vector per column and per row, concatenated."""
 
     def __init__(self, width: int, grid: Size, entries: int, interpolation: Interpolation):
         super().__init__(width, entries)
@@ -115,7 +114,7 @@ class Learned2dPosition(AddedPosition):
 
 
 class SinCos2dPosition(AddedPosition):
-    """[sin x, cos x, sin y, cos y] at geometrically spaced frequencies; nothing to learn, nothing to resample."""
+    """[sin x, cos x, sin y, cos y] at geometrically spaced frequencies."""
 
     fixed = True
 
@@ -132,13 +131,13 @@ class SinCos2dPosition(AddedPosition):
         return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1)
 
 
-# ---- Said to every attention -----------------------------------------------------------------------------------------
+# ---- In every attention ----------------------------------------------------------------------------------------------
 
 
 class Rotary2dPosition(PositionEmbedding):
-    """Angles for queries and keys: half of the channel pairs of every head turn with y, half with x.
+    """Rotation of queries and keys: half of the channel pairs of every head by y, half by x.
 
-    The picture's edges are at -1 and 1 whatever its size, so that another size is the same picture, finer (DINOv3).
+    The edges of an image are at -1 and 1 for every size, as in DINOv3.
     """
 
     def __init__(self, head_dim: int, base: float):
@@ -153,13 +152,13 @@ class Rotary2dPosition(PositionEmbedding):
         columns = (x[None, :, None] * turns).expand(gh, -1, -1)
         angles = torch.cat([rows, columns], dim=-1).flatten(0, 1)
         if layout.keep_indices is not None:
-            angles = angles[layout.keep_indices][:, None]  # one axis more, for the heads
-        angles = F.pad(angles, (0, 0, layout.num_prefix_tokens, 0))  # the prefix stands nowhere: angle 0
+            angles = angles[layout.keep_indices][:, None]  # [b, 1, k, head_dim / 2]
+        angles = F.pad(angles, (0, 0, layout.num_prefix_tokens, 0))  # prefix tokens are not rotated
         return AttentionTerms(rotation=(angles.cos(), angles.sin()))
 
 
 class RelativeBiasPosition(PositionEmbedding):
-    """A learned number per head for every difference (dy, dx), and three for pairs in which the prefix takes part."""
+    """Learned bias per head for every difference (dy, dx), and three for pairs with prefix tokens."""
 
     def __init__(self, num_heads: int, grid: Size, interpolation: Interpolation):
         super().__init__()
@@ -185,11 +184,11 @@ class RelativeBiasPosition(PositionEmbedding):
         self.table = _replaced(self.table, resample(self.table.detach(), size, self.interpolation))
 
 
-# ---- Done between two blocks -----------------------------------------------------------------------------------------
+# ---- Between blocks --------------------------------------------------------------------------------------------------
 
 
 class ConditionalPosition(PositionEmbedding):
-    """CPVT's position encoding generator: after the first blocks, each patch hears from its neighbours."""
+    """CPVT's position encoding generator: a depth-wise convolution after each of the first blocks."""
 
     def __init__(self, width: int, kernel_size: int, blocks: int = 1):
         super().__init__()
@@ -197,8 +196,8 @@ class ConditionalPosition(PositionEmbedding):
             lecun_normal_(nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width))
             for _ in range(blocks)
         )
-        for convolution in self.convolutions.parameters():  # so that many add up to no more than one
-            convolution.data /= math.sqrt(blocks)
+        for weight in self.convolutions.parameters():  # keeps the variance of their sum
+            weight.data /= math.sqrt(blocks)
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         if layer >= len(self.convolutions):
@@ -207,19 +206,67 @@ class ConditionalPosition(PositionEmbedding):
         b, _, d = tokens.shape
         patches = tokens[:, p:]
         if layout.keep_indices is None:
-            heard = self._convolve(layer, patches, layout.grid)
-        else:  # patches that are left out are silent: zeros
+            added = self._convolve(layer, patches, layout.grid)
+        else:  # dropped patches are zeros
             index = layout.keep_indices[..., None].expand(-1, -1, d)
             whole = patches.new_zeros(b, gh * gw, d).scatter(1, index, patches)
-            heard = self._convolve(layer, whole, layout.grid).gather(1, index)
-        return torch.cat([tokens[:, :p], patches + heard], dim=1)
+            added = self._convolve(layer, whole, layout.grid).gather(1, index)
+        return torch.cat([tokens[:, :p], patches + added], dim=1)
 
     def _convolve(self, layer: int, patches: Float[Tensor, "b n d"], grid: Size) -> Float[Tensor, "b n d"]:
         b, _, d = patches.shape
-        picture = patches.transpose(1, 2).reshape(b, d, *grid)
-        return self.convolutions[layer](picture).flatten(2).transpose(1, 2)
+        image = patches.transpose(1, 2).reshape(b, d, *grid)
+        return self.convolutions[layer](image).flatten(2).transpose(1, 2)
 
 
 def _replaced(old: nn.Parameter, new: Tensor) -> nn.Parameter:
-    """A contiguous parameter with new values, frozen if the old one was."""
+    """New values as a contiguous parameter, frozen if the old one was."""
     return nn.Parameter(new.clone(memory_format=torch.contiguous_format), requires_grad=old.requires_grad)
+
+
+# ---- Tables for another grid -----------------------------------------------------------------------------------------
+
+
+# A checkpoint is only faithful with the resampling of the system that it comes from (section 3.2).
+class _Resampling(NamedTuple):
+    mode: str
+    align_corners: bool = False
+    antialias: bool = False
+    scale_offset: float = 0.0
+
+
+RESAMPLINGS: dict[Interpolation, _Resampling] = {
+    "google": _Resampling("bilinear", align_corners=True),  # scipy.ndimage.zoom(order=1), also big_vision's
+    "timm": _Resampling("bicubic", antialias=True),
+    "huggingface": _Resampling("bicubic"),  # also MAE's and DeiT's
+    "torchvision": _Resampling("bicubic", align_corners=True),
+    "dinov2": _Resampling("bicubic", scale_offset=0.1),  # as DINOv2 needs for its released weights
+    "dinov2-registers": _Resampling("bicubic", antialias=True),
+}
+
+
+def resample(table: Float[Tensor, "gh gw d"], grid: Size, interpolation: Interpolation) -> Float[Tensor, "h w d"]:
+    """Resample a table of vectors for another grid.
+
+    >>> resample(torch.zeros(14, 14, 768), (16, 20), "timm").shape
+    torch.Size([16, 20, 768])
+    """
+    gh, gw, _ = table.shape
+    if (gh, gw) == grid:
+        return table
+    way = RESAMPLINGS[interpolation]
+    image = table.to(torch.promote_types(table.dtype, torch.float32)).permute(2, 0, 1)[None]
+    if way.scale_offset:
+        # The scale, not the size, determines the sample points: (h + 0.1) / gh instead of h / gh.
+        scale = ((grid[0] + way.scale_offset) / gh, (grid[1] + way.scale_offset) / gw)
+        image = F.interpolate(image, scale_factor=scale, mode=way.mode)
+    elif way.align_corners:
+        image = F.interpolate(image, size=grid, mode=way.mode, align_corners=True)
+    else:
+        image = F.interpolate(image, size=grid, mode=way.mode, antialias=way.antialias)
+    return image[0].permute(1, 2, 0).to(table.dtype)
+
+
+def resample_line(table: Float[Tensor, "g d"], length: int, interpolation: Interpolation) -> Float[Tensor, "n d"]:
+    """Resample the vectors of rows or columns for another length."""
+    return resample(table[:, None], (length, 1), interpolation)[:, 0]

@@ -1,19 +1,16 @@
-"""Models by the names that their papers give them. One table of sizes; a preset says only what differs from it.
-
-This file imports torch only when a model is built.
-"""
+"""Presets: models by the names of their papers. This file imports torch only when a model is built."""
 
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from vitreous.common.checks import BadValue, as_size, suggestion
-from vitreous.common.codec import decode
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, ResNetStem, SwiGlu
 
 if TYPE_CHECKING:
+    from vitreous.model.protocol import Model
     from vitreous.model.resnet import ResNet
     from vitreous.model.vit import ViT
 
@@ -40,7 +37,7 @@ SIZES = {
 }
 
 # Hybrids: the stem, the size of the ViT, and the patches its feature map is cut into (arXiv 2106.10270, Table 2).
-# The patches of R+ViT-Ti/16 are 8 x 8 places of a map at 1/4, so 32 pixels: its released weights say so, not its name.
+# The patches of R+ViT-Ti/16 are 8 x 8 places of a map at 1/4, so 32 pixels, as in its released weights.
 HYBRIDS = {
     "R+ViT-Ti/16": (ResNetStem(stages=()), "Ti", 8),
     "R26+ViT-S/32": (ResNetStem(stages=(2, 2, 2, 2)), "S", 1),
@@ -104,7 +101,7 @@ PRESETS = _presets()
 
 
 def preset(name: str) -> ViTConfig | ResNetConfig:
-    """The config of a preset.
+    """Config of a preset.
 
     >>> preset("ViT-B16")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -132,7 +129,7 @@ LETTERS = {
 
 
 def _in_the_papers_words(name: str) -> str:
-    """A model as timm and transformers call it, called as in its paper; nothing where it is called otherwise.
+    """Translate a name of timm or transformers to the name of the preset; "" if it has another form.
 
     >>> _in_the_papers_words("vit_base_patch16_224"), _in_the_papers_words("facebook/deit-tiny-distilled-patch16-224")
     ('ViT-B/16', 'DeiT-Ti/16-distilled')
@@ -155,23 +152,17 @@ def configure(
     image_size: int | Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ViTConfig | ResNetConfig:
-    """A preset with some of its fields changed, without building it."""
-    config = preset(name)
-    hints = get_type_hints(type(config))
-    changes: dict[str, Any] = {}
-    for field, value in (overrides or {}).items():
-        if field not in hints:
-            raise BadValue(f"{field!r} is not a field of {type(config).__name__}{suggestion(field, hints)}")
-        changes[field] = decode(hints[field], value, field)
+    """Config of a preset with other values for some fields."""
+    changes = dict(overrides or {})
     if num_classes is not None:
         changes["num_classes"] = num_classes
     if image_size is not None:
         changes["image_size"] = as_size(image_size)
-    return dataclasses.replace(config, **changes)
+    return preset(name).override(changes)
 
 
 @overload
-def create(  # type: ignore[overload-overlap] # the one preset that is not a ViT
+def create(  # type: ignore[overload-overlap] # the only preset that is not a ViT
     name: Literal["BiT-R50x1"],
     num_classes: int | None = None,
     image_size: int | Sequence[int] | None = None,
@@ -189,8 +180,8 @@ def create(
     num_classes: int | None = None,
     image_size: int | Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> "ViT | ResNet":
-    """A freshly initialised model, named as its paper names it.
+) -> "Model":
+    """Build a freshly initialised model by the name of its paper.
 
     `overrides` changes any other field of the config: `{"registers": 4, "position": Rotary2d()}`.
 

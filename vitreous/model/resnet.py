@@ -1,12 +1,10 @@
-"""ResNets with weight standardisation and GroupNorm, as the paper uses them: in front of a ViT, and as its baseline.
+"""ResNets with weight standardisation and GroupNorm: the stem of hybrids, and the paper's baseline (BiT).
 
-The hybrids' units put norm and ReLU after each convolution; BiT, the baseline, is a ResNet-v2 and puts them before.
-Both share everything else: root, stages, bottleneck widths and strides.
+Hybrids put norm and ReLU after each convolution; BiT is a ResNet-v2 and puts them before.
 
 b: batch; c: channels; h, w: height and width.
 """
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -14,16 +12,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ResNetConfig
-from vitreous.model.heads import build_head
 from vitreous.model.init import lecun_normal_
 from vitreous.model.inputs import check_images, check_matches
-from vitreous.model.options import LinearHead, ResNetNumerics
+from vitreous.model.options import ResNetNumerics
+from vitreous.model.protocol import Model
+from vitreous.model.tokens import Features, from_feature_map
 
 
 def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
-    """TensorFlow's SAME: the output has ceil(size / stride) places; an odd amount goes to the right and the bottom."""
+    """TensorFlow's SAME padding: ceil(size / stride) outputs; an odd amount goes to the right and the bottom."""
     amounts = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in (x.shape[3], x.shape[2])]
     return F.pad(x, [half for amount in amounts for half in (amount // 2, amount - amount // 2)], value=value)
 
@@ -31,7 +29,7 @@ def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: f
 def centred_padding(
     x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0
 ) -> Float[Tensor, "b c y x"]:
-    """BiT's: the same amount on every side, whatever the size."""
+    """BiT's padding: the same amount on every side."""
     return F.pad(x, [(kernel - 1) // 2] * 4, value=value)
 
 
@@ -39,10 +37,9 @@ Padding = Callable[[Tensor, int, int, float], Tensor]
 
 
 class StandardConv(nn.Conv2d):
-    """A convolution whose filters are standardised to mean 0 and deviation 1 before use.
+    """Convolution with filters standardised to mean 0 and std 1.
 
-    Systems differ in what keeps the deviation from 0: Google's ViT adds 1e-5 to it, BiT 1e-10 to its square, and timm's
-    hybrids 1e-8 to that.
+    Systems differ in the epsilon: Google's ViT adds 1e-5 to the std, BiT 1e-10 and timm's hybrids 1e-8 to the variance.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: Padding, numerics: ResNetNumerics):
@@ -54,12 +51,12 @@ class StandardConv(nn.Conv2d):
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
         match self.numerics:
             case "google":
-                deviation = variance.sqrt() + 1e-5
+                std = variance.sqrt() + 1e-5
             case "timm":
-                deviation = (variance + 1e-8).sqrt()
+                std = (variance + 1e-8).sqrt()
             case "bit":
-                deviation = (variance + 1e-10).sqrt()
-        weight = (self.weight - mean) / deviation
+                std = (variance + 1e-10).sqrt()
+        weight = (self.weight - mean) / std
         return F.conv2d(self.pad(x, self.kernel_size[0], self.stride[0], 0.0), weight, stride=self.stride)
 
 
@@ -68,7 +65,7 @@ def group_norm(channels: int, numerics: ResNetNumerics) -> nn.GroupNorm:
 
 
 class PostActivationUnit(nn.Module):
-    """The hybrids' bottleneck: convolution, norm, ReLU; the last ReLU after the sum."""
+    """Bottleneck of hybrids: convolution, norm, ReLU; the last ReLU after the sum."""
 
     padding = staticmethod(same_padding)
 
@@ -78,7 +75,7 @@ class PostActivationUnit(nn.Module):
         self.conv1, self.norm1 = StandardConv(inputs, width, 1, 1, *how), group_norm(width, numerics)
         self.conv2, self.norm2 = StandardConv(width, width, 3, stride, *how), group_norm(width, numerics)
         self.conv3, self.norm3 = StandardConv(width, outputs, 1, 1, *how), group_norm(outputs, numerics)
-        nn.init.zeros_(self.norm3.weight)  # a unit starts out as the identity
+        nn.init.zeros_(self.norm3.weight)  # a unit is initially the identity
         self.shortcut: nn.Module = nn.Identity()
         if inputs != outputs or stride != 1:
             projection = StandardConv(inputs, outputs, 1, stride, *how)
@@ -91,7 +88,7 @@ class PostActivationUnit(nn.Module):
 
 
 class PreActivationUnit(nn.Module):
-    """BiT's bottleneck: norm, ReLU, convolution; nothing after the sum."""
+    """Bottleneck of BiT: norm, ReLU, convolution; nothing after the sum."""
 
     padding = staticmethod(centred_padding)
 
@@ -134,7 +131,7 @@ class Stages(nn.Sequential):
 
 
 class HybridStem(nn.Module):
-    """The feature map that a hybrid cuts into patches (R26, R50 and the root alone)."""
+    """ResNet whose feature map a hybrid cuts into patches."""
 
     def __init__(self, channels: int, stages: tuple[int, ...], width: int, numerics: ResNetNumerics = "google"):
         super().__init__()
@@ -149,8 +146,8 @@ class HybridStem(nn.Module):
         return self.stages(x)
 
 
-class ResNet(nn.Module):
-    """BiT: the convolutional baseline that the paper compares ViT with.
+class ResNet(Model):
+    """BiT, the convolutional baseline of the paper.
 
     >>> from vitreous.model.config import ResNetConfig
     >>> ResNet(ResNetConfig(num_classes=10))(torch.zeros(1, 3, 64, 96)).shape
@@ -159,14 +156,20 @@ class ResNet(nn.Module):
 
     def __init__(self, config: ResNetConfig):
         super().__init__()
-        self.config = config
+        self.config: ResNetConfig = config
         self.root = StandardConv(config.channels, config.width, 7, 2, centred_padding, "bit")
         self.stages = Stages(PreActivationUnit, config.stages, config.width, "bit")
         self.norm = group_norm(self.stages.channels, "bit")
-        self.head = build_head(LinearHead(), self.stages.channels, config.num_classes, norm_eps=1e-5)
+        self.head = self.new_head(config.num_classes)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
-        return self.head(self.feature_map(images).mean(dim=(2, 3)))
+        return self.head(self.pooled(images))
+
+    def features(self, images: Float[Tensor, "b c h w"]) -> Features:
+        return from_feature_map(self.feature_map(images))
+
+    def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        return self.feature_map(images).mean(dim=(2, 3))
 
     def feature_map(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
         check_images(images, self.config.channels)
@@ -177,9 +180,3 @@ class ResNet(nn.Module):
             raise
         x = F.max_pool2d(centred_padding(x, 3, 2), 3, 2)  # BiT pads with zeros here, not with -inf
         return F.relu(self.norm(self.stages(x)))
-
-    def resized(self, image_size: int | Size) -> "ResNet":
-        """The same model; convolutions take any size, so only the record changes."""
-        model = copy.deepcopy(self)
-        model.config = self.config.resized(as_size(image_size))
-        return model

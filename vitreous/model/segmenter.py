@@ -1,114 +1,59 @@
-"""A class for every pixel: an encoder without its head, and a decoder that turns each patch into scores (Segmenter).
+"""Semantic segmentation: a ViT without head, and a decoder that scores the classes of each patch (Segmenter).
 
 b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: classes; d: width.
 """
 
 import copy
-import dataclasses
 import itertools
-from dataclasses import dataclass
-from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.common.checks import Size, as_size, check_kind, check_whole, fail
+from vitreous.common.checks import Size, as_size
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.block import Block, GeluMlp
-from vitreous.model.build import build_vit
-from vitreous.model.config import ViTConfig, check_classes
+from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.init import small_, xavier_
 from vitreous.model.inputs import check_images
-from vitreous.model.options import Preprocessing
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import LinearDecoder
+from vitreous.model.protocol import Model, UnsupportedModel
+from vitreous.model.tokens import Features
 from vitreous.model.vit import ViT
 
 
-@dataclass(frozen=True)
-class LinearDecoder:
-    """One linear layer for every patch, which it sees as `cells` x `cells` parts with scores of their own."""
+class Segmenter(Model):
+    """Score every class at every pixel, for images of any size.
 
-    cells: int = 1
-
-    def __post_init__(self) -> None:
-        check_whole("decoder.cells", self.cells, 1, 64)
-
-
-@dataclass(frozen=True)
-class MaskDecoder:
-    """Segmenter's mask transformer (arXiv 2105.05633): a vector for every class attends together with the patches."""
-
-    depth: int = 2
-
-    def __post_init__(self) -> None:
-        check_whole("decoder.depth", self.depth, 1, 64)
-
-
-Decoder = LinearDecoder | MaskDecoder
-
-
-@dataclass(frozen=True)
-class SegmenterConfig:
-    """Everything needed to rebuild a segmenter, preprocess an image and name the classes."""
-
-    encoder: ViTConfig
-    decoder: Decoder = LinearDecoder()
-    num_classes: int = 2
-    labels: tuple[str, ...] = ()
-    ids: tuple[int, ...] = ()  # of each class in the masks that it learned from, and in those that it writes
-
-    def __post_init__(self) -> None:
-        check_kind("encoder", self.encoder, (ViTConfig,))
-        check_kind("decoder", self.decoder, get_args(Decoder))
-        if self.encoder.num_classes:
-            fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder takes the place of the head")
-        if self.encoder.patch_dropout:
-            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: a patch that is left out has no mask")
-        check_whole("num_classes", self.num_classes, 2, IGNORED)  # masks hold 8 bits, and one number means none
-        check_classes(self.num_classes, self.labels)
-        if self.ids and len(set(self.ids)) != self.num_classes:
-            fail("ids", self.ids, f"empty, or {self.num_classes} different ones: as many as there are classes")
-        for number in self.ids:
-            check_whole("ids", number, 0, 65_535)
-
-    @property
-    def image_size(self) -> Size:
-        return self.encoder.image_size
-
-    @property
-    def channels(self) -> int:
-        return self.encoder.channels
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        return self.encoder.preprocessing
-
-    @property
-    def patch_stride(self) -> Size:
-        """The pixels that one patch stands for, down and across."""
-        return self.encoder.patch_stride
-
-    def resized(self, image_size: Size) -> "SegmenterConfig":
-        return dataclasses.replace(self, encoder=self.encoder.resized(image_size))
-
-
-class Segmenter(nn.Module):
-    """Scores of every class at every pixel, for images of any size.
-
+    >>> from vitreous.model.build import build
     >>> from vitreous.model.presets import configure
     >>> encoder = configure("ViT-Ti/16", num_classes=0, image_size=64, overrides={"depth": 1})
-    >>> build_segmenter(SegmenterConfig(encoder, num_classes=3))(torch.zeros(1, 3, 50, 70)).shape
+    >>> build(SegmenterConfig(encoder, num_classes=3))(torch.zeros(1, 3, 50, 70)).shape
     torch.Size([1, 3, 50, 70])
     """
 
     def __init__(self, config: SegmenterConfig, encoder: ViT, decoder: nn.Module):
         super().__init__()
-        self.config, self.encoder, self.decoder = config, encoder, decoder
+        self.config: SegmenterConfig = config
+        self.encoder, self.decoder = encoder, decoder
+
+    @property
+    def backbone(self) -> ViT:
+        return self.encoder
+
+    @property
+    def heads(self) -> list[nn.Module]:
+        return [self.decoder]
+
+    def features(self, images: Float[Tensor, "b c h w"]) -> Features:
+        return self.encoder.features(images)
+
+    def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        return self.encoder.pooled(images)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k h w"]:
-        """An image that patches do not tile is padded with zeros, right and bottom, and what they got is cut off."""
+        """Pad the image with zeros, right and bottom, to a multiple of the patches, and crop the scores."""
         check_images(images, self.config.channels)
         h, w = images.shape[2:]
         bottom, right = (-side % step for side, step in zip((h, w), self.config.patch_stride, strict=True))
@@ -117,20 +62,20 @@ class Segmenter(nn.Module):
         return F.interpolate(scores, padded.shape[2:], mode="bilinear", align_corners=False)[:, :, :h, :w]
 
     def scores(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """One for each patch, or for each of its cells: cheaper where full resolution is not needed."""
+        """Scores of each patch or cell, at the resolution of the decoder."""
         features = self.encoder.features(images)
         scores = self.decoder(features.patches).transpose(1, 2).unflatten(2, features.grid)
         cells = self.config.decoder.cells if isinstance(self.config.decoder, LinearDecoder) else 1
         return F.pixel_shuffle(scores, cells)
 
     def resized(self, image_size: int | Size) -> "Segmenter":
-        """The same model, its positions resampled once for another image size."""
+        """Copy the model for another image size; positions are resampled once."""
         config = self.config.resized(as_size(image_size))
         return Segmenter(config, self.encoder.resized(image_size), copy.deepcopy(self.decoder))
 
 
 class MaskTransformer(nn.Module):
-    """Blocks over patches and class vectors together; a mask is how alike a patch and a class have become."""
+    """Blocks over patches and class tokens; the mask of a class is its cosine similarity with the patches."""
 
     def __init__(self, config: ViTConfig, num_classes: int, depth: int):
         super().__init__()
@@ -155,52 +100,46 @@ class MaskTransformer(nn.Module):
         tokens = torch.cat([self.projection(patches), self.classes.expand(patches.shape[0], -1, -1)], dim=1)
         for block in self.blocks:
             tokens = block(tokens, AttentionTerms())
-        places, classes = self.norm(tokens).split([patches.shape[1], self.classes.shape[1]], dim=1)
-        places, classes = (F.normalize(x, dim=-1) for x in (self.to_patch(places), self.to_class(classes)))
-        return self.mask_norm(places @ classes.transpose(1, 2))
+        patches, classes = self.norm(tokens).split([patches.shape[1], self.classes.shape[1]], dim=1)
+        patches, classes = (F.normalize(x, dim=-1) for x in (self.to_patch(patches), self.to_class(classes)))
+        return self.mask_norm(patches @ classes.transpose(1, 2))
 
 
-def build_segmenter(config: SegmenterConfig, encoder: ViT | None = None) -> Segmenter:
-    """The model that `config` describes: freshly initialised, or around an encoder that has learned something."""
-    match config.decoder:
-        case LinearDecoder(cells):
-            decoder: nn.Module = xavier_(nn.Linear(config.encoder.width, config.num_classes * cells**2))
-        case MaskDecoder(depth):
-            decoder = MaskTransformer(config.encoder, config.num_classes, depth)
-    return Segmenter(config, build_vit(config.encoder) if encoder is None else encoder, decoder)
+def require_segmenter(model: Model, purpose: str) -> Segmenter:
+    """The model if it segments, or an error that names the purpose and the model."""
+    if not isinstance(model, Segmenter):
+        raise UnsupportedModel(f"{purpose} needs a segmenter, but the model is a {model.config.summary}")
+    return model
 
 
 # ---- Images of other sizes -------------------------------------------------------------------------------------------
 
-WINDOWS = 16  # at once
+WINDOWS = 16  # per batch
 
 
 @torch.no_grad()
 def slide(
     model: Segmenter, images: Float[Tensor, "b c h w"], window: Size | None = None, overlap: float = 0.5
 ) -> Float[Tensor, "b k h w"]:
-    """Scores of an image of any size, seen through windows of the size the model was made for, which overlap.
-
-    Where windows overlap, their scores are averaged. An image that fits into one window is seen whole.
-    """
+    """Score an image of any size in overlapping windows of the model's image size, averaging where they overlap."""
     check_images(images, model.config.channels)
     size = window or model.config.image_size
     b, _, h, w = images.shape
     total = torch.zeros(b, model.config.num_classes, h, w, device=images.device)
-    seen = torch.zeros(h, w, device=images.device)
+    count = torch.zeros(h, w, device=images.device)
     corners = list(itertools.product(_starts(h, size[0], overlap), _starts(w, size[1], overlap)))
     places = [(..., slice(top, top + size[0]), slice(left, left + size[1])) for top, left in corners]
     for start in range(0, len(places), WINDOWS):
-        some = places[start : start + WINDOWS]  # all of one shape, as the last of a row ends where the image does
+        some = places[start : start + WINDOWS]  # all of one shape
         scores = model(torch.cat([images[place] for place in some])).float()
         for place, part in zip(some, scores.split(b), strict=True):
             total[place] += part
-            seen[place[1:]] += 1
-    return total / seen
+            count[place[1:]] += 1
+    return total / count
 
 
 def _starts(side: int, window: int, overlap: float) -> list[int]:
-    """Where windows begin: the last one ends where the image does."""
+    """Starts of the windows along one side; the last window ends at the edge."""
     if side <= window:
         return [0]
     step = max(round(window * (1 - overlap)), 1)

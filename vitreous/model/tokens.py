@@ -1,6 +1,6 @@
-"""The sequence the encoder works on: prefix tokens (class, distillation, registers), then the patches, row by row.
+"""Token sequence of the encoder: prefix tokens (class, distillation, registers), then the patches, row by row.
 
-b: batch; p: prefix tokens; n: patches; k: patches kept; t = p + n: tokens; d: width.
+b: batch; p: prefix tokens; n: patches; k: patches that are kept; t = p + n: tokens; d: width.
 """
 
 from typing import NamedTuple
@@ -15,40 +15,41 @@ from vitreous.model.patch import pick
 
 
 class Layout(NamedTuple):
-    """Which token stands where. The grid is carried, never guessed from the length of the sequence."""
+    """Positions of the tokens. The grid is passed on, never derived from the length of the sequence."""
 
     num_prefix_tokens: int
     grid: Size
-    keep_indices: Tensor | None = None  # [b, k], the indices of the patches that are left; None: all of them, in order
+    keep_indices: Tensor | None = None  # [b, k], grid indices of the patches; None: all patches in order
 
 
 class Features(NamedTuple):
-    """What the encoder makes of an image. `patches` is in row-major order of `grid`."""
+    """Output of the encoder. `patches` is in row-major order of `grid`."""
 
     prefix: Float[Tensor, "b p d"]
     patches: Float[Tensor, "b n d"]
     grid: Size
-    keep_indices: Tensor | None = (
-        None  # [b, n], the places of the patches where some were left out; None: all of the grid
-    )
+    keep_indices: Tensor | None = None  # [b, n], grid indices of the patches; None: all patches in order
+
+
+def from_feature_map(feature_map: Float[Tensor, "b d gh gw"]) -> Features:
+    """Features of a convolutional model: the places of its feature map as patches, without prefix tokens."""
+    patches = feature_map.flatten(2).transpose(1, 2)
+    return Features(patches[:, :0], patches, (feature_map.shape[2], feature_map.shape[3]))
 
 
 def check_count(patches: int, layout: Layout) -> None:
-    """Every patch has a place: one on the grid, or one that `keep_indices` says."""
-    places = layout.grid[0] * layout.grid[1] if layout.keep_indices is None else layout.keep_indices.shape[1]
-    if patches != places:
-        told = (
-            f"{layout.grid[0]} x {layout.grid[1]}, the grid"
-            if layout.keep_indices is None
-            else f"{places}, as `keep_indices` says"
-        )
+    """Check that every patch has a place on the grid or in `keep_indices`."""
+    (gh, gw), keep_indices = layout.grid, layout.keep_indices
+    count = gh * gw if keep_indices is None else keep_indices.shape[1]
+    if patches != count:
+        source = f"the grid of {gh} x {gw}" if keep_indices is None else "keep_indices"
         raise ValueError(
-            f"there are {patches} patches, but must be {told}; give `keep_indices` if they are only some of it"
+            f"there are {patches} patches, but must be {count}, from {source}; pass keep_indices for a subset"
         )
 
 
 class PrefixTokens(nn.Module):
-    """Learned tokens put before the patches: x_class of equation 1 and its later companions."""
+    """Learned tokens before the patches: x_class of equation 1, distillation token and registers."""
 
     class_token: nn.Parameter | None
     distillation_token: nn.Parameter | None
@@ -67,7 +68,7 @@ class PrefixTokens(nn.Module):
         self.length = sum(lengths.values())
 
     def forward(self, patches: Float[Tensor, "b n d"]) -> Float[Tensor, "b t d"]:
-        # By name: a pruned or parametrised token, or one in a replica of nn.DataParallel, is not in parameters().
+        # By name, because parameters() lacks pruned or parametrised tokens and those of nn.DataParallel replicas.
         learned = (self.class_token, self.distillation_token, self.registers)
         tokens = [token.expand(patches.shape[0], -1, -1) for token in learned if token is not None]
         return torch.cat([*tokens, patches], dim=1)
@@ -76,7 +77,7 @@ class PrefixTokens(nn.Module):
 def keep_patches(
     tokens: Float[Tensor, "b t d"], layout: Layout, keep_indices: Int[Tensor, "b k"]
 ) -> tuple[Float[Tensor, "b s d"], Layout]:
-    """The sequence with only some of its patches, each of which still knows its place.
+    """Keep some of the patches of a sequence, with their positions.
 
     >>> tokens, layout = torch.zeros(1, 1 + 4, 8), Layout(1, (2, 2))
     >>> tokens, layout = keep_patches(tokens, layout, torch.tensor([[0, 3]]))
@@ -84,14 +85,13 @@ def keep_patches(
     (torch.Size([1, 3, 8]), tensor([[0, 3]]))
     """
     prefix, patches = tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :]
-    places = (
-        keep_indices if layout.keep_indices is None else layout.keep_indices.gather(1, keep_indices)
-    )  # `keep_indices` counts what is there, not the grid
-    return torch.cat([prefix, pick(patches, keep_indices)], dim=1), layout._replace(keep_indices=places)
+    # The argument indexes the sequence, the layout indexes the grid.
+    on_grid = keep_indices if layout.keep_indices is None else layout.keep_indices.gather(1, keep_indices)
+    return torch.cat([prefix, pick(patches, keep_indices)], dim=1), layout._replace(keep_indices=on_grid)
 
 
 def drop_patches(tokens: Float[Tensor, "b t d"], layout: Layout, rate: float) -> tuple[Float[Tensor, "b s d"], Layout]:
-    """Patch dropout: every image loses its own random share of patches, so the encoder has less to do."""
+    """Patch dropout: drop a random fraction of the patches of every image."""
     b, t, _ = tokens.shape
     n = t - layout.num_prefix_tokens
     count = max(1, round(n * (1 - rate)))

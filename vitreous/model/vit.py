@@ -3,26 +3,24 @@
 b: batch; c: channels; h, w: image height and width; n: patches; p: prefix tokens; t = p + n; d: width.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitreous.common.checks import Size, as_size
+from vitreous.common.checks import Size
 from vitreous.model.config import ViTConfig
 from vitreous.model.encoder import Encoder
+from vitreous.model.heads import build_head
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.patch import PatchEmbedding
 from vitreous.model.position import PositionEmbedding
+from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.tokens import Features, Layout, PrefixTokens, check_count, drop_patches
 
 
-class ViT(nn.Module):
-    """Patches, tokens, position, encoder, norm, pooling, head: every part is handed in built, and can be swapped.
-
-    `vitreous.create` and `build` put one together; `config` records what it was built from.
-    """
+class ViT(Model):
+    """Patches, tokens, position, encoder, norm, pooling and head, all passed in as modules by `build`."""
 
     def __init__(
         self,
@@ -38,7 +36,7 @@ class ViT(nn.Module):
         distillation_head: nn.Module | None = None,
     ):
         super().__init__()
-        self.config = config
+        self.config: ViTConfig = config
         self.stem, self.patches = stem, patches
         self.prefix, self.position, self.embedding_dropout = prefix, position, nn.Dropout(config.dropout.embedding)
         self.encoder, self.norm = encoder, norm
@@ -48,18 +46,21 @@ class ViT(nn.Module):
         return self.classify(self.features(images))
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
-        """The image as its tokens after the final norm (which `GlobalAverage(norm="after")` applies to their mean)."""
+        """Tokens after the final norm (which `GlobalAverage(norm="after")` applies to their mean instead)."""
         return self.encode(*self.embed(*self.patchify(images)))
+
+    def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        return self.pool(self.features(images))
 
     def patchify(
         self, images: Float[Tensor, "b c h w"], keep_indices: Int[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Size]:
-        """x_p^1 E ... x_p^N E: the image, or its feature map in a hybrid, cut into patches and projected.
+        """x_p^1 E ... x_p^N E: cut the image, or the feature map of a hybrid, into patches and project them.
 
-        With `keep_indices`, only the patches at these places; `embed` has to hear of them as well.
+        With `keep_indices`, only these patches are projected; pass the same indices to `embed`.
         """
         check_images(images, self.config.channels)
-        self.config.grid_for((images.shape[2], images.shape[3]))  # refuses a size that does not fit
+        self.config.grid_for((images.shape[2], images.shape[3]))  # raises if the size does not fit
         try:
             return self.patches(self.stem(images), keep_indices)
         except RuntimeError:
@@ -71,7 +72,7 @@ class ViT(nn.Module):
     ) -> tuple[Float[Tensor, "b t d"], Layout]:
         """Equation 1: z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos.
 
-        Where only some patches of the grid are there, `keep_indices` says where each of them stands.
+        `keep_indices` are the grid indices of the patches, if they are a subset.
         """
         layout = Layout(self.prefix.length, grid, keep_indices)
         check_count(patches.shape[1], layout)
@@ -85,24 +86,40 @@ class ViT(nn.Module):
         return self._features(self.norm(self.encoder(tokens, layout, self.position)), layout)
 
     def classify(self, features: Features) -> Float[Tensor, "b classes"]:
-        """Equation 4: y, the pooled image, and from it a score for each class."""
+        """Equation 4: y, the pooled features, and a score for each class."""
         if self.distillation_head is None:
             return self.head(self.pool(features))
         by_label, by_teacher = self.classify_distilled(features)
         return (by_label + by_teacher) / 2
 
     def classify_distilled(self, features: Features) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b classes"]]:
-        """DeiT's two answers: the class token's, taught by labels, and the distillation token's, by a teacher."""
+        """Scores of DeiT's class token, trained on labels, and of its distillation token, trained on a teacher."""
         if self.distillation_head is None:
-            raise ValueError("this model has no distillation token: build it with distillation_token=True")
+            return super().classify_distilled(features)  # raises an error
         return self.head(features.prefix[:, 0]), self.distillation_head(features.prefix[:, 1])
 
-    # ---- Looking inside ----
+    # ---- Parts ----
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.encoder.blocks)
+
+    @property
+    def embedding(self) -> Sequence[nn.Module]:
+        return (self.stem, self.patches, self.prefix, self.position)
+
+    def new_head(self, num_classes: int) -> nn.Module:
+        return build_head(self.config.head, self.config.width, num_classes, self.config.norm_eps)
+
+    def recompute_blocks(self) -> None:
+        self.encoder.recompute = True
+
+    # ---- Attention and intermediate features ----
 
     def attention(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
     ) -> list[Float[Tensor, "b heads t t"]]:
-        """The attention weights of every layer, or of `layers`: row i is what token i takes from each token."""
+        """Attention weights of every layer, or of `layers`; rows are queries and sum to 1."""
         tokens, layout = self.embed(*self.patchify(images))
         wanted = self._layers(layers)
         maps: dict[int, Tensor] = {}
@@ -114,7 +131,7 @@ class ViT(nn.Module):
     def intermediate(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None, norm: bool = True
     ) -> list[Features]:
-        """The features after every layer, or after `layers`, through the final norm unless told otherwise."""
+        """Features after every layer, or after `layers`, with the final norm unless `norm` is False."""
         tokens, layout = self.embed(*self.patchify(images))
         wanted = self._layers(layers)
         found: dict[int, Features] = {}
@@ -123,21 +140,16 @@ class ViT(nn.Module):
                 found[layer] = self._features(self.norm(after) if norm else after, layout)
         return [found[layer] for layer in wanted]
 
-    # ---- Another size ----
+    # ---- Another image size ----
 
     def resized(self, image_size: int | Size) -> "ViT":
-        """The same model, built for another image size: positions resampled once, everything else copied.
-
-        Calling a model with another size works too; it then resamples every time.
-        """
-        config = self.config.resized(as_size(image_size))  # refuses a size that does not fit before anything is copied
-        model = copy.deepcopy(self)
-        model.config = config
+        """Copy the model for another image size; positions are resampled once instead of at every call."""
+        model = super().resized(image_size)
         model.position.resize(model.config.grid)
         return model
 
     def _walk(self, tokens: Tensor, layout: Layout, wanted: list[int]) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-        """Layer by layer, as far as the last one wanted."""
+        """Iterate over the layers up to the last one wanted."""
         return zip(range(max(wanted, default=-1) + 1), self.encoder.walk(tokens, layout, self.position), strict=False)
 
     def _features(self, tokens: Tensor, layout: Layout) -> Features:
@@ -156,3 +168,10 @@ class ViT(nn.Module):
                     f"layer is {layer}, but must be from 0 to {depth - 1} (or from -{depth} to -1, from the end)"
                 )
         return [layer % depth for layer in (range(depth) if layers is None else layers)]
+
+
+def require_vit(model: Model, purpose: str) -> ViT:
+    """The Vision Transformer in a model, or an error that names the purpose and the model."""
+    if not isinstance(model.backbone, ViT):
+        raise UnsupportedModel(f"{purpose} needs a Vision Transformer, but the model is a {model.config.summary}")
+    return model.backbone

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED
 
 TOLERANCE = 0.0075  # of the diagonal
 Ids = UInt8[Tensor, "n h w"] | Int[Tensor, "n h w"]

@@ -13,10 +13,11 @@ from vitreous.data.augment.pipeline import augment_with_masks
 from vitreous.data.loader import Batch
 from vitreous.data.rng import Draws
 from vitreous.model.inputs import normalise
-from vitreous.model.segment_loss import IGNORED, segmentation_loss
+from vitreous.model.options import IGNORED
 from vitreous.model.segmenter import Segmenter
 from vitreous.tasks.base import Task
 from vitreous.tasks.segment_loop import Segmented, segment_batches
+from vitreous.tasks.segment_loss import segmentation_loss
 
 
 class Segment(Task):

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED
 from vitreous.tasks.boundary import Ids, boundary_scores
 from vitreous.tasks.classify_metrics import UNREADABLE
 

@@ -6,8 +6,8 @@ import os
 import torch
 
 from vitreous.inference.memory_check import total_memory
+from vitreous.model.config import SegmenterConfig
 from vitreous.model.kinds import AnyConfig
-from vitreous.model.segmenter import SegmenterConfig
 
 
 def fitting_batch(model: AnyConfig, memory: int) -> int:

@@ -20,10 +20,9 @@ from vitreous.data.image.decode import UnreadableImage, size_of
 from vitreous.data.loader import is_array
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.data.split import plural
-from vitreous.model.config import ViTConfig
+from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.kinds import AnyConfig
 from vitreous.model.presets import configure
-from vitreous.model.segmenter import SegmenterConfig
 from vitreous.training.batch_memory import fitting_batch, free_memory
 from vitreous.training.config import Augment, TrainConfig
 from vitreous.training.initial_model import model_config, start_config

@@ -6,13 +6,13 @@ from typing import Any
 from vitreous.common.checks import Size, as_size, fail
 from vitreous.common.codec import parse_fields
 from vitreous.data.sources.base import DataSet
-from vitreous.model.build import build, replace_head
-from vitreous.model.config import ViTConfig
+from vitreous.model.build import build, build_segmenter
+from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.kinds import AnyConfig, AnyModel
-from vitreous.model.options import Preprocessing
+from vitreous.model.options import DecoderConfig, LinearDecoder, MaskDecoder, Preprocessing
 from vitreous.model.presets import configure
 from vitreous.model.resnet import ResNet
-from vitreous.model.segmenter import Decoder, LinearDecoder, MaskDecoder, Segmenter, SegmenterConfig, build_segmenter
+from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.training.config import Segmenting, TrainConfig
 from vitreous.training.lora import add_lora
@@ -30,7 +30,7 @@ def build_model(config: TrainConfig, data: DataSet) -> AnyModel:
         return _preset(config, classes)
     model = load_encoder(config.init, _size(config), _regularisation(config)).float()
     if model.config.labels != classes or model.config.num_classes != len(classes):
-        replace_head(model, len(classes), classes)
+        model.replace_head(len(classes), classes)
     return model
 
 
@@ -54,7 +54,7 @@ def _preset(config: TrainConfig, classes: tuple[str, ...]) -> ViT | ResNet:
     size, fields = _size(config), {"labels": classes} | _regularisation(config)
     if size is not None and max(size) <= 64:  # small pictures have no edges to spare
         fields = {"preprocessing": Preprocessing(crop_fraction=1.0)} | fields
-    return build(configure(config.model, len(classes), size, fields))
+    return build(configure(config.model, len(classes), size, fields))  # type: ignore[return-value]
 
 
 def _segmenter(config: TrainConfig, classes: tuple[str, ...], ids: tuple[int, ...]) -> Segmenter:
@@ -70,7 +70,7 @@ def _segmenter(config: TrainConfig, classes: tuple[str, ...], ids: tuple[int, ..
     encoder = encoder_of(model)
     if not isinstance(encoder, ViT):
         fail("model", config.model or str(config.init), "a ViT for --task segment: a ResNet has no patches to decode")
-    replace_head(encoder, 0)
+    encoder.replace_head(0)
     # A pixel at the edge counts as much as any other, so nothing is cut off there; nor is any patch left out.
     preprocessing = dataclasses.replace(encoder.config.preprocessing, fit="crop", crop_fraction=1.0)
     left_out = config.patch_dropout or 0.0
@@ -94,7 +94,7 @@ def model_config(config: TrainConfig, start: AnyConfig | None, data: DataSet) ->
     return SegmenterConfig(plain, decoder_for(config.segmenting, model), len(data.mask_classes))
 
 
-def decoder_for(how: Segmenting, start: AnyConfig | None) -> Decoder:
+def decoder_for(how: Segmenting, start: AnyConfig | None) -> DecoderConfig:
     """What was asked for; else a segmenter's own. From scratch, each patch is told apart in 8 x 8 parts."""
     if isinstance(start, SegmenterConfig) and (how.decoder, how.cells, how.mask_blocks) == (None, None, None):
         return start.decoder

@@ -14,7 +14,7 @@ from vitreous.common.text import SafeConsole
 from vitreous.data.masks.folders import open_masked
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import DataSet
-from vitreous.model.segmenter import SegmenterConfig
+from vitreous.model.config import SegmenterConfig
 from vitreous.training import loop
 from vitreous.training.checkpoint import Progress, read_progress
 from vitreous.training.config import TrainConfig

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vitreous.common.checks import as_size, fail
+from vitreous.common.checks import as_size
 from vitreous.common.codec import to_dict
-from vitreous.model.build import replace_head
 from vitreous.model.kinds import AnyConfig, AnyModel
-from vitreous.model.segmenter import Segmenter
 
 
 def adapt(
@@ -22,13 +20,7 @@ def adapt(
     `stored` is the config that the checkpoint has: every field that is now another one goes into the provenance.
     """
     if num_classes is not None:
-        if isinstance(model, Segmenter):
-            fail("num_classes", num_classes, "left out for a segmenter: training gives it a decoder for other classes")
-        dtype = next(model.parameters()).dtype
-        replace_head(model, num_classes)
-        for head in (model.head, getattr(model, "distillation_head", None)):
-            if head is not None:
-                head.to(dtype)
+        model.replace_head(num_classes)
     if image_size is not None:
         model = model.resized(as_size(image_size))
     before, after = to_dict(stored), to_dict(model.config)

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.kinds import AnyConfig
+from vitreous.model.options import LinearDecoder
 from vitreous.model.presets import PRESETS
-from vitreous.model.segmenter import LinearDecoder, SegmenterConfig
 
 # What a preset's name does not speak of: sizes and outputs, regularisation, and what belongs to the data.
 BESIDE = {"image_size", "num_classes", "labels", "preprocessing", "dropout", "stochastic_depth", "patch_dropout", "pad"}

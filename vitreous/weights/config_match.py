@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from vitreous.model.kinds import AnyModel
 from vitreous.model.meta_build import build_blank
+from vitreous.model.protocol import Model
 
 RECOMPUTED = "._checkpoint_wrapped_module"  # what torch's activation checkpointing adds to names
 
 
-def check_not_swapped(model: AnyModel) -> None:
+def check_not_swapped(model: Model) -> None:
     """Refuse a model with a part that was put in by hand, and name it.
 
     Parts are compared by their class, by what they print of themselves (as a GELU its approximation, and a norm its
@@ -26,7 +26,7 @@ def check_not_swapped(model: AnyModel) -> None:
     ...     print(str(error).partition(": ")[0])
     encoder.blocks.3.mlp.activation is ReLU(), but the config says GELU(approximate='tanh')
     """
-    blank: AnyModel = build_blank(model.config)
+    blank = build_blank(model.config)
     parts, known = _parts(model), _parts(blank)
     for name in known:  # a part that is none of these and has no tensors, such as a loss, is nobody's loss
         _check_same(name, parts, known)
@@ -45,7 +45,7 @@ def _check_same(name: str, here: Mapping[str, str], said: Mapping[str, str]) -> 
         )
 
 
-def _parts(model: AnyModel) -> dict[str, str]:
+def _parts(model: Model) -> dict[str, str]:
     return {name.replace(RECOMPUTED, ""): _words(part) for name, part in model.named_modules() if name}
 
 
@@ -57,5 +57,5 @@ def _words(part: nn.Module) -> str:
     return name if isinstance(part, nn.Dropout) else f"{name}({part.extra_repr()})"
 
 
-def _shapes(model: AnyModel) -> dict[str, str]:
+def _shapes(model: Model) -> dict[str, str]:
     return {name: str(list(tensor.shape)) for name, tensor in model.state_dict().items()}

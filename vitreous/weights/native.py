@@ -22,10 +22,9 @@ from vitreous.common.atomic_files import atomic_folder, recover
 from vitreous.common.checks import BadValue, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.json_files import read_json_object
-from vitreous.model.config import ResNetConfig
+from vitreous.model.config import ResNetConfig, SegmenterConfig
 from vitreous.model.kinds import AnyConfig, AnyModel
 from vitreous.model.meta_build import build_blank, fill
-from vitreous.model.segmenter import SegmenterConfig
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.card import model_card
 from vitreous.weights.io.errors import if_run, not_there
@@ -231,7 +230,7 @@ def _assemble(folder: Path, config: AnyConfig) -> AnyModel:
         raise BadCheckpoint(
             f"{file} has {len(header)} tensors, too few for the {layers} layers that {CONFIG} describes"
         )
-    model: AnyModel = build_blank(config)
+    model: AnyModel = build_blank(config)  # type: ignore[assignment]
     check_tensors(file, header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
     fill(model, read_tensors(file))
     return model

@@ -14,9 +14,8 @@ from PIL import Image
 from live_server import Live, in_thread
 from pictures import encoded, smooth
 from vitreous.inference.predictor import Predictor
-from vitreous.model.build import build, build_vit
-from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.segmenter import SegmenterConfig, build_segmenter
+from vitreous.model.build import build, build_segmenter, build_vit
+from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.serving.models import Served, serving
 from vitreous.serving.settings import Settings
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from vitreous.data.doctor.findings import Report
 from vitreous.data.sources.base import Source
 from vitreous.data.split import plural
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED
 
 
 @dataclass(frozen=True)

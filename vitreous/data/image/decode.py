@@ -30,8 +30,7 @@ from vitreous.data.image.errors import reserve_memory
 from vitreous.data.image.jpeg import FACTORS, JpegHeader, decode_rows, read_header
 from vitreous.data.sources.base import Picture
 from vitreous.model.centre_crop import centre, resized_for
-from vitreous.model.options import Preprocessing
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED, Preprocessing
 
 Interpolation = Literal["bilinear", "bicubic"]
 

@@ -20,7 +20,7 @@ from vitreous.data.image.decode import UnreadableImage, size_of
 from vitreous.data.masks.classes import FILE
 from vitreous.data.masks.files import ColouredMask, colours_in, ids_in, read_header, read_ids
 from vitreous.data.split import listed, plural
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED
 
 _HEAD = 1 << 16  # the header of nearly every picture lies within this many bytes
 # More ids than there would be classes: COCO-Stuff has 182, ADE20K 150 and Cityscapes 34, and no picture shows nearly

@@ -12,7 +12,7 @@ import numpy as np
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.regular_files import read_regular_text
 from vitreous.data.split import listed
-from vitreous.model.segment_loss import IGNORED
+from vitreous.model.options import IGNORED
 
 FILE = "classes.txt"
 MOST_IDS = 1 << 16  # a PNG has 16 bits for a pixel at most

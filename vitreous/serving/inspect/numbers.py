@@ -20,8 +20,8 @@ from vitreous.explanation.relevance import relevance_of
 from vitreous.explanation.rollout import Fusion, rollout_of
 from vitreous.explanation.tokens import lens_of, pca_colours
 from vitreous.inference.mask_images import background_of, palette
+from vitreous.model.options import IGNORED
 from vitreous.model.resnet import ResNet
-from vitreous.model.segment_loss import IGNORED
 from vitreous.model.segmenter import Segmenter
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect.responses import likeliest, named, plain

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitreous.model.config import MAX_DEPTH
+from vitreous.model.base_config import MAX_DEPTH
 from vitreous.weights.formats.base import Found
 from vitreous.weights.formats.flax.layers import AMONG_ALL, AMONG_KIND, Numbers
 from vitreous.weights.formats.mapping import renamed

@@ -17,7 +17,7 @@ from vitreous.model.options import (
     GlobalAverage,
     Learned1d,
     LinearHead,
-    Pool,
+    PoolConfig,
     Preprocessing,
     SwiGlu,
 )
@@ -38,7 +38,7 @@ from vitreous.weights.formats.timm.unsupported import refuse_unlike
 from vitreous.weights.io.containers import write_file
 from vitreous.weights.io.safetensors_file import BadCheckpoint, write_tensors
 
-POOLS: dict[str, type[Pool]] = {"token": ClassToken, "avg": GlobalAverage, "map": AttentionPool}
+POOLS: dict[str, type[PoolConfig]] = {"token": ClassToken, "avg": GlobalAverage, "map": AttentionPool}
 
 
 class Timm(Format):
@@ -159,7 +159,7 @@ def _infer_pool(found: Found, guess: Inference, said: TimmConfig) -> None:
         guess.assume("usual with these norms; global_pool token, avgmax and max may have them too", pool=pool)
 
 
-def _pool(found: Found, said: str | None, seen: Pool) -> Pool:
+def _pool(found: Found, said: str | None, seen: PoolConfig) -> PoolConfig:
     """What the config says where tensors leave a choice: a final norm may come before a class token, or a mean."""
     if isinstance(seen, AttentionPool) and {"cls_token", "reg_token"} & set(found.tensors):
         raise BadCheckpoint(f"{found.path} leaves the class token or registers out of attention pooling; we do not")

@@ -1,6 +1,6 @@
-"""What a segmenter learns from: cross-entropy at every pixel, and Dice, which sees classes rather than pixels.
+"""Segmentation losses: cross-entropy per pixel, and Dice, which weighs classes equally.
 
-Losses are of each picture by itself, so that a batch may be cut into parts, over steps or processes, without a change.
+Losses are computed per image, so that splitting a batch over steps or processes changes nothing.
 
 b: batch; k: classes; h, w: height and width.
 """
@@ -11,16 +11,15 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import check_real
-
-IGNORED = 255  # in masks: a pixel that nothing is learned from and that no figure counts
+from vitreous.model.options import IGNORED
 
 Masks = UInt8[Tensor, "b h w"] | Int[Tensor, "b h w"]
 
 
 def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: float = 0.0) -> Float[Tensor, "b"]:
-    """Cross-entropy, the mean over a picture's labelled pixels, and `dice` times the Dice loss.
+    """Mean cross-entropy over the labelled pixels of each image, plus `dice` times the Dice loss.
 
-    A picture without any labelled pixel has a loss of 0.
+    An image without labelled pixels has a loss of 0.
 
     >>> logits = torch.tensor([[[[9.0, 0.0]], [[0.0, 9.0]]]])  # surely 0 on the left, surely 1 on the right
     >>> masks = torch.tensor([[[0, IGNORED]]], dtype=torch.uint8)
@@ -33,16 +32,16 @@ def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: floa
 
 
 def cross_entropy(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
-    """The mean over each picture's labelled pixels, in float32 also under autocast."""
+    """Mean over the labelled pixels of each image, in float32 also under autocast."""
     losses = F.cross_entropy(logits.float(), masks.long(), ignore_index=IGNORED, reduction="none")
     return losses.sum((1, 2)) / (masks != IGNORED).sum((1, 2)).clamp(min=1)
 
 
 def dice_loss(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
-    """1 - the mean, over the classes that a picture has, of 2 |A and B| / (|A| + |B|), with probabilities for A.
+    """1 - the mean of 2 |A and B| / (|A| + |B|) over the classes in the image, with probabilities for A.
 
-    A small class counts as much as a large one, which cross-entropy's mean over pixels would let it drown in. Classes
-    that a picture has not need no term: their probability is missing in those that it has.
+    Small classes count as much as large ones. Classes that are not in the image need no term: their probability lowers
+    the scores of those that are.
     """
     probabilities = logits.float().softmax(1) * (masks != IGNORED)[:, None]
     classes = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)

@@ -1,0 +1,99 @@
+"""Interface of every model family: `ModelConfig` (torch-free, in base_config.py) and the `Model` that is built from it.
+
+Serving, explanation, weights, inference, evaluation and training use these members only. Code that needs the tokens of
+a Vision Transformer gets it with `vit.require_vit`, which fails with a description of the model.
+
+b: batch; c: channels; h, w: image height and width; d: width of the features.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.common.checks import Size, as_size
+from vitreous.model.base_config import ModelConfig as ModelConfig
+from vitreous.model.heads import build_head, copy_rows
+from vitreous.model.options import LinearHead
+from vitreous.model.tokens import Features
+
+M = TypeVar("M", bound="Model")
+
+
+class UnsupportedModel(ValueError):
+    """A model lacks a part that an operation needs."""
+
+
+class Model(nn.Module):
+    """A model that `vitreous.load` may return. A family overrides what it supports."""
+
+    config: ModelConfig
+
+    @property
+    def backbone(self) -> "Model":
+        """The part that computes features: itself, or the encoder of a segmenter."""
+        return self
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """Transformer blocks in order, for layer-wise learning rates, Muon and recomputation; may be empty."""
+        return ()
+
+    @property
+    def embedding(self) -> Sequence[nn.Module]:
+        """Modules before the blocks."""
+        return ()
+
+    @property
+    def heads(self) -> list[nn.Module]:
+        """Modules that turn features into scores: one, or two in a model with a distillation token."""
+        found = (getattr(self, name, None) for name in HEADS)
+        return [head for head in found if head is not None]
+
+    def features(self, images: Float[Tensor, "b c h w"]) -> Features:
+        """Prefix tokens and patches of the last layer; without prefix tokens, `prefix` is [b, 0, d]."""
+        raise NotImplementedError
+
+    def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        """One vector per image: the input of the head."""
+        return self.features(images).patches.mean(dim=1)
+
+    def resized(self: M, image_size: int | Size) -> M:
+        """Copy the model for another image size."""
+        config = self.config.resized(as_size(image_size))  # raises before anything is copied if the size does not fit
+        model = copy.deepcopy(self)
+        model.config = config
+        return model
+
+    def new_head(self, num_classes: int) -> nn.Module:
+        """Build a freshly initialised head."""
+        return build_head(LinearHead(), self.config.feature_width, num_classes)
+
+    def replace_head(self, num_classes: int, labels: tuple[str, ...] = ()) -> None:
+        """Replace the head for other classes; classes with the same label keep their weights."""
+        before, self.config = self.config.labels, self.config.with_classes(num_classes, labels)
+        rows = {labels.index(label): row for row, label in enumerate(before) if label in labels}
+        weight = next(self.parameters())
+        for name in HEADS:
+            if (old := getattr(self, name, None)) is not None:
+                with weight.device:
+                    new = self.new_head(num_classes).to(weight.dtype)
+                if rows:
+                    with torch.device("meta"):
+                        larger = self.new_head(num_classes + 1)
+                    copy_rows(old, new, larger, rows)
+                setattr(self, name, new)
+
+    def classify_distilled(self, features: Features) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b classes"]]:
+        """Scores of the class token and of the distillation token."""
+        raise UnsupportedModel("this model has no distillation token: build it with distillation_token=True")
+
+    def recompute_blocks(self) -> None:
+        """In training, compute each block again in the backward pass instead of storing its activations."""
+        raise UnsupportedModel(f"recomputation needs Transformer blocks, but the model is a {self.config.summary}")
+
+
+HEADS = ("head", "distillation_head")
