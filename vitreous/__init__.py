@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vitreous.model.segmenter import Segmenter as Segmenter
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
+    from vitreous.weights.convert import Conversion as Conversion
+    from vitreous.weights.convert import convert as convert
     from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
+    "Conversion": "vitreous.weights.convert",
+    "convert": "vitreous.weights.convert",
     "create": "vitreous.model.presets",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",

@@ -40,7 +40,8 @@ def test_every_verb_is_listed_and_has_an_example(monkeypatch, capsys) -> None:  
 )
 def test_a_repeated_set_keeps_every_field(words, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     given = []
-    monkeypatch.setattr("vitreous.cli.convert_command.convert", lambda *arguments: given.append(arguments[6]))
+    monkeypatch.setattr("vitreous.weights.convert.convert", lambda *_, **options: given.append(options["overrides"]))
+    monkeypatch.setattr("vitreous.cli.convert._print", lambda *_, **__: None)
     assert run(monkeypatch, "convert", "a.pth", "b", "--to", "vitreous", *words) == 0
     assert given == [{"registers": 4, "num_heads": 3}]
 
@@ -139,7 +140,7 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
         (["predict", "nowhere", "nothing.jpg"], 1, "nothing.jpg"),
         (["predict", "nowhere", "--image-size", "64", "48", "nothing.jpg"], 1, "nothing.jpg"),
         (["predict", "nowhere", "nothing.jpg", "--image-size", "big"], 2, "--image-size"),
-        (["eval", "x", "--data", "digits", "--cache", "y"], 2, "cache is 'y', but must be left out, or used with"),
+        (["eval", "x", "--data", "digits", "--cache", "y"], 2, "cache is 'y', but must be omitted, or used with"),
         (["eval", "x", "--data", "digits", "--probe", "linear", "--shots", "5"], 2, "or used with --probe fewshot"),
         (["eval", "x", "--data", "digits", "--probe", "fewshot", "--neighbours", "5"], 2, "used with --probe knn"),
         (["eval", "x", "--data", "digits", "--probe", "knn", "--ignore", "sky"], 2, "left out with --probe"),
@@ -271,13 +272,13 @@ def test_flags_that_may_be_left_out_do_not_speak_of_none(monkeypatch, capsys) ->
         (("--resume",), "resume is True, but must be given together with --out"),
         (
             ("--data", "digits", "--decoder", "mask"),
-            "decoder is 'mask', but must be left out, or used with --task segm",
+            "decoder is 'mask', but must be omitted, or used with --task segm",
         ),
-        (("--data", "digits", "--mask-rate", "0.5"), "mask_rate is 0.5, but must be left out, or used with --task mae"),
-        (("--data", "digits", "--task", "mae", "--mpp-target", "pixels"), "left out, or used with --task mpp"),
-        (("--data", "digits", "--task", "mpp", "--decoder-width", "64"), "left out, or used with --task mae"),
-        (("--data", "digits", "--distill", "soft"), "distill is 'soft', but must be left out, or used with --teacher"),
-        (("--data", "digits", "--lora-rank", "3"), "lora_rank is 3, but must be left out, or used with --train-only"),
+        (("--data", "digits", "--mask-rate", "0.5"), "mask_rate is 0.5, but must be omitted, or used with --task mae"),
+        (("--data", "digits", "--task", "mae", "--mpp-target", "pixels"), "omitted, or used with --task mpp"),
+        (("--data", "digits", "--task", "mpp", "--decoder-width", "64"), "omitted, or used with --task mae"),
+        (("--data", "digits", "--distill", "soft"), "distill is 'soft', but must be omitted, or used with --teacher"),
+        (("--data", "digits", "--lora-rank", "3"), ", or used with --train-only"),
     ],
     ids=" ".join,
 )

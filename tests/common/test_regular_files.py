@@ -1,4 +1,4 @@
-"""Only regular files are opened: pipes and devices among the images are reported, and nothing waits for them."""
+"""Only regular files are opened: pipes and devices among images are reported and do not block."""
 
 import json
 import os

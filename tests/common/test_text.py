@@ -1,4 +1,4 @@
-"""Names of files and classes never reach the terminal as escape sequences, whichever verb prints them."""
+"""Names of files and classes never reach the terminal as escape sequences."""
 
 import contextlib
 import io

@@ -93,7 +93,7 @@ def test_images_are_prepared_as_by_timm() -> None:
 def test_timm_prepares_images_by_what_we_write_as_we_do(how: Preprocessing) -> None:
     timm = import_timm()
     config = ViTConfig(image_size=(224, 224), preprocessing=how)
-    assert Timm().losses(config, folder=True) == [] == Timm().remarks(config)
+    assert Timm().differences(config, folder=True) == [] == Timm().minor_differences(config)
     written = timm_config(config)["pretrained_cfg"]
     resolved = timm.data.resolve_data_config({}, pretrained_cfg=written)
     transform = timm.data.create_transform(**resolved, is_training=False, normalize=False)
@@ -108,7 +108,11 @@ def test_rules_that_a_format_cannot_hold_are_reported() -> None:
     def reported(how: Preprocessing, size: tuple[int, int] = (224, 224)) -> list[list[str]]:
         config = dataclasses.replace(small, preprocessing=how, image_size=size)
         formats = (Timm(), HuggingFace())
-        return [lines for format in formats for lines in (format.losses(config, folder=True), format.remarks(config))]
+        return [
+            lines
+            for format in formats
+            for lines in (format.differences(config, folder=True), format.minor_differences(config))
+        ]
 
     timm, timm_note, huggingface, huggingface_note = reported(Preprocessing(geometry="huggingface"))
     assert timm == huggingface == huggingface_note == []

@@ -169,7 +169,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         train(dataclasses.replace(resnet, dropout=None, stochastic_depth=None))
     for changes in ({"smoothing": 0.1}, {"flip_test": True}, {"distillation": Distillation(teacher=tmp_path)}):
         for task in ("mae", "mpp", "segment"):
-            with pytest.raises(ValueError, match="must be left out, or used with --task classify"):
+            with pytest.raises(ValueError, match="must be omitted, or used with --task classify"):
                 TrainConfig(data="x", task=task, **changes).check()  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"mixup is 0\.2, but must be left out, or 0, for --task mpp"):
         TrainConfig(data="x", task="mpp", augment=Augment(mixup=0.2)).check()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from native_models import load_state
 from train_runs import tiny
 from vitreous.common.checks import BadValue
 from vitreous.report import plots
@@ -21,7 +22,6 @@ from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.run import stored, train
 from vitreous.training.schedule import share_of_peak
 from vitreous.weights.load import load
-from vitreous.weights.native import load_state
 
 PLAIN = Augment(crop="none", flip=0.0, policy="none", mixup=0.0, cutmix=0.0, repeats=1)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from vitreous.common.fonts import CJK
+from vitreous.common.text import single_spaced
 from vitreous.inference.mask_images import SOFTWARE
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _glyphs() -> frozenset[int]:
 
 def readable(text: str, instead: str = "", longest: int = 22) -> str:
     """A name as a plot can show it: on one line, short, and `instead` where no font has its letters."""
-    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    text = single_spaced(text)
     if not text or not set(map(ord, text)) <= _glyphs():
         text = instead or "".join(char if ord(char) in _glyphs() else "·" for char in text)
     if len(text) <= longest:

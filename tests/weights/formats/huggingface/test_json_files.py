@@ -1,4 +1,4 @@
-"""What transformers' folders say beside the weights, what is refused, and what is said of folders that are broken."""
+"""transformers' config.json and preprocessor_config.json: reading, writing and invalid fields."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ from vitreous.model.options import (
 )
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.convert import CannotHold
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 SMALL = ViTConfig(
     image_size=(32, 32),
@@ -52,7 +52,7 @@ DINOV2 = {"layer_scale": 0.1, "num_classes": 0}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A plain model as transformers would have written it."""
+    """A plain model in a folder of transformers."""
     vitreous.save(noisy(build(SMALL)), tmp_path / "model", format="huggingface")
     return tmp_path / "model"
 
@@ -62,8 +62,8 @@ def change(file: Path, **fields: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in (document | fields).items() if value != "absent"}))
 
 
-def test_loading_does_not_load_the_compiler(folder: Path) -> None:
-    """It takes over a second, and torch would load it for a few operations on tensors without memory."""
+def test_loading_does_not_import_torch_dynamo(folder: Path) -> None:
+    """Importing it takes over a second, and some operations on meta tensors would."""
     program = f"import sys, vitreous; vitreous.load({str(folder)!r}); print('torch._dynamo' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["False"]
@@ -86,7 +86,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", [name for name in PROCESSORS if name != "no kind"])
-def test_a_picture_becomes_what_their_processor_makes_of_it(name: str, folder: Path) -> None:
+def test_preprocessing_equals_their_processor(name: str, folder: Path) -> None:
     transformers = import_transformers()
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
     picture = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
@@ -101,7 +101,7 @@ def test_a_picture_becomes_what_their_processor_makes_of_it(name: str, folder: P
 
 @pytest.mark.parametrize("fit", ["crop", "squash", "squash-crop"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_their_processor_makes_of_a_picture_what_we_do(fit: Any, interpolation: Any, tmp_path: Path) -> None:
+def test_written_processor_equals_our_preprocessing(fit: Any, interpolation: Any, tmp_path: Path) -> None:
     transformers = import_transformers()
     how = Preprocessing(IMAGENET.mean, IMAGENET.std, fit, 0.9, interpolation)
     model = noisy(build(dataclasses.replace(SMALL, preprocessing=how)))
@@ -114,14 +114,14 @@ def test_their_processor_makes_of_a_picture_what_we_do(fit: Any, interpolation: 
     torch.testing.assert_close(found, vitreous.Predictor(model, device="cpu").logits(picture), rtol=0, atol=2e-5)
 
 
-def test_a_processor_of_no_kind_is_that_of_the_model(folder: Path) -> None:
+def test_unnamed_processor_is_that_of_the_model(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS["no kind"]))
     found = vitreous.load(folder).config.preprocessing
     assert found == Preprocessing(IMAGENET.mean, IMAGENET.std, "crop", 32 / 36, "bilinear", "huggingface")
 
 
-def test_a_processor_with_another_size(tmp_path: Path) -> None:
-    """As DINOv2 has it: positions for 518 pixels, pictures of 224. The model keeps its own size, and says so."""
+def test_processor_with_another_size_keeps_native_size(tmp_path: Path) -> None:
+    """DINOv2 has positions for 518 pixels and a processor for 224: the model keeps its native size."""
     transformers = import_transformers()
     config = dataclasses.replace(SMALL, image_size=(64, 64), layer_scale=0.1, num_classes=0, preprocessing=IMAGENET)
     vitreous.save(noisy(build(config)), tmp_path / "model", format="huggingface")
@@ -145,18 +145,18 @@ def test_a_processor_with_another_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"resample": 1}, "Pillow's way 1"),
+        ({"resample": 1}, "Pillow's filter 1"),
         ({"do_resize": False}, "does not resize"),
         ({"size": {"shortest_edge": 32}}, "does not crop"),
-        ({"size": 32, "crop_size": 40, "do_center_crop": True}, "cuts 40 x 40 out of"),
+        ({"size": 32, "crop_size": 40, "do_center_crop": True}, "crops 40 x 40 of"),
     ],
 )
-def test_what_we_do_otherwise_is_said(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_provenance_lists_processor_differences(fields: dict[str, Any], said: str, folder: Path) -> None:
     change(folder / "preprocessor_config.json", **fields)
     assert any(said in line for line in provenance_of(vitreous.load(folder))["assumed"])
 
 
-def test_no_processor(folder: Path) -> None:
+def test_missing_processor_is_that_of_published_vits(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     model = vitreous.load(folder)
     expected = Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear", geometry="huggingface")
@@ -167,7 +167,7 @@ def test_no_processor(folder: Path) -> None:
 # ---- Classes ---------------------------------------------------------------------------------------------------------
 
 
-def test_labels(folder: Path) -> None:
+def test_labels_are_read_unless_placeholders(folder: Path) -> None:
     assert vitreous.load(folder).config.labels == ()  # LABEL_0, ... are none
     names = ("ant", "bee", "cat", "dog", "eel")
     change(folder / "config.json", id2label={str(i): name for i, name in enumerate(names)})
@@ -176,7 +176,7 @@ def test_labels(folder: Path) -> None:
     assert vitreous.load(folder).config.labels == ()
 
 
-def test_a_classifier_of_class_token_and_mean(tmp_path: Path) -> None:
+def test_classifier_of_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
     transformers = import_transformers()
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     theirs = noisy(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**sizes, num_labels=5)))
@@ -206,7 +206,7 @@ def test_a_classifier_of_class_token_and_mean(tmp_path: Path) -> None:
         ({"pad": True}, "pad"),
         ({"qk_norm": True}, "qk_norm"),
         ({"qk_scale": 0.1}, "qk_scale"),
-        ({"class_token": False, "pool": GlobalAverage()}, "no class_token"),
+        ({"class_token": False, "pool": GlobalAverage()}, "no class token"),
         ({"position": SinCos2d()}, "position SinCos2d"),
         ({"position": Learned1d(prefix_entries=False)}, "position without an entry"),
         ({"pool": GlobalAverage()}, "pool GlobalAverage"),
@@ -224,14 +224,14 @@ def test_a_classifier_of_class_token_and_mean(tmp_path: Path) -> None:
         ({"mlp_width": 100, "mlp": SwiGlu()} | DINOV2, "mlp_width 100"),
     ],
 )
-def test_what_transformers_has_no_place_for(fields: dict[str, Any], part: str, tmp_path: Path) -> None:
+def test_unsupported_parts_are_rejected_by_name(fields: dict[str, Any], part: str, tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, **fields))
     with pytest.raises(CannotHold, match=part):
         vitreous.save(model, tmp_path / "model", format="huggingface")
     assert not (tmp_path / "model").exists()
 
 
-def test_a_crop_that_is_not_square_needs_leave(tmp_path: Path) -> None:
+def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, image_size=(24, 32), preprocessing=IMAGENET))
     with pytest.raises(CannotHold, match="is resized to"):
         vitreous.save(model, tmp_path / "model", format="huggingface")
@@ -260,7 +260,7 @@ def test_a_crop_that_is_not_square_needs_leave(tmp_path: Path) -> None:
         ({"qkv_bias": "no"}, r"qkv_bias is 'no', but must be true or false"),
     ],
 )
-def test_a_broken_config(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_invalid_config_fields_are_rejected(fields: dict[str, Any], said: str, folder: Path) -> None:
     change(folder / "config.json", **fields)
     with pytest.raises(BadCheckpoint, match=said) as caught:
         vitreous.load(folder)
@@ -278,13 +278,13 @@ def test_a_broken_config(fields: dict[str, Any], said: str, folder: Path) -> Non
         ({"resample": "cubic"}, "resample is 'cubic'"),
     ],
 )
-def test_a_broken_processor(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_invalid_processor_fields_are_rejected(fields: dict[str, Any], said: str, folder: Path) -> None:
     change(folder / "preprocessor_config.json", **fields)
     with pytest.raises(BadCheckpoint, match=said):
         vitreous.load(folder)
 
 
-def test_names_and_shapes_that_do_not_fit(folder: Path) -> None:
+def test_wrong_tensors_are_rejected(folder: Path) -> None:
     file = folder / "model.safetensors"
     whole = load_file(file)
 
@@ -303,7 +303,7 @@ def test_names_and_shapes_that_do_not_fit(folder: Path) -> None:
     assert "embeddings.cls_token is int64" in said(counted)
 
 
-def test_no_entry_for_the_class_token(folder: Path) -> None:
+def test_positions_without_class_token_are_rejected(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["vit.embeddings.position_embeddings"] = torch.zeros(1, 16, 64)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -1,4 +1,4 @@
-"""What transformers does where its files say little: names of GELU, processors that say nothing, and no processor."""
+"""Defaults of transformers: names of GELU, empty and missing preprocessor_config.json."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def written(kind: str, folder: Path, **fields: Any) -> Path:
-    """A model of that kind as transformers would have written it, but for these fields of its config.json."""
+    """Write a model of this kind for transformers, with these fields changed in config.json."""
     vitreous.save(noisy(build(dataclasses.replace(SMALL, **KINDS[kind]))), folder, format="huggingface")
     document = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(document | {"model_type": kind} | fields))
@@ -63,7 +63,7 @@ def written(kind: str, folder: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", GELUS)
-def test_a_name_of_gelu_is_the_function_that_transformers_calls_so(name: str, tmp_path: Path) -> None:
+def test_gelu_names_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
     folder = written("vit", tmp_path / "model", hidden_act=name)
     theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
@@ -74,10 +74,8 @@ def test_a_name_of_gelu_is_the_function_that_transformers_calls_so(name: str, tm
 
 @pytest.mark.parametrize("document", ["says nothing", "published"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_picture_becomes_what_the_processor_of_its_model_makes_of_it(
-    kind: str, document: str, tmp_path: Path
-) -> None:
-    """A file that says nothing leaves all to the processor that transformers has for such models."""
+def test_default_processor_fields_are_those_of_transformers(kind: str, document: str, tmp_path: Path) -> None:
+    """An empty file means the defaults of the processor for this kind of model."""
     transformers = import_transformers()
     folder = written(kind, tmp_path / "model")
     (folder / "preprocessor_config.json").write_text(json.dumps(PUBLISHED[kind] if document == "published" else {}))
@@ -90,11 +88,11 @@ def test_a_picture_becomes_what_the_processor_of_its_model_makes_of_it(
     predictor = vitreous.Predictor(model, device="cpu")
     found = predictor.logits(picture) if model.config.num_classes else predictor.embed(picture)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
-    assert not any("its processor shows" in line for line in provenance_of(model).get("assumed", ()))  # at another size
+    assert not any("its processor resizes" in line for line in provenance_of(model).get("assumed", ()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_processor_is_that_of_the_published_models(kind: str, tmp_path: Path) -> None:
+def test_missing_processor_is_that_of_published_models(kind: str, tmp_path: Path) -> None:
     folder = written(kind, tmp_path / "model")
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(PUBLISHED[kind]))

@@ -1,4 +1,4 @@
-"""A `.pdparams` file of ours: what Python's pickle, with which Paddle reads it, makes of it."""
+"""Python's pickle, which Paddle uses, reads the written `.pdparams` files."""
 
 import pickle
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitreous.weights.io.pickle.files import read_pickle
-from vitreous.weights.io.pickle.pdparams import NAMES, write_pdparams
+from vitreous.weights.io.pickle.paddle import NAMES, write_pdparams
+from vitreous.weights.io.pickle.read import read_pickle
 
 TENSORS = {
     "a.weight": torch.randn(3, 4),
@@ -33,7 +33,7 @@ def test_python_reads_a_dict_of_arrays(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays[name], stored.numpy())
 
 
-def test_we_read_what_we_wrote(tmp_path: Path) -> None:
+def test_written_file_is_read_back(tmp_path: Path) -> None:
     write_pdparams(TENSORS, tmp_path / "a.pdparams")
     again = read_pickle(tmp_path / "a.pdparams")
     assert list(again) == list(TENSORS)
@@ -42,7 +42,7 @@ def test_we_read_what_we_wrote(tmp_path: Path) -> None:
         assert torch.equal(again[name], tensor)
 
 
-def test_it_names_numpy_as_every_numpy_understands(tmp_path: Path) -> None:
+def test_numpy_names_are_those_of_numpy_1(tmp_path: Path) -> None:
     write_pdparams(TENSORS, tmp_path / "a.pdparams")
     data = (tmp_path / "a.pdparams").read_bytes()
     assert b"numpy.core.multiarray" in data

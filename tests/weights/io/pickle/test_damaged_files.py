@@ -1,4 +1,4 @@
-"""Files around pickles that are not what they say, or that chance has damaged."""
+"""Invalid and randomly damaged files around pickles."""
 
 import io
 import os
@@ -14,26 +14,24 @@ from hypothesis import HealthCheck, given, settings
 
 from damage import check_noticed_or_harmless, damaged
 from pickles_by_hand import array, check_refused, pickled, shifted, torch_old, torch_zip, view, zip_of
-from vitreous.weights.io.pickle.files import read_pickle
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.pickle.read import read_pickle
 
 ZIP = torch_zip(view())
 FILES = {
     "nothing": (b"", "is empty"),
-    "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "pointer of Git LFS"),
-    "a web page": (b"<!DOCTYPE html>", "is a web page, not weights"),
-    "text": (b"weights? none", "begins with b'weights. none', but must be"),
+    "text": (b"weights? none", "is not a whole pickle"),
     "a compressed bomb": (
         zip_of({"x/data.pkl": pickled(view(elements=2**26)), "x/data/0": bytes(2**26)}, zipfile.ZIP_DEFLATED),
-        "compressed, but torch stores it",
+        "compressed, but torch stores it uncompressed",
     ),
     "a compressed storage": (
         shifted(torch_zip(view()), b"PK\1\2", 10, "<H", zipfile.ZIP_DEFLATED),
-        "holds x/data/0 compressed, but torch stores it",
+        "holds x/data/0 compressed, but torch stores it uncompressed",
     ),
     "another method": (shifted(ZIP, b"PK\1\2", 10, "<H", zipfile.ZIP_LZMA), "compressed by method 14"),
     "a password": (shifted(ZIP, b"PK\1\2", 8, "<H", 1), "encrypted"),
-    "two sizes": (shifted(ZIP, b"PK\1\2", 24, "<I", 2**31), "two sizes at once"),
+    "two sizes": (shifted(ZIP, b"PK\1\2", 24, "<I", 2**31), "two different sizes"),
     "a member beyond the end": (
         shifted(shifted(ZIP, b"PK\1\2", 20, "<I", 2**31), b"PK\1\2", 24, "<I", 2**31),
         "ends early: x/data/0 would reach to byte 2,147",
@@ -49,10 +47,10 @@ FILES = {
     "another zip": (zip_of({"a.npy": b""}), "0 data.pkl, but torch writes one"),
     "two zips": (zip_of({"a/data.pkl": b"", "b/data.pkl": b""}), "2 data.pkl"),
     "a program": (torch_zip(view(), **{"constants.pkl": b""}), "is a TorchScript program"),
-    "the big end first": (torch_zip(view(), byteorder=b"big"), "the big end first"),
+    "the big end first": (torch_zip(view(), byteorder=b"big"), "big-endian"),
     "a missing storage": (zip_of({"x/data.pkl": pickled(view())}), "holds 0 bytes of the storage 0, but must hold 24"),
     "another version": (torch_old(view(), version=1), "other than 1001"),
-    "the big end first, long ago": (torch_old(view(), little_endian=False), "the big end first"),
+    "the big end first, long ago": (torch_old(view(), little_endian=False), "big-endian"),
     "storages that are not listed": (torch_old(view(), keys=()), "lists other storages"),
     "storages that are no text": (torch_old(view(), keys=([[]],)), "lists other storages"),
     "storages that are not used": (torch_old(view(), keys=("0", "1")), "lists other storages"),
@@ -66,11 +64,11 @@ FILES = {
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_not_what_they_say_are_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, name: str) -> None:
     check_refused(tmp_path, *FILES[name])
 
 
-def test_the_examples_are_refused_for_what_is_wrong_with_them(tmp_path: Path) -> None:
+def test_examples_without_a_fault_are_read(tmp_path: Path) -> None:
     for data in (torch_zip([view(), array()]), torch_old([view(), array()])):
         (tmp_path / "x").write_bytes(data)
         tensor, numbers = read_pickle(tmp_path / "x")
@@ -78,7 +76,7 @@ def test_the_examples_are_refused_for_what_is_wrong_with_them(tmp_path: Path) ->
         assert numbers.tolist() == [0, 0]
 
 
-def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+def test_folders_pipes_and_missing_files_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, reason in [("", "is not a file"), ("pipe", "is not a file"), ("none", "cannot be read: No such file")]:
         with pytest.raises(BadCheckpoint, match=f"{name} {reason}"):
@@ -103,5 +101,5 @@ def _samples() -> list[bytes]:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=damaged(_samples()))
-def test_damage_is_noticed_or_harmless(tmp_path: Path, data: bytes) -> None:
+def test_damage_is_detected_or_harmless(tmp_path: Path, data: bytes) -> None:
     check_noticed_or_harmless(read_pickle, tmp_path / "x", data)

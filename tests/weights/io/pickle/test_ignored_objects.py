@@ -1,4 +1,4 @@
-"""What training scripts keep beside weights: read as nothing, whatever is in it, and no way in for anything else."""
+"""Objects that training scripts store beside weights are ignored, with all that they contain."""
 
 import argparse
 import collections
@@ -16,13 +16,13 @@ import torch
 
 import vitreous
 from pickles_by_hand import Call, Outside, array, check_refused, doubled, little_memory, pickled, torch_zip, view
-from vitreous.weights.io.pickle.files import read_pickle
-from vitreous.weights.io.pickle.resolver import Ignored
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.pickle.read import read_pickle
+from vitreous.weights.io.pickle.tensors import Ignored
 
 NAMESPACE = b"cargparse\nNamespace\n"
 CANARY = "touch canary"
-BYSTANDERS = {
+IGNORED = {
     "argparse.Namespace": argparse.Namespace(lr=1, path=Path("x"), inner=argparse.Namespace()),
     "types.SimpleNamespace": types.SimpleNamespace(lr=1),
     "pathlib.PosixPath": pathlib.PosixPath("/a/b"),
@@ -35,7 +35,7 @@ BYSTANDERS = {
     "builtins.frozenset": frozenset({"a"}),
     "builtins.float": float,
 }
-# Of packages that are not needed here, as they pickle themselves.
+# Pickles of packages that are not installed.
 BY_HAND = {
     "lightning.pytorch.utilities.parsing.AttributeDict": b")\x81X\1\0\0\0aK\1s",
     "pytorch_lightning.utilities.parsing.AttributeDict": b")\x81(X\1\0\0\0aK\1X\1\0\0\0bK\2u",
@@ -45,14 +45,14 @@ BY_HAND = {
 }
 HOSTILE = {
     "a namespace as a key": (b"\x80\2}" + NAMESPACE + b")\x81Ns.", "a key of type Ignored"),
-    "a class as a key": (b"\x80\2}" + NAMESPACE + b"Ns.", "a key of type Bystander"),
+    "a class as a key": (b"\x80\2}" + NAMESPACE + b"Ns.", "a key of type IgnoredClass"),
     "a call of a namespace": (b"\x80\2" + NAMESPACE + b")\x81)R.", "calls a Ignored"),
     "an object of a namespace": (b"\x80\2" + NAMESPACE + b")\x81)\x81.", "uses the pickle opcode NEWOBJ"),
     "an object of a function": (b"\x80\2ctorch\nSize\n)\x81.", "uses the pickle opcode NEWOBJ"),
     "an object of text": (b"\x80\2X\1\0\0\0a)\x81.", "uses the pickle opcode NEWOBJ"),
     "an object of nothing": (b"\x80\2)\x81.", "is not a whole pickle"),
-    "a state for a class": (b"\x80\2" + NAMESPACE + b"}b.", "sets the state of a Bystander"),
-    "items of a class": (b"\x80\2" + NAMESPACE + b"NNs.", "sets items of a Bystander"),
+    "a state for a class": (b"\x80\2" + NAMESPACE + b"}b.", "sets the state of a IgnoredClass"),
+    "items of a class": (b"\x80\2" + NAMESPACE + b"NNs.", "sets items of a IgnoredClass"),
     "a list in a namespace": (b"\x80\2" + NAMESPACE + b")\x81Na.", "appends to a Ignored"),
     "a tensor of a namespace": (
         pickled(Call(torch._utils._rebuild_parameter, argparse.Namespace(), False, {})),
@@ -92,9 +92,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-@pytest.mark.parametrize("name", BYSTANDERS)
-def test_what_is_beside_the_weights_is_ignored(tmp_path: Path, name: str, protocol: int) -> None:
-    torch.save({"a": BYSTANDERS[name], "w": torch.arange(3)}, tmp_path / "x.pth", pickle_protocol=protocol)
+@pytest.mark.parametrize("name", IGNORED)
+def test_objects_beside_the_weights_are_ignored(tmp_path: Path, name: str, protocol: int) -> None:
+    torch.save({"a": IGNORED[name], "w": torch.arange(3)}, tmp_path / "x.pth", pickle_protocol=protocol)
     found = read_pickle(tmp_path / "x.pth")
     assert found["a"] == Ignored(name)
     assert found["w"].tolist() == [0, 1, 2]
@@ -107,7 +107,7 @@ def test_settings_of_other_packages_are_ignored(tmp_path: Path, name: str) -> No
     assert read_pickle(tmp_path / "x") == Ignored(name.replace("._local", ""))
 
 
-def test_dicts_of_other_kinds_are_dicts(tmp_path: Path) -> None:
+def test_dict_subclasses_become_dicts(tmp_path: Path) -> None:
     scheduler = collections.Counter([30, 60, 60])
     by_name = collections.defaultdict(list, {"a": [1], "w": torch.ones(2)})
     torch.save({"milestones": scheduler, "by name": by_name}, tmp_path / "x.pth")
@@ -116,8 +116,8 @@ def test_dicts_of_other_kinds_are_dicts(tmp_path: Path) -> None:
     assert found["by name"]["w"].tolist() == [1, 1]
 
 
-def test_what_fills_it_is_forgotten(tmp_path: Path) -> None:
-    """A namespace that holds itself, and one whose state is 2 ** 100 values: nobody looks."""
+def test_contents_of_ignored_objects_are_dropped(tmp_path: Path) -> None:
+    """A namespace that contains itself, and one whose state has 2 ** 100 values."""
     itself = b"\x80\2" + NAMESPACE + b")\x81q\0}X\1\0\0\0ah\0sb."
     laughs = doubled(b"]", lambda last: b"](" + last * 2 + b"e")
     laughs += b"q\0" + NAMESPACE + b")\x81h\0b."
@@ -129,34 +129,34 @@ def test_what_fills_it_is_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_gets_in_through_it(tmp_path: Path, name: str) -> None:
+def test_ignored_objects_are_no_way_around_the_checks(tmp_path: Path, name: str) -> None:
     check_refused(tmp_path, torch_zip(HOSTILE[name][0]), HOSTILE[name][1])
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_deep_state_is_let_go_of_without_harm(tmp_path: Path) -> None:
+def test_deep_state_is_freed_without_recursion(tmp_path: Path) -> None:
     deep = b"\x80\2" + NAMESPACE + b")\x81" + b")" + b"\x85" * 400_000 + b"b."
     (tmp_path / "x").write_bytes(torch_zip(deep))
     assert read_pickle(tmp_path / "x") == Ignored("argparse.Namespace")
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (argparse.Namespace(), r"holds argparse\.Namespace, but must hold tensors by name"),
         (
             {"model": argparse.Namespace()},
-            r"no tensors where they are looked for; it has model \(argparse\.Namespace\)",
+            r"no tensors under a known key; it has model \(argparse\.Namespace\)",
         ),
     ],
 )
-def test_it_is_named_where_tensors_must_be(tmp_path: Path, value: Any, said: str) -> None:
+def test_ignored_object_instead_of_tensors_is_named(tmp_path: Path, value: Any, message: str) -> None:
     torch.save(value, tmp_path / "x.pth")
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "x.pth")
 
 
-def test_sizes_are_still_compared_with_the_file(tmp_path: Path) -> None:
+def test_sizes_in_ignored_state_are_checked(tmp_path: Path) -> None:
     data = b"\x80\2" + NAMESPACE + b")\x81X" + struct.pack("<I", 2**31) + b"b."
     (tmp_path / "x").write_bytes(torch_zip(data))
     with little_memory(), pytest.raises(BadCheckpoint, match="ends early: 2,147,483,648 bytes"):

@@ -1,4 +1,4 @@
-"""A file of another system's that does not fit the model is refused in one line, which names what is wrong with it."""
+"""Files whose tensors do not fit the model are rejected in one line that names the problem."""
 
 import dataclasses
 from pathlib import Path
@@ -36,7 +36,7 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
         ("pos_embed", None, r"no learned positions \(pos_embed\)"),
         ("head.weight", zeros(7), r"head\.weight is \[7\], but must have 2 dimensions"),
         ("blocks.0.mlp.fc1.weight", zeros(()), r"fc1\.weight is \[\], but must have 2 dimensions"),
-        ("attn_pool.latent", zeros(1, 1, 128), "leaves the class token or registers out of attention pooling"),
+        ("attn_pool.latent", zeros(1, 1, 128), "pools by attention without the class token"),
     ],
     "google": [
         ("cls", None, "does not fit the model: .*posembed_input|positions"),
@@ -82,7 +82,7 @@ CASES = [pytest.param(format, *row, id=f"{format}: {row[0]}") for format, rows i
 
 
 def whole(format: str, file: Path) -> dict[str, Tensor]:
-    """The tensors of a file that is as it should be."""
+    """The tensors of a valid file."""
     vitreous.save(build(dataclasses.replace(PLAIN, **CHANGES[format])), file, format=format, lossy=True)
     vitreous.load(file)
     if file.suffix == ".npz":
@@ -93,7 +93,7 @@ def whole(format: str, file: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("format", "name", "tensor", "said"), CASES)
-def test_a_wrong_file_is_refused_in_one_line(
+def test_wrong_tensors_are_rejected_in_one_line(
     format: str, name: str, tensor: Tensor | None, said: str, tmp_path: Path
 ) -> None:
     file = tmp_path / ("bad.npz" if format == "google" else "bad.pth")

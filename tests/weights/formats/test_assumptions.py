@@ -1,4 +1,4 @@
-"""What a bare file leaves open is warned of once, with the values; the name of a published model settles it."""
+"""Fields that a bare file does not state: one warning with the assumed values, unless a published name states them."""
 
 import subprocess
 import sys
@@ -16,27 +16,27 @@ from torch import nn
 import vitreous
 from benchmarks.timm_bare_files import build, outcome
 from peers import import_timm, import_transformers
-from vitreous.cli.convert_command import convert
 from vitreous.model.options import ClassToken, Gelu, Preprocessing
 from vitreous.serving.models import open_served
 from vitreous.training.config import TrainConfig
 from vitreous.training.run import train
-from vitreous.weights.formats.base import Found, Inference
-from vitreous.weights.formats.timm.names import ARCHITECTURE
+from vitreous.weights.convert import convert
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
+from vitreous.weights.formats.timm.config import ARCHITECTURE
 from vitreous.weights.load import describe, load_encoder
 
 PLAIN = "vit_tiny_patch16_224"
 
 
 def saved(model: nn.Module, file: Path) -> Path:
-    """The state dict as safetensors, whose sorted names hide the order of the modules."""
+    """Save the state dict as safetensors, which sorts names."""
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, file)
     return file
 
 
 def warned(call: Callable[[], object]) -> list[str]:
-    """The assumptions that a call warns of, one text for each warning."""
+    """The messages of the AssumptionWarnings of a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -74,7 +74,7 @@ ARCHITECTURES = {
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_model_of_timms_is_never_wrong_without_a_warning(name: str, tmp_path: Path) -> None:
+def test_timm_models_are_never_wrong_without_a_warning(name: str, tmp_path: Path) -> None:
     import_timm()
     model = build(name, img_size=56 if "patch14" in name else 64)
     neutral, named = ARCHITECTURES[name]
@@ -82,7 +82,7 @@ def test_a_model_of_timms_is_never_wrong_without_a_warning(name: str, tmp_path: 
     assert outcome(model, saved(model, tmp_path / f"{name}.tag.safetensors")).startswith(named)
 
 
-def test_norms_after_the_layers_show_in_the_order_of_a_pickle(tmp_path: Path) -> None:
+def test_post_norms_are_detected_by_the_order_of_a_pickle(tmp_path: Path) -> None:
     import_timm()
     model = build("vit_base_patch16_rpn_224", img_size=32)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
@@ -90,8 +90,8 @@ def test_norms_after_the_layers_show_in_the_order_of_a_pickle(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("module", ["vision_transformer", "deit", "vision_transformer_hybrid"])
-def test_names_of_timms_are_known(module: str) -> None:
-    """All but those whose tensors show that they are not supported."""
+def test_timms_architecture_names_are_known(module: str) -> None:
+    """Except those that are rejected by their tensors."""
     names = set(import_timm().list_models(module=module))
     unknown = {name for name in names if not ARCHITECTURE.fullmatch(name)}
     assert {name.split("_")[0] for name in unknown} <= {"aimv2", "beit3"}
@@ -100,28 +100,29 @@ def test_names_of_timms_are_known(module: str) -> None:
 # ---- What settles it -------------------------------------------------------------------------------------------------
 
 
-def test_the_warning_names_fields_values_and_how_to_set_them(plain: nn.Module, tmp_path: Path) -> None:
+def test_warning_names_fields_values_and_remedy(plain: nn.Module, tmp_path: Path) -> None:
     file = saved(plain, tmp_path / "weights.safetensors")
     (text,) = warned(lambda: vitreous.load(file))
     assert str(file) in text
     assert "\n" not in text
-    for part in ("num_heads=3", 'mlp={"kind": "Gelu", "approximation": "erf"}', 'pool={"kind": "ClassToken"}'):
+    assert len(text) - len(str(file)) < 400
+    for part in ("num_heads=3", "mlp=Gelu(approximation='erf')", "pool=ClassToken()", "crop_fraction=0.9"):
         assert part in text
     assert 'overrides={"num_heads": ' in text
     assert "--set num_heads=" in text
 
 
-def test_the_last_statement_on_a_field_counts() -> None:
-    guess = Inference(Found(Path("x.pth"), {}, {}), {})
-    for certain in (guess.follow, lambda _, **fields: guess.set(**fields)):
-        guess.assume("usual", norm_eps=1e-5)
-        assert "norm_eps=1e-05" in str(guess.warning)
+def test_last_call_for_a_field_counts() -> None:
+    builder = ConfigBuilder(StateDict(Path("x.pth"), {}, {}), {})
+    for certain in (builder.default, lambda _, **fields: builder.set(**fields)):
+        builder.assume("usual", norm_eps=1e-5)
+        assert "norm_eps=1e-05" in str(builder.warning)
         certain("the format's", norm_eps=1e-6)
-        assert guess.warning is None
-        assert guess.fields["norm_eps"] == 1e-6
+        assert builder.warning is None
+        assert builder.fields["norm_eps"] == 1e-6
 
 
-def test_what_is_given_is_not_warned_of(plain: nn.Module, tmp_path: Path) -> None:
+def test_overridden_fields_are_not_warned_of(plain: nn.Module, tmp_path: Path) -> None:
     file = saved(plain, tmp_path / "weights.safetensors")
     given: dict[str, Any] = {"num_heads": 3, "mlp": Gelu("erf"), "pool": ClassToken()}
     (text,) = warned(lambda: vitreous.load(file, overrides=given))
@@ -144,7 +145,7 @@ def uncertain(texts: list[str]) -> set[str]:
         f"{PLAIN}/pytorch_model.bin",
     ],
 )
-def test_a_name_in_the_path_settles_the_architecture(path: str, plain: nn.Module, tmp_path: Path) -> None:
+def test_architecture_is_read_from_the_path(path: str, plain: nn.Module, tmp_path: Path) -> None:
     file = saved(plain, tmp_path / path)
     assert uncertain(warned(lambda: vitreous.load(file))) == {"preprocessing"}
 
@@ -157,18 +158,18 @@ def test_a_name_in_the_path_settles_the_architecture(path: str, plain: nn.Module
         f"{PLAIN}/other.safetensors",  # the name of the file is its own
     ],
 )
-def test_other_names_settle_nothing(path: str, plain: nn.Module, tmp_path: Path) -> None:
+def test_other_names_are_not_architectures(path: str, plain: nn.Module, tmp_path: Path) -> None:
     file = saved(plain, tmp_path / path)
     assert {"num_heads", "mlp", "pool"} < uncertain(warned(lambda: vitreous.load(file)))
 
 
 @pytest.mark.parametrize("name", ["{}", "{}.augreg_in21k", "timm/{}.augreg_in21k", "hf-hub:timm/{}"])
-def test_a_tag_or_an_owner_in_the_metadata_is_ignored(name: str, plain: nn.Module, tmp_path: Path) -> None:
+def test_tag_and_owner_in_metadata_are_ignored(name: str, plain: nn.Module, tmp_path: Path) -> None:
     torch.save({"arch": name.format(PLAIN), "state_dict": plain.state_dict()}, tmp_path / "last.pth")
     assert uncertain(warned(lambda: vitreous.load(tmp_path / "last.pth"))) == {"preprocessing"}
 
 
-def test_a_name_in_the_metadata_settles_the_architecture(tmp_path: Path) -> None:
+def test_architecture_is_read_from_metadata(tmp_path: Path) -> None:
     """timm's training scripts write `arch` beside the weights."""
     import_timm()
     model = build("vit_base_patch16_gap_224", img_size=32)
@@ -180,13 +181,13 @@ def test_a_name_in_the_metadata_settles_the_architecture(tmp_path: Path) -> None
         assert vitreous.load(tmp_path / file).config.num_heads == 16
 
 
-def test_a_pooling_that_the_named_model_does_not_have_is_warned_of(tmp_path: Path) -> None:
+def test_unusual_pooling_of_a_named_model_is_warned_of(tmp_path: Path) -> None:
     import_timm()
     model = build(PLAIN, img_size=32, global_pool="avg")
     assert "pool" in uncertain(warned(lambda: vitreous.load(saved(model, tmp_path / f"{PLAIN}.safetensors"))))
 
 
-def test_folders_with_a_config_are_not_warned_of(plain: nn.Module, tmp_path: Path) -> None:
+def test_folders_with_a_config_do_not_warn(plain: nn.Module, tmp_path: Path) -> None:
     small = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     transformers = import_transformers()
     theirs = transformers.ViTModel(transformers.ViTConfig(**small))
@@ -199,7 +200,7 @@ def test_folders_with_a_config_are_not_warned_of(plain: nn.Module, tmp_path: Pat
         assert not warned(lambda source=source: vitreous.load(tmp_path / source)), source  # type: ignore[misc]
 
 
-def test_names_of_published_files_settle_the_heads(tmp_path: Path) -> None:
+def test_names_of_published_files_state_the_heads(tmp_path: Path) -> None:
     model = vitreous.create("ViT-S/16", num_classes=0, overrides={"depth": 1, "layer_scale": 1e-5, "mlp": Gelu("erf")})
     vitreous.save(model, tmp_path / "mine.pth", format="dinov2")
     (tmp_path / "dinov2_vits14_pretrain.pth").write_bytes((tmp_path / "mine.pth").read_bytes())
@@ -210,7 +211,7 @@ def test_names_of_published_files_settle_the_heads(tmp_path: Path) -> None:
 # ---- Who warns -------------------------------------------------------------------------------------------------------
 
 
-def test_every_way_to_use_a_file_warns_once(plain: nn.Module, tmp_path: Path) -> None:
+def test_every_use_of_a_file_warns_once(plain: nn.Module, tmp_path: Path) -> None:
     file = saved(plain, tmp_path / "weights.safetensors")
     config = TrainConfig(data="digits", out=tmp_path / "run", init=file, steps=1, batch_size=8, device="cpu", workers=0)
     ways: dict[str, tuple[Callable[[], object], int]] = {
@@ -218,14 +219,14 @@ def test_every_way_to_use_a_file_warns_once(plain: nn.Module, tmp_path: Path) ->
         "embed, explain, probe": (lambda: load_encoder(file), 1),
         "train": (lambda: train(config), 1),
         "serve": (lambda: open_served([file]), 1),
-        "convert": (lambda: convert(file, tmp_path / "again.pth", "timm"), 1),
+        "convert": (lambda: convert(file, tmp_path / "again.pth", to="timm"), 1),
         "info": (lambda: describe(file), 0),  # which lists them itself
     }
     for way, (call, count) in ways.items():
         assert len(warned(call)) == count, way
 
 
-def test_the_command_line_prints_one_line(plain: nn.Module, tmp_path: Path) -> None:
+def test_command_line_prints_the_warning_in_one_line(plain: nn.Module, tmp_path: Path) -> None:
     file = saved(plain, tmp_path / "weights.safetensors")
     Image.new("RGB", (40, 30)).save(tmp_path / "x.png")
     command = [sys.executable, "-m", "vitreous", "predict", str(file), str(tmp_path / "x.png"), "--json"]

@@ -1,4 +1,4 @@
-"""Checkpoints out of the ordinary: other numbers of channels, and models that have no counterpart here."""
+"""Models with other numbers of channels, and models without a counterpart."""
 
 import json
 from collections.abc import Callable
@@ -13,8 +13,8 @@ import vitreous
 from parity import check_close, noisy
 from peers import import_timm, import_torchvision, import_transformers
 from timm_models import PLAIN, SIZES
-from vitreous.cli.convert_command import convert
 from vitreous.model.options import IMAGENET, Preprocessing
+from vitreous.weights.convert import convert
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 SIZE = (32, 32)
@@ -44,7 +44,7 @@ def of_torchvision(channels: int) -> nn.Module:
 
 
 def of_dinov2(channels: int) -> nn.Module:
-    """timm's model has DINOv2's names, but for the token for masks."""
+    """timm's model with DINOv2's names, without the mask token."""
     model = timm_model(init_values=0.1, in_chans=channels, num_classes=0)
     model.register_buffer("mask_token", torch.zeros(1, 128))
     return model
@@ -65,8 +65,8 @@ MAKERS: dict[str, Callable[[int], nn.Module]] = {
 
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("format", MAKERS)
-def test_any_number_of_channels_is_read(format: str, channels: int, tmp_path: Path) -> None:
-    """ImageNet's numbers are for three; their mean is what timm takes for others, and what is done is said."""
+def test_other_numbers_of_channels_are_read(format: str, channels: int, tmp_path: Path) -> None:
+    """Other numbers of channels get the average of ImageNet's means, as in timm."""
     model = MAKERS[format](channels)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     ours = vitreous.load(tmp_path / "m.pth", format=format.strip())
@@ -74,10 +74,10 @@ def test_any_number_of_channels_is_read(format: str, channels: int, tmp_path: Pa
     shown = ours.config.preprocessing
     assert shown.mean == pytest.approx([sum(IMAGENET.mean) / 3])
     assert shown.std == pytest.approx([sum(IMAGENET.std) / 3])
-    assert any("the mean of three channels" in line for line in ours.provenance["assumed"])
+    assert any("averaged over its three channels" in line for line in ours.provenance["assumed"])
 
 
-def test_a_grey_model_of_transformers_without_a_processor(tmp_path: Path) -> None:
+def test_grey_transformers_model_without_processor_is_read(tmp_path: Path) -> None:
     transformers = import_transformers()
     model = noisy(transformers.Dinov2Model(transformers.Dinov2Config(**THEIRS, mlp_ratio=2, num_channels=1)))
     model.save_pretrained(tmp_path)
@@ -87,7 +87,7 @@ def test_a_grey_model_of_transformers_without_a_processor(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("format", "distil"), [("paddle", True), ("paddlevit", True), ("paddlevit", False)], ids=str)
-def test_a_grey_model_goes_through_paddle(format: str, distil: bool, tmp_path: Path) -> None:
+def test_grey_models_round_trip_through_paddle(format: str, distil: bool, tmp_path: Path) -> None:
     fields = {"distillation_token": distil, "channels": 1, "mlp": {"kind": "Gelu", "approximation": "erf"}}
     sizes = {"width": 128, "depth": 1, "num_heads": 2, "mlp_width": 96, "preprocessing": Preprocessing()}
     model = noisy(vitreous.create("ViT-B/16", image_size=32, num_classes=3, overrides={**fields, **sizes}))
@@ -95,12 +95,12 @@ def test_a_grey_model_goes_through_paddle(format: str, distil: bool, tmp_path: P
     check_close(vitreous.load(tmp_path / "m.pdparams", format=format), model, SIZE, channels=1)
 
 
-def test_what_is_converted_can_be_read_again(tmp_path: Path) -> None:
+def test_converted_grey_models_can_be_loaded(tmp_path: Path) -> None:
     torch.save(of_mae(1).state_dict(), tmp_path / "m.pth")
-    assert convert(tmp_path / "m.pth", tmp_path / "x.pth", "mae")[-1].largest == 0
+    assert convert(tmp_path / "m.pth", tmp_path / "x.pth", to="mae").differences[-1].largest == 0
 
 
-def test_three_channels_keep_their_own_numbers(tmp_path: Path) -> None:
+def test_three_channels_keep_separate_means(tmp_path: Path) -> None:
     torch.save(distilled(3).state_dict(), tmp_path / "m.pth")
     ours = vitreous.load(tmp_path / "m.pth")
     assert ours.config.preprocessing == IMAGENET
@@ -113,18 +113,18 @@ def test_three_channels_keep_their_own_numbers(tmp_path: Path) -> None:
 STRANGERS_OF_TIMM = {
     "vit_base_patch32_clip_224": r"a norm before the first block \(norm_pre\), as CLIP has",
     "vit_small_patch16_dinov3": r"no learned positions \(pos_embed\): rotated queries and keys, as DINOv3's",
-    "beit_base_patch16_224": r"positions relative to each other \(rel_pos\)",
+    "beit_base_patch16_224": r"relative positions \(rel_pos\)",
     "eva02_tiny_patch14_224": r"a bias on queries and values, but not on keys \(q_bias\)",
-    "vit_small_plus_patch16_dinov3": r"a gate apart from what it lets through \(fc1_g\)",
-    "cait_xxs24_224": r"heads that are mixed \(proj_l\)",
-    "vit_dwee_patch16_reg1_gap_256": r"attention that is the difference of two \(lambda_q1\)",
-    "vit_srelpos_small_patch16_224": r"positions relative to each other \(rel_pos\)",
+    "vit_small_plus_patch16_dinov3": r"a separate gate projection \(fc1_g\)",
+    "cait_xxs24_224": r"mixed heads \(proj_l\)",
+    "vit_dwee_patch16_reg1_gap_256": r"differential attention \(lambda_q1\)",
+    "vit_srelpos_small_patch16_224": r"relative positions \(rel_pos\)",
 }
 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
 @pytest.mark.parametrize("name", STRANGERS_OF_TIMM)
-def test_a_relative_of_timms_is_refused_by_the_part_that_is_otherwise(name: str, folder: bool, tmp_path: Path) -> None:
+def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: bool, tmp_path: Path) -> None:
     timm = import_timm()
     model = timm.create_model(name, depth=1)
     said = STRANGERS_OF_TIMM[name]
@@ -147,21 +147,21 @@ def test_a_relative_of_timms_is_refused_by_the_part_that_is_otherwise(name: str,
         ({"final_norm": False}, "no norm after the last block"),
         ({"pos_embed": "none"}, r"no learned positions \(pos_embed\)"),
         ({"proj_bias": False}, "no bias on the output of attention"),
-        ({"scale_attn_norm": True}, r"a norm on what attention puts out \(attn.norm\)"),
-        ({"scale_mlp_norm": True}, r"a norm inside of the MLP \(mlp.norm\)"),
+        ({"scale_attn_norm": True}, r"a norm on the output of attention \(attn.norm\)"),
+        ({"scale_mlp_norm": True}, r"a norm inside the MLP \(mlp.norm\)"),
         ({"norm_layer": "rmsnorm"}, "norms without a bias, as RMSNorm"),
         ({"embed_norm_layer": "layernorm"}, r"a norm on the patches \(patch_embed.norm\)"),
     ],
     ids=str,
 )
-def test_an_argument_of_timms_that_no_model_of_ours_has(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unsupported_timm_arguments_are_rejected_by_name(given: dict[str, Any], said: str, tmp_path: Path) -> None:
     torch.save(timm_model(**given).state_dict(), tmp_path / "m.pth")
     with pytest.raises(BadCheckpoint, match=said):
         vitreous.load(tmp_path / "m.pth")
 
 
-def test_learned_rotations_are_seen_in_a_file_too(tmp_path: Path) -> None:
-    """Of those that are not learned, only the name in config.json tells."""
+def test_learned_rotations_are_rejected(tmp_path: Path) -> None:
+    """Fixed rotations are known only by the name in config.json."""
     torch.save(
         import_timm().create_model("vit_small_patch16_rope_mixed_ape_224", depth=1).state_dict(), tmp_path / "m.pt"
     )
@@ -198,7 +198,7 @@ OTHERS_OF_TRANSFORMERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS_OF_TRANSFORMERS)
-def test_other_models_of_transformers_are_called_by_their_names(name: str, tmp_path: Path) -> None:
+def test_other_transformers_models_are_rejected_by_name(name: str, tmp_path: Path) -> None:
     kind = getattr(import_transformers(), name)
     usual = kind.config_class()
     small = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 96}
@@ -221,8 +221,8 @@ def test_other_models_of_transformers_are_called_by_their_names(name: str, tmp_p
 
 
 @pytest.mark.parametrize(("model_type", "prefix"), [("timm_wrapper", "timm_model."), ("mine", "")])
-def test_a_model_type_of_a_wrapper_does_not_hide_the_model_in_it(model_type: str, prefix: str, tmp_path: Path) -> None:
-    """transformers' TimmWrapper, and classes of users, write config.json beside tensors with timm's names."""
+def test_model_type_of_a_wrapper_does_not_hide_timm_tensors(model_type: str, prefix: str, tmp_path: Path) -> None:
+    """transformers' TimmWrapper and custom classes write config.json beside tensors with timm's names."""
     model = import_timm().create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=3).eval()
     tensors = {f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}
     torch.save(tensors, tmp_path / "pytorch_model.bin")
@@ -233,14 +233,14 @@ def test_a_model_type_of_a_wrapper_does_not_hide_the_model_in_it(model_type: str
         torch.testing.assert_close(vitreous.load(tmp_path)(images), model(images))
 
 
-def test_a_vit_of_transformers_with_other_names_is_not_said_to_have_no_counterpart(tmp_path: Path) -> None:
+def test_known_model_type_with_unknown_names_is_an_unknown_format(tmp_path: Path) -> None:
     torch.save({"backbone.a.weight": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     with pytest.raises(BadCheckpoint, match="is of no known format; its 1 tensors are called"):
         vitreous.load(tmp_path)
 
 
-def test_other_kinds_of_networks_are_called_by_their_names(tmp_path: Path) -> None:
+def test_resnet_and_swin_are_rejected_by_name(tmp_path: Path) -> None:
     timm = import_timm()
     for name, said in {"resnet18": "a ResNet", "swin_tiny_patch4_window7_224": "a Swin Transformer"}.items():
         model = timm.create_model(name)
@@ -255,7 +255,7 @@ def test_other_kinds_of_networks_are_called_by_their_names(tmp_path: Path) -> No
 # ---- What must be given ----------------------------------------------------------------------------------------------
 
 
-def test_what_must_be_given_can_be_given_on_the_command_line_too(tmp_path: Path) -> None:
+def test_missing_heads_error_shows_python_and_command_line_remedy(tmp_path: Path) -> None:
     model = timm_model(embed_dim=96, num_heads=3)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     with pytest.raises(BadCheckpoint) as refusal:
@@ -264,12 +264,12 @@ def test_what_must_be_given_can_be_given_on_the_command_line_too(tmp_path: Path)
         'give overrides={"num_heads": ...}, or convert it once: vitreous convert SRC DST --to vitreous --set '
         "num_heads=..."
     )
-    convert(tmp_path / "m.pth", tmp_path / "ours", "vitreous", overrides={"num_heads": 3})
+    convert(tmp_path / "m.pth", tmp_path / "ours", to="vitreous", overrides={"num_heads": 3})
     check_close(vitreous.load(tmp_path / "ours"), model, SIZE)
 
 
-def test_a_grey_deit_with_a_config_is_not_taken_for_a_model_of_sound(tmp_path: Path) -> None:
-    """Its tensors have the names and the patches of the Audio Spectrogram Transformer; its config.json decides."""
+def test_grey_deit_is_not_an_audio_model(tmp_path: Path) -> None:
+    """Its tensors have the names and patches of the Audio Spectrogram Transformer; config.json decides."""
     transformers = import_transformers()
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     theirs = transformers.DeiTModel(transformers.DeiTConfig(num_channels=1, image_size=64, patch_size=16, **sizes))

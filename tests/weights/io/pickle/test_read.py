@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitreous.weights.io.pickle.files import read_pickle
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.pickle.read import read_pickle
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool),
@@ -140,7 +140,7 @@ def contents() -> dict[str, Any]:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("old", [False, True])
-def test_what_torch_saves_is_read_as_torch_reads_it(tmp_path: Path, old: bool, protocol: int) -> None:
+def test_files_of_torch_are_read_as_torch_does(tmp_path: Path, old: bool, protocol: int) -> None:
     value = contents()
     data = saved(value, old, protocol)
     assert_same(read(tmp_path, data), value)
@@ -148,7 +148,7 @@ def test_what_torch_saves_is_read_as_torch_reads_it(tmp_path: Path, old: bool, p
         assert_same(read(tmp_path, data), torch.load(io.BytesIO(data), weights_only=True))
 
 
-def test_an_optimizer_is_read(tmp_path: Path) -> None:
+def test_optimizer_state_is_read(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4, 3)).sum().backward()
@@ -179,7 +179,7 @@ def test_numpy_beside_tensors_is_read(tmp_path: Path, old: bool, protocol: int) 
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_tensors_that_share_memory_still_do(tmp_path: Path, old: bool) -> None:
+def test_shared_memory_stays_shared(tmp_path: Path, old: bool) -> None:
     base = torch.zeros(4, 3)
     data = saved({"a": base, "b": base[1:], "c": base, "d": torch.zeros(4, 3)}, old)
     found = read(tmp_path, data)
@@ -202,7 +202,7 @@ def test_tensors_are_mapped_and_aligned(tmp_path: Path) -> None:
         assert str(tmp_path / "x.pth") not in maps.read_text()
 
 
-def test_a_read_only_file_is_read(tmp_path: Path) -> None:
+def test_read_only_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.pth").write_bytes(saved(torch.ones(3)))
     (tmp_path / "x.pth").chmod(0o400)
     tensor = read_pickle(tmp_path / "x.pth")
@@ -211,7 +211,7 @@ def test_a_read_only_file_is_read(tmp_path: Path) -> None:
     assert tensor.tolist() == [2, 2, 2]
 
 
-def test_storages_at_odd_places_are_copied(tmp_path: Path) -> None:
+def test_unaligned_storages_are_copied(tmp_path: Path) -> None:
     """A zip that was packed again by another program is not aligned."""
     whole = zipfile.ZipFile(io.BytesIO(saved({"a": torch.arange(5.0), "b": torch.arange(3)})))
     packed = io.BytesIO()
@@ -232,7 +232,7 @@ def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
     assert read(tmp_path, data).tolist() == [1, 1, 1]
 
 
-def test_python_2_is_read(tmp_path: Path) -> None:
+def test_pickle_of_python_2_is_read(tmp_path: Path) -> None:
     """A dict of lists of pairs, and bytes as text: as Python 2.7 pickled an OrderedDict with an array in it."""
     kind = b"cnumpy\ndtype\nU\2f4K\0K\1\x87R(K\3U\1<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
     state = b"(K\1K\2\x85" + kind + b"\x89U\x08" + struct.pack("<2f", 1, -2) + b"tb"

@@ -1,4 +1,4 @@
-"""Files that look like another model, or leave a choice: nothing is read or written that computes otherwise unsaid."""
+"""Ambiguous files and lossy writing: no model silently computes something else."""
 
 import dataclasses
 from pathlib import Path
@@ -12,11 +12,10 @@ import vitreous
 from parity import check_close, check_identical, difference, noisy
 from peers import import_timm, import_torchvision, import_transformers, import_vit_pytorch
 from timm_models import PLAIN, SIZES
-from vitreous.cli.convert_command import convert
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, GlobalAverage, Learned1d, SwiGlu
-from vitreous.weights.convert import CannotHold
+from vitreous.weights.convert import CannotHold, convert
 from vitreous.weights.io.containers import read_file
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
@@ -31,14 +30,14 @@ def timm_model(**given: Any) -> nn.Module:
 
 
 def said_of(model: Any, field: str) -> str:
-    """Why a field was taken by convention; nothing if it was not."""
+    """The reason why a field was assumed, or an empty string."""
     return "".join(line for line in model.provenance.get("assumed", ()) if line.startswith(f"{field}: "))
 
 
 # ---- Grids that look like squares ------------------------------------------------------------------------------------
 
 
-def test_a_long_grid_of_timms_is_what_the_caller_says(tmp_path: Path) -> None:
+def test_rectangular_timm_grid_follows_image_size(tmp_path: Path) -> None:
     model = timm_model(img_size=LONG)
     assert model.pos_embed.shape[1] == PLACES
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -48,7 +47,7 @@ def test_a_long_grid_of_timms_is_what_the_caller_says(tmp_path: Path) -> None:
         check_close(ours, model, LONG)
 
 
-def test_a_square_without_a_position_for_the_token_is_read_and_said(tmp_path: Path) -> None:
+def test_square_without_class_token_position_is_assumed(tmp_path: Path) -> None:
     model = timm_model(img_size=SQUARE, no_embed_class=True, dynamic_img_size=True)
     assert model.pos_embed.shape[1] == PLACES
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -60,8 +59,8 @@ def test_a_square_without_a_position_for_the_token_is_read_and_said(tmp_path: Pa
     check_close(vitreous.load(tmp_path / "m.pth", image_size=(48, 40)), model, (48, 40))
 
 
-def test_a_folder_of_timms_that_is_about_another_size_is_not_taken_for_a_square(tmp_path: Path) -> None:
-    """`save_for_hf` writes down what is given to it, and the size of the pictures that the architecture is for."""
+def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> None:
+    """`save_for_hf` writes the given arguments, and the image size of the architecture."""
     model = timm_model(img_size=LONG)
     import_timm().models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2})
     with pytest.raises(BadCheckpoint, match=rf"{UNSURE}; \(224, 224\) does not fit"):
@@ -74,7 +73,7 @@ def test_a_folder_of_timms_that_is_about_another_size_is_not_taken_for_a_square(
     [("deit3_base_patch16_224", {}), ("vit_base_patch14_reg4_dinov2", {}), (PLAIN, {"no_embed_class": True})],
     ids=str,
 )
-def test_a_folder_tells_that_tokens_have_no_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
+def test_timm_folder_states_missing_token_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
     timm, given = import_timm(), {**SIZES, "num_classes": 7, "img_size": SQUARE, **args}
     model = noisy(timm.create_model(name, **given))
     timm.models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2, **args})
@@ -83,8 +82,8 @@ def test_a_folder_tells_that_tokens_have_no_positions(name: str, args: dict[str,
     check_close(ours, model, SQUARE)
 
 
-def test_which_of_timms_architectures_have_no_positions_for_tokens() -> None:
-    """Of all that are made of the parts that we read."""
+def test_architectures_without_token_positions_are_known() -> None:
+    """Checked for all supported architectures of timm."""
     from vitreous.weights.formats.timm.config import NO_ENTRIES
 
     timm, seen = import_timm(), 0
@@ -101,7 +100,7 @@ def test_which_of_timms_architectures_have_no_positions_for_tokens() -> None:
     assert seen > 60
 
 
-def test_a_long_grid_of_vit_pytorchs(tmp_path: Path) -> None:
+def test_rectangular_vit_pytorch_grid_requires_image_size(tmp_path: Path) -> None:
     sizes = {"patch_size": 8, "dim": 128, "depth": 2, "heads": 2, "mlp_dim": 96, "num_classes": 7}
     model = noisy(import_vit_pytorch().ViT(image_size=LONG, **sizes))
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -110,7 +109,7 @@ def test_a_long_grid_of_vit_pytorchs(tmp_path: Path) -> None:
     check_close(vitreous.load(tmp_path / "m.pth", image_size=LONG), model, LONG)
 
 
-def test_a_long_grid_of_transformers(tmp_path: Path) -> None:
+def test_rectangular_transformers_grid_requires_image_size(tmp_path: Path) -> None:
     transformers = import_transformers()
     config = transformers.ViTConfig(**THEIRS, image_size=LONG, intermediate_size=96, num_labels=7)
     model = noisy(transformers.ViTForImageClassification(config))
@@ -121,8 +120,8 @@ def test_a_long_grid_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["torchvision", "dinov2", "paddle", "paddlevit"])
-def test_systems_whose_class_token_always_has_a_position(format: str, tmp_path: Path) -> None:
-    """Their own models have none of 25 positions, so this one is made here: a square of theirs, but for the grid."""
+def test_class_token_position_is_certain_in_other_systems(format: str, tmp_path: Path) -> None:
+    """No published model has 25 positions, so the table is made here."""
     scaled = {"layer_scale": 1e-5, "num_classes": 0} if format == "dinov2" else {}
     config = dataclasses.replace(SMALL, **scaled)
     file = tmp_path / ("m.pdparams" if "paddle" in format else "m.pth")
@@ -150,7 +149,7 @@ SMALL = ViTConfig(
 TANH = {"mlp": Gelu("tanh")}
 BARE: list[tuple[str, dict[str, Any], str]] = [
     ("timm", TANH, "GELU is computed by tanh, and in timm by erf"),
-    ("timm", {"pool": GlobalAverage("before")}, "by timm, with these tensors, the class token"),
+    ("timm", {"pool": GlobalAverage("before")}, "with these tensors timm pools the class token"),
     ("huggingface", TANH | {"norm_eps": 1e-12}, "GELU is computed by tanh, and in transformers' ViT by erf"),
     ("huggingface", {}, "eps is 1e-06, and transformers' ViT's is 1e-12"),
     (
@@ -163,7 +162,7 @@ BARE: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin"])
 @pytest.mark.parametrize(("format", "changes", "said"), BARE, ids=str)
-def test_a_file_that_would_be_computed_otherwise_needs_lossy(
+def test_file_with_other_numerics_requires_lossy(
     format: str, changes: dict[str, Any], said: str, suffix: str, tmp_path: Path
 ) -> None:
     model = noisy(build(dataclasses.replace(SMALL, **changes)))
@@ -176,14 +175,14 @@ def test_a_file_that_would_be_computed_otherwise_needs_lossy(
 
 
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_a_folder_says_what_a_file_cannot(format: str, tmp_path: Path) -> None:
+def test_folder_states_what_a_file_cannot(format: str, tmp_path: Path) -> None:
     model = noisy(build(dataclasses.replace(SMALL, **TANH, norm_eps=1e-6)))
     vitreous.save(model, tmp_path / "m", format=format)
     check_close(vitreous.load(tmp_path / "m"), model, (32, 32))
 
 
-def test_what_timm_makes_of_a_file_is_what_was_refused(tmp_path: Path) -> None:
-    """The difference is real: timm computes its own GELU with these weights."""
+def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
+    """timm uses its default GELU with these weights."""
     model = noisy(build(dataclasses.replace(SMALL, **TANH)))
     vitreous.save(model, tmp_path / "x.pth", format="timm", lossy=True)
     filled = timm_model()
@@ -191,12 +190,11 @@ def test_what_timm_makes_of_a_file_is_what_was_refused(tmp_path: Path) -> None:
     assert difference(filled, model, (32, 32)) > 1e-4
 
 
-def test_convert_tells_what_lossy_has_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reports_lossy_differences(tmp_path: Path) -> None:
     vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "ours")
-    convert(tmp_path / "ours", tmp_path / "x.pth", "timm", lossy=True)
-    assert "computed otherwise: GELU is computed by tanh, and in timm by erf" in capsys.readouterr().out
-    convert(tmp_path / "ours", tmp_path / "folder", "timm")
-    assert "computed otherwise" not in capsys.readouterr().out
+    file = convert(tmp_path / "ours", tmp_path / "x.pth", to="timm", lossy=True)
+    assert file.losses == ["GELU is computed by tanh, and in timm by erf"]
+    assert convert(tmp_path / "ours", tmp_path / "folder", to="timm").losses == []
 
 
 # ---- Parts that are newer than the formats ---------------------------------------------------------------------------
@@ -204,12 +202,12 @@ def test_convert_tells_what_lossy_has_allowed(tmp_path: Path, capsys: pytest.Cap
 
 @dataclasses.dataclass(frozen=True)
 class Squared(Gelu):
-    """A kind of MLP of somebody's own."""
+    """A user-defined MLP option."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Strongest(GlobalAverage):
-    """A kind of pooling of somebody's own."""
+    """A user-defined pooling option."""
 
 
 FOLDERS, FILES = ("timm", "huggingface"), ("torchvision", "mae", "dinov2", "lucidrains")
@@ -226,11 +224,11 @@ TARGETS |= dict.fromkeys(("google", "big_vision"), "m.npz") | dict.fromkeys(("pa
     ],
     ids=["mlp", "pool"],
 )
-def test_a_new_kind_of_part_is_refused_by_every_format(
+def test_new_options_are_rejected_by_every_format(
     changes: dict[str, Any], said: str, format: str, tmp_path: Path
 ) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
-    with pytest.raises(CannotHold, match=f"cannot hold this model: {said}: it is none that other systems have"):
+    with pytest.raises(CannotHold, match=f"cannot hold this model: {said}: no other system has it"):
         vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
 
 
@@ -238,7 +236,7 @@ def test_a_new_kind_of_part_is_refused_by_every_format(
 
 
 @pytest.mark.parametrize("given", [{"global_pool": "avgmax"}, {"fc_norm": True}, {"global_pool": "avg"}], ids=str)
-def test_a_norm_after_pooling_leaves_the_pooling_open(given: dict[str, Any], tmp_path: Path) -> None:
+def test_pooling_with_fc_norm_is_assumed(given: dict[str, Any], tmp_path: Path) -> None:
     model = timm_model(**given)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     ours = vitreous.load(tmp_path / "m.pth")
@@ -246,7 +244,7 @@ def test_a_norm_after_pooling_leaves_the_pooling_open(given: dict[str, Any], tmp
     assert (difference(ours, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
 
 
-def test_a_gate_leaves_its_activation_open(tmp_path: Path) -> None:
+def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
     timm = import_timm()
     packed = {"mlp_layer": timm.layers.SwiGLUPacked, "mlp_ratio": 4.0}
     for activation in (nn.GELU, nn.SiLU):
@@ -260,10 +258,8 @@ def test_a_gate_leaves_its_activation_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layer", ["GluMlp", "SwiGLUPacked"])
 @pytest.mark.parametrize("args", [{}, {"act_layer": "gelu"}, {"act_layer": "silu"}], ids=str)
-def test_a_gate_in_a_folder_of_an_ungated_architecture_is_refused(
-    layer: str, args: dict[str, Any], tmp_path: Path
-) -> None:
-    """`mlp_layer` is not in the config.json of such a model, and decides which half of the matrix is the gate."""
+def test_gated_mlp_of_ungated_architecture_is_rejected(layer: str, args: dict[str, Any], tmp_path: Path) -> None:
+    """`mlp_layer`, which config.json does not hold, decides which half of the matrix is the gate."""
     timm = import_timm()
     model = timm_model(mlp_layer=getattr(timm.layers, layer), mlp_ratio=4.0, **args)
     timm.models.save_for_hf(model, tmp_path / "m", model_args={**SIZES, "img_size": 32, **args})
@@ -274,7 +270,7 @@ def test_a_gate_in_a_folder_of_an_ungated_architecture_is_refused(
     assert (difference(ours, model, (32, 32)) < 1e-4) == is_swiglu
 
 
-def test_a_gate_in_a_folder_of_a_gated_architecture_is_read(tmp_path: Path) -> None:
+def test_gated_mlp_of_gated_architecture_is_read(tmp_path: Path) -> None:
     timm, args = import_timm(), {**SIZES, "img_size": 32, "mlp_ratio": 4.0}
     model = noisy(timm.create_model("vit_giant_patch14_dinov2", **args, num_classes=7))
     timm.models.save_for_hf(model, tmp_path / "m", model_args=args)
@@ -290,14 +286,12 @@ def test_a_gate_in_a_folder_of_a_gated_architecture_is_read(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("num_classes", [0, 10])
-def test_a_classifier_that_cannot_be_ours_is_left_out_where_another_is_asked_for(
-    num_classes: int, tmp_path: Path
-) -> None:
+def test_unsupported_classifier_is_ignored_with_num_classes(num_classes: int, tmp_path: Path) -> None:
     transformers = import_transformers()
     config = transformers.Dinov2Config(**THEIRS, image_size=32, mlp_ratio=2, num_labels=5)
     model = noisy(transformers.Dinov2ForImageClassification(config))
     model.save_pretrained(tmp_path)
-    with pytest.raises(BadCheckpoint, match=r"beside the mean of the patches.*without it: num_classes=0"):
+    with pytest.raises(BadCheckpoint, match=r"beside the mean of the patches.*num_classes=0"):
         vitreous.load(tmp_path)
     ours = vitreous.load(tmp_path, num_classes=num_classes)
     assert ours.config.num_classes == num_classes
@@ -309,7 +303,7 @@ def test_a_classifier_that_cannot_be_ours_is_left_out_where_another_is_asked_for
     check_close(lambda images: ours.pool(ours.features(images)) if num_classes else ours(images), features, (32, 32))
 
 
-def test_a_classifier_of_torchvisions_of_two_layers_is_read_whole(tmp_path: Path) -> None:
+def test_torchvisions_head_of_two_layers_is_read(tmp_path: Path) -> None:
     vit = import_torchvision().models.vision_transformer.VisionTransformer
     model = noisy(vit(32, 8, 2, 2, 128, 256, num_classes=7, representation_size=24))
     torch.save(model.state_dict(), tmp_path / "m.pth")

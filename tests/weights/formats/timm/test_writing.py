@@ -1,4 +1,4 @@
-"""Folders that timm reads, and what it has no place for."""
+"""Folders written for timm, and models that timm cannot hold."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ from vitreous.weights.convert import CannotHold
     ],
     ids=str,
 )
-def test_a_folder_holds_all_of_a_model(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_folder_round_trips_and_timm_reads_it(changes: dict[str, Any], tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
     noisy(model)
     vitreous.save(model, tmp_path / "m", format="timm")
@@ -56,8 +56,8 @@ def test_a_folder_holds_all_of_a_model(changes: dict[str, Any], tmp_path: Path) 
     assert cfg["fixed_input_size"]  # as of all of timm's ViTs: their positions are for one size
 
 
-def test_what_is_said_of_pictures_is_enough_to_give_the_model_its_size(tmp_path: Path) -> None:
-    """A `pretrained_cfg` goes with timm's other scripts too, without the arguments that config.json has beside it."""
+def test_pretrained_cfg_alone_sets_the_image_size(tmp_path: Path) -> None:
+    """timm's other scripts use `pretrained_cfg` without `model_args`."""
     timm = import_timm()
     vitreous.save(build(SMALL), tmp_path / "m", format="timm")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
@@ -85,7 +85,7 @@ def test_what_is_said_of_pictures_is_enough_to_give_the_model_its_size(tmp_path:
     ],
     ids=str,
 )
-def test_what_timm_has_no_place_for_is_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match=f"timm cannot hold this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(SMALL, **changes)), tmp_path / "m", format="timm")
     assert not (tmp_path / "m").exists()
@@ -95,11 +95,11 @@ def test_what_timm_has_no_place_for_is_refused(changes: dict[str, Any], part: st
     ("changes", "said"),
     [
         ({"norm_eps": 1e-5}, "eps is 1e-05, and timm's is 1e-06"),
-        ({"stem": ResNetStem((), 64, "google"), "image_size": (32, 32)}, "Google's small numbers"),
+        ({"stem": ResNetStem((), 64, "google"), "image_size": (32, 32)}, "Google's eps, not timm's"),
     ],
     ids=str,
 )
-def test_other_numerics_need_a_word(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_other_numerics_require_lossy(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
     with pytest.raises(CannotHold, match=said):
         vitreous.save(model, tmp_path / "m", format="timm")
@@ -110,7 +110,7 @@ def test_other_numerics_need_a_word(changes: dict[str, Any], said: str, tmp_path
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
 @pytest.mark.parametrize("fraction", [1, 1.0, 0.9], ids=repr)
 @pytest.mark.parametrize("geometry", ["torchvision", "timm", "huggingface"])
-def test_preprocessing_comes_back_as_it_was(geometry: Any, fraction: float, format: str, tmp_path: Path) -> None:
+def test_preprocessing_round_trips(geometry: Any, fraction: float, format: str, tmp_path: Path) -> None:
     shown = Preprocessing(crop_fraction=fraction, geometry=geometry)
     model = vitreous.create("ViT-Ti/16", overrides={"depth": 1, "image_size": (32, 32), "preprocessing": shown})
     vitreous.save(model, tmp_path / "m", format, lossy=True)

@@ -1,4 +1,4 @@
-"""What training scripts write is read with the logits of the model that was trained, and it is said what was taken."""
+"""Checkpoints of training scripts: the right model is found in them, and the provenance records where."""
 
 import argparse
 import copy
@@ -52,13 +52,13 @@ IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
 
 
 def peer(seed: int = 0, **sizes: Any) -> Any:
-    """A model of timm's with weights that all matter."""
+    """A timm model with random parameters."""
     torch.manual_seed(seed)
     return noisy(import_timm().models.VisionTransformer(**{**SIZE, **sizes})).eval()
 
 
 def check_same(file: Path, theirs: nn.Module) -> dict[str, Any]:
-    """That a file is read as the model of the other system; what is known of where it comes from."""
+    """Check that a file is read as this model; return its provenance."""
     ours = vitreous.load(file)
     with torch.no_grad():
         torch.testing.assert_close(ours(IMAGES), theirs(IMAGES), rtol=1e-4, atol=1e-5)
@@ -66,7 +66,7 @@ def check_same(file: Path, theirs: nn.Module) -> dict[str, Any]:
 
 
 class Training(nn.Module):
-    """As a module of Lightning's, or a student with its teacher: parts under their names."""
+    """The tensors of several modules under the names of the modules."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Training(nn.Module):
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_what_timm_writes_while_training(tmp_path: Path, averaged: bool) -> None:
+def test_timms_training_checkpoint_is_read(tmp_path: Path, averaged: bool) -> None:
     timm, model = import_timm(), peer()
     ema = timm.utils.ModelEmaV3(model) if averaged else None
     expected = copy.deepcopy(model)
@@ -118,7 +118,7 @@ def _optimizer() -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("name", WRAPS)
-def test_wrappers(tmp_path: Path, name: str) -> None:
+def test_keys_of_training_scripts_are_unwrapped(tmp_path: Path, name: str) -> None:
     model, (wrap, inside) = peer(), WRAPS[name]
     torch.save(wrap(model.state_dict()), tmp_path / "x.ckpt")
     known = check_same(tmp_path / "x.ckpt", model)
@@ -132,7 +132,7 @@ def test_wrappers(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "prefix", ["module.", "net.", "vit.", "encoder.", "student.", "base_model.model.", "_forward_module.model.module."]
 )
-def test_what_is_before_all_names_is_taken_off(tmp_path: Path, prefix: str) -> None:
+def test_common_prefix_is_removed(tmp_path: Path, prefix: str) -> None:
     model = peer()
     torch.save({f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "x.pth")
     known = check_same(tmp_path / "x.pth", model)
@@ -140,7 +140,7 @@ def test_what_is_before_all_names_is_taken_off(tmp_path: Path, prefix: str) -> N
     assert "inside" not in known
 
 
-def test_compiled_models_and_averages_of_them(tmp_path: Path) -> None:
+def test_compiled_and_averaged_models_are_read(tmp_path: Path) -> None:
     plain = peer()
     whole = torch.compile(copy.deepcopy(plain))
     blocks = copy.deepcopy(plain)
@@ -154,7 +154,7 @@ def test_compiled_models_and_averages_of_them(tmp_path: Path) -> None:
         assert "left_out" not in check_same(tmp_path / "x.pth", plain)
 
 
-def test_words_of_wrappers_inside_of_names(tmp_path: Path) -> None:
+def test_wrapper_names_inside_tensor_names_are_removed(tmp_path: Path) -> None:
     plain = peer()
     names = {
         name: name.replace("blocks.1.", "blocks.1._fsdp_wrapped_module._checkpoint_wrapped_module.")
@@ -171,8 +171,8 @@ def test_words_of_wrappers_inside_of_names(tmp_path: Path) -> None:
 # ---- Other parts beside the model ------------------------------------------------------------------------------------
 
 
-def test_a_module_of_lightning(tmp_path: Path) -> None:
-    """Its loss has a tensor too, and its settings are of no kind that is known here but by name."""
+def test_lightning_module_is_read_beside_its_loss(tmp_path: Path) -> None:
+    """Its loss has a tensor, and its settings are objects of an unknown class."""
     model = peer()
     module = Training(model=model, criterion=nn.CrossEntropyLoss(weight=torch.ones(5)))
     checkpoint = {"epoch": 1, "state_dict": module.state_dict(), "hyper_parameters": {"args": ARGS}, "loops": {}}
@@ -182,7 +182,7 @@ def test_a_module_of_lightning(tmp_path: Path) -> None:
     assert known["left_out"] == ["criterion.weight"]
 
 
-def test_a_backbone_beside_a_classifier(tmp_path: Path) -> None:
+def test_backbone_is_read_beside_a_classifier(tmp_path: Path) -> None:
     backbone = peer(num_classes=0)
     torch.save(Training(backbone=backbone, fc=nn.Linear(64, 3)).state_dict(), tmp_path / "x.pth")
     known = check_same(tmp_path / "x.pth", backbone)
@@ -190,8 +190,8 @@ def test_a_backbone_beside_a_classifier(tmp_path: Path) -> None:
     assert known["left_out"] == ["fc.* (2 tensors)"]
 
 
-def test_dino(tmp_path: Path) -> None:
-    """A student in DDP and a teacher, each a backbone with a head, and the settings."""
+def test_dinos_teacher_is_preferred(tmp_path: Path) -> None:
+    """A student in DDP and a teacher, both with backbone and head, and the settings."""
     student, teacher = (
         Training(backbone=peer(seed, num_classes=0), head=Training(mlp=nn.Linear(64, 8))) for seed in (1, 2)
     )
@@ -207,7 +207,7 @@ def test_dino(tmp_path: Path) -> None:
     assert known["left_out"] == ["head.* (2 tensors)"]
 
 
-def test_of_two_models_the_averaged_one_is_taken(tmp_path: Path) -> None:
+def test_averaged_model_is_preferred(tmp_path: Path) -> None:
     student, teacher = peer(1), peer(2)
     torch.save({"model": Training(student=student, teacher=teacher).state_dict()}, tmp_path / "x.pth")
     known = check_same(tmp_path / "x.pth", teacher)
@@ -219,8 +219,8 @@ def test_of_two_models_the_averaged_one_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["model", "vit"])
-def test_a_model_of_transformers_beside_a_loss(tmp_path: Path, own: str) -> None:
-    """Its own names begin with `vit.`, beside which its classifier lies; the module around it may say `vit.` too."""
+def test_transformers_model_is_read_beside_a_loss(tmp_path: Path, own: str) -> None:
+    """Its names begin with `vit.`, and so may the name of the module around it."""
     transformers = import_transformers()
     sizes = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1}
     config = transformers.ViTConfig(**sizes, intermediate_size=96, num_labels=3)
@@ -233,7 +233,7 @@ def test_a_model_of_transformers_beside_a_loss(tmp_path: Path, own: str) -> None
     assert provenance_of(ours)["left_out"] == ["criterion.weight"]
 
 
-def test_a_teacher_of_another_size_is_not_an_average(tmp_path: Path) -> None:
+def test_teacher_of_another_size_is_ambiguous(tmp_path: Path) -> None:
     whole = Training(model=peer(), teacher=peer(seed=1, embed_dim=128, num_heads=2))
     torch.save(whole.state_dict(), tmp_path / "x.pth")
     with pytest.raises(BadCheckpoint, match="holds 2 models, model, teacher"):
@@ -242,7 +242,7 @@ def test_a_teacher_of_another_size_is_not_an_average(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"lr": 3}, {"architecture": "vit_tiny_patch16_224"}], ids=str)
 @pytest.mark.parametrize("prefix", ["module.", "model.backbone."])
-def test_a_folder_with_a_config_of_the_run(tmp_path: Path, prefix: str, settings: dict[str, Any]) -> None:
+def test_config_json_of_a_run_is_ignored(tmp_path: Path, prefix: str, settings: dict[str, Any]) -> None:
     model = peer(num_heads=1)
     torch.save({"state_dict": {f"{prefix}{k}": v for k, v in model.state_dict().items()}}, tmp_path / "last.ckpt")
     (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -251,8 +251,8 @@ def test_a_folder_with_a_config_of_the_run(tmp_path: Path, prefix: str, settings
         torch.testing.assert_close(ours(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
 
 
-def test_dinov2_beside_a_loss(tmp_path: Path) -> None:
-    """Its blocks are known wherever they lie, but not what lies beside them."""
+def test_dinov2_is_read_beside_a_loss(tmp_path: Path) -> None:
+    """Its blocks are detected at any prefix, the loss is ignored."""
     theirs = build(ViTConfig(**DINO))
     vitreous.save(theirs, tmp_path / "dino.pth", format="dinov2")
     tensors = torch.load(tmp_path / "dino.pth", weights_only=True)
@@ -265,15 +265,15 @@ def test_dinov2_beside_a_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rel_pos." * 25_000, "layers.0.blocks.0." * 12_000, "a." * 300])
-def test_endless_names_are_refused_and_not_repeated(tmp_path: Path, name: str) -> None:
+def test_long_names_are_rejected_and_truncated(tmp_path: Path, name: str) -> None:
     safetensors.torch.save_file({**peer().state_dict(), f"{name}\n": torch.ones(1)}, tmp_path / "x.safetensors")
     with pytest.raises(BadCheckpoint, match=r"a tensor with a name of [\d,]+ letters: ") as refused:
         vitreous.load(tmp_path / "x.safetensors")
     assert len(str(refused.value)) < 400
 
 
-def test_thousands_of_models_are_refused(tmp_path: Path) -> None:
-    """Two tensors each; to compare each of them with each would take long."""
+def test_thousands_of_models_are_rejected_quickly(tmp_path: Path) -> None:
+    """Two tensors per model: comparing all pairs would be slow."""
     marks = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
     tensor = torch.zeros(4, 4)
     torch.save({f"{'a.' * 4}{at}.{mark}": tensor for at in range(2500) for mark in marks}, tmp_path / "x.pth")
@@ -281,7 +281,7 @@ def test_thousands_of_models_are_refused(tmp_path: Path) -> None:
         vitreous.load(tmp_path / "x.pth")
 
 
-def test_our_own_state_dict_is_known_as_such(tmp_path: Path) -> None:
+def test_vitreous_state_dict_is_rejected_with_advice(tmp_path: Path) -> None:
     sizes = {"width": 64, "depth": 1, "num_heads": 1, "mlp_width": 64}
     model = vitreous.create("ViT-Ti/16", num_classes=3, overrides=sizes)
     for state in (model.state_dict(), {"model": Training(module=model).state_dict()}):

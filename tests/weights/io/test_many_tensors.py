@@ -1,4 +1,4 @@
-"""Files that promise more tensors than any model has are refused before each of them is looked at."""
+"""Files that declare more tensors than any model has are refused early."""
 
 import io
 import json
@@ -15,8 +15,9 @@ import torch
 import vitreous
 from vitreous.weights.io import npz as npz_files
 from vitreous.weights.io import safetensors_file as safetensors_files
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle import tensors as pickle_tensors
-from vitreous.weights.io.safetensors_file import MAX_TENSORS, BadCheckpoint
+from vitreous.weights.io.safetensors_file import MAX_TENSORS
 
 
 def header_of(count: int) -> bytes:
@@ -74,7 +75,7 @@ def test_a_header_of_a_million_tensors_is_not_parsed(tmp_path: Path, monkeypatch
 
 
 def test_too_many_tensors_in_shards_are_refused(tmp_path: Path) -> None:
-    """Each file has few enough, all of them together have not."""
+    """Each file is below the limit, but all together are above it."""
     shards = [f"model-{i}.safetensors" for i in range(3)]
     for i, shard in enumerate(shards):
         text = header_of(MAX_TENSORS // 2).replace(b'"t', f'"{i}t'.encode())
