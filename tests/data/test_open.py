@@ -28,13 +28,13 @@ def test_the_kinds_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("cifar11", r"there is no data at 'cifar11' \(did you mean 'cifar10'\?\)"),
-        ("Digits", r"there is no data at 'Digits' \(did you mean 'digits'\?\)"),
-        ("{}/flowrs", r"there is no data at '.*flowrs' \(did you mean 'flowers102'\?\)"),
-        ("{}/zzz", "there is no data at '.*/zzz': it is neither a file nor a folder"),
-        ("{}/none/zzz", "there is no data at"),
-        ("{}/one.jpg", "is a single picture"),
-        ("{}/notes.txt", r"is of no kind that is known: a data set is a folder, \.csv"),
+        ("cifar11", r"there is no data set 'cifar11' \(did you mean 'cifar10'\?\)"),
+        ("Digits", r"there is no data set 'Digits' \(did you mean 'digits'\?\)"),
+        ("{}/flowrs", r"there is no data set '.*flowrs' \(did you mean 'flowers102'\?\)"),
+        ("{}/zzz", "there is no data set '.*/zzz': it must be a folder"),
+        ("{}/none/zzz", "there is no data set"),
+        ("{}/one.jpg", "is a single image"),
+        ("{}/notes.txt", r"is not a data set: it must be a folder, \.csv"),
     ],
 )
 def test_nothing_there(tmp_path: Path, spec: str, message: str) -> None:
@@ -60,5 +60,5 @@ def test_a_source_travels_to_a_worker(tmp_path: Path, spec: str) -> None:
     source = open_data(spec, root=tmp_path if spec == "folder" else None).train
     copy = pickle.loads(pickle.dumps(source))
     assert np.array_equal(copy.labels, source.labels)
-    assert np.array_equal(np.asarray(copy.picture(1)), np.asarray(source.picture(1)))
+    assert np.array_equal(np.asarray(copy.image(1)), np.asarray(source.image(1)))
     assert copy.name(1) == source.name(1)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pictures import encoded, smooth
-from vitreous.data.image.decode import UnreadableImage
+from images import encoded, smooth
+from vitreous.data.image import UnreadableImage
 from vitreous.data.masks.files import ColouredMask, colours_in, ids_in, read_header, read_ids
 
 

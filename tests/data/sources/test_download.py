@@ -47,7 +47,7 @@ def test_a_file_that_changed_meanwhile_is_fetched_anew(web, tmp_path) -> None:  
 
 
 @pytest.mark.parametrize("have", [len(BODY), len(BODY) + 5])
-def test_a_part_that_is_as_long_as_the_file(web, tmp_path, have: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_split_that_is_as_long_as_the_file(web, tmp_path, have: int) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     (tmp_path / "a.bin.part").write_bytes((BODY + b".....")[:have])
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5).read_bytes() == BODY
@@ -75,7 +75,7 @@ def test_a_wrong_checksum_is_refused_and_the_file_removed(web, tmp_path) -> None
 @pytest.mark.parametrize("length", [True, False], ids=["declared", "undeclared"])
 def test_a_file_that_is_too_long_is_refused(web, tmp_path, length: bool) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.length = BODY, length
-    with pytest.raises(OSError, match=r"127.*a\.bin (has 3,000,000|is longer than the 1,000) bytes"):
+    with pytest.raises(OSError, match=r"127.*a\.bin (has 3,000,000|is longer than the limit of 1,000) bytes"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin", max_bytes=1000)
     assert not (tmp_path / "a.bin").exists()
 
@@ -96,7 +96,7 @@ def test_a_connection_that_falls_silent_is_resumed(web, tmp_path, monkeypatch: p
 
 def test_a_server_that_begins_anew_for_ever_is_given_up(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.ranges, web.breaks = BODY, False, 100
-    with pytest.raises(OSError, match=r"127.*a\.bin: it began anew \d times"):
+    with pytest.raises(OSError, match=r"127.*a\.bin: it restarted \d times"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
     assert len(web.asked) < 10
 

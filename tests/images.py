@@ -1,4 +1,4 @@
-"""Pictures for tests: drawn, encoded, compared; and JPEG decoding with and without simplejpeg."""
+"""Images for tests: drawn, encoded, compared; and JPEG decoding with and without simplejpeg."""
 
 import io
 import sys
