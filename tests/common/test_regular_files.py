@@ -27,7 +27,7 @@ from vitreous.data.masks.folders import open_masked
 from vitreous.model.options import Preprocessing
 import torch
 root = Path(sys.argv[1])
-found = {"check": sorted(sample.name for sample, _ in check_data(str(root / "images")).unreadable)}
+found = {"check": sorted(sample.name for sample in check_data(str(root / "images")).unreadable)}
 data = open_data(str(root / "images"))
 everything = torch.arange(len(data.train))
 batch = Reader(data.train, (16, 16), 3, Preprocessing())[Request(0, everything, everything)]

@@ -117,9 +117,7 @@ def test_workers_do_not_change_a_bit() -> None:
 def test_what_resides_on_the_device_is_what_workers_would_read() -> None:
     source, augmentation = arrays(11), Augmentation(crop="padded", repeats=2)
     reader = Reader(source, (16, 16), 3, WHOLE, augmentation, seed=2)
-    held = load_resident(reader, CPU)
-    images, labels = held.images, held.labels
-    resident = ResidentLoader(images, labels, seed=2, batch_slice=BatchSlice(4), repeats=2)
+    resident = ResidentLoader(load_resident(reader, CPU), seed=2, batch_slice=BatchSlice(4), repeats=2)
     stream = StreamLoader(reader, BatchSlice(4), workers=0, device=CPU)
     for ours, theirs in zip(resident.batches(0, 5), stream.batches(0, 5), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))
@@ -516,8 +514,7 @@ def test_what_resides_is_what_workers_would_read() -> None:
     assert can_reside(source, (24, 24), 3)
     assert not can_reside(ShapesSource(10**6, 24, 0, "train"), (24, 24), 3)
     reader = Reader(source, (16, 20), 3, Preprocessing(), Augmentation(crop="padded", repeats=2), seed=2, masks=True)
-    held = load_resident(reader, CPU)
-    resident = ResidentLoader(held.images, held.labels, 2, BatchSlice(4), 2, held.masks)
+    resident = ResidentLoader(load_resident(reader, CPU), 2, BatchSlice(4), 2)
     stream = StreamLoader(reader, BatchSlice(4), workers=0, device=CPU)
     for ours, theirs in zip(resident.batches(0, 4), stream.batches(0, 4), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))

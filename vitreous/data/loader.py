@@ -54,6 +54,12 @@ class Batch(NamedTuple):
         masks = self.masks.to(device, non_blocking=True) if self.masks is not None else None
         return self._replace(images=images, labels=labels, masks=masks)
 
+    def pick(self, request: "Request") -> "Batch":
+        """The requested samples of a batch that holds the whole source."""
+        which = request.indices.to(self.images.device, non_blocking=True)
+        masks = self.masks[which] if self.masks is not None else None
+        return Batch(self.images[which], self.labels[which], request.indices, request.keys, request.epoch, [], masks)
+
 
 class Request(NamedTuple):
     """The samples of one batch."""
@@ -183,24 +189,12 @@ class TrainLoader(Protocol):
 class ResidentLoader:
     """Holds the whole set on the device, at the model's size; a batch is an indexing operation."""
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        seed: int,
-        batch_slice: BatchSlice,
-        repeats: int,
-        masks: Tensor | None = None,
-    ):
-        self.images, self.labels, self.masks = images, labels, masks
-        self.seed, self.batch_slice, self.repeats = seed, batch_slice, repeats
+    def __init__(self, held: Batch, seed: int, batch_slice: BatchSlice, repeats: int):
+        self.held, self.seed, self.batch_slice, self.repeats = held, seed, batch_slice, repeats
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        device = self.images.device
-        for epoch, indices, keys in schedule(len(self.labels), self.seed, self.batch_slice, self.repeats, start, stop):
-            there = indices.to(device, non_blocking=True)
-            masks = self.masks[there] if self.masks is not None else None
-            yield Batch(self.images[there], self.labels[there], indices, keys, epoch, [], masks)
+        requests = schedule(len(self.held.labels), self.seed, self.batch_slice, self.repeats, start, stop)
+        return map(self.held.pick, requests)
 
 
 class StreamLoader:
@@ -232,14 +226,10 @@ class EvalLoader:
         self.held = load_resident(reader, resident) if resident is not None else None
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.held is None:
-            requests = (Request(0, indices, indices) for indices in self.batch_indices)
-            return _read(self.reader, requests, min(self.workers, len(self.batch_indices)))
-        images, labels, masks = self.held.images, self.held.labels, self.held.masks
-        return (
-            Batch(images[which], labels[which], which, which, 0, [], masks[which] if masks is not None else None)
-            for which in self.batch_indices
-        )
+        requests = (Request(0, indices, indices) for indices in self.batch_indices)
+        if self.held is not None:
+            return map(self.held.pick, requests)
+        return _read(self.reader, requests, min(self.workers, len(self.batch_indices)))
 
 
 def can_reside(source: Source, size: Size, channels: int) -> bool:
@@ -267,7 +257,7 @@ def _read(reader: Reader, requests: Iterator[Request], workers: int, pinned: boo
     """Read the requested batches, in order, with this many worker processes."""
     loader: DataLoader[Batch] = DataLoader(
         reader,
-        sampler=_Once(requests),
+        sampler=requests,
         batch_size=None,  # a request is a batch already
         num_workers=workers,
         prefetch_factor=4 if workers else None,
@@ -287,13 +277,3 @@ def _prepare_worker(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(5)
-
-
-class _Once:
-    """Iterates requests once, as the sampler of a DataLoader."""
-
-    def __init__(self, requests: Iterator[Request]):
-        self.requests = requests
-
-    def __iter__(self) -> Iterator[Request]:
-        return self.requests

@@ -16,17 +16,8 @@ from vitreous.common.text import listed
 from vitreous.data.rng import SampleRng
 from vitreous.data.sources.base import DataSet, Source, Subset
 
-# Usual names of the splits.
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
+SPLITS = ("train", "val", "test")
+ALIASES = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
 UNSPLIT = "all"  # the split of images that are not divided yet
 
 
@@ -61,7 +52,7 @@ def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
     elif "val" not in splits:
         splits["val"] = splits.pop("test")
         notes.insert(0, "the test split is used as val, so its metrics also choose the best epoch")
-    counts = ", ".join(f"{split} {len(splits[split]):,}" for split in ("train", "val", "test") if split in splits)
+    counts = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS if split in splits)
     note = "; ".join([counts, *notes])
     return DataSet(found.name, splits["train"], splits["val"], splits.get("test"), note, val_drawn)
 
@@ -122,7 +113,7 @@ def class_counts(source: Source) -> dict[str, int]:
 def by_split(source: Source, splits: Iterable[str]) -> dict[str, Source]:
     """Divide a source by the split of each of its images."""
     words = np.asarray(list(splits))
-    names = sorted(set(words.tolist()), key=["train", "val", "test", UNSPLIT].index)
+    names = sorted(set(words.tolist()), key=[*SPLITS, UNSPLIT].index)
     if len(names) == 1:
         return {names[0]: source}
     return {name: pick(source, np.flatnonzero(words == name)) for name in names}
@@ -141,7 +132,8 @@ def split_name(word: str) -> str | None:
     >>> split_name("Validation"), split_name("val2017"), split_name("cats")
     ('val', 'val', None)
     """
-    return SPLIT_NAMES.get(re.sub(r"[-_]?\d+$", "", word.strip().lower()))
+    word = re.sub(r"[-_]?\d+$", "", word.strip().lower())
+    return word if word in SPLITS else ALIASES.get(word)
 
 
 def split_folders(folders: Sequence[str], where: object) -> dict[str, str]:

@@ -172,8 +172,7 @@ def build_loader(
         exact_from=exact_from(config.decode, epochs),
     )
     if augmentation.crop != "resized" and can_reside(source, shape.image_size, shape.channels):
-        held = load_resident(reader, world.device)
-        return ResidentLoader(held.images, held.labels, config.seed, place, augmentation.repeats, held.masks)
+        return ResidentLoader(load_resident(reader, world.device), config.seed, place, augmentation.repeats)
     return StreamLoader(reader, place, config.workers or 0, world.device)
 
 

@@ -93,7 +93,8 @@ def test_a_test_folder_without_labels_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ([], "has no images"),
+        ([], "is empty"),
+        (["notes.txt"], "has no images, only 'notes.txt'"),
         (["a/1.txt", "b/2.txt"], "has folders, but no images in them"),
         (["1.jpg", "2.jpg"], "has 2 images but no class folders: put images in <class>/"),
         (["labels.csv", "1.jpg"], r"has no class folders; is '.*labels.csv' the data set\?"),

@@ -174,7 +174,7 @@ def test_a_shard_that_is_cut_short_is_reported_and_trained_on_without_its_end(tm
     files = {f"{i:02d}.{kind}": body for i in range(12)
              for kind, body in (("png", images[i]), ("cls", f"{i % 2 + 10}".encode()))}  # fmt: skip
     whole = write(tmp_path / "whole" / "a.tar", files).read_bytes()
-    ends = {name: start + size for name, start, size in list_members(tmp_path / "whole" / "a.tar").members}
+    ends = {name: start + size for name, start, size in list_members(tmp_path / "whole" / "a.tar")[0]}
     cuts = [ends["09.png"] - 30, ends["09.png"] + 600, ends["09.cls"] - 1, ends["09.cls"] + 600, ends["09.cls"] + 511]
     for cut in cuts:
         (tmp_path / "a.tar").write_bytes(whole[:cut])
@@ -197,10 +197,10 @@ def test_an_image_that_is_cut_short_is_unreadable_by_its_name(tmp_path: Path) ->
     for i in range(8):
         files |= {f"{i}.cls": f"{i % 2}".encode(), f"{i}.png": encoded(np.full((40, 40, 3), 10 * i, np.uint8))}
     whole = write(tmp_path / "a.tar", files)
-    start, size = next(member[1:] for member in list_members(whole).members if member.name == "7.png")
+    start, size = next(member[1:] for member in list_members(whole)[0] if member.name == "7.png")
     whole.write_bytes(whole.read_bytes()[: start + size - 20])
     report = check_data(str(whole))
-    assert [(entry.name, "truncated" in reason) for entry, reason in report.unreadable] == [("a.tar/7.png", True)]
+    assert [(sample.name, "truncated" in sample.reason) for sample in report.unreadable] == [("a.tar/7.png", True)]
     assert report.problems == 2
 
 
@@ -256,7 +256,7 @@ def test_files_beyond_eight_gigabytes(tmp_path: Path) -> None:
         with open(tmp_path / "a.tar", "wb") as file:
             file.write(header)
             file.truncate(len(header) + info.size)  # a hole: it takes no room on the disk
-        assert list_members(tmp_path / "a.tar").members == [("big.jpg", len(header), info.size)]
+        assert list_members(tmp_path / "a.tar")[0] == [("big.jpg", len(header), info.size)]
 
 
 def test_what_is_not_a_tar(tmp_path: Path) -> None:
@@ -296,4 +296,4 @@ def test_archives_that_were_joined_are_reported(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"a.jpg": b"1"}, tarfile.PAX_FORMAT)
     whole = (tmp_path / "a.tar").read_bytes()
     (tmp_path / "a.tar").write_bytes(whole + whole)
-    assert "more after its end" in str(list_members(tmp_path / "a.tar").damage)
+    assert "more after its end" in str(list_members(tmp_path / "a.tar")[1])

@@ -7,6 +7,7 @@ from vitreous.common.checks import check_choice, check_real, check_whole, fail
 
 CROPS = ("resized", "padded", "none")
 POLICIES = ("none", "randaugment", "trivial", "three")
+SCALE = "a (from, to) pair of numbers with 0 < from <= to <= 1"
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,22 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         check_choice("augmentation.crop", self.crop, CROPS)
-        check_range("augmentation.crop_scale", self.crop_scale)
+        if not isinstance(self.crop_scale, tuple) or len(self.crop_scale) != 2:
+            fail("augmentation.crop_scale", self.crop_scale, SCALE)
+        for number in self.crop_scale:
+            check_real("augmentation.crop_scale", number, 0, 1)
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1]:
+            fail("augmentation.crop_scale", self.crop_scale, SCALE)
         check_real("augmentation.flip", self.flip, 0, 1)
         check_choice("augmentation.policy", self.policy, POLICIES)
         check_whole("augmentation.policy_layers", self.policy_layers, 1, 8)
         check_real("augmentation.policy_magnitude", self.policy_magnitude, 0, 15)
         check_real("augmentation.colour_jitter", self.colour_jitter, 0, 1)
         check_real("augmentation.erasing", self.erasing, 0, 1)
-        check_beta("augmentation.mixup", self.mixup)
-        check_beta("augmentation.cutmix", self.cutmix)
+        for name, beta in (("augmentation.mixup", self.mixup), ("augmentation.cutmix", self.cutmix)):
+            check_real(name, beta, 0, 32)
+            if 0 < beta < 0.01:  # Beta's quantiles cannot be computed
+                fail(name, beta, "0 (off) or a number from 0.01 to 32")
         check_whole("augmentation.repeats", self.repeats, 1, 16)
 
 
@@ -75,20 +83,3 @@ with masks: it rotates, shears and shifts images, but not masks
     for name in ("mixup", "cutmix"):
         if value := getattr(augmentation, name):
             fail(f"augmentation.{name}", value, "0 for images with masks: it mixes labels, but not masks")
-
-
-def check_range(field: str, value: object) -> None:
-    allowed = "a (from, to) pair of numbers with 0 < from <= to <= 1"
-    if not isinstance(value, tuple) or len(value) != 2:
-        fail(field, value, allowed)
-    for number in value:
-        check_real(field, number, 0, 1)
-    if not 0 < value[0] <= value[1]:
-        fail(field, value, allowed)
-
-
-def check_beta(field: str, value: object) -> None:
-    """Accept 0, or a number for which Beta's quantiles can be computed."""
-    check_real(field, value, 0, 32)
-    if isinstance(value, int | float) and 0 < value < 0.01:
-        fail(field, value, "0 (off) or a number from 0.01 to 32")

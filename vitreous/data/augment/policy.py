@@ -7,7 +7,7 @@ b: batch, c: channels, h, w: height and width.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from vitreous.common.checks import Size
 from vitreous.data.augment import transforms
 from vitreous.data.rng import SampleRng
 
@@ -83,19 +82,19 @@ def keep(x: Images, drawn: Choice) -> Images:
     return x
 
 
-def randaugment_space(size: Size) -> Space:
+def randaugment_space(size: Sequence[int]) -> Space:
     """AutoAugment's space, which RandAugment uses; shifts are 150 pixels of 331."""
     return Space(0.3, 150 / 331 * size[1], 150 / 331 * size[0], 30.0, 0.9, 4)
 
 
-def trivial_space(size: Size) -> Space:
+def trivial_space(size: Sequence[int]) -> Space:
     """TrivialAugment's wide space; shifts are 32 pixels, or the whole of a smaller image."""
     return Space(0.99, min(32, size[1]), min(32, size[0]), 135.0, 0.99, 6)
 
 
 def randaugment(images: Images, rng: SampleRng, layers: int, magnitude: float) -> Images:
     """Apply `layers` operations in sequence, all of strength `magnitude` (of 10)."""
-    operations = randaugment_space(_size(images)).operations()
+    operations = randaugment_space(images.shape[2:]).operations()
     for layer in range(layers):
         images = apply(images, operations, draw_randaugment(rng, layer, magnitude))
     return images
@@ -108,7 +107,7 @@ def draw_randaugment(rng: SampleRng, layer: int, magnitude: float) -> Choice:
 
 def trivial(images: Images, rng: SampleRng) -> Images:
     """Apply one operation of one of 31 strengths."""
-    return apply(images, trivial_space(_size(images)).operations(), draw_trivial(rng))
+    return apply(images, trivial_space(images.shape[2:]).operations(), draw_trivial(rng))
 
 
 def draw_trivial(rng: SampleRng) -> Choice:
@@ -146,10 +145,6 @@ def apply(images: Images, operations: list[Operation], drawn: Choice) -> Images:
             group = order[inside]
             result[group] = operation(images[group], Choice(kind[inside], level[inside], sign[inside]))
     return result
-
-
-def _size(images: Images) -> Size:
-    return (images.shape[2], images.shape[3])
 
 
 def _signs(uniform: Numbers) -> Numbers:

@@ -4,23 +4,18 @@ Unlike opening a data set for training, a check does not stop at the first probl
 """
 
 import hashlib
-import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-from rich.progress import track
 
 from vitreous.common.checks import Size, fail
-from vitreous.common.text import SafeConsole
 from vitreous.data.doctor.contact_sheet import check_name, write_sheet
-from vitreous.data.doctor.report import DataReport, MaskCoverage, MaskReport, Sample, unlearnable
+from vitreous.data.doctor.report import DataReport, MaskCoverage, MaskReport, Sample, UnreadableSample, unlearnable
 from vitreous.data.image import colour_modes
 from vitreous.data.image.decoding import UnreadableImage, decode, size_of
+from vitreous.data.masks.files import map_in_threads
 from vitreous.data.masks.folders import has_masks, open_mask_folder
 from vitreous.data.open import find_data
 from vitreous.data.sources.base import Source, StoredImage
@@ -44,9 +39,6 @@ ODDITIES = (
     "turned by EXIF",
 )
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 
 def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None = None) -> DataReport:
     """Check every image, and every mask, of a data set; raises only if there is nothing to check.
@@ -64,7 +56,7 @@ def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None =
     splits, note = _divide(found)
     report = _examine(found, splits, note)
     if contact_sheet is not None:
-        report = replace(report, contact_sheet=write_sheet(splits, contact_sheet))
+        report = replace(report, contact_sheet=str(write_sheet(splits, contact_sheet)))
     return report
 
 
@@ -102,17 +94,19 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
         try:
             return check_image(splits[split].image(index))
         except OSError as error:
-            return ImageCheck(b"", None, (), error.strerror or str(error))
+            return ImageCheck(error=error.strerror or str(error))
 
-    checks = list(_in_threads(check, keys, "checking images"))
-    samples = [_sample(splits[split], split, index, found.labelled) for split, index in keys]
+    checks = map_in_threads(check, keys, "checking images")
     odd: dict[str, list[Sample]] = defaultdict(list)
     copies: dict[bytes, list[Sample]] = defaultdict(list)
     unreadable, sizes = [], []
-    for sample, checked in zip(samples, checks, strict=True):
-        if checked.error is not None or checked.size is None:
-            unreadable.append((sample, str(checked.error)))
-            continue  # a file that cannot be read is one problem, even if another is the same
+    for (split, index), checked in zip(keys, checks, strict=True):
+        source = splits[split]
+        label = source.classes[source.labels[index]] if found.labelled else ""
+        sample = Sample(split, label, source.name(index))
+        if checked.size is None:  # one problem, even if another file is the same
+            unreadable.append(UnreadableSample(split, label, sample.name, checked.error))
+            continue
         sizes.append(checked.size)
         copies[checked.digest].append(sample)
         for kind in checked.odd:
@@ -131,22 +125,9 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
         conflicts=conflicts,
         duplicates=[group for group in groups if len({(sample.split, sample.label) for sample in group}) == 1],
         odd=dict(odd),
-        sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1]) if sizes else None,
+        sizes={"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]} if sizes else {},
         damaged=found.damaged,
     )
-
-
-def _sample(source: Source, split: str, index: int, labelled: bool) -> Sample:
-    return Sample(split, source.classes[source.labels[index]] if labelled else "", source.name(index))
-
-
-def _in_threads(function: Callable[[T], R], items: Sequence[T], title: str) -> Iterator[R]:
-    """Map in threads with a progress bar; decoding releases the GIL, so threads use every core."""
-    console = SafeConsole(stderr=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        chunks = (items[start : start + 4096] for start in range(0, len(items), 4096))  # map submits all it is given
-        results = (result for chunk in chunks for result in pool.map(function, chunk))
-        yield from track(results, title, len(items), console=console, disable=not console.is_terminal)
 
 
 # ---- One image -------------------------------------------------------------------------------------------------------
@@ -156,10 +137,10 @@ def _in_threads(function: Callable[[T], R], items: Sequence[T], title: str) -> I
 class ImageCheck:
     """The size and oddities of an image, or the reason why it cannot be read."""
 
-    digest: bytes  # of the stored bytes: equal for copies of a file
-    size: Size | None
-    odd: tuple[str, ...]
-    error: str | None = None
+    digest: bytes = b""  # of the stored bytes: equal for copies of a file
+    size: Size | None = None
+    odd: tuple[str, ...] = ()
+    error: str = ""
 
 
 def check_image(image: StoredImage) -> ImageCheck:
@@ -171,7 +152,7 @@ def check_image(image: StoredImage) -> ImageCheck:
         decode(image, at_least=(SMALL, SMALL))
         odd = _array_oddities(image) if isinstance(image, np.ndarray) else _file_oddities(image)
     except UnreadableImage as error:
-        return ImageCheck(digest, None, (), str(error))
+        return ImageCheck(digest, error=str(error))
     if min(height, width) < SMALL:
         odd.add(f"smaller than {SMALL} pixels")
     if max(height, width) > EXTREME * min(height, width):
@@ -213,7 +194,7 @@ def _coverage(source: Source) -> MaskCoverage:
         return np.bincount(source.mask(index).ravel(), minlength=IGNORED + 1)
 
     images, pixels = np.zeros(k, np.int64), np.zeros(IGNORED + 1, np.int64)
-    for counts in _in_threads(count, range(len(source)), "counting pixels"):
+    for counts in map_in_threads(count, range(len(source)), "counting pixels"):
         images += counts[:k] > 0
         pixels += counts
     labelled = max(int(pixels[:k].sum()), 1)

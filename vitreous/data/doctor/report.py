@@ -2,8 +2,7 @@
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -24,6 +23,13 @@ class Sample:
     split: str
     label: str
     name: str
+
+
+@dataclass(frozen=True)
+class UnreadableSample(Sample):
+    """An image that cannot be read."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,15 @@ class DataReport:
     note: str = ""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # images by split and class
     label_problems: list[str] = field(default_factory=list)
-    unreadable: list[tuple[Sample, str]] = field(default_factory=list)  # with the reason
+    unreadable: list[UnreadableSample] = field(default_factory=list)
     leaks: list[list[Sample]] = field(default_factory=list)  # the same image in several splits
     conflicts: list[list[Sample]] = field(default_factory=list)  # the same image in several classes
     duplicates: list[list[Sample]] = field(default_factory=list)  # the same image repeated in one split and class
     odd: dict[str, list[Sample]] = field(default_factory=dict)
-    sizes: tuple[Size, Size, Size] | None = None  # smallest, median and largest by area
+    sizes: dict[str, Size] = field(default_factory=dict)  # the smallest, median and largest by area
     damaged: list[str] = field(default_factory=list)  # files that have lost something, such as truncated shards
     masks: MaskReport | None = None
-    contact_sheet: Path | None = None
+    contact_sheet: str | None = None
 
     @property
     def problems(self) -> int:
@@ -87,30 +93,9 @@ class DataReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON types."""
-
-        def group(samples: Sequence[Sample]) -> list[dict[str, str]]:
-            return [vars(sample).copy() for sample in samples]
-
-        sizes = dict(zip(("smallest", "median", "largest"), map(list, self.sizes), strict=True)) if self.sizes else None
-        result = {
-            "name": self.name,
-            "note": self.note,
-            "problems": self.problems,
-            "counts": self.counts,
-            "label_problems": self.label_problems,
-            "damaged": self.damaged,
-            "unreadable": [{**vars(sample), "reason": reason} for sample, reason in self.unreadable],
-            "leaks": [group(samples) for samples in self.leaks],
-            "conflicts": [group(samples) for samples in self.conflicts],
-            "duplicates": [group(samples) for samples in self.duplicates],
-            "odd": {kind: group(samples) for kind, samples in self.odd.items()},
-            "sizes": sizes,
-            "contact_sheet": str(self.contact_sheet) if self.contact_sheet else None,
-        }
-        if self.masks is not None:
-            result["mask_problems"] = self.masks.problems
-            result["classes"] = list(self.masks.classes)
-            result["cover"] = {split: vars(one) for split, one in self.masks.coverage.items()}
+        result = asdict(self) | {"problems": self.problems}
+        if (masks := result.pop("masks")) is not None:
+            result |= {"mask_problems": masks["problems"], "classes": masks["classes"], "cover": masks["coverage"]}
         return result
 
     def __str__(self) -> str:
@@ -129,13 +114,12 @@ class DataReport:
         for problem in self.label_problems:
             yield _problem("labels", problem)
         yield from _shortened([_problem("damaged", line) for line in self.damaged])
-        unreadable = [_problem("unreadable", f"{self._shown(sample)}: {reason}") for sample, reason in self.unreadable]
-        yield from _shortened(unreadable)
+        yield from _shortened([_problem("unreadable", f"{self._shown(one)}: {one.reason}") for one in self.unreadable])
         yield from _shortened([_problem(title, " = ".join(map(self._shown, group))) for title, group in self._copies()])
         for problem in self.masks.problems if self.masks is not None else []:
             yield _problem("masks", problem)
         if self.contact_sheet is not None:
-            yield f"contact sheet: {escape(str(self.contact_sheet))}"
+            yield f"contact sheet: {escape(self.contact_sheet)}"
         if self.problems:
             yield f"[bold red]{plural(self.problems, 'problem')}[/bold red]"
         else:
@@ -172,9 +156,9 @@ class DataReport:
             large, most, small, least = self.balance
             if most > IMBALANCE * max(least, 1):
                 yield escape(f"imbalance: {large!r} has {most:,} images, {small!r} has {least:,}")
-        if self.sizes is not None:
-            smallest, median, largest = (f"{height} x {width}" for height, width in self.sizes)
-            yield f"sizes (height x width): smallest {smallest}, median {median}, largest {largest}"
+        if self.sizes:
+            sizes = ", ".join(f"{name} {height} x {width}" for name, (height, width) in self.sizes.items())
+            yield f"sizes (height x width): {sizes}"
         for kind, samples in self.odd.items():
             yield escape(f"{kind}: {len(samples):,}, such as {self._shown(samples[0])}")
         if self.duplicates:

@@ -97,23 +97,26 @@ def _converter(image: Image.Image) -> tuple[Callable[[Image.Image], np.ndarray],
 
 def _convert(image: Image.Image, convert: Callable[[Image.Image], np.ndarray], channels: int) -> np.ndarray:
     result = np.empty((image.height, image.width, channels), np.uint8)
-    for rows in _strips(image.height, image.width):
-        result[rows] = convert(image.crop((0, rows.start, image.width, rows.stop)))
+    for rows, strip in _strips(image):
+        result[rows] = convert(strip)
     return result
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
+    """A few rows at a time: the intermediate numbers of a conversion are several times as large as pixels."""
+    count = max(STRIP // image.width, 1)
+    for top in range(0, image.height, count):
+        rows = slice(top, min(top + count, image.height))
+        yield rows, image.crop((0, rows.start, image.width, rows.stop))
 
 
 def in_strips(pixels: np.ndarray, convert: Callable[[np.ndarray], np.ndarray], channels: int) -> np.ndarray:
-    """Apply `convert` a few rows at a time: its intermediate numbers are several times as large as pixels."""
-    height, width = pixels.shape[:2]
-    result = np.empty((height, width, channels), np.uint8)
-    for rows in _strips(height, width):
-        result[rows] = convert(pixels[rows])
+    """Apply `convert` to a few rows at a time."""
+    result = np.empty((*pixels.shape[:2], channels), np.uint8)
+    count = max(STRIP // pixels.shape[1], 1)
+    for top in range(0, len(pixels), count):
+        result[top : top + count] = convert(pixels[top : top + count])
     return result
-
-
-def _strips(height: int, width: int) -> Iterator[slice]:
-    rows = max(STRIP // width, 1)
-    return (slice(top, min(top + rows, height)) for top in range(0, height, rows))
 
 
 def _eight_bits(image: Image.Image) -> np.ndarray:
@@ -128,8 +131,7 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
     def values(strip: Image.Image) -> np.ndarray:
         return np.nan_to_num(np.asarray(strip).astype(np.float64), posinf=0, neginf=0)
 
-    strips = (image.crop((0, rows.start, image.width, rows.stop)) for rows in _strips(image.height, image.width))
-    brightest = max(float(values(strip).max()) for strip in strips)
+    brightest = max(float(values(strip).max()) for _, strip in _strips(image))
     ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
     top = next((top for top in ranges if brightest <= top), brightest)
     return _convert(image, lambda strip: np.clip(np.rint(values(strip) * (255 / top)), 0, 255)[..., None], 1)

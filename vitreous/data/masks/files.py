@@ -11,10 +11,11 @@ only the header is read. Decoding releases the GIL, so threads use every core.
 import os
 import struct
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from rich.progress import track
@@ -38,6 +39,9 @@ _MANY, _MANY_IN_ONE = 200, 100
 
 Pair = tuple[str, str]  # paths of an image and its mask, below the root
 Colour = tuple[int, ...]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 # ---- One mask --------------------------------------------------------------------------------------------------------
@@ -124,11 +128,16 @@ class MaskCheck:
 
 def check_masks(root: Path, pairs: Sequence[Pair]) -> list[MaskCheck]:
     """Check every mask with its image, in order."""
+    return list(map_in_threads(lambda pair: _check(root, pair), pairs, "reading masks"))
+
+
+def map_in_threads(function: Callable[[T], R], items: Sequence[T], title: str) -> Iterator[R]:
+    """Map in threads with a progress bar; decoding releases the GIL, so threads use every core."""
     console = SafeConsole(stderr=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        chunks = (pairs[start : start + 4096] for start in range(0, len(pairs), 4096))  # map submits all it is given
-        stream = (check for chunk in chunks for check in pool.map(lambda pair: _check(root, pair), chunk))
-        return list(track(stream, "reading masks", len(pairs), console=console, disable=not console.is_terminal))
+        chunks = (items[start : start + 4096] for start in range(0, len(items), 4096))  # map submits all it is given
+        results = (result for chunk in chunks for result in pool.map(function, chunk))
+        yield from track(results, title, len(items), console=console, disable=not console.is_terminal)
 
 
 def _check(root: Path, pair: Pair) -> MaskCheck:

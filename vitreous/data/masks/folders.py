@@ -21,7 +21,7 @@ from vitreous.data.sources.base import DataSet, FileSource
 from vitreous.data.sources.folders import UNLABELLED, images_below, list_folder, local_path
 from vitreous.data.sources.named import NAMES, parse_options
 from vitreous.data.sources.shapes import open_shapes
-from vitreous.data.split import UNSPLIT, FoundData, by_split, make_splits, split_folders, split_name
+from vitreous.data.split import SPLITS, UNSPLIT, FoundData, by_split, make_splits, split_folders, split_name
 
 # Usual names of the two folders.
 IMAGES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
@@ -70,7 +70,7 @@ class MaskedFiles(FileSource):
         mask_ids: tuple[int, ...],
         table: np.ndarray,
     ):
-        super().__init__(root, [image for image, _ in pairs], np.zeros(len(pairs)), (UNLABELLED,))
+        super().__init__(root, [image for image, _ in pairs], np.zeros(len(pairs), np.int64), (UNLABELLED,))
         self.masks = [mask for _, mask in pairs]
         self.mask_classes, self.mask_ids, self.table = mask_classes, mask_ids, table
 
@@ -245,7 +245,7 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
 
 def _read_lists(root: Path) -> dict[str, str]:
     """The split of every image that Pascal VOC's lists name; empty without lists."""
-    files = {split: root / LISTS / f"{split}.txt" for split in ("train", "val", "test")}
+    files = {split: root / LISTS / f"{split}.txt" for split in SPLITS}
     return {name: split for split, file in files.items() if file.is_file() for name in file.read_text().split()}
 
 

@@ -83,12 +83,14 @@ class ArraySource(Source):
         return f"{self._name}[{index}]"
 
 
+@dataclass(eq=False)
 class FileSource(Source):
     """One file per image, by its path below a root (or an absolute one)."""
 
-    def __init__(self, root: Path, paths: Sequence[str], labels: np.ndarray, classes: tuple[str, ...]):
-        self.root, self.paths = root, paths
-        self.labels, self.classes = labels.astype(np.int64), classes
+    root: Path
+    paths: Sequence[str]
+    labels: np.ndarray
+    classes: tuple[str, ...]
 
     def image(self, index: int) -> StoredImage:
         return read_regular(self.root / self.paths[index])
@@ -97,20 +99,15 @@ class FileSource(Source):
         return self.paths[index]
 
 
+@dataclass(eq=False)
 class SpanSource(Source):
     """Images that are ranges of bytes in a few big files: members of tars, rows of tables."""
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        spans: np.ndarray,
-        names: Sequence[str],
-        labels: np.ndarray,
-        classes: tuple[str, ...],
-    ):
-        self.files, self.names = files, names
-        self.spans = spans  # int64 [n, 3]: index of the file, offset, number of bytes
-        self.labels, self.classes = labels.astype(np.int64), classes
+    files: Sequence[Path]
+    spans: np.ndarray  # int64 [n, 3]: index of the file, offset, number of bytes
+    names: Sequence[str]
+    labels: np.ndarray
+    classes: tuple[str, ...]
 
     def image(self, index: int) -> StoredImage:
         file, start, size = self.spans[index].tolist()

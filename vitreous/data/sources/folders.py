@@ -115,8 +115,8 @@ def _no_classes(root: Path, images: list[str], others: list[str]) -> str:
         return f"{root} has no class folders; is {str(root / tables[0])!r} the data set?"
     if images:
         return f"{root} has {plural(len(images), 'image')} but no class folders: put images in <class>/"
-    content = f"only {listed(others, 3)}" if others else "nothing in it"
-    return f"{root} has no images, {content}: put images in <class>/ ({_accepted()})"
+    content = f"has no images, only {listed(others, 3)}" if others else "is empty"
+    return f"{root} {content}: put images in <class>/ ({_accepted()})"
 
 
 def _accepted() -> str:

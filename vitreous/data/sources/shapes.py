@@ -112,15 +112,13 @@ def _signed_distance(shape: str, x: Float[Tensor, "h w"], y: Float[Tensor, "h w"
             upright = torch.maximum(x.abs() - 0.25, y.abs() - math.sqrt(1 - 0.25**2))
             flat = torch.maximum(y.abs() - 0.25, x.abs() - math.sqrt(1 - 0.25**2))
             return torch.minimum(upright, flat)
-        case "star":
+        case _:  # star
             # Ten equal slices, folded onto one: its edge runs from the tip (1, 0) to the notch at 36 degrees.
             slice_ = math.pi / 5
             angle = (torch.remainder(torch.atan2(y, x) + slice_, 2 * slice_) - slice_).abs()
             notch_x, notch_y = 0.4 * math.cos(slice_), 0.4 * math.sin(slice_)
             length = math.hypot(1 - notch_x, notch_y)
             return (notch_y * (r * angle.cos() - 1) + (1 - notch_x) * r * angle.sin()) / length
-        case _:
-            raise ValueError(f"shape is {shape!r}, but must be one of {', '.join(CLASSES)}")
 
 
 def _colours(numbers: Float[Tensor, "18"]) -> tuple[Tensor, Tensor, Tensor]:

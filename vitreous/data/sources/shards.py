@@ -36,13 +36,6 @@ class Member(NamedTuple):
     size: int
 
 
-class Listing(NamedTuple):
-    """The files of a tar, in its order, and any damage at its end."""
-
-    members: list[Member]
-    damage: str | None = None
-
-
 def open_shards(spec: str, root: Path | None = None) -> FoundData:
     """Open shards: `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or several joined by `::`."""
     patterns = [one for pattern in spec.split("::") for one in expand(pattern)]
@@ -138,9 +131,10 @@ def index(shard: Path) -> tuple[list[tuple[Member, object]], str | None]:
     """
     images: dict[str, Member] = {}
     labels: dict[str, object] = {}
-    listing, key = list_members(shard), ""
+    members, damage = list_members(shard)
+    key = ""
     with open_regular(shard) as file:
-        for member in listing.members:
+        for member in members:
             folder, _, base = member.name.rpartition("/")
             stem, _, extension = base.partition(".")  # at the first dot: x.seg.png is not the image of x
             key, extension = f"{folder}/{stem}", extension.lower()
@@ -153,7 +147,6 @@ def index(shard: Path) -> tuple[list[tuple[Member, object]], str | None]:
                     continue
                 label = _label(f"{shard}: {member.name}", extension, content)
                 labels[key] = labels.get(key) if label is None else label
-    damage = listing.damage
     if damage and key in images and labels and labels.get(key) is None:
         damage += f"; {images.pop(key).name!r} has lost its label and is skipped"
     return [(member, labels.get(key)) for key, member in images.items()], damage
@@ -176,22 +169,20 @@ def _label(where: str, extension: str, data: bytes) -> object:
 # a long name in GNU's format ("L"), or a list of `length key=value` lines in POSIX's ("x"; "g" for all files).
 
 
-def list_members(tar: Path) -> Listing:
-    """Name, offset and size of every regular file; in a truncated tar, of those before the cut."""
+def list_members(tar: Path) -> tuple[list[Member], str | None]:
+    """Every regular file, in a truncated tar those before the cut; and any damage at the end."""
     with open_regular(tar) as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise ValueError(f"{tar} is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            members: list[Member] = []
             try:
-                damage = _parse(data, members)
+                return _parse(data)
             except ValueError as error:
                 raise ValueError(f"{tar} cannot be read as a tar: {error}") from None
-            return Listing(members, damage)
 
 
-def _parse(data: mmap.mmap, members: list[Member]) -> str | None:
-    """Append every file to `members`; return the damage at the end of the archive, if any."""
+def _parse(data: mmap.mmap) -> tuple[list[Member], str | None]:
+    members: list[Member] = []
     at, end = 0, len(data)
     long_name: str | None = None
     long_size: int | None = None
@@ -199,7 +190,7 @@ def _parse(data: mmap.mmap, members: list[Member]) -> str | None:
         header = data[at : at + BLOCK]
         if header[0] == 0 and not header.strip(b"\0"):
             more = data[at : at + PADDING].strip(b"\0")
-            return "there is more after its end: were several archives joined?" if more else None
+            return members, "there is more after its end: were several archives joined?" if more else None
         kind, size, start = header[156:157], _number(header[124:136]), at + BLOCK
         if at == 0 and sum(header[:148]) + 8 * 32 + sum(header[156:]) != _number(header[148:156]):
             raise ValueError("its first header is damaged, or it is compressed")
@@ -210,7 +201,7 @@ def _parse(data: mmap.mmap, members: list[Member]) -> str | None:
             members.append(Member(long_name or _name(header), start, size))
         if start + size > end:
             inside = f"inside {members[-1].name!r}" if kind in (b"0", b"\0") else "inside a header"
-            return f"it is truncated {inside}"
+            return members, f"it is truncated {inside}"
         if kind == b"x":
             pairs = _pairs(data[start : start + size])
             long_name = pairs.get("path", long_name)
@@ -220,7 +211,7 @@ def _parse(data: mmap.mmap, members: list[Member]) -> str | None:
         elif kind != b"g":
             long_name = long_size = None
     after = f"after {members[-1].name!r}" if members else "before its first file"
-    return f"it has no end mark, and is probably truncated {after}"
+    return members, f"it has no end mark, and is probably truncated {after}"
 
 
 def _name(header: bytes) -> str:

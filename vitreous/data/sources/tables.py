@@ -25,7 +25,7 @@ from vitreous.common.text import listed
 from vitreous.data.sources.base import ArraySource, FileSource, Source, SpanSource, missing_files
 from vitreous.data.sources.download import cache_folder, file_lock, progress
 from vitreous.data.sources.rows import Rows, cell_text, class_labels, from_rows
-from vitreous.data.split import UNSPLIT, FoundData, label_problems, split_name
+from vitreous.data.split import SPLITS, UNSPLIT, FoundData, label_problems, split_name
 
 IMAGE = ("path", "file", "image", "filename", "file_name", "filepath", "file_path", "image_path", "img", "picture")
 LABEL = ("label", "class", "target", "labels", "class_name", "category", "fine_label")
@@ -195,7 +195,7 @@ def choose_files(spec: str, files: Iterable[str], config: str | None) -> dict[st
     for split, inside in splits.items():
         if (count := re.search(r"-of-(\d+)\.parquet$", inside[0])) and len(inside) < int(count[1]):
             raise ValueError(f"{spec}: {split} has only {len(inside)} of {int(count[1])} files")
-    known = [split for split in ("train", "val", "test") if split in splits]
+    known = [split for split in SPLITS if split in splits]
     return {split: splits[split] for split in (known if "train" in known else splits)}
 
 
