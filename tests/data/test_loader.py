@@ -1,4 +1,4 @@
-"""Order and batches are pure functions of the seed; odd images come through right, broken ones with their name."""
+"""Order and batches are pure functions of the seed; masks are cropped as their images; broken images are named."""
 
 import struct
 import zlib
@@ -41,7 +41,7 @@ WHOLE = Preprocessing(crop_fraction=1.0)
 
 
 class Listed(Source):
-    """Images as they are given, of classes in turn."""
+    """Given images, with the classes in rotation."""
 
     def __init__(self, images: list[StoredImage], classes: int = 3):
         self.images, self.classes = images, tuple(f"class {i}" for i in range(classes))
@@ -72,14 +72,14 @@ def read(source: Source, augmentation: Augmentation | None, channels: int = 3, s
 # ---- The order -------------------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_shows_every_image_once_in_an_order_of_its_own() -> None:
+def test_each_epoch_has_every_image_once_in_another_order() -> None:
     orders = [epoch_order(50, seed, epoch)[0].tolist() for seed in (0, 1) for epoch in (0, 1, 2)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len({tuple(order) for order in orders}) == 6
     assert epoch_order(50, 1, 2)[0].tolist() == orders[-1]
 
 
-def test_repeats_stand_side_by_side_with_keys_of_their_own() -> None:
+def test_repeats_are_adjacent_with_different_keys() -> None:
     order, keys = epoch_order(10, seed=0, epoch=0, repeats=3)
     assert len(order) == 10
     assert [order[i].item() for i in range(0, 9, 3)] == [order[i + 2].item() for i in range(0, 9, 3)]
@@ -87,7 +87,7 @@ def test_repeats_stand_side_by_side_with_keys_of_their_own() -> None:
     assert torch.equal(keys % 10, order)
 
 
-def test_processes_share_a_step_and_a_resumed_run_goes_on_with_the_next() -> None:
+def test_processes_divide_a_step_and_a_resumed_run_continues() -> None:
     whole = list(schedule(23, 5, BatchSlice(6), 1, 0, 10))
     shares = [list(schedule(23, 5, BatchSlice(6, rank, 3), 1, 0, 10)) for rank in range(3)]
     for step, parts in enumerate(zip(*shares, strict=True)):
@@ -114,7 +114,7 @@ def test_workers_do_not_change_a_bit() -> None:
     assert all(not torch.equal(a, b) for a, b in pairwise(seen))  # another crop in every epoch
 
 
-def test_what_resides_on_the_device_is_what_workers_would_read() -> None:
+def test_resident_batches_equal_streamed_batches() -> None:
     source, augmentation = arrays(11), Augmentation(crop="padded", repeats=2)
     reader = Reader(source, (16, 16), 3, WHOLE, augmentation, seed=2)
     resident = ResidentLoader(load_resident(reader, CPU), seed=2, batch_slice=BatchSlice(4), repeats=2)
@@ -195,7 +195,7 @@ def sixteen_bits(channels: int) -> bytes:
 
 
 def transparent(mode: str) -> Image.Image:
-    """Nothing but clear pixels, whose colour nobody shall see."""
+    """Transparent pixels only, whose colour must not show."""
     image = flat(mode=mode)
     image.putalpha(0)
     return image
@@ -240,7 +240,7 @@ ODD: dict[str, tuple[Callable[[], bytes], tuple[int, int, int] | int]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_images_are_what_they_show(name: str) -> None:
+def test_odd_formats_are_decoded_to_their_colour(name: str) -> None:
     make, expected = ODD[name]
     if expected == -1:  # a fifth of the colour on white
         expected = tuple(round(0.2 * value + 0.8 * 255) for value in COLOUR)  # type: ignore[assignment]
@@ -279,7 +279,7 @@ SHADES = np.array([30, 130, 230], np.uint8)  # of the ids 0, 1 and 2
 
 
 class Masked(Source):
-    """Images and masks as they are given. A mask that is an error is raised."""
+    """Given images and masks; a mask that is an exception is raised."""
 
     classes = ("picture",)
     mask_classes = ("a", "b", "c")
@@ -326,7 +326,7 @@ def everything(reader: Reader, epoch: int = 0) -> Batch:
 
 
 def disagreement(batch: Batch) -> Tensor:
-    """Which pixels show another shade than that of their id. Next to outlines a resize mixes shades."""
+    """Mark pixels whose shade is not that of their id; near outlines a resize mixes shades."""
     assert batch.masks is not None
     shades = torch.from_numpy(SHADES).int()
     shown = (batch.images[:, :1].int() - shades[None, :, None, None]).abs().argmin(1)
@@ -406,7 +406,7 @@ def test_jpegs_decoded_at_a_reduced_size_agree(
 
 
 def test_decoding_depends_on_the_epoch_alone() -> None:
-    """Fast before `exact_from`, exact from there on, whatever was read before: a resumed run sees the same pixels."""
+    """Fast before `exact_from`, exact afterwards, in any order of epochs: a resumed run sees the same pixels."""
     noise = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
     large = Image.fromarray(noise).resize((600, 500), Image.Resampling.BILINEAR)
     source = Masked([encoded(large, "JPEG", quality=95)], [np.zeros((500, 600), np.uint8)])
@@ -466,7 +466,7 @@ def test_a_turned_image_agrees_with_the_mask_of_the_upright_one(orientation: int
 # ---- Batches ---------------------------------------------------------------------------------------------------------
 
 
-def test_masks_come_only_when_asked_for_and_change_nothing_else() -> None:
+def test_masks_are_read_only_on_request_and_do_not_change_images() -> None:
     source = painted(30, 40, range(5))
     plain, masked = (
         everything(Reader(source, (16, 16), 3, Preprocessing(), Augmentation(), masks=m)) for m in (False, True)
@@ -509,7 +509,7 @@ def test_workers_and_other_batches_do_not_change_a_mask() -> None:
         assert not (disagreement(batch) & inner(batch.masks, 1)).any()
 
 
-def test_what_resides_is_what_workers_would_read() -> None:
+def test_resident_masks_equal_streamed_masks() -> None:
     source = Subset(ShapesSource(18, 24, 0, "train"), np.arange(11))
     assert can_reside(source, (24, 24), 3)
     assert not can_reside(ShapesSource(10**6, 24, 0, "train"), (24, 24), 3)
@@ -528,7 +528,7 @@ def test_what_resides_is_what_workers_would_read() -> None:
         assert torch.equal(ours.masks, theirs.masks)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_read_is_named_and_ignored() -> None:
+def test_unreadable_images_and_masks_are_named_and_ignored() -> None:
     source = painted(20, 30, range(6), "PNG")
     whole = everything(Reader(source, (16, 16), 3, Preprocessing(), masks=True))
     source.images[1] = b""
@@ -550,7 +550,7 @@ def test_what_cannot_be_read_is_named_and_ignored() -> None:
     assert torch.equal(batch.images[2], whole.images[2])
 
 
-def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
+def test_folder_of_masks_is_read_unchanged(tmp_path: Path) -> None:
     source = painted(24, 20, range(5), "PNG")
     for i in range(5):
         for kind, data in (("images", source.images[i]), ("masks", encoded(source.mask(i) * 7))):

@@ -7,7 +7,7 @@ import pytest
 from vitreous.data.open import open_data
 
 
-def test_the_kinds_are_told_apart(tmp_path: Path) -> None:
+def test_kinds_of_data_sets_are_recognised(tmp_path: Path) -> None:
     """Each kind has its own tests; here it matters only that each is recognised, also below a root."""
     for name in "ab":
         for i in range(5):
@@ -37,7 +37,7 @@ def test_the_kinds_are_told_apart(tmp_path: Path) -> None:
         ("{}/notes.txt", r"is not a data set: it must be a folder, \.csv"),
     ],
 )
-def test_nothing_there(tmp_path: Path, spec: str, message: str) -> None:
+def test_missing_or_unknown_data_names_what_is_accepted(tmp_path: Path, spec: str, message: str) -> None:
     (tmp_path / "flowers102").mkdir()
     (tmp_path / "one.jpg").touch()
     (tmp_path / "notes.txt").touch()
@@ -53,7 +53,7 @@ def test_a_fraction_out_of_range(fraction: float) -> None:
 
 
 @pytest.mark.parametrize("spec", ["digits", "shapes", "folder"])
-def test_a_source_travels_to_a_worker(tmp_path: Path, spec: str) -> None:
+def test_source_can_be_pickled(tmp_path: Path, spec: str) -> None:
     for path in ("a/1.jpg", "a/2.jpg", "b/1.jpg", "b/2.jpg"):
         (tmp_path / "folder" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "folder" / path).write_text(path)

@@ -50,7 +50,7 @@ def test_splits_as_given() -> None:
     assert data.note == "train 2, val 2, test 1"
 
 
-def test_a_test_split_stands_in_for_val_and_the_note_says_so() -> None:
+def test_test_split_is_used_as_val_with_a_note() -> None:
     train, test = source(0, 1), source(1, 0)
     data = make_splits(FoundData("x", {"train": train, "test": test}), 0.2, 0)
     assert data.val is test
@@ -58,7 +58,7 @@ def test_a_test_split_stands_in_for_val_and_the_note_says_so() -> None:
     assert "test split is used as val" in data.note
 
 
-def test_what_has_no_name_beside_a_test_split_is_to_train_on() -> None:
+def test_undivided_images_beside_a_test_split_are_trained_on() -> None:
     whole, test = source(0, 1), source(1, 0)
     data = make_splits(FoundData("x", {"test": test, UNSPLIT: whole}), 0.2, 0)
     assert (data.train, data.val) == (whole, test)
@@ -91,18 +91,18 @@ def test_one_split_is_divided(part: str) -> None:
         ({"train": source(0, 1), "val": source(0, 1), "test": source(2)}, "test has 'owl', which train lacks"),
     ],
 )
-def test_what_is_wrong_with_labels(parts: dict, message: str) -> None:  # type: ignore[type-arg]
+def test_label_problems(parts: dict, message: str) -> None:  # type: ignore[type-arg]
     found = FoundData("x", parts, same_classes=True)
     assert any(message in problem for problem in label_problems(found))
     with pytest.raises(ValueError, match=f"^x: .*{message}"):
         make_splits(found, 0.2, 0)
 
 
-def test_a_rare_class_may_be_lacking_in_val_where_a_table_says_so() -> None:
+def test_val_of_a_table_may_lack_a_rare_class() -> None:
     assert not label_problems(FoundData("x", {"train": source(0, 1), "val": source(0)}))
 
 
-def test_a_split_may_carry_a_year_but_other_words_stay_what_they_are() -> None:
+def test_split_names_may_end_in_a_year() -> None:
     words = ["train2017", "Train_2017", "val-2017", "test2017", "validation1", "train", " TEST "]
     assert [split_name(word) for word in words] == ["train", "train", "val", "test", "val", "train", "test"]
     for word in (

@@ -5,10 +5,10 @@ from itertools import islice
 from pathlib import Path
 
 from vitreous.common.checks import check_real, path_suggestion, suggestion
-from vitreous.data.masks.folders import count_pairs, has_masks, open_unmasked
+from vitreous.data.masks.folders import count_pairs, open_unmasked
 from vitreous.data.sources.arrays import open_arrays
 from vitreous.data.sources.base import DataSet, is_image_file
-from vitreous.data.sources.folders import local_path, open_folder
+from vitreous.data.sources.folders import has_masks, local_path, open_folder
 from vitreous.data.sources.hub import open_hub
 from vitreous.data.sources.named import NAMES, open_named
 from vitreous.data.sources.shards import open_shards

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vitreous.common.checks import fail, path_suggestion
 from vitreous.common.text import plural, printable
-from vitreous.data.masks.folders import MASKS, has_masks
 from vitreous.data.sources.base import EXTENSIONS, is_image_file
+from vitreous.data.sources.folders import MASKS, has_masks
 from vitreous.data.split import split_name
 
 

@@ -26,7 +26,8 @@ from vitreous.common.checks import check_choice, check_whole
 from vitreous.common.regular_files import read_regular
 from vitreous.common.threads import cores
 from vitreous.data.image import UnreadableImage, fit
-from vitreous.data.image.colour_modes import pixels_of, upright
+from vitreous.data.image.colour_modes import pixels_of
+from vitreous.data.image.decoding import upright
 from vitreous.data.sources.base import StoredImage
 from vitreous.inference.answers import Embedding, Label, Prediction, Throughput
 from vitreous.inference.decoders import decoders

@@ -94,7 +94,7 @@ def test_off_is_off() -> None:
 
 
 @pytest.mark.parametrize("config", [Augmentation(mixup=1.0), Augmentation(cutmix=1.0)], ids=["mixup", "cutmix"])
-def test_unreadable_images_stay_out_of_it_and_an_odd_last_one_alone(config: Augmentation) -> None:
+def test_unreadable_images_and_an_odd_last_image_are_not_mixed(config: Augmentation) -> None:
     images, targets, rng = batch(9)
     targets[2] = 0
     targets[5] = 0
@@ -108,7 +108,7 @@ def test_unreadable_images_stay_out_of_it_and_an_odd_last_one_alone(config: Augm
     assert torch.equal(one_target, targets[:1])
 
 
-def test_a_batch_in_even_shares_is_mixed_as_the_whole() -> None:
+def test_even_slices_of_a_batch_are_mixed_as_the_whole() -> None:
     images, targets, _ = batch(16)
     indices = torch.randperm(100)[:16]
     config = Augmentation(mixup=0.8, cutmix=1.0)

@@ -1,4 +1,4 @@
-"""The whole of it: a pure function of the image and (seed, epoch, index), in [0, 1], with the right probabilities."""
+"""Augmentation is a pure function of the image and (seed, epoch, index), with the given probabilities."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_without_anything_pixels_are_divided_by_255() -> None:
 
 
 @pytest.mark.parametrize("probability", [0.2, 0.5, 1.0])
-def test_flips_are_as_frequent_as_asked_for(probability: float) -> None:
+def test_flips_have_the_given_probability(probability: float) -> None:
     images = random_images(3000)
     result = augment(images, SampleRng(0, 0, torch.arange(3000)), Augmentation(flip=probability))
     flipped = (result == images.flip(-1).float() / 255).all(dim=(1, 2, 3))
@@ -101,7 +101,7 @@ def painted(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tenso
     flip=st.sampled_from([0.0, 0.5, 1.0]),
 )
 @settings(deadline=None, max_examples=60)
-def test_a_mask_goes_where_its_image_goes(seed: int, size: tuple[int, int], crop: str, flip: float) -> None:
+def test_masks_follow_their_images(seed: int, size: tuple[int, int], crop: str, flip: float) -> None:
     images, masks = painted(5, size, seed % 1000)
     config = Augmentation(crop=crop, flip=flip)  # type: ignore[arg-type]
     moved, with_them = augment_with_masks(images, masks, SampleRng(seed, 1, torch.arange(5)), config)
@@ -139,7 +139,7 @@ def test_colours_and_erasing_leave_masks_alone() -> None:
         (Augmentation(cutmix=1.0), "cutmix is 1.0, but must be 0"),
     ],
 )
-def test_what_masks_cannot_follow_is_refused(config: Augmentation, message: str) -> None:
+def test_augmentation_that_masks_cannot_follow_is_rejected(config: Augmentation, message: str) -> None:
     images, masks = painted(2, (8, 8), 0)
     with pytest.raises(BadValue, match=message):
         augment_with_masks(images, masks, SampleRng(0, 0, torch.arange(2)), config)
@@ -156,13 +156,13 @@ def test_a_gpu_augments_like_the_cpu(config: Augmentation) -> None:
 
 
 def erased(count: int = 2000, probability: float = 0.25) -> tuple[torch.Tensor, torch.Tensor]:
-    """Black images, and where they are not black any more in any channel."""
+    """Erase black images; return them with the pixels that changed in any channel."""
     images = torch.zeros(count, 3, 40, 50, dtype=torch.uint8)
     result = erase(images, SampleRng(0, 0, torch.arange(count)), probability)
     return result, (result > 0).any(1)
 
 
-def test_as_many_images_as_asked_for() -> None:
+def test_erasing_has_the_given_probability() -> None:
     _, where = erased()
     assert 0.22 < where.any(dim=(1, 2)).float().mean() < 0.28
     assert not erased(100, 0.0)[1].any()
@@ -195,7 +195,7 @@ def test_noise_is_uniform_and_its_own_for_every_image() -> None:
     assert (torch.corrcoef(torch.cat([flat, flat[:1].roll(1), flat[:1].roll(35)])) - torch.eye(5)).abs().max() < 0.06
 
 
-def test_what_is_outside_stays() -> None:
+def test_pixels_outside_of_the_rectangle_are_unchanged() -> None:
     images = torch.randint(0, 256, (50, 1, 20, 20), dtype=torch.uint8)
     before = images.clone()
     result = erase(images, SampleRng(0, 0, torch.arange(50)), 0.5)

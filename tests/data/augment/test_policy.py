@@ -1,4 +1,4 @@
-"""Which operations are drawn, how often and how strong; each image by itself."""
+"""Frequency and strength of the operations drawn for each image."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Geometry against Pillow and against slicing."""
+"""Transforms against Pillow and against slicing."""
 
 from collections.abc import Callable
 

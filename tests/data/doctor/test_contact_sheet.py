@@ -53,7 +53,7 @@ def test_any_number_of_classes_fits(tmp_path: Path, classes: int) -> None:
     assert dark >= classes * THUMB**2
 
 
-def test_what_cannot_be_read_is_left_out() -> None:
+def test_unreadable_images_are_skipped() -> None:
     broken = source([0, 1, 2])
     broken.image = lambda index: b"nothing"  # type: ignore[method-assign]
     assert contact_sheet({"train": broken}).width > 0
@@ -118,5 +118,5 @@ def font_with(path: Path, family: str, letters: str) -> Path:
     return path
 
 
-def test_what_no_font_has_is_told_as_a_number() -> None:
+def test_class_names_without_a_font_become_numbers() -> None:
     assert font_for("\U0010fffd") is None  # for private use, so that no font has it

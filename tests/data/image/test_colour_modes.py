@@ -1,4 +1,4 @@
-"""Images of all kinds come out right: orientations, inks, depths, alpha, palettes, animations, arrays."""
+"""Conversion of orientations, CMYK, bit depths, alpha, palettes, animations and arrays."""
 
 import struct
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def test_lossless_formats_are_exact(format: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_exif_orientation_comes_out_upright(decoder: str, format: str, orientation: int) -> None:
+def test_exif_orientation_is_applied(decoder: str, format: str, orientation: int) -> None:
     upright = Image.fromarray(smooth(40, 60))
     # The inverse of how a viewer has to turn it; turning by 90 degrees is undone by turning the other way.
     inverse = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)

@@ -1,4 +1,4 @@
-"""Random crops have the distribution that they are said to have, and the centre covers what it should."""
+"""Distribution of random crops, compared with torchvision's."""
 
 import math
 
@@ -26,7 +26,7 @@ def by_rejection(image: tuple[int, int], scale: tuple[float, float], count: int)
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Kolmogorov and Smirnov's, between two samples."""
+    """Kolmogorov-Smirnov distance of two samples."""
     both = np.sort(np.concatenate([a, b]))
     below = [np.searchsorted(np.sort(x), both, side="right") / len(x) for x in (a, b)]
     return float(np.abs(below[0] - below[1]).max())

@@ -51,7 +51,7 @@ def check_shift_would_show(image: torch.Tensor) -> None:
 
 
 def timm_settings() -> list[dict[str, Any]]:
-    """Every distinct way in which timm's ViT, DeiT and hybrid weights want images prepared, and some more modes."""
+    """Every distinct preprocessing of timm's ViT, DeiT and hybrid weights, and some more modes."""
     timm = import_timm()
     names = {name for module in ("vision_transformer", "deit", "vision_transformer_hybrid")
              for name in timm.list_models(module=module)}  # fmt: skip
@@ -90,7 +90,7 @@ def test_images_are_prepared_as_by_timm() -> None:
     Preprocessing(crop_fraction=0.9), Preprocessing(crop_fraction=0.9, geometry="timm"),
     Preprocessing(fit="squash-crop", crop_fraction=0.95), Preprocessing(fit="pad", crop_fraction=0.9, geometry="timm"),
 ], ids=str)  # fmt: skip
-def test_timm_prepares_images_by_what_we_write_as_we_do(how: Preprocessing) -> None:
+def test_timm_preprocesses_as_we_do_with_our_config(how: Preprocessing) -> None:
     timm = import_timm()
     config = ViTConfig(image_size=(224, 224), preprocessing=how)
     assert Timm().losses(config, folder=True) == [] == Timm().remarks(config)
@@ -169,7 +169,7 @@ def test_images_are_prepared_as_by_transformers(name: str) -> None:
     Preprocessing(geometry="huggingface"), Preprocessing(fit="squash-crop", crop_fraction=0.9, geometry="huggingface"),
     Preprocessing(fit="squash"),
 ], ids=str)  # fmt: skip
-def test_transformers_prepares_images_by_what_we_write_as_we_do(how: Preprocessing) -> None:
+def test_transformers_preprocesses_as_we_do_with_our_config(how: Preprocessing) -> None:
     config = ViTConfig(image_size=(224, 224), preprocessing=how)
     document = transformers_processor(config)
     kind = document.pop("image_processor_type").removesuffix("ImageProcessor")
@@ -203,7 +203,7 @@ def test_images_are_prepared_as_by_torchvision(resized: int, cropped: int) -> No
 # ---- Checkpoints of before -------------------------------------------------------------------------------------------
 
 
-def test_a_config_without_a_geometry_means_what_it_meant() -> None:
+def test_config_without_geometry_keeps_its_meaning() -> None:
     """Sizes and margins are rounded to the nearest, as before the field existed."""
     from vitreous.common.codec import from_dict
 

@@ -1,4 +1,4 @@
-"""What cannot be read says why; sizes and crops against Pillow and against the definitions."""
+"""Errors of unreadable images, memory limits, and sizes and crops compared with Pillow."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def bomb(height: int, width: int) -> bytes:
-    """A PNG of 100 bytes that asks for gigabytes."""
+    """A PNG of 100 bytes that would decode to gigabytes."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -71,7 +71,7 @@ BROKEN: dict[str, tuple[Callable[[], bytes | np.ndarray], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_unreadable_images_say_why_in_one_line(decoder: str, name: str) -> None:
+def test_unreadable_images_raise_a_one_line_reason(decoder: str, name: str) -> None:
     make, reason = BROKEN[name]
     image = make()
     reads: list[Callable[[], torch.Tensor]] = [
@@ -101,7 +101,7 @@ def test_a_large_image_below_the_limit_is_no_warning() -> None:
 
 
 def test_decoding_leaves_the_warnings_of_other_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Filters belong to the whole process; a server's threads decode while its framework has filters of its own set."""
+    """Filters belong to the whole process; a server's threads decode while its framework sets other filters."""
     decoding, go_on, convert = threading.Event(), threading.Event(), Image.Image.convert
 
     def slow(image: Image.Image, *arguments: Any) -> Image.Image:
@@ -164,7 +164,7 @@ def pillow_fit(image: Image.Image, size: tuple[int, int], config: Preprocessing)
 )
 @pytest.mark.parametrize("image", [(375, 500), (500, 375), (60, 60), (31, 200), (700, 40)], ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (48, 80), (96, 32)], ids=str)
-def test_fit_is_what_pillow_makes_of_it(image: tuple[int, int], size: tuple[int, int], config: Preprocessing) -> None:
+def test_fit_equals_pillow(image: tuple[int, int], size: tuple[int, int], config: Preprocessing) -> None:
     pixels = smooth(*image)
     theirs = pillow_fit(Image.fromarray(pixels), size, config)
     assert difference(fit(pixels, size, config), theirs) <= 2
@@ -224,7 +224,7 @@ def test_a_random_resized_crop_is_its_box_resized(decoder: str) -> None:
 
 @pytest.mark.parametrize("size", [(64, 64), (48, 80)], ids=str)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_crops_have_the_size_and_channels_asked_for(size: tuple[int, int], channels: int) -> None:
+def test_crops_have_the_given_size_and_channels(size: tuple[int, int], channels: int) -> None:
     crop = random_resized_crop(
         encoded(smooth(90, 70), "JPEG"), size, (0.1, 0.2, 0.3, 0.4), (0.2, 0.9), channels=channels
     )
@@ -261,7 +261,7 @@ def blank_png(height: int, width: int, bits: int, kind: int, bytes_each: int) ->
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("kind", ["16-bit grey PNG", "RGBA PNG", "CMYK TIFF", "float TIFF", "WebP"])
-def test_decoding_takes_no_more_memory_than_its_header_tells(kind: str, tmp_path: Path) -> None:
+def test_decoding_needs_no_more_memory_than_estimated_from_the_header(kind: str, tmp_path: Path) -> None:
     size = (2500, 4000)
     match kind:
         case "16-bit grey PNG":
@@ -294,7 +294,7 @@ def test_an_image_that_needs_too_much_memory_is_rejected_with_size_and_limit(kin
 def test_images_are_decoded_at_the_same_time_within_the_limit(
     together: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six threads: as many decode at the same time as fit, and one in any case."""
+    """Of six threads, as many decode at the same time as the limit allows, and always at least one."""
     data = encoded(np.zeros((50, 50, 3), np.uint8))
     needed = colour_modes.bytes_to_decode(colour_modes.open_image(data))
     most, running, change = 0, 0, threading.Condition()
@@ -333,7 +333,7 @@ def test_small_images_do_not_wait_for_large_ones() -> None:
         assert not small.is_alive()
 
 
-def test_strips_are_converted_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversion_in_strips_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     grey, colour = generator.integers(0, 256, (37, 23)).astype(np.uint8), generator.integers(0, 256, (37, 23, 4))
     rgba = Image.fromarray(colour.astype(np.uint8), "RGBA")

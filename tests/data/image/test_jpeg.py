@@ -42,7 +42,7 @@ def test_broken_exif_is_no_reason_to_refuse_an_image(exif: bytes) -> None:
 
 
 @pytest.mark.parametrize("at_least", [(24, 30), (75, 100), (60, 100), (187, 250), (188, 250), (376, 500)], ids=str)
-def test_a_reduced_scale_stays_at_or_above_what_is_needed(decoder: str, at_least: tuple[int, int]) -> None:
+def test_reduced_scale_is_at_least_the_size_needed(decoder: str, at_least: tuple[int, int]) -> None:
     pixels = smooth(375, 500)
     data = encoded(pixels, "JPEG", quality=95)
     factor = max((f for f in (1, 2, 4, 8) if 375 // f >= at_least[0] and 500 // f >= at_least[1]), default=1)

@@ -47,7 +47,7 @@ def test_lines_are_names_or_ids_and_names(text: str, expected: dict[int, str], t
         ("70000 cat\n1 dog\n", "line 1 has the id 70000, but a PNG holds ids from 0 to 65535"),
     ],
 )
-def test_what_is_wrong_with_a_list_is_said(text: str, message: str, tmp_path: Path) -> None:
+def test_problems_of_a_class_list(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_classes(listing(tmp_path, text))
 
@@ -80,7 +80,7 @@ def test_too_few_too_many_and_unknown_classes() -> None:
     assert len(number_classes({i: str(i) for i in range(256)}, ("7",))[0]) == 255
 
 
-def test_the_order_of_a_model_that_knows_the_same_classes_is_taken() -> None:
+def test_order_of_a_model_with_the_same_classes_is_kept() -> None:
     names = {1: "pet", 2: "background", 3: "border"}
     classes, ids, table = number_classes(names, ("border",), order=("background", "pet"))
     assert (classes, ids, table[[1, 2, 3]].tolist()) == (("background", "pet"), (2, 1), [1, 0, 255])

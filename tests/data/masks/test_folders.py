@@ -1,4 +1,4 @@
-"""Folders of images and masks: how they may lie, and what is read from them."""
+"""Layouts of folders with images and masks, and their problems."""
 
 import shutil
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_splits_in_folders(tmp_path: Path) -> None:
     assert names(data.val) == ["images/validation/a/0.jpg", "images/validation/b/1.jpg"]
 
 
-def test_a_test_split_may_lack_masks_and_then_is_left_out(tmp_path: Path) -> None:
+def test_test_split_without_masks_is_ignored(tmp_path: Path) -> None:
     for part, count in (("train/", 4), ("val/", 2), ("test/", 3)):
         folder(tmp_path, count, part)
     shutil.rmtree(tmp_path / "masks/test")
@@ -69,7 +69,7 @@ def test_other_words_for_the_two_folders(images: str, masks: str, tmp_path: Path
     assert (len(data.train), len(data.val)) == (2, 1)
 
 
-def test_of_two_folders_that_mean_masks_the_one_with_images_is_taken(tmp_path: Path) -> None:
+def test_of_two_mask_folders_the_one_with_images_is_used(tmp_path: Path) -> None:
     for i in range(4):
         write(tmp_path, str(i), i, "JPEGImages", "SegmentationClass")
     (tmp_path / "Annotations").mkdir()
@@ -80,8 +80,8 @@ def test_of_two_folders_that_mean_masks_the_one_with_images_is_taken(tmp_path: P
         open_masked(str(tmp_path))
 
 
-def test_pascal_voc_is_taken_as_it_is(tmp_path: Path) -> None:
-    """Most of its images have boxes only; which have masks, and in which part they are, is in its lists."""
+def test_pascal_voc_layout(tmp_path: Path) -> None:
+    """Most of its images have only boxes; its lists name those with masks, and their split."""
     for i in range(5):
         write(tmp_path, f"2007_{i}", i, "JPEGImages", "SegmentationClass")
     for name in ("boxes", "more"):
@@ -107,7 +107,7 @@ def test_splits_with_a_year(tmp_path: Path) -> None:
     assert (len(data.train), len(data.val)) == (1, 3)
 
 
-def test_a_class_that_train_lacks_is_said(tmp_path: Path) -> None:
+def test_class_that_train_lacks_is_noted(tmp_path: Path) -> None:
     for i, part in enumerate(("train", "train", "val")):
         write(tmp_path, f"{part}/{i}", i)
     (tmp_path / "classes.txt").write_text("0 sky\n1 sea\n3 border\n5 ship\n")
@@ -132,13 +132,13 @@ def _renamed(folder: Path) -> Path:
     return folder / "root"
 
 
-def test_without_a_list_ids_are_classes_and_that_is_said(tmp_path: Path) -> None:
+def test_ids_are_classes_without_a_list_with_a_note(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=None)), ignore=("3",))
     assert data.mask_classes == ("0", "1")
     assert "there is no classes.txt: the classes are the ids found, '0', '1', '3'; '3' ignored" in data.note
 
 
-def test_a_class_that_no_mask_has_is_said(tmp_path: Path) -> None:
+def test_class_without_pixels_is_noted(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=CLASSES + "9 sun\n")))
     assert data.mask_classes == ("sky", "sea", "border", "sun")
     assert "no mask has 'sun'" in data.note
@@ -272,7 +272,7 @@ BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_everything_wrong_is_named_and_counted_in_a_line_each(name: str, tmp_path: Path) -> None:
+def test_every_kind_of_problem_is_one_line_with_names_and_counts(name: str, tmp_path: Path) -> None:
     spoil, expected = BAD[name]
     spoil(folder(tmp_path / "set"))
     with pytest.raises(ValueError, match="set: ") as caught:
@@ -299,7 +299,7 @@ def test_long_lists_are_cut_but_counted(tmp_path: Path) -> None:
 
 
 def test_two_colours_of_black_and_white_are_explained(tmp_path: Path) -> None:
-    """The commonest slip: 0 and 255, where 255 is taken for 'ignored'."""
+    """The most common mistake: 0 and 255, of which 255 means ignored."""
     for i in range(4):
         write(tmp_path, str(i), i)
         (tmp_path / f"masks/{i}.png").write_bytes(encoded(np.where(ids_of(i) == 1, 255, 0).astype(np.uint8)))
@@ -315,7 +315,7 @@ def test_two_colours_of_black_and_white_are_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("each", [list(range(101)), None], ids=["in one mask", "in all"])
-def test_masks_that_were_smoothed_are_told_by_their_many_ids(each: list[int] | None, tmp_path: Path) -> None:
+def test_smoothed_masks_are_detected_by_their_many_ids(each: list[int] | None, tmp_path: Path) -> None:
     for i in range(4):
         write(tmp_path, str(i), i)
         ids = np.resize(np.array(each or range(60 * i, 60 * i + 60), np.uint8), (12, 16))
@@ -337,7 +337,7 @@ def test_as_many_ids_as_data_sets_have_classes_are_none_too_many(tmp_path: Path)
 
 
 @pytest.mark.parametrize("ending", ["jpg", "npy"])
-def test_a_test_split_with_masks_of_another_kind_is_not_left_out(ending: str, tmp_path: Path) -> None:
+def test_test_split_with_masks_in_another_format_is_a_problem(ending: str, tmp_path: Path) -> None:
     for part in ("train", "val", "test"):
         write(tmp_path, f"{part}/0", 0)
     (tmp_path / "masks/test/0.png").rename(tmp_path / f"masks/test/0.{ending}")

@@ -18,7 +18,7 @@ def fill(root: Path, *paths: str) -> Path:
 
 
 def contents(source) -> dict[str, str]:  # type: ignore[no-untyped-def]
-    """Class by name; and reading gives what lies in the file."""
+    """Class by name, after checking the content of every file."""
     assert all(source.image(i).decode() == source.name(i) for i in range(len(source)))
     return {source.name(i): source.classes[source.labels[i]] for i in range(len(source))}
 
@@ -79,7 +79,7 @@ def test_images_beside_the_classes_are_noted(tmp_path: Path) -> None:
     assert "1 image outside the class folders ignored" in open_data(str(tmp_path)).note
 
 
-def test_a_test_folder_without_labels_is_left_out(tmp_path: Path) -> None:
+def test_test_folder_without_labels_is_ignored(tmp_path: Path) -> None:
     fill(
         tmp_path,
         *(f"{part}/{name}/{i}.jpg" for part in ("train", "val") for name in "ab" for i in range(2)),
@@ -123,7 +123,7 @@ def test_mistakes(tmp_path: Path, paths: list[str], message: str) -> None:
     assert "pets" in str(caught.value)
 
 
-def test_a_folder_tells_all_its_problems(tmp_path: Path) -> None:
+def test_all_problems_of_a_folder_are_found(tmp_path: Path) -> None:
     fill(tmp_path, "train/a/1.jpg", "train/b/x", "val/c/1.jpg")
     found = open_folder(tmp_path)
     assert len(found.problems) == 1
@@ -144,7 +144,7 @@ def test_a_folder_tells_all_its_problems(tmp_path: Path) -> None:
     ],
     ids=["flat", "one class", "a class of one", "some loose", "masks beside them"],
 )
-def test_whoever_needs_no_labels_gets_all_images(tmp_path: Path, paths: list[str]) -> None:
+def test_unlabelled_data_has_all_images(tmp_path: Path, paths: list[str]) -> None:
     root = fill(tmp_path / "set", *paths)
     data = open_data(str(root), labelled=False)
     names = [source.name(i) for source in (data.train, data.val) for i in range(len(source))]
@@ -165,6 +165,6 @@ def test_splits_without_labels(tmp_path: Path) -> None:
 
 
 def test_folders_called_images_and_masks_may_be_classes(tmp_path: Path) -> None:
-    """Of things called so: no image has a mask of its own name."""
+    """No image has a mask with the same name."""
     root = fill(tmp_path / "set", *(f"image/a{i}.png" for i in range(5)), *(f"mask/b{i}.png" for i in range(5)))
     assert open_data(str(root)).classes == ("image", "mask")

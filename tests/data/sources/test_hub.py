@@ -1,4 +1,4 @@
-"""Against a small hub of our own, which answers the questions that huggingface_hub asks."""
+"""Data sets of a small local hub that answers the requests of huggingface_hub."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def contents(source: Source) -> dict[bytes, str]:
 
 
 class Hub:
-    """Data sets by name and revision, each a dictionary of files; and the pages that were asked for."""
+    """Data sets by name and revision, each a dictionary of files; and the requested pages."""
 
     def __init__(self) -> None:
         self.sets: dict[tuple[str, str], dict[str, bytes]] = {}
@@ -102,7 +102,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path, offline: bool = False) -> None:
-    """What HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE would do in a new process."""
+    """Apply HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE as a new process would."""
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -171,7 +171,7 @@ def test_mistakes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         open_data("hf:ann/text")
 
 
-def test_a_hostile_hub_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_hub_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = HostileHub(files={"train.parquet": parquet(0, 8)})
     stop = start(site)
     use(monkeypatch, site, tmp_path / "hf")

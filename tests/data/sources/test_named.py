@@ -1,4 +1,4 @@
-"""The official layouts, in small, written here; and the way from an address to a data set."""
+"""Small copies of the official layouts, and their download."""
 
 import dataclasses
 import gzip
@@ -71,7 +71,7 @@ def test_options(spec: str, message: str) -> None:
         open_data(spec)
 
 
-def test_a_name_comes_before_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_name_takes_precedence_over_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("digits/a/1.jpg", "digits/b/1.jpg", "digits/a/2.jpg", "digits/b/2.jpg"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -249,7 +249,7 @@ def test_imagenette(tmp_path: Path, below: str) -> None:
 
 
 def serve(web, monkeypatch, name: str, files: dict[str, bytes]) -> None:  # type: ignore[no-untyped-def]
-    """Let a data set's files come from the test's server, under their own names."""
+    """Serve a data set's files from the test's server."""
     entries = []
     for url, _ in PUBLISHED[name].files:
         file = url.rpartition("/")[2]
@@ -286,7 +286,7 @@ def test_several_files_of_which_some_are_archives(web, monkeypatch, tmp_path: Pa
     assert len(web.asked) == asked
 
 
-def test_a_damaged_download_is_refused(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_download_is_rejected(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
     write_cifar10(tmp_path / "x" / "cifar-10-batches-bin")
     serve(web, monkeypatch, "cifar10", {"cifar-10-binary.tar.gz": pack(tmp_path / "a.tar.gz", tmp_path / "x")})
     web.files["/cifar-10-binary.tar.gz"] += b"!"
@@ -308,7 +308,7 @@ def test_an_archive_cannot_write_elsewhere(web, monkeypatch, tmp_path: Path, cac
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_without_a_network_one_line_says_what_to_do(web, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_error_without_a_network_names_the_data_root(web, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
     entries = tuple((f"{web.url}/{url.rpartition('/')[2]}", digest) for url, digest in PUBLISHED[name].files)
     monkeypatch.setitem(PUBLISHED, name, dataclasses.replace(PUBLISHED[name], files=entries))
     with pytest.raises(

@@ -108,7 +108,7 @@ def test_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert data.classes == tuple(str(i) for i in range(12))
 
 
-def test_what_webdataset_writes(tmp_path: Path) -> None:
+def test_shards_written_by_webdataset(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     with webdataset.TarWriter(str(tmp_path / "a.tar")) as sink:
         for i in range(20):
@@ -168,8 +168,8 @@ def test_expansion() -> None:
     assert expand("{a}.tar") == ["a.tar"]
 
 
-def test_a_shard_that_is_cut_short_is_reported_and_trained_on_without_its_end(tmp_path: Path) -> None:
-    """Whatever the cut goes through: an image, its label, a header, or between two samples."""
+def test_truncated_shard_is_reported_and_used_without_its_end(tmp_path: Path) -> None:
+    """Truncated inside an image, a label or a header, or between two samples."""
     images = {i: encoded(np.full((40, 40, 3), 10 * i, np.uint8)) for i in range(12)}
     files = {f"{i:02d}.{kind}": body for i in range(12)
              for kind, body in (("png", images[i]), ("cls", f"{i % 2 + 10}".encode()))}  # fmt: skip
@@ -191,8 +191,8 @@ def test_a_shard_that_is_cut_short_is_reported_and_trained_on_without_its_end(tm
         assert "a.tar: it " in str(report)
 
 
-def test_an_image_that_is_cut_short_is_unreadable_by_its_name(tmp_path: Path) -> None:
-    """Its label came before it."""
+def test_truncated_image_of_a_shard_is_unreadable(tmp_path: Path) -> None:
+    """The label precedes the image."""
     files = {}
     for i in range(8):
         files |= {f"{i}.cls": f"{i % 2}".encode(), f"{i}.png": encoded(np.full((40, 40, 3), 10 * i, np.uint8))}
@@ -230,7 +230,7 @@ def listed(path: Path) -> list[tuple[str, int, int]]:
     st.dictionaries(st.from_regex(r"[a-zé]{1,40}(/[a-z.]{1,60}){0,4}[a-z]", fullmatch=True), st.binary(max_size=1500)),
     st.sampled_from(FORMATS[1:]),
 )
-def test_as_tarfile_lists_them(tmp_path_factory, files: dict[str, bytes], form: int) -> None:  # type: ignore[no-untyped-def]
+def test_members_equal_tarfile(tmp_path_factory, files: dict[str, bytes], form: int) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path_factory.mktemp("tar") / "a.tar"
     write_tar(path, files, form)
     assert list_members(path) == (listed(path), None)
@@ -259,7 +259,7 @@ def test_files_beyond_eight_gigabytes(tmp_path: Path) -> None:
         assert list_members(tmp_path / "a.tar")[0] == [("big.jpg", len(header), info.size)]
 
 
-def test_what_is_not_a_tar(tmp_path: Path) -> None:
+def test_file_that_is_not_a_tar_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     for data, message in [
         (b"\x1f\x8b" + bytes(range(256)) * 4, "compressed|invalid"),
@@ -272,7 +272,7 @@ def test_what_is_not_a_tar(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_cut_anywhere_is_reported_and_keeps_what_is_before_it(tmp_path: Path, form: int) -> None:
+def test_truncation_anywhere_is_reported_and_keeps_earlier_members(tmp_path: Path, form: int) -> None:
     path = tmp_path / "a.tar"
     files = {f"{'folder/' * 17}{i}.jpg": bytes([65 + i]) * (300 * i + 1) for i in range(6)}
     write_tar(path, files, form)

@@ -252,7 +252,7 @@ def test_hidden_labels_and_unused_classes(tmp_path: Path) -> None:
     assert "1 of 4 classes have no images" in data.note
 
 
-def test_problems_are_told_before_anything_is_unpacked(tmp_path: Path, cache: Path) -> None:
+def test_label_problems_are_raised_before_unpacking(tmp_path: Path, cache: Path) -> None:
     made, _ = table(0, 12)
     one = made.set_column(2, "label", pa.array([1] * 12))
     pq.write_table(one, tmp_path / "t.parquet")

@@ -16,10 +16,10 @@ from vitreous.data.doctor.report import DataReport, MaskCoverage, MaskReport, Sa
 from vitreous.data.image import colour_modes
 from vitreous.data.image.decoding import UnreadableImage, decode, size_of
 from vitreous.data.masks.files import map_in_threads
-from vitreous.data.masks.folders import has_masks, open_mask_folder
+from vitreous.data.masks.folders import open_mask_folder
 from vitreous.data.open import find_data
 from vitreous.data.sources.base import Source, StoredImage
-from vitreous.data.sources.folders import local_path
+from vitreous.data.sources.folders import has_masks, local_path
 from vitreous.data.split import FoundData, class_counts, label_problems, make_splits
 from vitreous.model.segment_loss import IGNORED
 

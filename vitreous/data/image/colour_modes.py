@@ -150,14 +150,3 @@ def grey_of(rgb: np.ndarray) -> np.ndarray:
     """Luma by ITU-R 601 (as Pillow's mode L and JPEG's Y), uint8 [h, w, 1]."""
     weighted = rgb @ np.array([19595, 38470, 7471], dtype=np.uint32)
     return ((weighted + 0x8000) >> 16).astype(np.uint8)[..., None]
-
-
-def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Rotate and mirror pixels [h, w, c] by EXIF's orientation."""
-    if orientation == 1:
-        return pixels
-    if orientation >= 5:
-        pixels = pixels.transpose(1, 0, 2)
-    rows = -1 if orientation in (3, 4, 7, 8) else 1
-    columns = -1 if orientation in (2, 3, 6, 7) else 1
-    return np.ascontiguousarray(pixels[::rows, ::columns])

@@ -196,7 +196,18 @@ def decode_pixels(
             opened.close()  # frees its copy before the resize takes memory
         if channels == 1 and pixels.shape[2] == 3:
             pixels = colour_modes.in_strips(pixels, colour_modes.grey_of, 1)
-        return torch.from_numpy(colour_modes.upright(pixels, header.orientation)).permute(2, 0, 1), factor
+        return torch.from_numpy(upright(pixels, header.orientation)).permute(2, 0, 1), factor
+
+
+def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Rotate and mirror pixels [h, w, c] by EXIF's orientation."""
+    if orientation == 1:
+        return pixels
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    rows = -1 if orientation in (3, 4, 7, 8) else 1
+    columns = -1 if orientation in (2, 3, 6, 7) else 1
+    return np.ascontiguousarray(pixels[::rows, ::columns])
 
 
 def repeat_grey(image: UInt8[Tensor, "c1 h w"], channels: int) -> UInt8[Tensor, "c2 h w"]:

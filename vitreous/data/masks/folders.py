@@ -18,14 +18,11 @@ from vitreous.common.text import listed, plural
 from vitreous.data.masks.classes import FILE, found_classes, number_classes, read_classes
 from vitreous.data.masks.files import Pair, check_masks, mask_problems, read_ids
 from vitreous.data.sources.base import DataSet, FileSource
-from vitreous.data.sources.folders import UNLABELLED, images_below, list_folder, local_path
+from vitreous.data.sources.folders import IMAGES, MASKS, UNLABELLED, images_below, list_folder, local_path
 from vitreous.data.sources.named import NAMES, parse_options
 from vitreous.data.sources.shapes import open_shapes
-from vitreous.data.split import SPLITS, UNSPLIT, FoundData, by_split, make_splits, split_folders, split_name
+from vitreous.data.split import SPLITS, UNSPLIT, FoundData, by_split, make_splits, split_folders
 
-# Usual names of the two folders.
-IMAGES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
-MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass")
 LISTS = "ImageSets/Segmentation"  # of Pascal VOC: train.txt, val.txt, ... with an image's name in each line
 
 
@@ -127,18 +124,6 @@ class FolderPair(NamedTuple):
     split: str
     images: str
     masks: str
-
-
-def has_masks(root: Path) -> bool:
-    """True if a folder has one of images beside one of masks, in it or in its splits."""
-
-    def names(folder: Path) -> set[str]:
-        return {entry.name.lower() for entry in folder.iterdir() if entry.is_dir()}
-
-    if not root.is_dir():
-        return False
-    inside = [root, *(entry for entry in root.iterdir() if entry.is_dir() and split_name(entry.name))]
-    return any(names(folder) & set(IMAGES) and names(folder) & set(MASKS) for folder in inside)
 
 
 def count_pairs(root: Path) -> int:

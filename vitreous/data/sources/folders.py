@@ -13,6 +13,9 @@ from vitreous.data.sources.base import FileSource, is_image_file
 from vitreous.data.split import UNSPLIT, FoundData, by_split, split_folders, split_name
 
 Item = tuple[str, str, str]  # split, class, path below the root
+# Usual names of the folders of images and masks.
+IMAGES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
+MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass")
 UNLABELLED = "picture"  # the class of images without a label; run folders have recorded this name
 
 
@@ -80,6 +83,18 @@ def local_path(spec: str, root: Path | None) -> Path:
     """The path that `spec` names, below `root` if it exists there."""
     path = Path(spec).expanduser()
     return root / path if root is not None and (root / path).exists() else path
+
+
+def has_masks(root: Path) -> bool:
+    """True if a folder has one of images beside one of masks, in it or in its splits."""
+
+    def names(folder: Path) -> set[str]:
+        return {entry.name.lower() for entry in folder.iterdir() if entry.is_dir()}
+
+    if not root.is_dir():
+        return False
+    inside = [root, *(entry for entry in root.iterdir() if entry.is_dir() and split_name(entry.name))]
+    return any(names(folder) & set(IMAGES) and names(folder) & set(MASKS) for folder in inside)
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
