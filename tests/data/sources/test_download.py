@@ -122,9 +122,7 @@ def test_two_processes_fetch_a_file_once(web, tmp_path) -> None:  # type: ignore
     assert len(web.asked) == 1
 
 
-def test_cache_folder_follows_the_environment_variable(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_cache_folder_follows_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder("data", "x") == cache / "data" / "x"
     assert (cache / "data" / "x").is_dir()
     monkeypatch.delenv("VITREOUS_CACHE")
