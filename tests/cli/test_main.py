@@ -178,16 +178,16 @@ def bad_data(root: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("empty", "empty: 'c' is an empty class: it has no pictures"),
+        ("empty", "empty: 'c' is an empty class: it has no images"),
         ("differ", "the classes of train and val differ: val has 'zebra', which train lacks"),
-        ("single", "single: has 'a' as its only class, but at least 2 are needed"),
-        ("flat", "flat has 3 pictures but no class folders"),
-        ("nothing", "nothing has no pictures"),
-        ("none", "none has folders, but no pictures in them"),
-        ("notest", "notest has 'test', but no folder train"),
+        ("single", "single: has 'a' as its only class, but needs at least 2"),
+        ("flat", "flat has 3 images but no class folders"),
+        ("nothing", "nothing is empty"),
+        ("none", "none has folders, but no images in them"),
+        ("notest", "notest has 'test', but no folder 'train'"),
         ("broken", "none of 4 pictures can be read, such as a/"),
         ("epmty", "(did you mean 'empty'?)"),
-        ("column.csv", "column.csv has no label column: call one of its columns ('path', 'kind') label"),
+        ("column.csv", "column.csv has no label column, but 'path', 'kind': name one of them label"),
         ("gone.csv", "1 of 2 files do not exist below"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_run_through_the_command(
     said = ["--model", "ViT-Lite-6/4", "--set", *fields, "--steps", "2", "--mixup", "0.2", "--schedule", "linear"]
     assert run(monkeypatch, "train", "--data", "digits", "--device", "cpu", *said) == 0
     out = capsys.readouterr().out
-    assert "digits: 10 classes; train 1,438, val 359; val is 20% of every class, chosen by seed 0" in out
+    assert "digits: 10 classes; train 1,438, val 359; val is 20% of every class, drawn by seed 0" in out
     for chosen in ("--image-size 16", "--batch-size 64", "--flip 0", "--workers 0", "--out runs/digits"):
         assert f"  chosen: {chosen}: " in out
     config = json.loads((tmp_path / "runs" / "digits" / "config.json").read_text())

@@ -82,7 +82,7 @@ def test_a_table_for_people(model: Path, pictures: Path, capsys: pytest.CaptureF
     predict(model, f"{pictures}/[01].png", f"{pictures}/2.png")
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if "%" in line]) == 2
-    assert any("error: not a picture" in " ".join(line.split()) for line in lines)
+    assert any("error: not an image" in " ".join(line.split()) for line in lines)
 
 
 def test_one_picture_is_not_several(model: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +208,7 @@ def test_where_no_picture_can_be_read_the_run_has_failed(
     assert run.stderr.startswith("vitreous: no picture could be read: 1 of 1 failed")
     assert len(run.stderr.splitlines()) == 1
     told = (tmp_path / "x.csv").read_text() if options[-1:] == [str(tmp_path / "x.csv")] else run.stdout
-    assert "not a picture" in told
+    assert "not an image" in told
     some = vitreous(verb, model, pictures, *options, "--device", "cpu")
     assert some.returncode == 0
     assert "5 pictures" in some.stderr

@@ -10,7 +10,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from pictures import encoded, smooth
+from images import encoded, smooth
 from vitreous.cli.main import main
 from vitreous.common.text import SafeConsole, json_text, one_line
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from vitreous.common.checks import BadValue
-from vitreous.data.loader import EvalLoader, Place, Reader
+from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import ArraySource, Source
 from vitreous.data.split import pick
@@ -73,7 +73,7 @@ def test_features_are_what_embed_gives(name: str, flip: bool) -> None:
 def test_the_class_token_beside_the_mean_of_the_patches() -> None:
     model, pictures = random_model().eval(), source()
     assert isinstance(model, ViT)
-    [batch] = EvalLoader(Reader(pictures, TOKEN.image_size, 3, TOKEN.preprocessing), Place(7), 0)
+    [batch] = EvalLoader(Reader(pictures, TOKEN.image_size, 3, TOKEN.preprocessing), BatchSlice(7), 0)
     with torch.no_grad():
         tokens = model.features(normalise(batch.images.float() / 255, TOKEN.preprocessing))
     expected = torch.cat([tokens.prefix[:, 0], tokens.patches.mean(1)], dim=1)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pictures import encoded, smooth
+from images import encoded, smooth
 from predictors import random_model
 from vitreous.common.checks import BadValue
 from vitreous.inference.decoders import decoders

@@ -74,7 +74,7 @@ def test_an_answer_does_not_depend_on_the_other_pictures(model: Segmenter, tmp_p
     pictures = [same, same, other, tmp_path / "broken.jpg", same, np.zeros((2, 3 * LONGEST, 3), np.uint8), other]
     answers = SegmentPredictor(model, device="cpu", batch_size=2)(pictures)
     assert [answer.error is None for answer in answers] == [True, True, True, False, True, False, True]
-    assert "cannot be decoded" in answers[3].error or "not a picture" in answers[3].error  # type: ignore[operator]
+    assert "cannot be decoded" in answers[3].error or "not an image" in answers[3].error  # type: ignore[operator]
     assert "one side is more than" in answers[5].error  # type: ignore[operator]
     alone = SegmentPredictor(model, device="cpu")
     for picture, answer in zip(pictures, answers, strict=True):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pictures import encoded, smooth
+from images import encoded, smooth
 from vitreous.serving.api.forms import form_field
 from vitreous.serving.errors import ApiError
 from vitreous.serving.image_limits import check_picture, format_of, stored_size

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitreous
+from images import encoded, smooth
 from live_server import HOST, Live, Reply, in_thread, read_reply
-from pictures import encoded, smooth
 from vitreous.serving import protocol
 from vitreous.serving import transport as linger
 from vitreous.serving.batching import Batcher

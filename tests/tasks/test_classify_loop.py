@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitreous.data.loader import Batch, EvalLoader, Place, Reader
+from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader
 from vitreous.data.sources.base import ArraySource
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
@@ -30,7 +30,7 @@ class Sides(nn.Module):
 def batches(count: int, rank: int = 0, ranks: int = 1) -> EvalLoader:
     images = np.random.default_rng(0).integers(0, 256, (count, 4, 6, 3), dtype=np.uint8)
     source = ArraySource(images, np.arange(count) % 3, CLASSES, "set")
-    return EvalLoader(Reader(source, (4, 6), 3, PLAIN), Place(4 * ranks, rank, ranks), workers=0)
+    return EvalLoader(Reader(source, (4, 6), 3, PLAIN), BatchSlice(4 * ranks, rank, ranks), workers=0)
 
 
 def asked(loader: EvalLoader, module: nn.Module | None = None, flip: bool = False) -> Answers:

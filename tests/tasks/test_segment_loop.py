@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.data.loader import EvalLoader, Place, Reader
-from vitreous.data.sources.base import Picture
+from vitreous.data.loader import BatchSlice, EvalLoader, Reader
+from vitreous.data.sources.base import StoredImage
 from vitreous.data.sources.shapes import ShapesSource
 from vitreous.evaluation.segmenter import evaluate_segmenter
 from vitreous.evaluation.setting import Setting
@@ -34,7 +34,7 @@ def test_at_the_models_own_size_both_ways_agree(model: Segmenter) -> None:
     source, config = ShapesSource(12, 32, 0, "val"), model.config
     reader = Reader(source, (32, 32), 3, config.preprocessing, masks=True)
     cpu = torch.device("cpu")
-    fitted = segment_batches(model, EvalLoader(reader, Place(5), 0), cpu, config.preprocessing, config.labels)
+    fitted = segment_batches(model, EvalLoader(reader, BatchSlice(5), 0), cpu, config.preprocessing, config.labels)
     whole = segment_source(SegmentPredictor(model, device="cpu"), source, config.labels)
     assert fitted.metrics() == pytest.approx(whole.metrics())
     assert torch.equal(fitted.evaluation.confusion(), whole.evaluation.confusion())
@@ -46,7 +46,7 @@ def test_figures_are_those_of_the_masks_that_predict_writes(model: Segmenter) ->
     found = segment_source(predictor, source, model.config.labels)
     table = np.zeros((7, 7), np.int64)
     for index in range(6):
-        [answer] = predictor(source.picture(index))
+        [answer] = predictor(source.image(index))
         np.add.at(table, (source.mask(index).ravel(), answer.mask.ravel()), 1)  # type: ignore[union-attr]
     assert found.evaluation.confusion().tolist() == table.tolist()
 
@@ -61,10 +61,10 @@ def test_processes_share_the_work(model: Segmenter) -> None:
 class Broken(ShapesSource):
     """The second picture is no picture, the third is gone, and the fourth has a mask of another size."""
 
-    def picture(self, index: int) -> Picture:
+    def image(self, index: int) -> StoredImage:
         if index == 2:
             raise FileNotFoundError(2, "No such file or directory")
-        return b"no picture" if index == 1 else super().picture(index)
+        return b"no picture" if index == 1 else super().image(index)
 
     def mask(self, index: int) -> np.ndarray:
         return super().mask(index)[:, :-1] if index == 3 else super().mask(index)
@@ -98,7 +98,7 @@ def test_answers_that_are_no_numbers_are_not_left_out_of_the_figures(model: Segm
 def test_the_mode_of_the_module_is_given_back(training: bool, model: Segmenter) -> None:
     config = model.config
     reader = Reader(ShapesSource(2, 32, 0, "val"), (32, 32), 3, config.preprocessing, masks=True)
-    batches = EvalLoader(reader, Place(2), 0)
+    batches = EvalLoader(reader, BatchSlice(2), 0)
     segment_batches(model.train(training), batches, torch.device("cpu"), config.preprocessing, config.labels)
     assert model.training == training
 

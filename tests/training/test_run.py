@@ -62,7 +62,7 @@ BROKEN = {
     "train/a/03.jpg": ("the file is empty", lambda data: b""),
     "train/b/11.png": ("cannot be decoded", lambda data: data[: len(data) // 2]),
     "val/a/02.jpg": ("cannot be decoded", lambda data: data[: len(data) // 2]),
-    "test/b/01.jpg": ("not a picture in a format", lambda data: b"this is a note\n"),
+    "test/b/01.jpg": ("not an image in a supported format", lambda data: b"this is a note\n"),
 }
 
 

@@ -49,7 +49,7 @@ def run(out: Path = FOLDER) -> None:
     train(config(out), command=" ".join(["vitreous", *sys.argv[1:]]))
     model = load(out / "best")
     assert isinstance(model, ViT)
-    digit = open_data("digits").val.picture(0)
+    digit = open_data("digits").val.image(0)
     assert isinstance(digit, np.ndarray)
     images = (torch.from_numpy(digit).reshape(1, 1, 8, 8).float() / 255 - 0.5) / 0.5
     console = SafeConsole()

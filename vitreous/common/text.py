@@ -1,7 +1,7 @@
 """Makes untrusted text, such as names of files and classes, safe for a terminal, a log line or a report."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -56,3 +56,22 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a count with its noun.
+
+    >>> plural(1, "image"), plural(2000, "image")
+    ('1 image', '2,000 images')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Collection[str], limit: int = 5) -> str:
+    """List the first few names, quoted, and the number of others.
+
+    >>> listed(["a", "b", "c"], limit=2)
+    "'a', 'b' and 1 more"
+    """
+    shown = ", ".join(repr(name) for name in list(names)[:limit])
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from vitreous.data.loader import EvalLoader, Place, Reader
-from vitreous.data.split import plural
+from vitreous.common.text import plural
+from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.evaluation.print_metrics import summary_table, tell
 from vitreous.evaluation.setting import USUAL, Setting
 from vitreous.inference.device import choose_device, choose_dtype
@@ -39,7 +39,7 @@ def evaluate_classifier(model: ViT | ResNet, data: str, setting: Setting = USUAL
         [
             answer(
                 model,
-                EvalLoader(reader, Place(setting.batch_size), setting.workers),
+                EvalLoader(reader, BatchSlice(setting.batch_size), setting.workers),
                 where,
                 config.preprocessing,
                 found.classes,

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous.common.checks import check_choice, fail
-from vitreous.data.loader import EvalLoader, Place, Reader
+from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.sources.base import Source
 from vitreous.model.inputs import normalise
 from vitreous.model.options import ClassToken
@@ -68,7 +68,7 @@ def extract(
     mixed, stored = precision != torch.float32, torch.float32 if precision == torch.float32 else torch.float16
     labels, problems, features = torch.empty(len(source), dtype=torch.int64), [], torch.empty(0)
     model.eval()
-    for batch in EvalLoader(reader, Place(batch_size), workers):
+    for batch in EvalLoader(reader, BatchSlice(batch_size), workers):
         images = normalise(batch.images.to(device, non_blocking=True).float() / 255, config.preprocessing)
         with torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed):
             vectors = represent(images).float()

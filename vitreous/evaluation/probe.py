@@ -14,7 +14,7 @@ import torch
 from rich.table import Table
 
 from vitreous.common.checks import check_choice, check_whole, fail
-from vitreous.data.split import plural
+from vitreous.common.text import plural
 from vitreous.evaluation.classifier import SHOWN
 from vitreous.evaluation.feature_cache import cached_features
 from vitreous.evaluation.features import KINDS, FeatureSet, Kind

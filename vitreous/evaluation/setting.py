@@ -41,7 +41,7 @@ class Setting:
         """What to say where pictures that a model is measured on may be among those that it learned from."""
         trained = provenance_of(model)
         then, now = ((one.get("seed"), one.get("val_fraction")) for one in (trained, vars(self)))
-        if not data.split or trained.get("data") != data.name or None in then or then == now:
+        if not data.val_drawn or trained.get("data") != data.name or None in then or then == now:
             return ""
         return (
             f"the checkpoint learned from another split of {data.name} and may know some of these pictures; its own is "

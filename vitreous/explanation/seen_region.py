@@ -10,8 +10,8 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vitreous.common.checks import Size
-from vitreous.data.image.decode import decode, size_of
-from vitreous.data.sources.base import Picture
+from vitreous.data.image import decode, size_of
+from vitreous.data.sources.base import StoredImage
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
@@ -59,7 +59,7 @@ def seen_part(picture: Size, size: Size, how: Preprocessing) -> Box:
     return Box(top * scale[0], left * scale[1], size[0] * scale[0], size[1] * scale[1])
 
 
-def canvas_of(picture: Picture, config: ViTConfig) -> Canvas:
+def canvas_of(picture: StoredImage, config: ViTConfig) -> Canvas:
     """Large pictures are shrunk to LONGEST, small ones enlarged to SHORTEST; neither is squashed or cut."""
     height, width = size_of(picture)
     longest = max(height, width)

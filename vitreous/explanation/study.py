@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size, check_choice, check_whole, suggestion
 from vitreous.common.regular_files import read_regular
-from vitreous.data.image.decode import UnreadableImage, fit
+from vitreous.data.image import UnreadableImage, fit
 from vitreous.explanation.capture import layout_of, token_index, which_layers
 from vitreous.explanation.methods import METHODS, NEED_A_HEAD, NEED_A_PICTURE
 from vitreous.explanation.seen_region import Canvas, canvas_of

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vitreous.common.checks import fail, path_suggestion
-from vitreous.common.text import printable
-from vitreous.data.masks.folders import MASKS, has_masks
-from vitreous.data.sources.stored import EXTENSIONS, is_picture
-from vitreous.data.split import part_name, plural
+from vitreous.common.text import plural, printable
+from vitreous.data.sources.base import EXTENSIONS, is_image_file
+from vitreous.data.sources.folders import MASKS, has_masks
+from vitreous.data.split import split_name
 
 
 def expand(arguments: Sequence[str]) -> list[Path]:
@@ -57,7 +57,7 @@ def _meant(argument: str, literal: bool) -> Iterable[Path]:
     if not matches:
         raise ValueError(f"nothing matches {argument!r}")
     pictures = [path for match in matches for path in (_below(match) if match.is_dir() else [match])]
-    return [path for path in pictures if is_picture(path.name)]
+    return [path for path in pictures if is_image_file(path.name)]
 
 
 def _unmasked(folder: Path) -> list[Path]:
@@ -75,7 +75,7 @@ def _unmasked(folder: Path) -> list[Path]:
 
 def _in_masks(parts: Sequence[str]) -> bool:
     """Whether a path goes through `masks/` or, say, `train/masks/`."""
-    inside = parts[1:] if part_name(parts[0]) else parts
+    inside = parts[1:] if split_name(parts[0]) else parts
     return len(inside) > 1 and inside[0].lower() in MASKS
 
 
@@ -88,7 +88,7 @@ def _below(folder: Path) -> list[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        found += [Path(here, name) for name in names if is_picture(name)]
+        found += [Path(here, name) for name in names if is_image_file(name)]
     return sorted(found)
 
 

@@ -19,8 +19,7 @@ from rich.text import Text
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.terminal import console as standard_output
-from vitreous.common.text import json_text, one_line
-from vitreous.data.split import plural
+from vitreous.common.text import json_text, one_line, plural
 from vitreous.inference.answers import Embedding, Prediction, Throughput
 
 Answer = Prediction | Embedding

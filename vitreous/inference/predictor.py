@@ -25,9 +25,10 @@ from torch import Tensor
 from vitreous.common.checks import check_choice, check_whole
 from vitreous.common.regular_files import read_regular
 from vitreous.common.threads import cores
-from vitreous.data.image.decode import UnreadableImage, fit
-from vitreous.data.image.modes import pixels_of, upright
-from vitreous.data.sources.base import Picture
+from vitreous.data.image import UnreadableImage, fit
+from vitreous.data.image.colour_modes import pixels_of
+from vitreous.data.image.decoding import upright
+from vitreous.data.sources.base import StoredImage
 from vitreous.inference.answers import Embedding, Label, Prediction, Throughput
 from vitreous.inference.decoders import decoders
 from vitreous.inference.device import choose_device, choose_dtype, placed
@@ -252,7 +253,7 @@ def many(pictures: Input | Iterable[Input]) -> Iterator[Input]:
     return iter([pictures] if isinstance(pictures, str | os.PathLike | bytes | Image.Image) else pictures)
 
 
-def encoded(picture: Input) -> Picture:
+def encoded(picture: Input) -> StoredImage:
     """What decoders take: the bytes of a file, or pixels."""
     if isinstance(picture, str | os.PathLike):
         return read_regular(picture)

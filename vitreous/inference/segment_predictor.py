@@ -21,7 +21,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_choice, check_fraction, check_whole
-from vitreous.data.image.decode import decode, resize
+from vitreous.data.image import decode, resize
 from vitreous.inference.answers import Throughput
 from vitreous.inference.decoders import decoders
 from vitreous.inference.device import choose_device, choose_dtype, placed

@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.mix import mix
+from vitreous.data.augment.mixup import mix
 from vitreous.data.augment.pipeline import augment
 from vitreous.data.loader import Batch
-from vitreous.data.rng import Draws
+from vitreous.data.rng import SampleRng
 from vitreous.model.inputs import normalise
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
@@ -97,10 +97,10 @@ class Classify(Task):
         return self.model
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        draws = Draws(self.seed, batch.epoch, batch.keys)
-        images = augment(batch.images, draws, self.augmentation)
+        rng = SampleRng(self.seed, batch.epoch, batch.keys)
+        images = augment(batch.images, rng, self.augmentation)
         targets = smooth_targets(batch.labels, self.classes, self.smoothing)
-        images, targets = mix(images, targets, draws, self.augmentation)
+        images, targets = mix(images, targets, rng, self.augmentation)
         return normalise(images, self.model.config.preprocessing), targets, (batch.labels >= 0).float()
 
     def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.augment.pipeline import augment
 from vitreous.data.loader import Batch
-from vitreous.data.rng import Draws
+from vitreous.data.rng import SampleRng
 from vitreous.model.inputs import normalise
 from vitreous.model.masked import Filled, MaskedAutoencoder, MaskedPatchPrediction
 from vitreous.model.vit import ViT
@@ -67,13 +67,13 @@ class FillIn(Task):
         return self._module
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        draws = Draws(self.seed, batch.epoch, batch.keys)
-        return self._parts(augment(batch.images, draws, self.augmentation), draws, batch.labels)
+        rng = SampleRng(self.seed, batch.epoch, batch.keys)
+        return self._parts(augment(batch.images, rng, self.augmentation), rng, batch.labels)
 
-    def _parts(self, unit: Tensor, draws: Draws, labels: Tensor) -> tuple[Tensor, ...]:
+    def _parts(self, unit: Tensor, rng: SampleRng, labels: Tensor) -> tuple[Tensor, ...]:
         """The pictures, once more with pixels in [0, 1], the numbers that say what is hidden, and the weights."""
         (gh, gw), sets = self.encoder.config.grid, 3 if self.kind == "mpp" else 1
-        numbers = draws.to(unit.device).uniform("hidden", sets * gh * gw).view(-1, sets, gh * gw)
+        numbers = rng.to(unit.device).uniform("hidden", sets * gh * gw).view(-1, sets, gh * gw)
         readable = (labels >= 0).float().to(unit.device, non_blocking=True)
         return normalise(unit, self.encoder.config.preprocessing), unit, numbers, readable
 
@@ -104,4 +104,4 @@ class FillIn(Task):
     def show(self, batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
         """A batch as `measure` shows it."""
         unit = batch.images.to(device, non_blocking=True).float() / 255
-        return self._parts(unit, Draws(self.seed, 0, batch.keys.cpu()), batch.labels)
+        return self._parts(unit, SampleRng(self.seed, 0, batch.keys.cpu()), batch.labels)

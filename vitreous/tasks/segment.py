@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.augment.pipeline import augment_with_masks
 from vitreous.data.loader import Batch
-from vitreous.data.rng import Draws
+from vitreous.data.rng import SampleRng
 from vitreous.model.inputs import normalise
 from vitreous.model.options import IGNORED
 from vitreous.model.segmenter import Segmenter
@@ -34,8 +34,8 @@ class Segment(Task):
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         assert batch.masks is not None
-        draws = Draws(self.seed, batch.epoch, batch.keys)
-        images, masks = augment_with_masks(batch.images, batch.masks, draws, self.augmentation)
+        rng = SampleRng(self.seed, batch.epoch, batch.keys)
+        images, masks = augment_with_masks(batch.images, batch.masks, rng, self.augmentation)
         return normalise(images, self.model.config.preprocessing), masks, (batch.labels >= 0).float()
 
     def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

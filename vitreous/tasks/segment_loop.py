@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitreous.data.image.decode import UnreadableImage
+from vitreous.data.image import UnreadableImage
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.inference.segment_predictor import NOT_A_NUMBER, SegmentPredictor
@@ -96,7 +96,7 @@ def segment_source(
 
 def _picture(source: Source, index: int) -> Any:
     try:
-        return source.picture(index)
+        return source.image(index)
     except OSError:
         return b""  # which no decoder reads
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import parse_fields
+from vitreous.common.text import plural
 from vitreous.common.threads import cores
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.image.decode import UnreadableImage, size_of
+from vitreous.data.image import UnreadableImage, size_of
 from vitreous.data.loader import is_array
 from vitreous.data.sources.base import DataSet, Source
-from vitreous.data.split import plural
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.kinds import AnyConfig
 from vitreous.model.presets import configure
@@ -214,7 +214,7 @@ def typical_side(source: Source, looks: int = 25) -> int:
     sides = []
     for index in np.linspace(0, len(source) - 1, min(looks, len(source))).astype(int):
         try:
-            sides.append(min(size_of(source.picture(int(index)))))
+            sides.append(min(size_of(source.image(int(index)))))
         except (UnreadableImage, OSError):
             continue  # counted and named when it is read
     if not sides:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.common.text import plural
 from vitreous.data.sources.base import Source
-from vitreous.data.split import plural
 from vitreous.inference.mask_images import background_of, overlay
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.inputs import denormalise
@@ -74,7 +74,7 @@ def _figures(job: Job, folder: Path, source: Source, measured: Segmented) -> lis
 
 
 def _triple(predictor: SegmentPredictor, source: Source, index: int) -> list[Tensor]:
-    [answer] = predictor([source.picture(index)])
+    [answer] = predictor([source.image(index)])
     assert answer.pixels is not None
     assert answer.mask is not None
     picture = _rgb(torch.from_numpy(answer.pixels).permute(2, 0, 1))

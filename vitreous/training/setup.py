@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from vitreous.common.checks import fail
+from vitreous.common.text import listed
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import (
+    BatchSlice,
     EvalLoader,
-    Place,
     Reader,
     ResidentLoader,
     StreamLoader,
     TrainLoader,
     can_reside,
-    hold,
+    load_resident,
 )
 from vitreous.data.sources.base import DataSet, Source
-from vitreous.data.split import listed
 from vitreous.model.config import ViTConfig
 from vitreous.model.kinds import AnyModel
 from vitreous.model.resnet import ResNet
@@ -158,7 +158,7 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
 
 
 def build_loader(
-    config: TrainConfig, source: Source, model: AnyModel, world: World, place: Place, epochs: float
+    config: TrainConfig, source: Source, model: AnyModel, world: World, place: BatchSlice, epochs: float
 ) -> TrainLoader:
     shape, augmentation = model.config, config.augment.on(Augmentation())
     reader = Reader(
@@ -172,8 +172,7 @@ def build_loader(
         exact_from=exact_from(config.decode, epochs),
     )
     if augmentation.crop != "resized" and can_reside(source, shape.image_size, shape.channels):
-        held = hold(reader, world.device)
-        return ResidentLoader(held.images, held.labels, config.seed, place, augmentation.repeats, held.masks)
+        return ResidentLoader(load_resident(reader, world.device), config.seed, place, augmentation.repeats)
     return StreamLoader(reader, place, config.workers or 0, world.device)
 
 
@@ -196,7 +195,7 @@ def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
-def _place(config: TrainConfig, world: World) -> Place:
+def _place(config: TrainConfig, world: World) -> BatchSlice:
     size = config.batch_size
     if not isinstance(size, int):
         fail("batch_size", size, "chosen before the run is set up")
@@ -204,4 +203,4 @@ def _place(config: TrainConfig, world: World) -> Place:
     if size % unit:
         below = max(size // unit, 1) * unit
         fail("batch_size", size, f"a multiple of processes x accumulate ({unit}), such as {below} or {below + unit}")
-    return Place(size, world.rank, world.size)
+    return BatchSlice(size, world.rank, world.size)

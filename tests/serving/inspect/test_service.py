@@ -12,9 +12,9 @@ import torch
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from images import encoded, smooth
 from live_server import HOST, in_thread
-from pictures import encoded, smooth
-from vitreous.data.image.decode import fit
+from vitreous.data.image import fit
 from vitreous.explanation.faithfulness import as_patches, random_faithfulness
 from vitreous.explanation.occlusion import occlusion
 from vitreous.model.build import build_vit

@@ -6,9 +6,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 import vitreous
+from images import encoded
 from inspected import SMALL, get, picture, send
 from live_server import Live
-from pictures import encoded
 from vitreous.common.checks import BadValue
 from vitreous.explanation.study import class_index
 from vitreous.model.build import build_vit

@@ -9,7 +9,7 @@ import torch
 from fastapi import Request, Response
 
 from vitreous.common.checks import BadValue
-from vitreous.data.image.decode import UnreadableImage
+from vitreous.data.image import UnreadableImage
 from vitreous.serving.disconnect import gone
 from vitreous.serving.errors import CLIENT_LEFT, ApiError, busy
 from vitreous.serving.image_limits import Upload

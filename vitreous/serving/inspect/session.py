@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.data.image.decode import fit, size_of
+from vitreous.data.image import fit, size_of
 from vitreous.explanation.capture import Walk, walked
 from vitreous.explanation.seen_region import Box, seen_part
 from vitreous.inference.device import placed

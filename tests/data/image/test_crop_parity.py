@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from peers import import_timm
-from vitreous.data.image.decode import fit, resize
+from vitreous.data.image import fit, resize
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Preprocessing
@@ -51,7 +51,7 @@ def check_shift_would_show(image: torch.Tensor) -> None:
 
 
 def timm_settings() -> list[dict[str, Any]]:
-    """Every distinct way in which timm's ViT, DeiT and hybrid weights want images prepared, and some more modes."""
+    """Every distinct preprocessing of timm's ViT, DeiT and hybrid weights, and some more modes."""
     timm = import_timm()
     names = {name for module in ("vision_transformer", "deit", "vision_transformer_hybrid")
              for name in timm.list_models(module=module)}  # fmt: skip
@@ -78,9 +78,9 @@ def test_images_are_prepared_as_by_timm() -> None:
         transform = timm.data.create_transform(**config, is_training=False, normalize=False)
         how = TimmConfig(Path("x"), "vit", {}, {}, cfg).preprocessing(3)
         size = (config["input_size"][1], config["input_size"][2])
-        large = size[0] > 300  # a picture or two is enough to tell
-        for picture in PICTURES[:2] if large else PICTURES:
-            pixels = noise(*picture)
+        large = size[0] > 300  # an image or two is enough to tell
+        for image in PICTURES[:2] if large else PICTURES:
+            pixels = noise(*image)
             theirs = transform(Image.fromarray(pixels))
             check_same_pixels(fit(pixels, size, how), theirs)
     check_shift_would_show(fit(noise(375, 501), (224, 224), Preprocessing()))
@@ -90,15 +90,15 @@ def test_images_are_prepared_as_by_timm() -> None:
     Preprocessing(crop_fraction=0.9), Preprocessing(crop_fraction=0.9, geometry="timm"),
     Preprocessing(fit="squash-crop", crop_fraction=0.95), Preprocessing(fit="pad", crop_fraction=0.9, geometry="timm"),
 ], ids=str)  # fmt: skip
-def test_timm_prepares_images_by_what_we_write_as_we_do(how: Preprocessing) -> None:
+def test_timm_preprocesses_as_we_do_with_our_config(how: Preprocessing) -> None:
     timm = import_timm()
     config = ViTConfig(image_size=(224, 224), preprocessing=how)
     assert Timm().differences(config, folder=True) == [] == Timm().minor_differences(config)
     written = timm_config(config)["pretrained_cfg"]
     resolved = timm.data.resolve_data_config({}, pretrained_cfg=written)
     transform = timm.data.create_transform(**resolved, is_training=False, normalize=False)
-    for picture in PICTURES:
-        pixels = noise(*picture)
+    for image in PICTURES:
+        pixels = noise(*image)
         check_same_pixels(fit(pixels, (224, 224), how), transform(Image.fromarray(pixels)))
 
 
@@ -162,8 +162,8 @@ def test_images_are_prepared_as_by_transformers(name: str) -> None:
     assert size is not None
     found = processors(name, fields)
     assert found
-    for picture in PICTURES:
-        pixels = noise(*picture)
+    for image in PICTURES:
+        pixels = noise(*image)
         for processor in found:
             [theirs] = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
             check_same_pixels(fit(pixels, size, how), theirs)
@@ -173,13 +173,13 @@ def test_images_are_prepared_as_by_transformers(name: str) -> None:
     Preprocessing(geometry="huggingface"), Preprocessing(fit="squash-crop", crop_fraction=0.9, geometry="huggingface"),
     Preprocessing(fit="squash"),
 ], ids=str)  # fmt: skip
-def test_transformers_prepares_images_by_what_we_write_as_we_do(how: Preprocessing) -> None:
+def test_transformers_preprocesses_as_we_do_with_our_config(how: Preprocessing) -> None:
     config = ViTConfig(image_size=(224, 224), preprocessing=how)
     document = transformers_processor(config)
     kind = document.pop("image_processor_type").removesuffix("ImageProcessor")
     raw = {key: value for key, value in document.items() if key in ("size", "crop_size", "resample", "do_center_crop")}
-    for picture in PICTURES:
-        pixels = noise(*picture)
+    for image in PICTURES:
+        pixels = noise(*image)
         for processor in processors(kind, raw):
             [theirs] = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
             check_same_pixels(fit(pixels, (224, 224), how), theirs)
@@ -198,8 +198,8 @@ def test_images_are_prepared_as_by_torchvision(resized: int, cropped: int) -> No
         crop_size=cropped, resize_size=resized, mean=(0.0,) * 3, std=(1.0,) * 3, interpolation=InterpolationMode.BICUBIC
     )
     how = dataclasses.replace(IMAGENET, crop_fraction=cropped / resized)
-    for picture in PICTURES:
-        pixels = noise(*picture)
+    for image in PICTURES:
+        pixels = noise(*image)
         theirs = (preset(Image.fromarray(pixels)) * 255).round()
         check_same_pixels(fit(pixels, (cropped, cropped), how), theirs)
 
@@ -207,7 +207,7 @@ def test_images_are_prepared_as_by_torchvision(resized: int, cropped: int) -> No
 # ---- Checkpoints of before -------------------------------------------------------------------------------------------
 
 
-def test_a_config_without_a_geometry_means_what_it_meant() -> None:
+def test_config_without_geometry_keeps_its_meaning() -> None:
     """Sizes and margins are rounded to the nearest, as before the field existed."""
     from vitreous.common.codec import from_dict
 

@@ -1,4 +1,4 @@
-"""Everything that Pillow opens, as 8-bit grey or RGB pixels: palettes, alpha, inks, 16 bits, floats, 1 bit."""
+"""Convert every mode that Pillow opens to 8-bit grey or RGB: palettes, alpha, CMYK, 16 bits, floats, 1 bit."""
 
 import io
 import re
@@ -12,7 +12,7 @@ STRIP = 1 << 20  # pixels that are converted at a time
 # Bytes for each pixel that Pillow's decoders allocate beside the image: canvases of an animation, whole frames.
 DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
 
-PROGRAMS = ("EPS", "WMF")  # which Pillow would give to Ghostscript or Windows to execute
+PROGRAMS = ("EPS", "WMF")  # Pillow would pass these to Ghostscript or Windows to execute
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _PILLOW = r"PIL\."  # its modules
@@ -20,17 +20,17 @@ _FROM_PILLOW = ("ignore", None, Warning, re.compile(_PILLOW), 0)  # the filter, 
 
 
 def _quieten() -> None:
-    """Pillow warns of odd metadata and of large pictures; what matters of that is an error of ours.
+    """Ignore Pillow's warnings of odd metadata and large images; the important ones are errors of our own.
 
-    For good: `catch_warnings` sets and restores the filters of the whole process, so threads that decode pictures would
-    undo what other threads have set meanwhile.
+    Permanently: `catch_warnings` sets and restores the filters of the whole process, so threads that decode images
+    would undo what other threads have set meanwhile.
     """
     if _FROM_PILLOW not in warnings.filters:
         warnings.filterwarnings("ignore", module=_PILLOW)
 
 
 def open_image(data: bytes) -> Image.Image:
-    """Read the header. An animation stands at its first frame."""
+    """Read the header; an animation is at its first frame."""
     _quieten()
     image = Image.open(io.BytesIO(data))
     if image.format in PROGRAMS:
@@ -39,17 +39,17 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def orientation_of(image: Image.Image, data: bytes) -> int:
-    """EXIF's orientation, 1 to 8, without decoding."""
-    if image.format == "TIFF":  # Pillow turns it while it loads, and says the size after that
+    """Return EXIF's orientation, 1 to 8, without decoding."""
+    if image.format == "TIFF":  # Pillow turns it on loading, and reports the size after that
         return 1
-    if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the picture to look behind it
+    if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the image to search behind it
         return 1
     value = image.getexif().get(_ORIENTATION, 1)
     return value if value in range(1, 9) else 1
 
 
 def reduce(image: Image.Image, grey: bool, factor: int) -> int:
-    """Let a JPEG decode at 1 / factor of its size, if Pillow can. Returns the factor that it will decode at."""
+    """Make a JPEG decode at 1 / factor of its size, if Pillow can; return the factor it will decode at."""
     width, height = image.size
     if factor == 1 or image.format not in ("JPEG", "MPO"):
         return 1
@@ -58,7 +58,7 @@ def reduce(image: Image.Image, grey: bool, factor: int) -> int:
 
 
 def bytes_to_decode(image: Image.Image) -> int:
-    """Memory to decode an opened image: Pillow's copy, its decoder's, and the result; then that of a resize."""
+    """Estimate the memory to decode and resize an image: Pillow's copy, its decoder's, and the result."""
     own = 2 if image.mode.startswith("I;16") else 1 if image.mode in ("1", "L", "P") else 4
     result = 1 if _is_grey(image) else 3
     resizing = 4 if result == 1 else 0  # torch's kernel widens one channel to four
@@ -67,7 +67,7 @@ def bytes_to_decode(image: Image.Image) -> int:
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:
-    """Decode to uint8: [h, w, 1] if the picture is grey, [h, w, 3] if not. Conversion takes little memory besides."""
+    """Decode to uint8: [h, w, 1] for a grey image, else [h, w, 3]. The conversion needs little extra memory."""
     image.load()
     if _is_deep(image):
         return _eight_bits(image)
@@ -84,12 +84,12 @@ def _is_grey(image: Image.Image) -> bool:
 
 
 def _converter(image: Image.Image) -> tuple[Callable[[Image.Image], np.ndarray], int]:
-    """The conversion of a strip of this image to 8 bits, and the number of channels that it results in."""
+    """Return the conversion of a strip of this image to 8 bits, and its number of channels."""
     if image.has_transparency_data:
         return lambda strip: over_white(np.asarray(strip.convert("RGBA"))), 3
     if image.mode in ("1", "L"):
         return lambda strip: np.asarray(strip.convert("L"))[..., None], 1
-    # Adobe stores inks inverted, and says so. Pillow believes that every CMYK JPEG is Adobe's.
+    # Adobe stores CMYK inverted and marks the file. Pillow assumes that every CMYK JPEG is Adobe's.
     if image.mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
         return lambda strip: np.asarray(ImageChops.invert(strip).convert("RGB")), 3
     return lambda strip: np.asarray(strip.convert("RGB")), 3
@@ -97,30 +97,33 @@ def _converter(image: Image.Image) -> tuple[Callable[[Image.Image], np.ndarray],
 
 def _convert(image: Image.Image, convert: Callable[[Image.Image], np.ndarray], channels: int) -> np.ndarray:
     result = np.empty((image.height, image.width, channels), np.uint8)
-    for rows in _strips(image.height, image.width):
-        result[rows] = convert(image.crop((0, rows.start, image.width, rows.stop)))
+    for rows, strip in _strips(image):
+        result[rows] = convert(strip)
     return result
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
+    """A few rows at a time: the intermediate numbers of a conversion are several times as large as pixels."""
+    count = max(STRIP // image.width, 1)
+    for top in range(0, image.height, count):
+        rows = slice(top, min(top + count, image.height))
+        yield rows, image.crop((0, rows.start, image.width, rows.stop))
 
 
 def in_strips(pixels: np.ndarray, convert: Callable[[np.ndarray], np.ndarray], channels: int) -> np.ndarray:
-    """`convert(pixels)`, a few rows at a time: conversions compute with numbers several times as large as pixels."""
-    height, width = pixels.shape[:2]
-    result = np.empty((height, width, channels), np.uint8)
-    for rows in _strips(height, width):
-        result[rows] = convert(pixels[rows])
+    """Apply `convert` to a few rows at a time."""
+    result = np.empty((*pixels.shape[:2], channels), np.uint8)
+    count = max(STRIP // pixels.shape[1], 1)
+    for top in range(0, len(pixels), count):
+        result[top : top + count] = convert(pixels[top : top + count])
     return result
-
-
-def _strips(height: int, width: int) -> Iterator[slice]:
-    rows = max(STRIP // width, 1)
-    return (slice(top, min(top + rows, height)) for top in range(0, height, rows))
 
 
 def _eight_bits(image: Image.Image) -> np.ndarray:
     """Scale the format's range to 0..255; Pillow's own conversion clips it.
 
     The range of 16-bit files is known. For 32-bit integers and floats it is the smallest usual one that holds the
-    picture: 1 (floats), 255 (floats), 65535, or else up to the brightest pixel.
+    image: 1 (floats), 255 (floats), 65535, or else up to the brightest pixel.
     """
     if image.mode.startswith("I;16") or image.format == "PNG":
         return _convert(image, lambda strip: ((np.asarray(strip).astype(np.uint32) + 128) // 257)[..., None], 1)
@@ -128,17 +131,16 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
     def values(strip: Image.Image) -> np.ndarray:
         return np.nan_to_num(np.asarray(strip).astype(np.float64), posinf=0, neginf=0)
 
-    strips = (image.crop((0, rows.start, image.width, rows.stop)) for rows in _strips(image.height, image.width))
-    brightest = max(float(values(strip).max()) for strip in strips)
+    brightest = max(float(values(strip).max()) for _, strip in _strips(image))
     ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
     top = next((top for top in ranges if brightest <= top), brightest)
     return _convert(image, lambda strip: np.clip(np.rint(values(strip) * (255 / top)), 0, 255)[..., None], 1)
 
 
 def over_white(rgba: np.ndarray) -> np.ndarray:
-    """Lay a picture with alpha on white, the page that such pictures are drawn for.
+    """Blend an image with alpha over white.
 
-    Dropping alpha, as `convert("RGB")` does, shows whatever colours the invisible pixels happen to have.
+    Dropping alpha, as `convert("RGB")` does, would show the arbitrary colours of invisible pixels.
     """
     colour, alpha = rgba[..., :3].astype(np.uint16), rgba[..., 3:].astype(np.uint16)
     return ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
@@ -148,14 +150,3 @@ def grey_of(rgb: np.ndarray) -> np.ndarray:
     """Luma by ITU-R 601 (as Pillow's mode L and JPEG's Y), uint8 [h, w, 1]."""
     weighted = rgb @ np.array([19595, 38470, 7471], dtype=np.uint32)
     return ((weighted + 0x8000) >> 16).astype(np.uint8)[..., None]
-
-
-def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Turn and mirror pixels [h, w, c] as EXIF's orientation asks."""
-    if orientation == 1:
-        return pixels
-    if orientation >= 5:
-        pixels = pixels.transpose(1, 0, 2)
-    rows = -1 if orientation in (3, 4, 7, 8) else 1
-    columns = -1 if orientation in (2, 3, 6, 7) else 1
-    return np.ascontiguousarray(pixels[::rows, ::columns])

@@ -1,7 +1,7 @@
-"""Mixup and CutMix: pictures and their targets are mixed in pairs (arXiv 1710.09412, 1905.04899).
+"""Mixup and CutMix: mix images and their targets in pairs (arXiv 1710.09412, 1905.04899).
 
-Picture i is mixed with picture i ^ 1, its neighbour, with a share that the pair has to itself. A batch that is divided
-evenly between processes, an even number to each, has the same pairs as the whole.
+Image i is mixed with image i ^ 1, its neighbour, with one weight for the pair. A batch that is divided evenly between
+processes, an even number to each, has the same pairs as the whole.
 
 b: batch, c: channels, h, w: height and width.
 """
@@ -13,57 +13,57 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.rng import Draws
+from vitreous.data.rng import SampleRng
 
 
 def mix(
-    images: Float[Tensor, "b c h w"], targets: Float[Tensor, "b classes"], draws: Draws, config: Augmentation
+    images: Float[Tensor, "b c h w"], targets: Float[Tensor, "b classes"], rng: SampleRng, config: Augmentation
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b classes"]]:
-    """Half of the pairs by mixup and half by CutMix, or all by the one that is on.
+    """Mix half of the pairs by mixup and half by CutMix, or all by the one that is on.
 
-    A picture whose target is nothing but zeros could not be read: it is not mixed into another. Its neighbour stays as
-    it is, and so does the last picture of an odd batch.
+    An image whose target is all zeros could not be read: it is not mixed into another. Its neighbour stays unchanged,
+    and so does the last image of an odd batch.
     """
     if not config.mixup and not config.cutmix:
         return images, targets
     b, _, h, w = images.shape
-    # All numbers of a pair are those of its first picture.
-    first = torch.arange(b, device=draws.keys.device) // 2 * 2
-    kind, share, y, x = draws.uniform("mix", 4)[first].unbind(1)
+    # A pair uses the numbers of its first image.
+    first = torch.arange(b, device=rng.keys.device) // 2 * 2
+    kind, lam, y, x = rng.uniform("mix", 4)[first].unbind(1)
     cut = kind < (0.5 if config.mixup and config.cutmix else float(config.cutmix > 0))
-    share = torch.where(cut, beta(share, config.cutmix or 1.0), beta(share, config.mixup or 1.0))
-    share, y, x = (numbers.to(images.device, non_blocking=True) for numbers in (share, y, x))
+    lam = torch.where(cut, beta(lam, config.cutmix or 1.0), beta(lam, config.mixup or 1.0))
+    lam, y, x = (numbers.to(images.device, non_blocking=True) for numbers in (lam, y, x))
     cut = cut.to(images.device, non_blocking=True)
 
-    # One weight for every pixel: 0 or 1 in CutMix, the share everywhere in mixup.
-    inside, outside = box(share, y, x, (h, w))
-    weight = torch.where(cut[:, None, None], 1 - inside.float(), share[:, None, None])
-    share = torch.where(cut, outside, share)
+    # One weight for every pixel: 0 or 1 in CutMix, lambda everywhere in mixup.
+    inside, outside = box(lam, y, x, (h, w))
+    weight = torch.where(cut[:, None, None], 1 - inside.float(), lam[:, None, None])
+    lam = torch.where(cut, outside, lam)
 
     here = torch.arange(b, device=images.device)
     partner = (here ^ 1).clamp(max=b - 1)
     readable = targets.sum(1) > 0
     mixed = readable & readable[partner] & (partner != here)
     weight = torch.where(mixed[:, None, None], weight, 1)[:, None].to(images.dtype)
-    share = torch.where(mixed, share, 1)[:, None].to(targets.dtype)
-    return torch.lerp(images[partner], images, weight), torch.lerp(targets[partner], targets, share)
+    lam = torch.where(mixed, lam, 1)[:, None].to(targets.dtype)
+    return torch.lerp(images[partner], images, weight), torch.lerp(targets[partner], targets, lam)
 
 
 def box(
-    share: Float[Tensor, "b"], y: Float[Tensor, "b"], x: Float[Tensor, "b"], size: tuple[int, int]
+    lam: Float[Tensor, "b"], y: Float[Tensor, "b"], x: Float[Tensor, "b"], size: tuple[int, int]
 ) -> tuple[Bool[Tensor, "b h w"], Float[Tensor, "b"]]:
-    """CutMix's rectangles: of the picture's aspect, 1 - share of its area, centred anywhere and cut at the borders.
+    """CutMix's rectangles, and the fraction of the image outside of them.
 
-    Also the share that is truly left to the picture outside.
+    They have the image's aspect and 1 - lambda of its area, are centred anywhere and end at the borders.
     """
 
-    def stretch(centre: Tensor, side: int) -> Tensor:
-        half = ((1 - share).sqrt() * side).floor() // 2
+    def interval(centre: Tensor, side: int) -> Tensor:
+        half = ((1 - lam).sqrt() * side).floor() // 2
         middle = (centre * side).floor()
-        at = torch.arange(side, device=share.device)
+        at = torch.arange(side, device=lam.device)
         return (at >= (middle - half)[:, None]) & (at < (middle + half)[:, None])
 
-    rows, columns = stretch(y, size[0]), stretch(x, size[1])
+    rows, columns = interval(y, size[0]), interval(x, size[1])
     covered = rows.sum(1) * columns.sum(1)
     return rows[:, :, None] & columns[:, None, :], 1 - covered / (size[0] * size[1])
 
@@ -72,7 +72,7 @@ def box(
 
 
 def beta(uniform: Float[Tensor, "b"], a: float) -> Float[Tensor, "b"]:
-    """Put uniform numbers through the inverse of Beta(a, a)'s distribution function, by a table.
+    """Map uniform numbers to Beta(a, a), by a table of the inverse of its distribution function.
 
     >>> beta(torch.tensor([0.1, 0.5, 0.9]), 1.0)  # Beta(1, 1) is uniform itself
     tensor([0.1000, 0.5000, 0.9000])

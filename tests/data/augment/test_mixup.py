@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.mix import beta, box, mix
-from vitreous.data.rng import Draws
+from vitreous.data.augment.mixup import beta, box, mix
+from vitreous.data.rng import SampleRng
 
 
-def batch(b: int, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor, Draws]:
+def batch(b: int, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor, SampleRng]:
     targets = torch.eye(classes)[torch.arange(b) % classes]
-    return torch.rand(b, 3, 16, 24), targets, Draws(3, 1, torch.randperm(1000)[:b])
+    return torch.rand(b, 3, 16, 24), targets, SampleRng(3, 1, torch.randperm(1000)[:b])
 
 
-def numbers(draws: Draws, pair: int) -> list[float]:
-    return draws.uniform("mix", 4)[2 * pair].tolist()
+def numbers(rng: SampleRng, pair: int) -> list[float]:
+    return rng.uniform("mix", 4)[2 * pair].tolist()
 
 
 @pytest.mark.parametrize("a", [0.1, 0.2, 0.5, 0.8, 1.0, 2.0, 8.0, 32.0])
@@ -30,7 +30,7 @@ def test_beta_has_its_distribution(a: float) -> None:
 
 
 def test_beta_of_draws_is_as_numpy_draws_it() -> None:
-    ours = beta(Draws(0, 0, torch.arange(50_000)).uniform("x"), 0.8).numpy()
+    ours = beta(SampleRng(0, 0, torch.arange(50_000)).uniform("x"), 0.8).numpy()
     theirs = np.random.default_rng(0).beta(0.8, 0.8, 50_000)
     edges = np.linspace(0, 1, 41)
     counts = [np.histogram(sample, edges)[0] for sample in (ours, theirs)]
@@ -38,18 +38,18 @@ def test_beta_of_draws_is_as_numpy_draws_it() -> None:
 
 
 def test_mixup_of_a_pair() -> None:
-    images, targets, draws = batch(8)
-    mixed, mixed_targets = mix(images, targets, draws, Augmentation(mixup=0.8))
+    images, targets, rng = batch(8)
+    mixed, mixed_targets = mix(images, targets, rng, Augmentation(mixup=0.8))
     for pair in range(4):
-        share = beta(torch.tensor([numbers(draws, pair)[1]]), 0.8)
+        share = beta(torch.tensor([numbers(rng, pair)[1]]), 0.8)
         for i, j in ((2 * pair, 2 * pair + 1), (2 * pair + 1, 2 * pair)):
             torch.testing.assert_close(mixed[i], share * images[i] + (1 - share) * images[j])
             torch.testing.assert_close(mixed_targets[i], share * targets[i] + (1 - share) * targets[j])
 
 
 def test_cutmix_of_a_pair() -> None:
-    images, targets, draws = batch(64, classes=64)
-    mixed, mixed_targets = mix(images, targets, draws, Augmentation(cutmix=1.0))
+    images, targets, rng = batch(64, classes=64)
+    mixed, mixed_targets = mix(images, targets, rng, Augmentation(cutmix=1.0))
     cuts = 0
     for i in range(64):
         theirs = (mixed[i] == images[i ^ 1]).all(0)
@@ -78,8 +78,8 @@ def test_cutmix_boxes_are_the_papers() -> None:
 
 
 def test_with_both_half_of_the_pairs_get_either() -> None:
-    images, targets, draws = batch(1000)
-    mixed, _ = mix(images, targets, draws, Augmentation(mixup=0.8, cutmix=1.0))
+    images, targets, rng = batch(1000)
+    mixed, _ = mix(images, targets, rng, Augmentation(mixup=0.8, cutmix=1.0))
     partner = images[torch.arange(1000) ^ 1]
     cut = ((mixed == images) | (mixed == partner)).all(dim=(1, 2, 3))
     assert torch.equal(cut[0::2], cut[1::2])
@@ -87,41 +87,41 @@ def test_with_both_half_of_the_pairs_get_either() -> None:
 
 
 def test_off_is_off() -> None:
-    images, targets, draws = batch(6)
-    mixed, mixed_targets = mix(images, targets, draws, Augmentation())
+    images, targets, rng = batch(6)
+    mixed, mixed_targets = mix(images, targets, rng, Augmentation())
     assert mixed is images
     assert mixed_targets is targets
 
 
 @pytest.mark.parametrize("config", [Augmentation(mixup=1.0), Augmentation(cutmix=1.0)], ids=["mixup", "cutmix"])
-def test_unreadable_pictures_stay_out_of_it_and_an_odd_last_one_alone(config: Augmentation) -> None:
-    images, targets, draws = batch(9)
+def test_unreadable_images_and_an_odd_last_image_are_not_mixed(config: Augmentation) -> None:
+    images, targets, rng = batch(9)
     targets[2] = 0
     targets[5] = 0
-    mixed, mixed_targets = mix(images, targets, draws, config)
+    mixed, mixed_targets = mix(images, targets, rng, config)
     for i in (2, 3, 4, 5, 8):
         assert torch.equal(mixed[i], images[i])
         assert torch.equal(mixed_targets[i], targets[i])
     assert not torch.equal(mixed[0], images[0]) or not torch.equal(mixed[6], images[6])
-    one, one_target = mix(images[:1], targets[:1], Draws(0, 0, torch.arange(1)), config)
+    one, one_target = mix(images[:1], targets[:1], SampleRng(0, 0, torch.arange(1)), config)
     assert torch.equal(one, images[:1])
     assert torch.equal(one_target, targets[:1])
 
 
-def test_a_batch_in_even_shares_is_mixed_as_the_whole() -> None:
+def test_even_slices_of_a_batch_are_mixed_as_the_whole() -> None:
     images, targets, _ = batch(16)
     indices = torch.randperm(100)[:16]
     config = Augmentation(mixup=0.8, cutmix=1.0)
-    whole = mix(images, targets, Draws(0, 0, indices), config)
+    whole = mix(images, targets, SampleRng(0, 0, indices), config)
     for part in (slice(0, 8), slice(8, 16), slice(4, 6)):
-        share = mix(images[part], targets[part], Draws(0, 0, indices[part]), config)
+        share = mix(images[part], targets[part], SampleRng(0, 0, indices[part]), config)
         assert torch.equal(share[0], whole[0][part])
         assert torch.equal(share[1], whole[1][part])
 
 
 def test_smoothed_targets_and_half_precision() -> None:
-    images, targets, draws = batch(8)
+    images, targets, rng = batch(8)
     smoothed = targets * 0.9 + 0.02
-    mixed, mixed_targets = mix(images.bfloat16(), smoothed, draws, Augmentation(mixup=1.0, cutmix=1.0))
+    mixed, mixed_targets = mix(images.bfloat16(), smoothed, rng, Augmentation(mixup=1.0, cutmix=1.0))
     assert (mixed.dtype, mixed_targets.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(mixed_targets.sum(1), torch.ones(8))

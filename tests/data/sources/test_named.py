@@ -1,4 +1,4 @@
-"""The official layouts, in small, written here; and the way from an address to a data set."""
+"""Small copies of the official layouts, and their download."""
 
 import dataclasses
 import gzip
@@ -10,10 +10,76 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import Source
-from vitreous.data.sources.published import PUBLISHED, class_names, open_published
+from vitreous.data.sources.named import (
+    FILES,
+    NAMES,
+    PUBLISHED,
+    class_names,
+    open_named,
+    open_published,
+    read_cifar,
+    read_idx,
+    read_mat,
+)
+
+
+def test_digits_are_scikit_learns() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    original = datasets.load_digits()
+    source = open_named("digits", "", None, 0).splits["all"]
+    assert np.array_equal(source.labels, original.target)
+    pixels = np.stack([np.asarray(source.image(i))[..., 0] for i in range(len(source))])
+    assert np.abs(pixels - original.images * 255 / 16).max() <= 0.5
+    assert (pixels.min(), pixels.max()) == (0, 255)
+
+
+def test_digits_hold_out_a_fifth() -> None:
+    data = open_data("digits")
+    assert (len(data.train), len(data.val), data.test) == (1438, 359, None)
+    assert data.classes == tuple("0123456789")
+    whole = np.bincount(data.train.labels) + np.bincount(data.val.labels)
+    assert np.abs(np.bincount(data.val.labels) / whole - 0.2).max() < 0.005
+    names = {s.name(i) for s in (data.train, data.val) for i in range(len(s))}
+    assert names == {f"digits[{i}]" for i in range(1797)}
+    assert [open_data("digits", seed=1).val.name(i) for i in range(5)] != [data.val.name(i) for i in range(5)]
+
+
+def test_the_licence_lies_beside_the_file() -> None:
+    text = (FILES / "digits.txt").read_text()
+    assert "CC BY 4.0" in text
+    assert "BSD 3-Clause" in text
+    assert (FILES / "digits.npz").stat().st_size < 100_000
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("digits:size=3", "digits takes no options"),
+        ("shapes:sise=3", r"shapes has no option 'sise' \(did you mean 'size'\?\): use size, count, val"),
+        ("shapes:size", "size is '', but must be a whole number"),
+        ("shapes:size=large", "size is 'large', but must be a whole number"),
+        ("shapes:size=0", "size is 0, but must be a whole number from 8 to 4096"),
+    ],
+)
+def test_options(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_data(spec)
+
+
+def test_built_in_name_takes_precedence_over_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("digits/a/1.jpg", "digits/b/1.jpg", "digits/a/2.jpg", "digits/b/2.jpg"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    monkeypatch.chdir(tmp_path)
+    assert len(open_data("digits").classes) == 10
+    assert len(open_data("./digits").classes) == 2
+    assert "digits" in NAMES
+
 
 RANDOM = np.random.default_rng(0)
 
@@ -59,11 +125,11 @@ def pack(path: Path, folder: Path) -> bytes:
 
 
 def pixels(source: Source) -> np.ndarray:
-    return np.stack([np.asarray(source.picture(i)) for i in range(len(source))])
+    return np.stack([np.asarray(source.image(i)) for i in range(len(source))])
 
 
 def contents(source: Source) -> dict[str, str]:
-    assert all(bytes(source.picture(i)).decode() == source.name(i) for i in range(len(source)))
+    assert all(bytes(source.image(i)).decode() == source.name(i) for i in range(len(source)))
     return {source.name(i): source.classes[source.labels[i]] for i in range(len(source))}
 
 
@@ -75,7 +141,7 @@ def test_cifar10_in_its_binary_version(tmp_path: Path, below: str) -> None:
     assert np.array_equal(pixels(data.val), test)
     assert data.train.labels.tolist() == [*range(10)] * 10
     assert data.classes[:3] == ("airplane", "automobile", "bird")
-    assert "test part is used as val" in data.note
+    assert "test split is used as val" in data.note
 
 
 def test_cifar10_as_arrays(tmp_path: Path) -> None:
@@ -133,7 +199,7 @@ def test_pets(tmp_path: Path) -> None:
     }
     assert len(data.val) == 2
     (tmp_path / "images/Abyssinian_3.jpg").unlink()
-    with pytest.raises(ValueError, match=r"pets: 1 of 5 pictures are missing .* images/Abyssinian_3.jpg"):
+    with pytest.raises(ValueError, match=r"pets: 1 of 5 images are missing .* images/Abyssinian_3.jpg"):
         open_data("pets", root=tmp_path)
 
 
@@ -183,7 +249,7 @@ def test_imagenette(tmp_path: Path, below: str) -> None:
 
 
 def serve(web, monkeypatch, name: str, files: dict[str, bytes]) -> None:  # type: ignore[no-untyped-def]
-    """Let a data set's files come from the test's server, under their own names."""
+    """Serve a data set's files from the test's server."""
     entries = []
     for url, _ in PUBLISHED[name].files:
         file = url.rpartition("/")[2]
@@ -220,7 +286,7 @@ def test_several_files_of_which_some_are_archives(web, monkeypatch, tmp_path: Pa
     assert len(web.asked) == asked
 
 
-def test_a_damaged_download_is_refused(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_download_is_rejected(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
     write_cifar10(tmp_path / "x" / "cifar-10-batches-bin")
     serve(web, monkeypatch, "cifar10", {"cifar-10-binary.tar.gz": pack(tmp_path / "a.tar.gz", tmp_path / "x")})
     web.files["/cifar-10-binary.tar.gz"] += b"!"
@@ -242,11 +308,11 @@ def test_an_archive_cannot_write_elsewhere(web, monkeypatch, tmp_path: Path, cac
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_without_a_network_one_line_says_what_to_do(web, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_error_without_a_network_names_the_data_root(web, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
     entries = tuple((f"{web.url}/{url.rpartition('/')[2]}", digest) for url, digest in PUBLISHED[name].files)
     monkeypatch.setitem(PUBLISHED, name, dataclasses.replace(PUBLISHED[name], files=entries))
     with pytest.raises(
-        OSError, match=rf"{name}: could not download {web.url}/.*; with --data-root DIR a local copy"
+        OSError, match=rf"{name}: could not download {web.url}/.*; to use a local copy: --data-root DIR"
     ) as caught:
         open_data(name)
     assert "\n" not in str(caught.value)
@@ -266,3 +332,68 @@ def test_addresses_and_checksums_are_of_their_form() -> None:
             assert url.startswith(("https://", "http://fashion-mnist.s3"))
             assert len(checksum) == 32
             assert int(checksum, 16) >= 0
+
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("label_bytes", [1, 2])
+def test_cifar(tmp_path: Path, label_bytes: int) -> None:
+    images, labels = RANDOM.integers(0, 256, (7, 32, 32, 3), np.uint8), RANDOM.integers(0, 100, 7, np.uint8)
+    records = b"".join(
+        bytes([99] * (label_bytes - 1) + [label]) + b"".join(image[:, :, channel].tobytes() for channel in range(3))
+        for image, label in zip(images, labels.tolist(), strict=True)
+    )
+    half = 3 * (label_bytes + 3072)
+    (tmp_path / "1").write_bytes(records[:half])
+    (tmp_path / "2").write_bytes(records[half:])
+    found = read_cifar([tmp_path / "1", tmp_path / "2"], label_bytes)
+    assert np.array_equal(found[0], images)
+    assert np.array_equal(found[1], labels)
+    (tmp_path / "2").write_bytes(records[half:-1])
+    with pytest.raises(ValueError, match="not a multiple of"):
+        read_cifar([tmp_path / "1", tmp_path / "2"], label_bytes)
+
+
+@pytest.mark.parametrize("shape", [(9,), (5, 4, 3)])
+@pytest.mark.parametrize("packed", [True, False])
+def test_idx(tmp_path: Path, shape: tuple[int, ...], packed: bool) -> None:
+    values = RANDOM.integers(0, 256, shape, np.uint8)
+    data = bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + values.tobytes()
+    path = tmp_path / ("x.gz" if packed else "x")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    assert np.array_equal(read_idx(path), values)
+    path.write_bytes(gzip.compress(data[:-1]) if packed else data[:-1])
+    with pytest.raises(ValueError, match="but declares"):
+        read_idx(path)
+    path.write_bytes(b"\x1f\x8bnonsense")
+    with pytest.raises(ValueError, match=r"unpacked|not an IDX"):
+        read_idx(path)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.dictionaries(
+        st.from_regex("[a-z]{1,20}", fullmatch=True), st.lists(st.integers(0, 65535), min_size=1), min_size=1
+    ),
+    st.booleans(),
+    st.sampled_from(["u1", "u2", "i4", "f8"]),
+)
+def test_mat_as_scipy_writes_it(tmp_path_factory, arrays, compress, kind) -> None:  # type: ignore[no-untyped-def]
+    scipy_io = pytest.importorskip("scipy.io")
+    path = tmp_path_factory.mktemp("mat") / "a.mat"
+    values = {name: np.array(numbers).astype(kind) for name, numbers in arrays.items()}
+    scipy_io.savemat(path, values, do_compression=compress)
+    found = read_mat(path)
+    assert found.keys() == values.keys()
+    for name, numbers in values.items():
+        assert np.array_equal(found[name], numbers)
+
+
+def test_not_a_mat(tmp_path: Path) -> None:
+    (tmp_path / "a.mat").write_bytes(b"MATLAB 7.3 and something else" * 10)
+    with pytest.raises(ValueError, match="not a MATLAB 5 file"):
+        read_mat(tmp_path / "a.mat")
+    (tmp_path / "a.mat").write_bytes(b"MATLAB 5.0".ljust(126) + b"IM" + b"\x0f\0\0\0\x10\0\0\0nonsensenonsense")
+    with pytest.raises(ValueError, match="cannot be read as a MATLAB file"):
+        read_mat(tmp_path / "a.mat")

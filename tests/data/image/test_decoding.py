@@ -1,13 +1,17 @@
-"""What cannot be read says why; sizes and crops against Pillow and against the definitions."""
+"""Errors of unreadable images, memory limits, and sizes and crops compared with Pillow."""
 
 import contextlib
 import io
 import math
+import os
 import struct
+import subprocess
+import sys
 import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pictures import as_array, difference, encoded, jpeg_decoder, smooth
-from vitreous.data.image import jpeg
+from images import as_array, difference, encoded, jpeg_decoder, smooth
+from vitreous.data.image import UnreadableImage, colour_modes, decode, fit, jpeg, random_resized_crop, resize, size_of
 from vitreous.data.image.crop import crop_box
-from vitreous.data.image.decode import MAX_PIXELS, UnreadableImage, decode, fit, random_resized_crop, resize, size_of
+from vitreous.data.image.decoding import MAX_BYTES, MAX_PIXELS, reserve_memory
 from vitreous.model.options import Preprocessing
 
 
@@ -33,7 +37,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def bomb(height: int, width: int) -> bytes:
-    """A PNG of 100 bytes that asks for gigabytes."""
+    """A PNG of 100 bytes that would decode to gigabytes."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -51,8 +55,8 @@ def tall_jpeg(height: int) -> bytes:
 
 BROKEN: dict[str, tuple[Callable[[], bytes | np.ndarray], str]] = {
     "empty": (lambda: b"", "the file is empty"),
-    "text": (lambda: b"<html>404 not found</html>", "not a picture in a format"),
-    "signature": (lambda: b"\xff\xd8\xff\xe0", "not a picture in a format"),
+    "text": (lambda: b"<html>404 not found</html>", "not an image in a supported format"),
+    "signature": (lambda: b"\xff\xd8\xff\xe0", "not an image in a supported format"),
     "cut jpeg": (lambda: encoded(smooth(50, 60), "JPEG")[:-200], "truncated"),
     "jpeg without its end": (lambda: encoded(smooth(50, 60), "JPEG")[:-2], "truncated"),
     "cut png": (lambda: encoded(smooth(50, 60))[:-3000], "truncated|broken"),
@@ -67,13 +71,13 @@ BROKEN: dict[str, tuple[Callable[[], bytes | np.ndarray], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_unreadable_pictures_say_why_in_one_line(decoder: str, name: str) -> None:
+def test_unreadable_images_raise_a_one_line_reason(decoder: str, name: str) -> None:
     make, reason = BROKEN[name]
-    picture = make()
+    image = make()
     reads: list[Callable[[], torch.Tensor]] = [
-        lambda: decode(picture),
-        lambda: fit(picture, (16, 16), Preprocessing()),
-        lambda: random_resized_crop(picture, (16, 16), (0.5, 0, 0, 0), (0.08, 1.0)),  # only the top of it
+        lambda: decode(image),
+        lambda: fit(image, (16, 16), Preprocessing()),
+        lambda: random_resized_crop(image, (16, 16), (0.5, 0, 0, 0), (0.08, 1.0)),  # only the top of it
     ]
     for read in reads:
         with pytest.raises(UnreadableImage, match=reason) as error:
@@ -83,7 +87,7 @@ def test_unreadable_pictures_say_why_in_one_line(decoder: str, name: str) -> Non
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_damage_anywhere_gives_a_picture_or_the_one_error(data: st.DataObject) -> None:
+def test_damage_anywhere_gives_an_image_or_the_one_error(data: st.DataObject) -> None:
     format = data.draw(st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP"]))
     whole = bytearray(encoded(smooth(17, 23), format))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -92,12 +96,12 @@ def test_damage_anywhere_gives_a_picture_or_the_one_error(data: st.DataObject) -
         assert size_of(bytes(whole)) == tuple(decode(bytes(whole)).shape[1:])
 
 
-def test_a_large_picture_below_the_limit_is_no_warning() -> None:
+def test_a_large_image_below_the_limit_is_no_warning() -> None:
     assert decode(encoded(Image.new("1", (10_000, 9_500))), channels=1).shape == (1, 9_500, 10_000)
 
 
 def test_decoding_leaves_the_warnings_of_other_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Filters belong to the whole process; a server's threads decode while its framework has filters of its own set."""
+    """Filters belong to the whole process; a server's threads decode while its framework sets other filters."""
     decoding, go_on, convert = threading.Event(), threading.Event(), Image.Image.convert
 
     def slow(image: Image.Image, *arguments: Any) -> Image.Image:
@@ -117,7 +121,7 @@ def test_decoding_leaves_the_warnings_of_other_threads_alone(monkeypatch: pytest
 
 
 def test_channels_are_one_or_three() -> None:
-    with pytest.raises(ValueError, match="channels is 4, but pictures are decoded to 1"):
+    with pytest.raises(ValueError, match="channels is 4, but images are decoded to 1"):
         decode(smooth(4, 4), channels=4)
 
 
@@ -158,10 +162,10 @@ def pillow_fit(image: Image.Image, size: tuple[int, int], config: Preprocessing)
     ],
     ids=lambda config: f"{config.fit}-{config.crop_fraction}",
 )
-@pytest.mark.parametrize("picture", [(375, 500), (500, 375), (60, 60), (31, 200), (700, 40)], ids=str)
+@pytest.mark.parametrize("image", [(375, 500), (500, 375), (60, 60), (31, 200), (700, 40)], ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (48, 80), (96, 32)], ids=str)
-def test_fit_is_what_pillow_makes_of_it(picture: tuple[int, int], size: tuple[int, int], config: Preprocessing) -> None:
-    pixels = smooth(*picture)
+def test_fit_equals_pillow(image: tuple[int, int], size: tuple[int, int], config: Preprocessing) -> None:
+    pixels = smooth(*image)
     theirs = pillow_fit(Image.fromarray(pixels), size, config)
     assert difference(fit(pixels, size, config), theirs) <= 2
 
@@ -188,7 +192,7 @@ def test_fit_of_a_large_jpeg_at_a_reduced_scale(decoder: str) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 10_000), (10_000, 1)], ids=str)
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_pictures_of_one_pixel_or_one_row(size: tuple[int, int], format: str) -> None:
+def test_images_of_one_pixel_or_one_row(size: tuple[int, int], format: str) -> None:
     pixels = np.full((*size, 3), (200, 100, 50), dtype=np.uint8)
     middle = tuple(slice(int(side * 0.4), math.ceil(side * 0.6)) for side in size)
     pixels[middle] = (20, 160, 220)
@@ -220,8 +224,127 @@ def test_a_random_resized_crop_is_its_box_resized(decoder: str) -> None:
 
 @pytest.mark.parametrize("size", [(64, 64), (48, 80)], ids=str)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_crops_have_the_size_and_channels_asked_for(size: tuple[int, int], channels: int) -> None:
+def test_crops_have_the_given_size_and_channels(size: tuple[int, int], channels: int) -> None:
     crop = random_resized_crop(
         encoded(smooth(90, 70), "JPEG"), size, (0.1, 0.2, 0.3, 0.4), (0.2, 0.9), channels=channels
     )
     assert crop.shape == (channels, *size)
+
+
+MEASURE = """
+import re, sys
+import numpy as np
+from pathlib import Path
+from vitreous.data.image import fit
+from vitreous.model.options import Preprocessing
+fit(np.zeros((9, 9, 3), np.uint8), (8, 8), Preprocessing())
+data = Path(sys.argv[1]).read_bytes()
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+Path("/proc/self/clear_refs").write_text("5")
+before = peak()
+fit(data, (8, 8), Preprocessing())
+print(peak() - before)
+"""
+
+
+def blank_png(height: int, width: int, bits: int, kind: int, bytes_each: int) -> bytes:
+    """A PNG of zeros, small as a file however large it is."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    pixels = zlib.compress(b"\0" * (1 + width * bytes_each) * height, 1)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("kind", ["16-bit grey PNG", "RGBA PNG", "CMYK TIFF", "float TIFF", "WebP"])
+def test_decoding_needs_no_more_memory_than_estimated_from_the_header(kind: str, tmp_path: Path) -> None:
+    size = (2500, 4000)
+    match kind:
+        case "16-bit grey PNG":
+            data = blank_png(*size, 16, 0, 2)
+        case "RGBA PNG":
+            data = blank_png(*size, 8, 6, 4)
+        case "WebP":
+            data = encoded(Image.new("RGB", size[::-1]), "WEBP")
+        case _:
+            mode = kind.split()[0].replace("float", "F")
+            data = encoded(Image.new(mode, size[::-1]), "TIFF", compression="tiff_lzw")
+    (tmp_path / "image").write_bytes(data)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "image")]
+    taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+    assert taken < 1.2 * colour_modes.bytes_to_decode(colour_modes.open_image(data)) + (30 << 20)
+
+
+@pytest.mark.parametrize("kind", [(16, 2, 6), (8, 6, 4)], ids=["16-bit RGB", "RGBA"])
+def test_an_image_that_needs_too_much_memory_is_rejected_with_size_and_limit(kind: tuple[int, int, int]) -> None:
+    bits, colour, _ = kind
+    data = blank_png(0, 0, bits, colour, 0)  # a header is enough
+    header = struct.pack(">IIBBBBB", 13_000, 13_000, bits, colour, 0, 0, 0)
+    data = data[:16] + header + struct.pack(">I", zlib.crc32(b"IHDR" + header)) + data[33:]
+    for read in (size_of, decode, lambda data: fit(data, (8, 8), Preprocessing())):
+        with pytest.raises(UnreadableImage, match=r"13000 x 13000 pixels need 1,128 MiB .* limit of 1,024 MiB"):
+            read(data)
+
+
+@pytest.mark.parametrize(("together", "expected"), [(0.5, 1), (1, 1), (2, 2), (3.5, 3), (100, 6)])
+def test_images_are_decoded_at_the_same_time_within_the_limit(
+    together: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six threads, as many decode at the same time as the limit allows, and always at least one."""
+    data = encoded(np.zeros((50, 50, 3), np.uint8))
+    needed = colour_modes.bytes_to_decode(colour_modes.open_image(data))
+    most, running, change = 0, 0, threading.Condition()
+    real = colour_modes.pixels_of
+
+    def counted(image: Image.Image) -> np.ndarray:
+        nonlocal most, running
+        with change:
+            running += 1
+            most = max(most, running)
+            change.notify_all()
+            change.wait_for(lambda: most >= expected, timeout=10)  # until all that may have begun
+            change.wait_for(lambda: most > expected, timeout=0.05)  # time to go beyond
+        pixels = real(image)
+        with change:
+            running -= 1
+        return pixels
+
+    monkeypatch.setattr(colour_modes, "pixels_of", counted)
+    monkeypatch.setattr("vitreous.data.image.decoding.check_memory", lambda *_: None)
+    monkeypatch.setattr("vitreous.data.image.decoding.MAX_BYTES", int(together * needed))
+    monkeypatch.setattr("vitreous.data.image.decoding.LARGE_BYTES", 0)
+    threads = [threading.Thread(target=fit, args=(data, (8, 8), Preprocessing())) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == expected
+
+
+def test_small_images_do_not_wait_for_large_ones() -> None:
+    small = threading.Thread(target=fit, args=(encoded(np.zeros((50, 50, 3), np.uint8)), (8, 8), Preprocessing()))
+    with reserve_memory(MAX_BYTES):
+        small.start()
+        small.join(10)
+        assert not small.is_alive()
+
+
+def test_conversion_in_strips_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    grey, colour = generator.integers(0, 256, (37, 23)).astype(np.uint8), generator.integers(0, 256, (37, 23, 4))
+    rgba = Image.fromarray(colour.astype(np.uint8), "RGBA")
+    palette = rgba.convert("RGB").quantize(40)
+    images = [rgba, rgba.convert("RGB"), palette, rgba.convert("LA"), rgba.convert("CMYK"), rgba.convert("HSV"),
+              Image.fromarray(grey), Image.fromarray(grey).convert("1"), Image.fromarray(grey.astype(np.float32)),
+              Image.fromarray(grey.astype(np.uint16) * 257), Image.fromarray(grey.astype(np.int32) * 300)]  # fmt: skip
+    seen = palette.copy()
+    seen.info["transparency"] = 3
+    images.append(seen)
+    whole = [colour_modes.pixels_of(image) for image in images]
+    monkeypatch.setattr(colour_modes, "STRIP", 100)
+    for image, expected in zip(images, whole, strict=True):
+        assert np.array_equal(colour_modes.pixels_of(image), expected), image.mode

@@ -1,4 +1,4 @@
-"""Pictures of all kinds come out right: orientations, inks, depths, alpha, palettes, animations, arrays."""
+"""Conversion of orientations, CMYK, bit depths, alpha, palettes, animations and arrays."""
 
 import struct
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image, ImageOps
 
-from pictures import as_array, difference, encoded, jpeg_decoder, smooth
-from vitreous.data.image.decode import UnreadableImage, decode, random_resized_crop, size_of
+from images import as_array, difference, encoded, jpeg_decoder, smooth
+from vitreous.data.image import UnreadableImage, decode, random_resized_crop, size_of
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow"])
@@ -31,7 +31,7 @@ def test_lossless_formats_are_exact(format: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_exif_orientation_comes_out_upright(decoder: str, format: str, orientation: int) -> None:
+def test_exif_orientation_is_applied(decoder: str, format: str, orientation: int) -> None:
     upright = Image.fromarray(smooth(40, 60))
     # The inverse of how a viewer has to turn it; turning by 90 degrees is undone by turning the other way.
     inverse = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)
@@ -103,24 +103,24 @@ def test_not_a_number_is_black() -> None:
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 def test_alpha_is_laid_on_white(mode: str) -> None:
-    picture = Image.fromarray(smooth(20, 30)).convert(mode)
-    picture.putalpha(Image.fromarray(np.tile(np.arange(30) * 255 // 29, (20, 1)).astype(np.uint8)))
-    page = Image.new("RGBA", picture.size, "white")
-    page.alpha_composite(picture.convert("RGBA"))
+    image = Image.fromarray(smooth(20, 30)).convert(mode)
+    image.putalpha(Image.fromarray(np.tile(np.arange(30) * 255 // 29, (20, 1)).astype(np.uint8)))
+    page = Image.new("RGBA", image.size, "white")
+    page.alpha_composite(image.convert("RGBA"))
     expected = np.array(page.convert("RGB"))
-    assert difference(decode(encoded(picture)), expected) <= 1
-    assert (decode(encoded(picture))[:, :, 0] == 255).all()
+    assert difference(decode(encoded(image)), expected) <= 1
+    assert (decode(encoded(image))[:, :, 0] == 255).all()
     if mode == "RGBA":
-        assert difference(decode(np.array(picture)), expected) <= 1
+        assert difference(decode(np.array(image)), expected) <= 1
 
 
 def test_a_transparent_colour_of_a_palette_is_white() -> None:
-    picture = Image.fromarray(smooth(20, 30)).quantize(16)
-    clear = picture.getpixel((0, 0))
-    image = decode(encoded(picture, "GIF", transparency=clear))
-    invisible = np.array(picture) == clear
-    assert (as_array(image)[invisible] == 255).all()
-    assert np.array_equal(as_array(image)[~invisible], np.array(picture.convert("RGB"))[~invisible])
+    image = Image.fromarray(smooth(20, 30)).quantize(16)
+    clear = image.getpixel((0, 0))
+    decoded = as_array(decode(encoded(image, "GIF", transparency=clear)))
+    invisible = np.array(image) == clear
+    assert (decoded[invisible] == 255).all()
+    assert np.array_equal(decoded[~invisible], np.array(image.convert("RGB"))[~invisible])
 
 
 def test_one_bit() -> None:

@@ -1,4 +1,4 @@
-"""Pictures for tests: drawn, encoded, compared; and JPEG decoding with and without simplejpeg."""
+"""Draw, encode and compare images in tests; decode JPEG with and without simplejpeg."""
 
 import io
 import sys
@@ -14,7 +14,7 @@ from vitreous.data.image import jpeg
 
 
 def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """A few waves in every channel, no two alike: nothing in it is symmetric."""
+    """An image of a few different waves in every channel, without any symmetry."""
     generator = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / max(height, width)
     waves = [
@@ -41,7 +41,7 @@ def difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
 
 
 def jpeg_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """For a fixture: decode with simplejpeg, or as on a machine that has only Pillow."""
+    """Make a fixture decode with simplejpeg, or as if only Pillow were installed."""
     if name == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:
