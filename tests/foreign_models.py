@@ -1,4 +1,4 @@
-"""A small model in every supported format."""
+"""A small model in every readable format, and the file it is written to."""
 
 import dataclasses
 from pathlib import Path
@@ -55,7 +55,7 @@ EVERY: dict[str, tuple[AnyConfig, str]] = MAPPED | COPIED | OTHERS
 
 
 def written(case: str, folder: Path) -> Path:
-    """A checkpoint in the format that the case's name begins with."""
+    """Write a checkpoint in the format that the name of the case begins with."""
     config, name = EVERY[case]
     vitreous.save(noisy(build_any(config)), folder / name, format=case.split(",")[0], lossy=True)  # type: ignore[arg-type]
     return folder / name

@@ -1,4 +1,4 @@
-"""Fields that a bare file does not state are warned of once, unless the name of a published model states them."""
+"""Fields that a bare file does not state: one warning with the assumed values, unless a published name states them."""
 
 import subprocess
 import sys
@@ -29,14 +29,14 @@ PLAIN = "vit_tiny_patch16_224"
 
 
 def saved(model: nn.Module, file: Path) -> Path:
-    """The state dict as safetensors, whose sorted names hide the order of the modules."""
+    """Save the state dict as safetensors, which sorts names."""
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, file)
     return file
 
 
 def warned(call: Callable[[], object]) -> list[str]:
-    """The assumptions that a call warns of, one text for each warning."""
+    """The messages of the AssumptionWarnings of a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -91,7 +91,7 @@ def test_post_norms_are_detected_by_the_order_of_a_pickle(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("module", ["vision_transformer", "deit", "vision_transformer_hybrid"])
 def test_timms_architecture_names_are_known(module: str) -> None:
-    """All but those whose tensors show that they are not supported."""
+    """Except those that are rejected by their tensors."""
     names = set(import_timm().list_models(module=module))
     unknown = {name for name in names if not ARCHITECTURE.fullmatch(name)}
     assert {name.split("_")[0] for name in unknown} <= {"aimv2", "beit3"}

@@ -1,4 +1,4 @@
-"""big_vision's `.npz`, in all its forms: read by timm's own loader, and written from timm's models."""
+"""big_vision's `.npz` in all variants, compared with timm's models, which read the same files."""
 
 import dataclasses
 from pathlib import Path
@@ -81,7 +81,7 @@ def arrays_of(model: Any, root: str = "params/") -> Arrays:
 
 
 def stacked(arrays: Arrays) -> Arrays:
-    """As a scan keeps its layers: one array for all of them, with an axis for the depth in front."""
+    """Stack the arrays of all layers, as a scan stores them."""
     result = {}
     for name, array in arrays.items():
         if f"{BLOCKS}_0/" in name:
@@ -131,7 +131,7 @@ def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
 
 
 def test_positions_are_resampled_as_in_big_vision(tmp_path: Path) -> None:
-    """By scipy's zoom, here to a grid that is not square; timm then computes with the result."""
+    """Resample with scipy's zoom to a rectangular grid, and compare with timm's outputs."""
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     arrays = arrays_of(timm_model("class token"))
     ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays), image_size=OTHER)
@@ -143,7 +143,7 @@ def test_positions_are_resampled_as_in_big_vision(tmp_path: Path) -> None:
 
 
 def test_missing_positions_are_sines_and_cosines(tmp_path: Path) -> None:
-    """They are no part of the file. timm is given those of big_vision's formula as if they were learned."""
+    """A file without positions: timm gets big_vision's sines and cosines as a learned table."""
     arrays = arrays_of(timm_model("average"))
     y, x = np.mgrid[:5, :3]
     omega = 1 / 10_000 ** (np.arange(12) / 11)
@@ -222,7 +222,7 @@ def model() -> ViT:
 
 @pytest.fixture
 def arrays(tmp_path: Path, model: ViT) -> Arrays:
-    """Without the root."""
+    """Arrays without a root."""
     vitreous.save(model, tmp_path / "model.npz", format="big_vision")
     with np.load(tmp_path / "model.npz") as file:
         return {name.removeprefix("params/"): array for name, array in file.items()}
@@ -237,7 +237,7 @@ def test_any_root_is_read(tmp_path: Path, model: ViT, arrays: Arrays, root: str,
 
 
 def test_text_model_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """SigLIP: two models, and the logits' temperature and bias."""
+    """SigLIP has two models, and the temperature and bias of its logits."""
     text = {
         "txt/Encoder_0/encoder_norm/scale": np.zeros(4),
         "txt/head/bias": np.zeros(3),
@@ -261,7 +261,7 @@ def test_optimizer_state_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) 
 
 
 def test_names_of_older_versions_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """Positions in the encoder, MAP not a layer of its own, and the layers of a block counted together."""
+    """Positions in the encoder, MAP without a layer name, and layers of a block counted together."""
     older = {}
     for name, array in arrays.items():
         name = "Transformer/pos_embedding" if name == "pos_embedding" else name.removeprefix("MAPHead_0/")
@@ -274,7 +274,7 @@ def test_names_of_older_versions_are_read(tmp_path: Path, model: ViT, arrays: Ar
 
 
 def test_bfloat16_positions_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """A model that computes in bfloat16 keeps its positions so, as two bytes of no type that numpy knows."""
+    """numpy reads the positions of a bfloat16 model as two bytes of unknown type."""
     table = model.position.table.detach().bfloat16()
     arrays["pos_embedding"] = table.reshape(1, 16, 48).view(torch.int16).numpy().view("V2")
     loaded = vitreous.load(saved(tmp_path / "theirs.npz", arrays))

@@ -1,4 +1,4 @@
-"""What training scripts write is read with the logits of the model that was trained, and it is said what was taken."""
+"""Checkpoints of training scripts: the right model is found in them, and the provenance records where."""
 
 import argparse
 import copy
@@ -52,13 +52,13 @@ IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
 
 
 def peer(seed: int = 0, **sizes: Any) -> Any:
-    """A model of timm's with weights that all matter."""
+    """A timm model with random parameters."""
     torch.manual_seed(seed)
     return noisy(import_timm().models.VisionTransformer(**{**SIZE, **sizes})).eval()
 
 
 def check_same(file: Path, theirs: nn.Module) -> dict[str, Any]:
-    """That a file is read as the model of the other system; what is known of where it comes from."""
+    """Check that a file is read as this model; return its provenance."""
     ours = vitreous.load(file)
     with torch.no_grad():
         torch.testing.assert_close(ours(IMAGES), theirs(IMAGES), rtol=1e-4, atol=1e-5)
@@ -66,7 +66,7 @@ def check_same(file: Path, theirs: nn.Module) -> dict[str, Any]:
 
 
 class Training(nn.Module):
-    """As a module of Lightning's, or a student with its teacher: parts under their names."""
+    """The tensors of several modules under the names of the modules."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_wrapper_names_inside_tensor_names_are_removed(tmp_path: Path) -> None:
 
 
 def test_lightning_module_is_read_beside_its_loss(tmp_path: Path) -> None:
-    """Its loss has a tensor too, and its settings are of no kind that is known here but by name."""
+    """Its loss has a tensor, and its settings are objects of an unknown class."""
     model = peer()
     module = Training(model=model, criterion=nn.CrossEntropyLoss(weight=torch.ones(5)))
     checkpoint = {"epoch": 1, "state_dict": module.state_dict(), "hyper_parameters": {"args": ARGS}, "loops": {}}
@@ -191,7 +191,7 @@ def test_backbone_is_read_beside_a_classifier(tmp_path: Path) -> None:
 
 
 def test_dinos_teacher_is_preferred(tmp_path: Path) -> None:
-    """A student in DDP and a teacher, each a backbone with a head, and the settings."""
+    """A student in DDP and a teacher, both with backbone and head, and the settings."""
     student, teacher = (
         Training(backbone=peer(seed, num_classes=0), head=Training(mlp=nn.Linear(64, 8))) for seed in (1, 2)
     )
@@ -220,7 +220,7 @@ def test_averaged_model_is_preferred(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("own", ["model", "vit"])
 def test_transformers_model_is_read_beside_a_loss(tmp_path: Path, own: str) -> None:
-    """Its own names begin with `vit.`, beside which its classifier lies; the module around it may say `vit.` too."""
+    """Its names begin with `vit.`, and so may the name of the module around it."""
     transformers = import_transformers()
     sizes = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1}
     config = transformers.ViTConfig(**sizes, intermediate_size=96, num_labels=3)
@@ -252,7 +252,7 @@ def test_config_json_of_a_run_is_ignored(tmp_path: Path, prefix: str, settings: 
 
 
 def test_dinov2_is_read_beside_a_loss(tmp_path: Path) -> None:
-    """Its blocks are known wherever they lie, but not what lies beside them."""
+    """Its blocks are detected at any prefix, the loss is ignored."""
     theirs = build(ViTConfig(**DINO))
     vitreous.save(theirs, tmp_path / "dino.pth", format="dinov2")
     tensors = torch.load(tmp_path / "dino.pth", weights_only=True)
@@ -273,7 +273,7 @@ def test_long_names_are_rejected_and_truncated(tmp_path: Path, name: str) -> Non
 
 
 def test_thousands_of_models_are_rejected_quickly(tmp_path: Path) -> None:
-    """Two tensors each; to compare each of them with each would take long."""
+    """Two tensors per model: comparing all pairs would be slow."""
     marks = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
     tensor = torch.zeros(4, 4)
     torch.save({f"{'a.' * 4}{at}.{mark}": tensor for at in range(2500) for mark in marks}, tmp_path / "x.pth")

@@ -1,4 +1,4 @@
-"""DINOv2's own files, against transformers' and timm's models of them."""
+"""DINOv2's files, compared with transformers' and timm's models."""
 
 import dataclasses
 import re
@@ -74,7 +74,7 @@ def theirs(case: str) -> nn.Module:
 
 
 def as_dinov2(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model of transformers' as DINOv2's own code calls and packs them."""
+    """The tensors of a transformers model under DINOv2's names, packed as in DINOv2."""
     state = dict(model.state_dict())
     result = {}
     for name in list(state):
@@ -91,7 +91,7 @@ def as_dinov2(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tokens(model: ViT) -> Callable[[Tensor], Tensor]:
-    """All of them, as transformers gives them: class, registers, patches."""
+    """All tokens, in transformers' order: class token, registers, patches."""
     return lambda images: torch.cat(model.features(images)[:2], dim=1)
 
 
@@ -123,7 +123,7 @@ def test_reads_and_writes_dinov2_files(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_timm_reads_written_files(case: str, tmp_path: Path) -> None:
-    """It knows DINOv2's files, and fills its own model of them with every key or none."""
+    """timm converts DINOv2's files, and requires every key."""
     model = build(CASES[case])
     noisy(model)
     vitreous.save(model, tmp_path / "m.pth", format="dinov2")
@@ -143,7 +143,7 @@ def test_positions_with_registers_are_resampled_antialiased(tmp_path: Path) -> N
 
 
 def test_positions_without_registers_are_resampled_with_offset(tmp_path: Path) -> None:
-    """transformers does not do so; DINOv2 has kept it for the sake of its weights."""
+    """DINOv2 resamples with an offset of a tenth of a patch, transformers does not."""
     model = theirs("plain")
     torch.save(as_dinov2(model), tmp_path / "m.pth")
     places = model.embeddings.position_embeddings.detach()

@@ -41,7 +41,7 @@ def test_outputs_equal_timms(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", HYBRIDS)
 def test_outputs_of_hybrids_equal_timms(tmp_path: Path, case: str) -> None:
-    """timm's ResNets divide by deviations with other small numbers, so ours is told to do the same."""
+    """timm's ResNets have another eps in their norms, which is overridden here."""
     theirs = timm_model(case)
     path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
     stem = HYBRIDS[case]["stem"]
@@ -52,7 +52,7 @@ def test_outputs_of_hybrids_equal_timms(tmp_path: Path, case: str) -> None:
 
 
 def test_positions_are_resampled_as_in_vit_jax(tmp_path: Path) -> None:
-    """By scipy's zoom, here to a grid that is not square; timm then computes with the result."""
+    """Resample with scipy's zoom to a rectangular grid, and compare with timm's outputs."""
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     arrays = arrays_of(timm_model("class token"))
     ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays), image_size=OTHER)
@@ -74,7 +74,7 @@ def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
 
 
 def test_pre_logits_layer_is_read(tmp_path: Path) -> None:
-    """timm has none any more, so its features go through the two layers here."""
+    """timm no longer has this layer, so it is applied to timm's features here."""
     theirs = timm_model("no head")
     hidden, head = noisy(nn.Linear(48, 40)), noisy(nn.Linear(40, 5))
     extra = dense(hidden, "pre_logits") | dense(head, "head")
@@ -85,7 +85,7 @@ def test_pre_logits_layer_is_read(tmp_path: Path) -> None:
 
 
 def test_one_block_equals_flax_in_numpy(tmp_path: Path) -> None:
-    """A file and an encoder of one layer in plain numpy, from what flax's layers are documented to compute."""
+    """A file and an encoder of one layer in numpy, from the documentation of flax's layers."""
     rng = np.random.default_rng(0)
     d, heads, head_dim, hidden = 24, 3, 8, 32
     block = "Transformer/encoderblock_0"
@@ -156,13 +156,13 @@ def test_optimizer_state_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) 
 
 
 def test_text_model_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """LiT: the image's model is called img."""
+    """LiT names the image model `img`."""
     towers = {f"img/{name}": array for name, array in arrays.items()} | {"txt/head/bias": np.zeros(3), "t": np.zeros(1)}
     check_identical(vitreous.load(saved(tmp_path / "lit.npz", towers)), model)
 
 
 def test_names_of_newer_flax_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """Layers are counted by kind, and GroupNorm's vectors are vectors."""
+    """Layers are counted by kind, and GroupNorm's vectors have one dimension."""
     newer = {}
     for name, array in arrays.items():
         for old, new in (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpBlock_3", "MlpBlock_0")):
@@ -197,7 +197,7 @@ def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
 def test_written_names_and_shapes_are_googles(tmp_path: Path, case: str) -> None:
-    """No array is missing, and none is there that the hand-made file does not have."""
+    """The arrays of a file that was built by hand are exactly those that are written."""
     expected = {name: array.shape for name, array in arrays_of(timm_model(case)).items()}
     vitreous.save(build(config_of(case)), tmp_path / "ours.npz", format="google", lossy=case in HYBRIDS)
     with np.load(tmp_path / "ours.npz") as file:

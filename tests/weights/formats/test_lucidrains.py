@@ -1,4 +1,4 @@
-"""lucidrains' vit-pytorch, in both directions, and its names of earlier years."""
+"""lucidrains' vit-pytorch: reading, writing, and names of earlier versions."""
 
 import dataclasses
 from pathlib import Path
@@ -73,7 +73,7 @@ def theirs(**given: Any) -> nn.Module:
 
 
 def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As it called them before August 2023: every norm in a wrapper around what it is for."""
+    """The names before August 2023, with every norm in a wrapper."""
     changes = [
         *((f"layers.{i}.1.net.{new}.", f"layers.{i}.1.fn.net.{old}.") for i in (0, 1) for new, old in ((1, 0), (4, 3))),
         *((f"layers.{i}.1.net.0.", f"layers.{i}.1.norm.") for i in (0, 1)),

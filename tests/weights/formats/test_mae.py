@@ -1,4 +1,4 @@
-"""MAE's own files, against transformers' ViTMAE, and timm's models for what MAE fine-tunes (its own are a subclass)."""
+"""MAE's files, compared with transformers' ViTMAE, and with timm's models for fine-tuned ones."""
 
 import dataclasses
 import re
@@ -70,7 +70,7 @@ def theirs() -> nn.Module:
 
 
 def as_mae(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of transformers' model as MAE's own code calls and packs them."""
+    """The tensors of a transformers model under MAE's names, packed as in MAE."""
     state = dict(model.state_dict())
     result = {}
     for name in [name for name in state if "q_proj" in name]:
@@ -87,7 +87,7 @@ def encoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def last(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Nothing is masked, and nothing shuffled."""
+    """Noise that masks and shuffles nothing."""
 
     def run(images: Tensor) -> Tensor:
         patches = images.shape[2] * images.shape[3] // 64
@@ -102,7 +102,7 @@ def tokens(model: ViT) -> Callable[[Tensor], Tensor]:
 
 
 def sines_and_cosines(side: int, width: int) -> Tensor:
-    """MAE's positions: of the column, then of the row, computed with double precision."""
+    """MAE's positions, first of the column, then of the row, in double precision."""
     turns = 10_000.0 ** -(np.arange(width // 4) / (width / 4))
     rows, columns = (np.outer(places, turns) for places in np.mgrid[:side, :side].reshape(2, -1))
     table = np.concatenate([np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)], axis=1)
@@ -132,7 +132,7 @@ def test_decoder_is_ignored(tmp_path: Path) -> None:
 
 
 def test_encoder_alone_is_detected_by_its_positions(tmp_path: Path) -> None:
-    """As MAE publishes it. Sines and cosines are kept as a table: the same numbers, to the last bit."""
+    """MAE publishes encoders alone. Their sines and cosines are read as a table, bit-identically."""
     model = noisy(theirs())
     model.vit.embeddings.position_embeddings.data = sines_and_cosines(4, 128)
     state = encoder(as_mae(model))
@@ -149,7 +149,7 @@ def test_encoder_alone_is_detected_by_its_positions(tmp_path: Path) -> None:
 
 
 def test_learned_positions_are_not_detected_as_mae(tmp_path: Path) -> None:
-    """MAE's class token has no position; a table that gives it one went through somebody's training."""
+    """MAE's class token has a position of zeros; training changes it."""
     model = noisy(theirs())
     state = encoder(as_mae(model)) | {"pos_embed": sines_and_cosines(4, 128)}
     state["pos_embed"][0, 0, 5] += 0.01
@@ -162,7 +162,7 @@ def test_learned_positions_are_not_detected_as_mae(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
 def test_mae_can_fine_tune_written_files(pool: str, tmp_path: Path) -> None:
-    """Its script wants nothing missing but the head, and the mean's norm where it takes the mean."""
+    """MAE's script accepts only a missing head, and a missing norm for mean pooling."""
     model = build(CONFIG)
     noisy(model)
     vitreous.save(model, tmp_path / "m.pth", format="mae")
@@ -194,7 +194,7 @@ def test_reads_and_writes_fine_tuned_models(pool: str, tmp_path: Path) -> None:
 
 
 def test_class_token_without_position_is_read(tmp_path: Path) -> None:
-    """Read where it is asked for, though MAE itself has no such models, and none is written."""
+    """It is read with format="mae", but cannot be written."""
     model = fine_tuned("token", no_embed_class=True)
     torch.save({"model": model.state_dict()}, tmp_path / "theirs.pth")
     ours = vitreous.load(tmp_path / "theirs.pth", format="mae")

@@ -101,7 +101,7 @@ def test_names_of_2021_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", LAYOUTS)
 def test_positions_are_resampled_bicubically(format: str, tmp_path: Path) -> None:
-    """Bicubic for both of them; for PaddleClas, which has no way of its own, smoothed besides, as timm does it."""
+    """Bicubic in both; for PaddleClas, which cannot resample, antialiased as in timm."""
     tensors, layout, size = state(LAYOUTS[format]), LAYOUTS[format], (24, 16)
     model = loaded(saved(tensors, tmp_path / "a.pdparams"), image_size=size)
     table = tensors[layout.position][0, 1:].mT.reshape(1, WIDTH, IMAGE // PATCH, IMAGE // PATCH)
@@ -111,7 +111,7 @@ def test_positions_are_resampled_bicubically(format: str, tmp_path: Path) -> Non
 
 
 def shapes_of(width: int, depth: int, mlp: int, bias: bool, image: int = 224) -> StateDict:
-    """A model of PaddleClas's at its real size, without memory."""
+    """A PaddleClas model of real size on the meta device."""
     shapes = {"patch_embed.proj.weight": (width, 3, 16, 16), "pos_embed": (1, (image // 16) ** 2 + 1, width)}
     for i in range(depth):
         shapes |= {f"blocks.{i}.norm1.weight": (width,), f"blocks.{i}.attn.qkv.weight": (width, 3 * width)}

@@ -1,4 +1,4 @@
-"""Files that look like another model, or leave a choice: nothing is read or written that computes otherwise unsaid."""
+"""Ambiguous files and lossy writing: no model silently computes something else."""
 
 import dataclasses
 from pathlib import Path
@@ -30,7 +30,7 @@ def timm_model(**given: Any) -> nn.Module:
 
 
 def said_of(model: Any, field: str) -> str:
-    """Why a field was taken by convention; nothing if it was not."""
+    """The reason why a field was assumed, or an empty string."""
     return "".join(line for line in model.provenance.get("assumed", ()) if line.startswith(f"{field}: "))
 
 
@@ -60,7 +60,7 @@ def test_square_without_class_token_position_is_assumed(tmp_path: Path) -> None:
 
 
 def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> None:
-    """`save_for_hf` writes down what is given to it, and the size of the pictures that the architecture is for."""
+    """`save_for_hf` writes the given arguments, and the image size of the architecture."""
     model = timm_model(img_size=LONG)
     import_timm().models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2})
     with pytest.raises(BadCheckpoint, match=rf"{UNSURE}; \(224, 224\) does not fit"):
@@ -83,7 +83,7 @@ def test_timm_folder_states_missing_token_positions(name: str, args: dict[str, A
 
 
 def test_architectures_without_token_positions_are_known() -> None:
-    """Of all that are made of the parts that we read."""
+    """Checked for all supported architectures of timm."""
     from vitreous.weights.formats.timm.config import NO_ENTRIES
 
     timm, seen = import_timm(), 0
@@ -121,7 +121,7 @@ def test_rectangular_transformers_grid_requires_image_size(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("format", ["torchvision", "dinov2", "paddle", "paddlevit"])
 def test_class_token_position_is_certain_in_other_systems(format: str, tmp_path: Path) -> None:
-    """Their own models have none of 25 positions, so this one is made here: a square of theirs, but for the grid."""
+    """No published model has 25 positions, so the table is made here."""
     scaled = {"layer_scale": 1e-5, "num_classes": 0} if format == "dinov2" else {}
     config = dataclasses.replace(SMALL, **scaled)
     file = tmp_path / ("m.pdparams" if "paddle" in format else "m.pth")
@@ -182,7 +182,7 @@ def test_folder_states_what_a_file_cannot(format: str, tmp_path: Path) -> None:
 
 
 def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
-    """The difference is real: timm computes its own GELU with these weights."""
+    """timm uses its default GELU with these weights."""
     model = noisy(build(dataclasses.replace(SMALL, **TANH)))
     vitreous.save(model, tmp_path / "x.pth", format="timm", lossy=True)
     filled = timm_model()
@@ -202,12 +202,12 @@ def test_convert_reports_lossy_differences(tmp_path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Squared(Gelu):
-    """A kind of MLP of somebody's own."""
+    """A user-defined MLP option."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Strongest(GlobalAverage):
-    """A kind of pooling of somebody's own."""
+    """A user-defined pooling option."""
 
 
 FOLDERS, FILES = ("timm", "huggingface"), ("torchvision", "mae", "dinov2", "lucidrains")
@@ -259,7 +259,7 @@ def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layer", ["GluMlp", "SwiGLUPacked"])
 @pytest.mark.parametrize("args", [{}, {"act_layer": "gelu"}, {"act_layer": "silu"}], ids=str)
 def test_gated_mlp_of_ungated_architecture_is_rejected(layer: str, args: dict[str, Any], tmp_path: Path) -> None:
-    """`mlp_layer` is not in the config.json of such a model, and decides which half of the matrix is the gate."""
+    """`mlp_layer`, which config.json does not hold, decides which half of the matrix is the gate."""
     timm = import_timm()
     model = timm_model(mlp_layer=getattr(timm.layers, layer), mlp_ratio=4.0, **args)
     timm.models.save_for_hf(model, tmp_path / "m", model_args={**SIZES, "img_size": 32, **args})

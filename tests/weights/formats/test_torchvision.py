@@ -1,4 +1,4 @@
-"""torchvision's `VisionTransformer`, in both directions."""
+"""torchvision's `VisionTransformer`: reading and writing."""
 
 import dataclasses
 import warnings

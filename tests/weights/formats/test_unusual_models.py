@@ -1,4 +1,4 @@
-"""Checkpoints out of the ordinary: other numbers of channels, and models that have no counterpart here."""
+"""Models with other numbers of channels, and models without a counterpart."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def of_torchvision(channels: int) -> nn.Module:
 
 
 def of_dinov2(channels: int) -> nn.Module:
-    """timm's model has DINOv2's names, but for the token for masks."""
+    """timm's model with DINOv2's names, without the mask token."""
     model = timm_model(init_values=0.1, in_chans=channels, num_classes=0)
     model.register_buffer("mask_token", torch.zeros(1, 128))
     return model
@@ -66,7 +66,7 @@ MAKERS: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("format", MAKERS)
 def test_other_numbers_of_channels_are_read(format: str, channels: int, tmp_path: Path) -> None:
-    """ImageNet's numbers are for three; their mean is what timm takes for others, and what is done is said."""
+    """Other numbers of channels get the average of ImageNet's means, as in timm."""
     model = MAKERS[format](channels)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     ours = vitreous.load(tmp_path / "m.pth", format=format.strip())
@@ -161,7 +161,7 @@ def test_unsupported_timm_arguments_are_rejected_by_name(given: dict[str, Any], 
 
 
 def test_learned_rotations_are_rejected(tmp_path: Path) -> None:
-    """Of those that are not learned, only the name in config.json tells."""
+    """Fixed rotations are known only by the name in config.json."""
     torch.save(
         import_timm().create_model("vit_small_patch16_rope_mixed_ape_224", depth=1).state_dict(), tmp_path / "m.pt"
     )
@@ -222,7 +222,7 @@ def test_other_transformers_models_are_rejected_by_name(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize(("model_type", "prefix"), [("timm_wrapper", "timm_model."), ("mine", "")])
 def test_model_type_of_a_wrapper_does_not_hide_timm_tensors(model_type: str, prefix: str, tmp_path: Path) -> None:
-    """transformers' TimmWrapper, and classes of users, write config.json beside tensors with timm's names."""
+    """transformers' TimmWrapper and custom classes write config.json beside tensors with timm's names."""
     model = import_timm().create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=3).eval()
     tensors = {f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}
     torch.save(tensors, tmp_path / "pytorch_model.bin")
@@ -269,7 +269,7 @@ def test_missing_heads_error_shows_python_and_command_line_remedy(tmp_path: Path
 
 
 def test_grey_deit_is_not_an_audio_model(tmp_path: Path) -> None:
-    """Its tensors have the names and the patches of the Audio Spectrogram Transformer; its config.json decides."""
+    """Its tensors have the names and patches of the Audio Spectrogram Transformer; config.json decides."""
     transformers = import_transformers()
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     theirs = transformers.DeiTModel(transformers.DeiTConfig(num_channels=1, image_size=64, patch_size=16, **sizes))

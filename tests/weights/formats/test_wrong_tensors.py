@@ -1,4 +1,4 @@
-"""A file of another system's that does not fit the model is refused in one line, which names what is wrong with it."""
+"""Files whose tensors do not fit the model are rejected in one line that names the problem."""
 
 import dataclasses
 from pathlib import Path
@@ -82,7 +82,7 @@ CASES = [pytest.param(format, *row, id=f"{format}: {row[0]}") for format, rows i
 
 
 def whole(format: str, file: Path) -> dict[str, Tensor]:
-    """The tensors of a file that is as it should be."""
+    """The tensors of a valid file."""
     vitreous.save(build(dataclasses.replace(PLAIN, **CHANGES[format])), file, format=format, lossy=True)
     vitreous.load(file)
     if file.suffix == ".npz":

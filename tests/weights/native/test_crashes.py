@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from native_models import assert_same
+from parity import check_identical
 from vitreous.model.config import ViTConfig
 from vitreous.weights.native import load_folder
 
@@ -58,7 +58,7 @@ def test_kill_while_saving_leaves_a_checkpoint(tmp_path: Path) -> None:
 def test_kill_between_two_renames_is_recovered(saved: Path) -> None:
     before = load_folder(saved)
     saved.rename(saved.with_name(".x.old"))
-    assert_same(load_folder(saved), before)
+    check_identical(load_folder(saved), before)
 
 
 def test_full_disk_keeps_the_previous_checkpoint(saved: Path, small: ViTConfig) -> None:
@@ -74,5 +74,5 @@ def test_full_disk_keeps_the_previous_checkpoint(saved: Path, small: ViTConfig) 
     assert run.stdout.endswith("the previous version is intact\n"), run
     assert "could not write" in run.stdout
     assert run.stdout.count("\n") == 1
-    assert_same(load_folder(saved), before)
+    check_identical(load_folder(saved), before)
     assert [path.name for path in saved.parent.iterdir()] == ["x"]

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from native_models import MODELS, assert_same, load_state, randomised, thin
+from native_models import MODELS, load_state, thin
+from parity import check_identical, noisy
 from vitreous.model import options
+from vitreous.model.build import build
 from vitreous.model.presets import PRESETS
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import describe
@@ -17,10 +19,10 @@ from vitreous.weights.native import load_folder, save_folder
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip_is_bit_identical(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    model = randomised(MODELS[name]).to(dtype)
+    model = noisy(build(MODELS[name])).to(dtype)
     save_folder(model, tmp_path / "x")
     loaded = load_folder(tmp_path / "x")
-    assert_same(model, loaded)
+    check_identical(model, loaded)
     assert not loaded.training
     images = torch.randn(1, 3, *model.config.image_size, dtype=dtype)
     assert torch.equal(model(images), loaded(images))
@@ -41,7 +43,7 @@ def test_training_a_loaded_model_keeps_its_file(saved: Path) -> None:
     assert not torch.equal(model.state_dict()["head.weight"], load_state(saved)["head.weight"])
     assert (saved / "model.safetensors").read_bytes() == before
     save_folder(model, saved)  # over the file that it is mapped from
-    assert_same(model, load_folder(saved))
+    check_identical(model, load_folder(saved))
 
 
 def test_files_have_default_permissions(saved: Path) -> None:
@@ -54,7 +56,7 @@ def test_files_have_default_permissions(saved: Path) -> None:
 
 def test_path_of_a_file_means_its_folder(saved: Path) -> None:
     for name in ("model.safetensors", "config.json"):
-        assert_same(load_folder(saved / name), load_folder(str(saved)))
+        check_identical(load_folder(saved / name), load_folder(str(saved)))
 
 
 # ---- Changes ---------------------------------------------------------------------------------------------------------
@@ -65,11 +67,11 @@ def test_path_of_a_file_means_its_folder(saved: Path) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_another_image_size(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    model = randomised(MODELS[name]).to(dtype)
+    model = noisy(build(MODELS[name])).to(dtype)
     size = (model.config.image_size[0] * 2, model.config.image_size[1])
     save_folder(model, tmp_path / "x")
     loaded = load_folder(tmp_path / "x", image_size=size)
-    assert_same(loaded, model.resized(size))
+    check_identical(loaded, model.resized(size))
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     save_folder(loaded, tmp_path / "y")
     assert describe(tmp_path / "y").provenance["changes"] == [
@@ -82,7 +84,7 @@ def test_another_image_size(tmp_path: Path, name: str, dtype: torch.dtype) -> No
 )
 @pytest.mark.parametrize("classes", [0, 3, 7])
 def test_new_head(tmp_path: Path, name: str, classes: int) -> None:
-    model = randomised(MODELS[name]).bfloat16()
+    model = noisy(build(MODELS[name])).bfloat16()
     save_folder(model, tmp_path / "x")
     loaded = load_folder(tmp_path / "x", num_classes=classes)
     linear = {"head": options.LinearHead()} if name == "TanhHead" else {}  # pre-logits belong to pre-training
@@ -96,7 +98,7 @@ def test_new_head(tmp_path: Path, name: str, classes: int) -> None:
     pictures = torch.randn(1, 3, *model.config.image_size, dtype=torch.bfloat16)
     assert loaded(pictures).shape[1] == (classes or loaded(pictures).shape[1])
     save_folder(loaded, tmp_path / "y")
-    assert_same(loaded, load_folder(tmp_path / "y"))
+    check_identical(loaded, load_folder(tmp_path / "y"))
     assert {"field": "head", "to": "new"} in describe(tmp_path / "y").provenance["changes"]
 
 

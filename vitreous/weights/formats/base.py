@@ -6,6 +6,7 @@ attributes and the methods below "Writing" matter only if models are written in 
 """
 
 import dataclasses
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -48,12 +49,10 @@ class StateDict:
     ignored: tuple[str, ...] = ()
     model_name: str = ""
 
-    def count(self, pattern: str) -> int:
-        """Number of layers: tensors `blocks.{i}.norm1.weight` for i = 0, 1, ..."""
-        count = 0
-        while pattern.replace("{i}", str(count)) in self.tensors:
-            count += 1
-        return count
+    def count(self, pattern: str, first: int = 0) -> int:
+        """Number of layers: tensors `blocks.{i}.norm1.weight` for i = first, first + 1, ..."""
+        numbers = itertools.count(first)
+        return next(i for i in numbers if pattern.replace("{i}", str(i)) not in self.tensors) - first
 
     def shape(self, name: str, dims: int | None = None) -> tuple[int, ...]:
         """Shape of a required tensor, checked to have `dims` dimensions, none of them 0."""
@@ -252,7 +251,7 @@ class ConfigBuilder:
 
 
 def how_to_set(*fields: str) -> str:
-    """How to give fields that a file does not state, in Python and on the command line."""
+    """Advice to give fields that a file does not state, in Python and on the command line."""
     python = ", ".join(f'"{field}": ...' for field in fields)
     shell = " ".join(f"--set {field}=..." for field in fields)
     return f"give overrides={{{python}}}, or convert it once: vitreous convert SRC DST --to vitreous {shell}"

@@ -4,7 +4,6 @@ Names read from google-research/vision_transformer, `models_vit.py`, `models_res
 """
 
 import dataclasses
-import itertools
 import re
 from typing import Any
 
@@ -74,13 +73,8 @@ def _infer_stem(state: StateDict) -> ResNetStem | None:
     if "conv_root/kernel" not in state.tensors:
         return None
 
-    def count(pattern: str) -> int:
-        """Number of names, counted from 1."""
-        present = (pattern.format(i) in state.tensors for i in itertools.count(1))
-        return sum(1 for _ in itertools.takewhile(bool, present))
-
-    stages = count("block{}/unit1/conv1/kernel")
-    units = tuple(count(f"block{stage}/unit{{}}/conv1/kernel") for stage in range(1, stages + 1))
+    stages = state.count("block{i}/unit1/conv1/kernel", first=1)
+    units = tuple(state.count(f"block{stage}/unit{{i}}/conv1/kernel", first=1) for stage in range(1, stages + 1))
     return ResNetStem(units, state.shape("conv_root/kernel", 4)[3], "google")
 
 

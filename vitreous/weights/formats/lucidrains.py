@@ -140,8 +140,7 @@ def _patch_rows(config: ViTConfig) -> list[Row]:
 
 
 def _token_rows(config: ViTConfig) -> list[Row]:
-    batched = position_table(int(config.class_token), config.grid)
-    flat = Conversion(batched.read, lambda ours: [batched.write(ours)[0][0]])
+    flat = position_table(int(config.class_token), config.grid, batch=False)
     if not config.class_token:
         return [row("position.table", "pos_embedding", flat)]
     token = row("prefix.class_token", "cls_token", reshape((1, 1, config.width), (1, config.width)))
@@ -215,7 +214,7 @@ def _set_tokens(state: StateDict, builder: ConfigBuilder, image_size: Any) -> No
     has_class = tokens[0] > 0
     builder.set(class_token=has_class)
     if has_class:
-        _refuse_mean(builder)
+        _reject_mean(builder)
         builder.assume("vit-pytorch's default", pool=ClassToken())
     else:
         builder.set(pool=GlobalAverage("before"))
@@ -223,7 +222,7 @@ def _set_tokens(state: StateDict, builder: ConfigBuilder, image_size: Any) -> No
     builder.default("resampled as by Google, because vit-pytorch cannot resample", position=Learned1d())
 
 
-def _refuse_mean(builder: ConfigBuilder) -> None:
+def _reject_mean(builder: ConfigBuilder) -> None:
     """Reject mean pooling beside a class token: until November 2025 it included the token, ours does not."""
     pool = builder.overrides.get("pool", ClassToken())
     if (pool.get("kind") if isinstance(pool, Mapping) else type(pool).__name__) != "ClassToken":

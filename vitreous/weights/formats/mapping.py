@@ -89,8 +89,11 @@ def split(parts: int, matrix: Conversion | None = None) -> Conversion:
     return Conversion(lambda theirs: list(read(theirs)[0].chunk(parts)), lambda ours: write([concat(ours)]))
 
 
-def position_table(prefix: int, grid: tuple[int, int]) -> Conversion:
-    """Theirs: one table [1, prefix + n, d]. Ours: the prefix tokens' positions, if any, and a table [gh, gw, d]."""
+def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Conversion:
+    """Theirs: one table [1, prefix + n, d], or without the 1 if not `batch`.
+
+    Ours: the prefix tokens' positions, if any, and a table [gh, gw, d].
+    """
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         table = theirs[0].flatten(0, -2)
@@ -98,7 +101,8 @@ def position_table(prefix: int, grid: tuple[int, int]) -> Conversion:
         return [table[:prefix], patches] if prefix else [patches]
 
     def write(ours: list[Tensor]) -> list[Tensor]:
-        return [concat([part.flatten(0, -2) for part in ours])[None]]
+        table = concat([part.flatten(0, -2) for part in ours])
+        return [table[None] if batch else table]
 
     return Conversion(read, write)
 

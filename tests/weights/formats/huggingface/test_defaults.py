@@ -1,4 +1,4 @@
-"""What transformers does where its files say little: names of GELU, processors that say nothing, and no processor."""
+"""Defaults of transformers: names of GELU, empty and missing preprocessor_config.json."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def written(kind: str, folder: Path, **fields: Any) -> Path:
-    """A model of that kind as transformers would have written it, but for these fields of its config.json."""
+    """Write a model of this kind for transformers, with these fields changed in config.json."""
     vitreous.save(noisy(build(dataclasses.replace(SMALL, **KINDS[kind]))), folder, format="huggingface")
     document = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(document | {"model_type": kind} | fields))
@@ -75,7 +75,7 @@ def test_gelu_names_are_those_of_transformers(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("document", ["says nothing", "published"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_default_processor_fields_are_those_of_transformers(kind: str, document: str, tmp_path: Path) -> None:
-    """A file that says nothing leaves all to the processor that transformers has for such models."""
+    """An empty file means the defaults of the processor for this kind of model."""
     transformers = import_transformers()
     folder = written(kind, tmp_path / "model")
     (folder / "preprocessor_config.json").write_text(json.dumps(PUBLISHED[kind] if document == "published" else {}))

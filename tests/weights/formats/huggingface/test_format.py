@@ -1,4 +1,4 @@
-"""Against transformers itself, every parameter random: its models read by us, ours read by it, the same outputs."""
+"""Models of transformers with random parameters: read, written, and compared with transformers."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Models this small take many times as long where threads have to wait for each other."""
+    """Small models are slow with several threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -74,7 +74,7 @@ def peer(name: str, **kwargs: Any) -> nn.Module:
 
 @torch.no_grad()
 def outputs(model: Any, images: Tensor, resampled: bool = False) -> dict[str, Tensor]:
-    """Theirs, whatever the class: logits, pooled features and tokens, as far as it has them."""
+    """The outputs of a transformers model: logits, pooled features and tokens, if it has them."""
     name = type(model).__name__
     if name == "ViTMAEForPreTraining":
         model, name = model.vit, "ViTMAEModel"
@@ -148,7 +148,7 @@ def test_sharded_weights_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ViT", "DeiT, taught", "DINOv2, registers", "ViTMAE, with its decoder"])
 def test_bare_weights_are_read(name: str, tmp_path: Path) -> None:
-    """Heads have 64 numbers each; all else is told by the tensors, or by the kind of model."""
+    """Heads have 64 dimensions; tensors and the kind of model state the rest."""
     transformers = import_transformers()
     model, config, fields = MODELS[name]
     fields = fields | {"hidden_size": 128}

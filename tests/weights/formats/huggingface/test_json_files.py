@@ -1,4 +1,4 @@
-"""What transformers' folders say beside the weights, what is refused, and what is said of folders that are broken."""
+"""transformers' config.json and preprocessor_config.json: reading, writing and invalid fields."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ DINOV2 = {"layer_scale": 0.1, "num_classes": 0}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A plain model as transformers would have written it."""
+    """A plain model in a folder of transformers."""
     vitreous.save(noisy(build(SMALL)), tmp_path / "model", format="huggingface")
     return tmp_path / "model"
 
@@ -63,7 +63,7 @@ def change(file: Path, **fields: Any) -> None:
 
 
 def test_loading_does_not_import_torch_dynamo(folder: Path) -> None:
-    """It takes over a second, and torch would load it for a few operations on tensors without memory."""
+    """Importing it takes over a second, and some operations on meta tensors would."""
     program = f"import sys, vitreous; vitreous.load({str(folder)!r}); print('torch._dynamo' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["False"]
@@ -121,7 +121,7 @@ def test_unnamed_processor_is_that_of_the_model(folder: Path) -> None:
 
 
 def test_processor_with_another_size_keeps_native_size(tmp_path: Path) -> None:
-    """As DINOv2 has it: positions for 518 pixels, pictures of 224. The model keeps its own size, and says so."""
+    """DINOv2 has positions for 518 pixels and a processor for 224: the model keeps its native size."""
     transformers = import_transformers()
     config = dataclasses.replace(SMALL, image_size=(64, 64), layer_scale=0.1, num_classes=0, preprocessing=IMAGENET)
     vitreous.save(noisy(build(config)), tmp_path / "model", format="huggingface")

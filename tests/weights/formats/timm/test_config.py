@@ -1,4 +1,4 @@
-"""What timm's config.json tells beside the weights: the architecture, its arguments, labels and pictures."""
+"""timm's config.json: architecture, arguments, labels and preprocessing."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_unsupported_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> 
 
 
 def test_architecture_names_state_heads_and_gelu() -> None:
-    """Of all of timm's that are made of the parts that we read."""
+    """Checked for all supported architectures of timm."""
     from vitreous.weights.formats.base import HEADS
     from vitreous.weights.formats.timm.config import SIXTEEN_HEADS, TANH
 

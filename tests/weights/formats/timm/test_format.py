@@ -1,4 +1,4 @@
-"""Weights of timm's, in both directions, and what training scripts and earlier versions make of them."""
+"""timm's weights: reading, writing, wrappers of training scripts, and names of earlier versions."""
 
 import dataclasses
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_layer_scale_names_of_deit3_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["plain", "distilled"])
 def test_preprocessing_of_bare_files_is_that_of_published_models(case: str, tmp_path: Path) -> None:
-    """Weights alone do not tell. timm's ViTs are AugReg's; of DeiT, timm shows more of a picture than DeiT itself."""
+    """timm's ViTs are AugReg's; for DeiT, timm crops less than DeiT."""
     torch.save(theirs(case).state_dict(), tmp_path / "m.pth")
     ours, cfg = vitreous.load(tmp_path / "m.pth").config.preprocessing, import_timm().get_pretrained_cfg(CASES[case][0])
     assert (ours.mean * (3 // len(ours.mean)), ours.std * (3 // len(ours.std))) == (cfg.mean, cfg.std)
@@ -97,7 +97,7 @@ def test_preprocessing_of_bare_files_is_that_of_published_models(case: str, tmp_
 
 
 def test_pre_logits_layer_is_read(tmp_path: Path) -> None:
-    """timm had one until 2022, for Google's weights."""
+    """timm had this layer until 2022, for Google's weights."""
     model = theirs("plain")
     old = noisy(nn.Sequential(nn.Linear(128, 96), nn.Tanh(), nn.Linear(96, 7)))
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}

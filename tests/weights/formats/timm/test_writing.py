@@ -1,4 +1,4 @@
-"""Folders that timm reads, and what it has no place for."""
+"""Folders written for timm, and models that timm cannot hold."""
 
 import dataclasses
 import json
@@ -57,7 +57,7 @@ def test_folder_round_trips_and_timm_reads_it(changes: dict[str, Any], tmp_path:
 
 
 def test_pretrained_cfg_alone_sets_the_image_size(tmp_path: Path) -> None:
-    """A `pretrained_cfg` goes with timm's other scripts too, without the arguments that config.json has beside it."""
+    """timm's other scripts use `pretrained_cfg` without `model_args`."""
     timm = import_timm()
     vitreous.save(build(SMALL), tmp_path / "m", format="timm")
     config = json.loads((tmp_path / "m" / "config.json").read_text())

@@ -249,8 +249,10 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     """The config.json with which `AutoModel` and `AutoModelForImageClassification` build the model."""
     family = family_of(config)
     tanh = isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh"
+    teacher = "WithTeacher" if config.distillation_token else ""
+    task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
     document: dict[str, Any] = {
-        "architectures": [architecture(config)],
+        "architectures": [f"{FAMILIES[family].classes}{task}"],
         "model_type": family,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -284,14 +286,6 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     document["id2label"] = {str(i): label for i, label in enumerate(labels)}
     document["label2id"] = {label: i for i, label in enumerate(labels)}
     return document
-
-
-def architecture(config: ViTConfig) -> str:
-    """The class of transformers that has this model's parts."""
-    if not config.num_classes:
-        return f"{FAMILIES[family_of(config)].classes}Model"
-    taught = "WithTeacher" if config.distillation_token else ""
-    return f"{FAMILIES[family_of(config)].classes}ForImageClassification{taught}"
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:

@@ -53,7 +53,6 @@ class HuggingFace(Format):
     # The mask token and decoders are for training, a pooler is for models without a classifier, and a classifier is
     # ignored with `num_classes=0`.
     ignored = (r"embeddings\.mask_token", r"decoder\..*", r"pooler\..*", r"(cls_|distillation_)?classifier\..*")
-
     missing = (
         *("stem", "patch_norm", "pad", "qk_norm", "models without a class token", "other positions", "qk_scale"),
         "positions without the class token",
@@ -71,8 +70,6 @@ class HuggingFace(Format):
         table = rows("patches.projection", PATCHES) + _tokens(config)
         table += per_layer(_block(config), config.depth)
         return table + rows("norm", "layernorm") + _head(config)
-
-    # ---- Writing ----
 
     def unsupported(self, config: ViTConfig) -> list[str]:
         return super().unsupported(config) + _family_problems(config) + _output_problems(config)
@@ -184,22 +181,17 @@ def _family_problems(config: ViTConfig) -> list[str]:
     lines = []
     if config.layer_scale is None:
         if isinstance(config.mlp, SwiGlu):
-            lines.append("SwiGLU without layer_scale: of transformers' ViTs only DINOv2 has it, and LayerScale with it")
+            lines.append("SwiGLU without layer_scale: in transformers, only DINOv2 has both")
         # A single register is the distillation token of a DeiT without a teacher.
         headless = not config.num_classes and not isinstance(config.head, TanhHead)
         if config.registers > 1 or (config.registers and (headless or config.distillation_token)):
-            lines.append(
-                f"registers {config.registers} without layer_scale: of transformers' ViTs only DINOv2 has them, and "
-                "LayerScale with them"
-            )
+            lines.append(f"registers {config.registers} without layer_scale: in transformers, only DINOv2 has both")
         return lines
     if config.distillation_token:
-        lines.append("distillation_token and layer_scale: transformers has the one in DeiT, the other in DINOv2")
+        lines.append("distillation_token and layer_scale: transformers has them in different models, DeiT and DINOv2")
     if mlp_ratio(config) is None:
-        multiple = "two thirds of a whole multiple" if isinstance(config.mlp, SwiGlu) else "a whole multiple"
-        lines.append(
-            f"mlp_width {config.mlp_width}: in transformers' DINOv2 it is {multiple} of width ({config.width})"
-        )
+        multiple = "two thirds of a multiple" if isinstance(config.mlp, SwiGlu) else "a multiple"
+        lines.append(f"mlp_width {config.mlp_width}: in transformers' DINOv2 it is {multiple} of width {config.width}")
     return lines
 
 
@@ -213,7 +205,7 @@ def _output_problems(config: ViTConfig) -> list[str]:
         if config.num_classes:
             lines.append("head TanhHead: transformers' classifiers are one linear layer")
         elif config.layer_scale is not None or config.distillation_token:
-            lines.append("head TanhHead: of transformers' ViTs only ViT and DeiT, without a teacher, have a pooler")
+            lines.append("head TanhHead: in transformers, only ViT and DeiT without a teacher have a pooler")
     elif config.num_classes and not isinstance(config.head, LinearHead):
         lines.append(f"head {type(config.head).__name__}: transformers' classifiers are one linear layer")
     return lines
