@@ -8,9 +8,9 @@ import numpy as np
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig
-from vitreous.model.kinds import AnyModel
 from vitreous.model.options import DecoderConfig
 from vitreous.model.presets import create
+from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
 from vitreous.training.config import TrainConfig
 from vitreous.training.defaults import Chosen, choose
@@ -34,7 +34,7 @@ def chosen(count: int = 100, side: int = 64, device: str = "cpu", processes: int
 
 def checkpoint(folder: Path, decoder: DecoderConfig | None = None, side: int = 48, patch: int = 16) -> Path:
     """A small encoder, or a segmenter with such a decoder, for the classes of `pictures`."""
-    model: AnyModel = create("ViT-Ti/16", num_classes=0, image_size=side, overrides=TINY | {"patch_size": patch})
+    model: Model = create("ViT-Ti/16", num_classes=0, image_size=side, overrides=TINY | {"patch_size": patch})
     if decoder is not None:
         assert isinstance(model, ViT)
         model = build_segmenter(SegmenterConfig(model.config, decoder, 3, ("ground", "cat", "dog")))

@@ -9,7 +9,7 @@ from vitreous.model.init import small_, xavier_
 from vitreous.model.options import HeadConfig, LinearHead, MlpHead, TanhHead
 
 
-def build_head(head: HeadConfig, width: int, num_classes: int, norm_eps: float) -> nn.Module:
+def build_head(head: HeadConfig, width: int, num_classes: int, norm_eps: float = 1e-6) -> nn.Module:
     """Build a head. For 0 classes it returns the pooled features, or the pre-logits of a `TanhHead`."""
     if num_classes == 0 and not isinstance(head, TanhHead):
         return nn.Identity()

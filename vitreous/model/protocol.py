@@ -6,6 +6,7 @@ a Vision Transformer gets it with `vit.require_vit`, which fails with a descript
 b: batch; c: channels; h, w: image height and width; d: width of the features.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -13,9 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.common.checks import Size
+from vitreous.common.checks import Size, as_size
 from vitreous.model.base_config import ModelConfig as ModelConfig
-from vitreous.model.heads import copy_rows
+from vitreous.model.heads import build_head, copy_rows
+from vitreous.model.options import LinearHead
 from vitreous.model.tokens import Features
 
 M = TypeVar("M", bound="Model")
@@ -57,15 +59,18 @@ class Model(nn.Module):
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         """One vector per image: the input of the head."""
-        raise NotImplementedError
+        return self.features(images).patches.mean(dim=1)
 
     def resized(self: M, image_size: int | Size) -> M:
         """Copy the model for another image size."""
-        raise NotImplementedError
+        config = self.config.resized(as_size(image_size))  # raises before anything is copied if the size does not fit
+        model = copy.deepcopy(self)
+        model.config = config
+        return model
 
     def new_head(self, num_classes: int) -> nn.Module:
         """Build a freshly initialised head."""
-        raise NotImplementedError
+        return build_head(LinearHead(), self.config.feature_width, num_classes)
 
     def replace_head(self, num_classes: int, labels: tuple[str, ...] = ()) -> None:
         """Replace the head for other classes; classes with the same label keep their weights."""

@@ -5,7 +5,6 @@ Hybrids put norm and ReLU after each convolution; BiT is a ResNet-v2 and puts th
 b: batch; c: channels; h, w: height and width.
 """
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -13,14 +12,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ResNetConfig
-from vitreous.model.heads import build_head
 from vitreous.model.init import lecun_normal_
 from vitreous.model.inputs import check_images, check_matches
-from vitreous.model.options import LinearHead, ResNetNumerics
+from vitreous.model.options import ResNetNumerics
 from vitreous.model.protocol import Model
-from vitreous.model.tokens import Features
+from vitreous.model.tokens import Features, from_feature_map
 
 
 def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
@@ -169,16 +166,10 @@ class ResNet(Model):
         return self.head(self.pooled(images))
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
-        """The feature map as patches, without prefix tokens."""
-        feature_map = self.feature_map(images)
-        patches = feature_map.flatten(2).transpose(1, 2)
-        return Features(patches[:, :0], patches, (feature_map.shape[2], feature_map.shape[3]))
+        return from_feature_map(self.feature_map(images))
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         return self.feature_map(images).mean(dim=(2, 3))
-
-    def new_head(self, num_classes: int) -> nn.Module:
-        return build_head(LinearHead(), self.config.feature_width, num_classes, norm_eps=1e-5)
 
     def feature_map(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k y x"]:
         check_images(images, self.config.channels)
@@ -189,9 +180,3 @@ class ResNet(Model):
             raise
         x = F.max_pool2d(centred_padding(x, 3, 2), 3, 2)  # BiT pads with zeros here, not with -inf
         return F.relu(self.norm(self.stages(x)))
-
-    def resized(self, image_size: int | Size) -> "ResNet":
-        """Copy the model with another image size in its config; convolutions accept any size."""
-        model = copy.deepcopy(self)
-        model.config = self.config.resized(as_size(image_size))
-        return model

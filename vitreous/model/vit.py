@@ -3,13 +3,12 @@
 b: batch; c: channels; h, w: image height and width; n: patches; p: prefix tokens; t = p + n; d: width.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitreous.common.checks import Size, as_size
+from vitreous.common.checks import Size
 from vitreous.model.config import ViTConfig
 from vitreous.model.encoder import Encoder
 from vitreous.model.heads import build_head
@@ -145,9 +144,7 @@ class ViT(Model):
 
     def resized(self, image_size: int | Size) -> "ViT":
         """Copy the model for another image size; positions are resampled once instead of at every call."""
-        config = self.config.resized(as_size(image_size))  # raises before anything is copied if the size does not fit
-        model = copy.deepcopy(self)
-        model.config = config
+        model = super().resized(image_size)
         model.position.resize(model.config.grid)
         return model
 
