@@ -93,7 +93,7 @@ def test_images_are_prepared_as_by_timm() -> None:
 def test_timm_prepares_images_by_what_we_write_as_we_do(how: Preprocessing) -> None:
     timm = import_timm()
     config = ViTConfig(image_size=(224, 224), preprocessing=how)
-    assert Timm().losses(config, folder=True) == [] == Timm().minor_differences(config)
+    assert Timm().differences(config, folder=True) == [] == Timm().minor_differences(config)
     written = timm_config(config)["pretrained_cfg"]
     resolved = timm.data.resolve_data_config({}, pretrained_cfg=written)
     transform = timm.data.create_transform(**resolved, is_training=False, normalize=False)

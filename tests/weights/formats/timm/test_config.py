@@ -61,7 +61,7 @@ def test_unsupported_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps(document))
     found = vitreous.load(folder)
     said = " ".join(found.provenance["assumed"])
-    assert "timm resizes by 'lanczos', we by bicubic interpolation; timm crops by 'random'" in said
+    assert "timm resizes by 'lanczos', here bicubic is used; timm crops by 'random'" in said
     assert (found.config.preprocessing.mean, found.config.preprocessing.std) == (IMAGENET.mean, IMAGENET.std)
 
 

@@ -75,7 +75,7 @@ class Timm(TimmLayout):
         if isinstance(config.pool, options.AttentionPool) and config.num_prefix_tokens:
             lines.append("pool AttentionPool: timm's does not attend to the tokens before the patches")
         if isinstance(config.pool, options.AttentionPool) and isinstance(config.mlp, options.SwiGlu):
-            lines.append("pool options.AttentionPool with SwiGLU: timm's has GELU")
+            lines.append("pool AttentionPool with SwiGLU: timm's has GELU")
         if config.distillation_token and config.registers:
             lines.append("registers: timm's distilled models have none")
         if config.distillation_token:
