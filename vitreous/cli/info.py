@@ -61,9 +61,8 @@ def _print_presets(as_json: bool) -> None:
         return
     table = Table("name", "image", "patch", "width", "layers", "heads", box=None, title="presets", title_justify="left")
     for name, config in PRESETS.items():
-        heads = getattr(config, "num_heads", "-")
-        row = [config.image_size[0], config.patch_stride[0], config.feature_width, config.num_layers, heads]
-        table.add_row(name, *map(str, row))
+        row = [config.image_size[0], config.patch_stride[0], config.feature_width, config.num_layers]
+        table.add_row(name, *map(str, row), str(config.num_heads or "-"))
     console().print(table)
 
 

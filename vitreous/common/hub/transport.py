@@ -121,18 +121,15 @@ class BoundedTransport(httpx2.BaseTransport):
         self.transport.close()
 
 
+@dataclass
 class _BoundedStream(httpx2.SyncByteStream):
     """The body of an answer, bounded in size and time."""
 
-    def __init__(
-        self,
-        reader: BackgroundReader[httpx2.Response | bytes],
-        limit: int,
-        end: float | None,
-        pace: Pace | None,
-        name: str,
-    ) -> None:
-        self.reader, self.limit, self.end, self.pace, self.name = reader, limit, end, pace, name
+    reader: BackgroundReader[httpx2.Response | bytes]
+    limit: int
+    end: float | None
+    pace: Pace | None
+    name: str
 
     def __iter__(self) -> Iterator[bytes]:
         total = 0

@@ -5,29 +5,15 @@ import reprlib
 import sys
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitreous.weights.io.errors import Refused, shown
 
-CODES = {
-    "b1": torch.bool,
-    "i1": torch.int8,
-    "i2": torch.int16,
-    "i4": torch.int32,
-    "i8": torch.int64,
-    "u1": torch.uint8,
-    "u2": torch.uint16,
-    "u4": torch.uint32,
-    "u8": torch.uint64,
-    "f2": torch.float16,
-    "f4": torch.float32,
-    "f8": torch.float64,
-    "c8": torch.complex64,
-    "c16": torch.complex128,
-    "V2": torch.bfloat16,  # numpy stores jax's bfloat16 as two untyped bytes
-    "bfloat16": torch.bfloat16,
-}
+NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+CODES = {code: torch.from_numpy(np.empty(0, code)).dtype for code in NUMBERS}
+CODES |= {"V2": torch.bfloat16, "bfloat16": torch.bfloat16}  # numpy stores jax's bfloat16 as two untyped bytes
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 1 << 48  # more than any memory; keeps products of untrusted sizes within 64 bits
 

@@ -17,19 +17,10 @@ from vitreous.weights.io.errors import BadCheckpoint
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())
-STORED = {name: dtype for dtype, name in NAMES.items()} | {  # readable, but refused by name in a model
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+STORED = {name: dtype for dtype, name in NAMES.items()}
+STORED |= {f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)}  # readable, but refused in a model
+STORED |= {f"U{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)}
+STORED |= {"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 ALIGNMENT = 64  # bytes: a cache line, and torch's own alignment
 MAX_TENSORS = 30_000  # in one checkpoint: more than in 1,024 blocks with all options
 MAX_HEADER_BYTES = 400 * MAX_TENSORS
