@@ -30,8 +30,8 @@ from torch import Tensor
 
 from benchmarks.peers import import_timm
 from benchmarks.table import publish
-from vitreous.data.image.decode import random_resized_crop
-from vitreous.data.rng import Draws
+from vitreous.data.image import random_resized_crop
+from vitreous.data.rng import SampleRng
 
 PEER = "Pillow + torchvision"
 Interpolation = Literal["bicubic", "bilinear"]
@@ -80,7 +80,7 @@ def draw_pictures(options: Options) -> list[bytes]:
 
 def ours(size: int, interpolation: Interpolation, fast: bool) -> Load:
     def load(files: list[bytes], turn: int) -> Tensor:
-        numbers = Draws(seed=0, epoch=turn, indices=torch.arange(len(files))).uniform("crop", 4).tolist()
+        numbers = SampleRng(seed=0, epoch=turn, indices=torch.arange(len(files))).uniform("crop", 4).tolist()
         batch = torch.empty(len(files), size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
         for i, file in enumerate(files):
             batch[i] = random_resized_crop(

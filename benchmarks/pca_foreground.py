@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import tyro
 
 from benchmarks.table import publish
-from vitreous.data.loader import EvalLoader, Place, Reader
+from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.masks.folders import open_masked
 from vitreous.data.sources.base import Subset
 from vitreous.explanation.pca import foreground
@@ -60,7 +60,7 @@ def main(options: Options) -> Result:
     model, config, wanted = model.float().to(device).eval(), model.config, data.mask_classes.index(options.object)
     reader = Reader(Subset(source, places.numpy()), config.image_size, 3, config.preprocessing, masks=True)
     found, everything = [], []
-    for batch in EvalLoader(reader, Place(16), 2):
+    for batch in EvalLoader(reader, BatchSlice(16), 2):
         assert batch.masks is not None
         features = model.features(normalise(batch.images.to(device).float() / 255, config.preprocessing))
         for patches, mask in zip(features.patches, batch.masks, strict=True):

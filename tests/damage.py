@@ -1,4 +1,4 @@
-"""Files that chance has damaged: bytes overwritten, the end cut off. A reader notices, or reads them all the same."""
+"""Randomly damaged files, which a reader must refuse or read without another error."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 
 @st.composite
@@ -19,7 +19,7 @@ def damaged(draw: st.DrawFn, samples: list[bytes]) -> bytes:
 
 
 def check_noticed_or_harmless(read: Callable[[Path], Any], file: Path, data: bytes) -> None:
-    """Any other exception than ours goes through, and fails the test."""
+    """Any exception other than BadCheckpoint fails the test."""
     file.write_bytes(data)
     said = str(file)
     try:

@@ -1,4 +1,4 @@
-"""A small model for every position, pooling, head, stem, token and decoder that a config can choose."""
+"""A small model for every position, pooling, head, stem, token and decoder option."""
 
 import dataclasses
 from collections.abc import Callable
@@ -54,7 +54,7 @@ EVERY = [*CONFIGS, *MASKED]
 
 
 def every_model(name: str) -> nn.Module:
-    """In evaluation mode, with no parameter left at a value that another one may have."""
+    """A model in evaluation mode whose parameters have no default values."""
     model = MASKED[name]() if name in MASKED else build(CONFIGS[name])
     with torch.no_grad():
         for parameter in model.parameters():
@@ -63,7 +63,7 @@ def every_model(name: str) -> nn.Module:
 
 
 def inputs_of(name: str, batch: int = 2) -> tuple[Tensor, ...]:
-    """What the model is called with."""
+    """Inputs for a call of the model."""
     images, patches = torch.randn(batch, 3, 24, 32), 12
     match name:
         case "MPP":
@@ -74,5 +74,5 @@ def inputs_of(name: str, batch: int = 2) -> tuple[Tensor, ...]:
 
 
 def output_of(result: Any) -> Tensor:
-    """The tensor that a model is trained by: its logits, or the losses of a masked one."""
+    """The tensor that training uses: logits, or the losses of a masked model."""
     return result if isinstance(result, Tensor) else result.losses

@@ -1,4 +1,4 @@
-"""A small model in every format that is read, and where it is written to."""
+"""A small model in every readable format, and the file it is written to."""
 
 import dataclasses
 from pathlib import Path
@@ -56,7 +56,7 @@ EVERY: dict[str, tuple[ModelConfig, str]] = MAPPED | COPIED | OTHERS
 
 
 def written(case: str, folder: Path) -> Path:
-    """A checkpoint in the format that the case's name begins with."""
+    """Write a checkpoint in the format that the name of the case begins with."""
     config, name = EVERY[case]
     vitreous.save(noisy(build(config)), folder / name, format=case.split(",")[0], lossy=True)  # type: ignore[arg-type]
     return folder / name

@@ -1,4 +1,4 @@
-"""timm's twins of Google's models, of every kind, and their weights as Google's `.npz` hold them."""
+"""timm's counterparts of Google's models, and their weights as arrays of Google's `.npz`."""
 
 import dataclasses
 from functools import partial
@@ -67,7 +67,7 @@ def timm_model(case: str, **more: Any) -> Any:
 
 
 def timm_resnet(stem: ResNetStem) -> nn.Module:
-    """As timm's hybrids have it, but as narrow as ours."""
+    """The ResNet of timm's hybrids, narrower."""
     timm = import_timm()
     return timm.models.resnetv2.ResNetV2(
         layers=stem.stages,

@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from torch import Tensor
 
+from images import encoded, smooth
 from live_server import Live, Reply
-from pictures import encoded, smooth
 from planted import KINDS, of_kind, planted
-from vitreous.data.image.decode import fit
+from vitreous.data.image import fit
 from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.inputs import normalise

@@ -1,24 +1,24 @@
-"""Folders of pictures and masks, written for tests."""
+"""Folders of images and masks, written for tests."""
 
 from pathlib import Path
 
 import numpy as np
 
-from pictures import encoded, smooth
+from images import encoded, smooth
 
 CLASSES = "0 sky\n1 sea\n3 border\n"
 
 
 def ids_of(seed: int, height: int = 12, width: int = 16) -> np.ndarray:
-    """Every class somewhere, and some pixels of none."""
+    """A mask with every class and some ignored pixels."""
     chosen = np.random.default_rng(seed).choice([0, 1, 3, 255], (height, width)).astype(np.uint8)
     chosen[0, :3] = 0, 1, 3
     return chosen
 
 
-def write(root: Path, name: str, seed: int, pictures: str = "images", masks: str = "masks") -> None:
+def write(root: Path, name: str, seed: int, images: str = "images", masks: str = "masks") -> None:
     for path, data in (
-        (root / pictures / f"{name}.jpg", encoded(smooth(12, 16, seed), "JPEG")),
+        (root / images / f"{name}.jpg", encoded(smooth(12, 16, seed), "JPEG")),
         (root / masks / f"{name}.png", encoded(ids_of(seed))),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,19 +1,23 @@
-"""Small models of every kind that a folder of ours can hold, and when two of them are the same."""
+"""Small configs of every kind that a checkpoint folder can hold, and its tensors."""
 
 import dataclasses
+from pathlib import Path
 
-import torch
+from torch import Tensor
 
 from vitreous.model import options
-from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.presets import PRESETS
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.weights.io.safetensors_file import read_tensors
+
+
+def load_state(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint folder."""
+    return read_tensors(folder / "model.safetensors")
 
 
 def thin(config: ViTConfig | ResNetConfig) -> ViTConfig | ResNetConfig:
-    """The same parts, small: a few patches, two narrow layers, three named classes."""
+    """The same config, small: a few patches, two narrow layers, three named classes."""
     if isinstance(config, ResNetConfig):
         return dataclasses.replace(
             config, image_size=(32, 48), width=32, stages=(1, 1), num_classes=3, labels=("a", "b", "c")
@@ -50,21 +54,3 @@ MODELS |= {
         ("head", options.MlpHead(8)),
     ]
 }
-
-
-def randomised(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
-    """No parameter is left at a value that another might have by chance."""
-    model = build(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.1)
-    return model
-
-
-def assert_same(one: ViT | ResNet, other: ViT | ResNet) -> None:
-    assert one.config == other.config
-    ones, others = one.state_dict(), other.state_dict()
-    assert ones.keys() == others.keys()
-    for name, tensor in ones.items():
-        assert tensor.dtype == others[name].dtype
-        assert torch.equal(tensor, others[name]), name

@@ -1,4 +1,4 @@
-"""What Paddle computes with its own layout of a ViT's tensors, without Paddle: an independent forward pass."""
+"""An independent forward pass on Paddle's layout of a ViT's tensors, without Paddle."""
 
 import pickle
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ NAMES = "StructuredToParameterName@@"
 
 @dataclass(frozen=True)
 class Layout:
-    """What a system of Paddle's calls the parts of a ViT."""
+    """Names of the parts of a ViT in a Paddle system."""
 
     patch: str
     position: str
@@ -44,7 +44,7 @@ LAYOUTS = {"paddle": CLAS, "paddlevit": VIT}
 def state(
     layout: Layout, bias: bool = True, distilled: bool = False, classes: int = CLASSES, inner: int = WIDTH
 ) -> dict[str, Tensor]:
-    """Random tensors as Paddle has them: matrices [in, out]. Patches are weak, so that eps has something to do."""
+    """Random tensors in Paddle's layout, matrices [in, out]. Patches are weak, so that eps matters."""
     tokens = 1 + distilled
     tensors = {
         f"{layout.patch}.weight": torch.randn(WIDTH, 3, PATCH, PATCH) * 0.002,
@@ -73,7 +73,7 @@ def state(
 def reference(
     tensors: dict[str, Tensor], layout: Layout, images: Tensor, eps: float, scale: float | None = None
 ) -> Tensor:
-    """What Paddle computes, from its own tensors: x W + b."""
+    """Outputs from tensors in Paddle's layout: x W + b."""
 
     def linear(name: str, x: Tensor) -> Tensor:
         return x @ tensors[f"{name}.weight"] + tensors.get(f"{name}.bias", torch.zeros(()))
@@ -104,7 +104,7 @@ def reference(
 
 
 def saved(tensors: dict[str, Tensor], path: Path) -> Path:
-    """As `paddle.save` does."""
+    """Save as `paddle.save` does."""
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
     path.write_bytes(pickle.dumps(arrays | {NAMES: {name: f"linear_{name}" for name in tensors}}, protocol=4))
     return path

@@ -1,20 +1,20 @@
-"""When a model of another system and one of ours are the same: weights that tell, inputs, and a tolerance."""
+"""Comparison of a foreign model with ours: informative weights, inputs and a tolerance."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.model.vit import ViT
+from vitreous.model.kinds import AnyModel
 
 TOLERANCE = 2e-5
 
 
 @torch.no_grad()
 def noisy(model: nn.Module) -> nn.Module:
-    """The model with nothing left that is zero, one or the same everywhere: a forgotten or swapped tensor shows.
+    """Randomise all parameters, so that a forgotten or swapped tensor changes the outputs.
 
-    Matrices keep the size of what goes through them; patches are weak, so that the norms' eps has something to do.
+    Matrices keep the scale of activations; patches are weak, so that the norms' eps matters.
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -31,7 +31,7 @@ def noisy(model: nn.Module) -> nn.Module:
 def difference(
     ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], size: tuple[int, int], channels: int = 3
 ) -> float:
-    """The largest between two models' outputs on the same images, which must differ from image to image by far more."""
+    """The largest difference between two models' outputs, which must vary far more between images."""
     images = torch.randn(2, channels, *size) + 2 * torch.randn(2, channels, 1, 1)
     expected = theirs(images)
     spread = expected.std(0).mean().item()
@@ -48,11 +48,11 @@ def check_close(
         assert difference(ours, theirs, size, channels) <= TOLERANCE
 
 
-def check_identical(again: object, model: ViT) -> None:
-    """That a model came back as it went: the same config, the same tensors to the last bit."""
-    assert isinstance(again, ViT)
+def check_identical(again: AnyModel, model: AnyModel) -> None:
+    """Check that config, names, dtypes and values are equal, bit by bit."""
     assert again.config == model.config
     ours, theirs = model.state_dict(), again.state_dict()
     assert list(ours) == list(theirs)
     for name, tensor in ours.items():
+        assert theirs[name].dtype == tensor.dtype
         assert torch.equal(theirs[name], tensor), name

@@ -1,4 +1,4 @@
-"""Other systems, to compare with. A test that needs one that is not installed is skipped, and says why."""
+"""Imports other systems to compare with; a test whose system is missing is skipped with the reason."""
 
 from types import ModuleType
 

@@ -1,4 +1,4 @@
-"""Pickles, and torch's files around them, that nobody's `save` writes; and how they must be refused."""
+"""Hand-made pickles and torch files, and the check that they are refused."""
 
 import contextlib
 import io
@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.weights.io.pickle.files import read_pickle
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.pickle.read import read_pickle
 
 RECONSTRUCT, FROM_BUFFER = np.zeros(1).__reduce__()[0], np.zeros(1).__reduce_ex__(5)[0]
 
 
 class Call:
-    """Pickled as a call of a function, and as setting a state of what it made."""
+    """Pickled as a call of a function, and optionally a state of the result."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, state: Any = None) -> None:
         self.parts = (function, arguments) if state is None else (function, arguments, state)
@@ -33,7 +33,7 @@ class Call:
 
 
 class Outside:
-    """Pickled as a reference to something outside of the pickle."""
+    """Pickled as a persistent reference."""
 
     def __init__(self, *identity: Any) -> None:
         self.identity = identity
@@ -79,19 +79,19 @@ def array(shape: Any = (2,), code: str = "f4", data: Any = bytes(8), names: Any 
 
 
 def doubled(first: bytes, join: Callable[[bytes], bytes]) -> bytes:
-    """A pickle that joins the last value with itself, a hundred times: 2 ** 100 values in half a kilobyte."""
+    """A pickle that joins the last value with itself a hundred times: 2 ** 100 values in half a kilobyte."""
     return b"\x80\2" + first + b"q\0" + b"".join(join(b"h" + bytes([i])) + b"q" + bytes([i + 1]) for i in range(100))
 
 
 def shifted(data: bytes, field: bytes, at: int, form: str, value: int) -> bytes:
-    """A zip, with another number in one of its records."""
+    """A zip with a changed number in one of its records."""
     whole = bytearray(data)
     struct.pack_into(form, whole, data.rindex(field) + at, value)
     return bytes(whole)
 
 
 def repeated(function: Callable[..., Any], *arguments: Any, times: int = 100) -> bytes:
-    """A pickle that calls a function again and again with arguments that it holds once."""
+    """A pickle that calls a function many times with the same arguments."""
     call = b"j" + struct.pack("<I", 1000) + b"j" + struct.pack("<I", 1001) + b"R"
     held = [pickled(part)[2:-1] + b"r" + struct.pack("<I", 1000 + i) for i, part in enumerate((function, arguments))]
     return b"\x80\2" + b"".join(held) + b"](" + call * times + b"e."
@@ -99,7 +99,7 @@ def repeated(function: Callable[..., Any], *arguments: Any, times: int = 100) ->
 
 @contextlib.contextmanager
 def little_memory(spare: int = 1 << 28) -> Iterator[None]:
-    """Whoever asks for more than `spare` bytes from now on gets a MemoryError, even if nothing is written there."""
+    """Raise MemoryError for allocations of more than `spare` bytes."""
     if not (statm := Path("/proc/self/statm")).exists():
         yield
         return
@@ -113,7 +113,7 @@ def little_memory(spare: int = 1 << 28) -> Iterator[None]:
 
 
 def check_refused(folder: Path, data: bytes, reason: str) -> None:
-    """With little memory, in one short line, and nothing has appeared beside the file."""
+    """Assert a one-line refusal with little memory and without new files."""
     with contextlib.chdir(folder):
         Path("x.pth").write_bytes(data)
         with little_memory(), pytest.raises(BadCheckpoint, match=f"^x.pth .*({reason})") as error:

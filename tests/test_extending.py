@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import vitreous
+from images import encoded, smooth
 from live_server import process
-from pictures import encoded, smooth
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,4 +1,4 @@
-"""Small models of timm's, of every kind that we read; and one of ours that timm can hold."""
+"""Small timm models of every supported kind, and a config that timm can hold."""
 
 from typing import Any
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
+    "Conversion": "vitreous.weights.convert",
+    "convert": "vitreous.weights.convert",
     "create": "vitreous.model.presets",
     "embed": "vitreous.inference.predict_images",
     "evaluate": "vitreous.evaluation.evaluate_model",

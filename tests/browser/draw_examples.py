@@ -1,4 +1,4 @@
-"""Draws the three example pictures of the page, always the same: `python tests/browser/draw_examples.py FOLDER`.
+"""SampleRng the three example pictures of the page, always the same: `python tests/browser/draw_examples.py FOLDER`.
 
 They are made of formulas, so that nobody's rights are touched: a balloon over hills, oranges on a table, a lighthouse
 at dusk. Not needed to run anything: the pictures lie beside the page.

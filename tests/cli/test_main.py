@@ -40,7 +40,8 @@ def test_every_verb_is_listed_and_has_an_example(monkeypatch, capsys) -> None:  
 )
 def test_a_repeated_set_keeps_every_field(words, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     given = []
-    monkeypatch.setattr("vitreous.cli.convert_command.convert", lambda *arguments: given.append(arguments[6]))
+    monkeypatch.setattr("vitreous.weights.convert.convert", lambda *_, **options: given.append(options["overrides"]))
+    monkeypatch.setattr("vitreous.cli.convert._print", lambda *_, **__: None)
     assert run(monkeypatch, "convert", "a.pth", "b", "--to", "vitreous", *words) == 0
     assert given == [{"registers": 4, "num_heads": 3}]
 
@@ -177,16 +178,16 @@ def bad_data(root: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("empty", "empty: 'c' is an empty class: it has no pictures"),
+        ("empty", "empty: 'c' is an empty class: it has no images"),
         ("differ", "the classes of train and val differ: val has 'zebra', which train lacks"),
-        ("single", "single: has 'a' as its only class, but at least 2 are needed"),
-        ("flat", "flat has 3 pictures but no class folders"),
-        ("nothing", "nothing has no pictures"),
-        ("none", "none has folders, but no pictures in them"),
-        ("notest", "notest has 'test', but no folder train"),
+        ("single", "single: has 'a' as its only class, but needs at least 2"),
+        ("flat", "flat has 3 images but no class folders"),
+        ("nothing", "nothing is empty"),
+        ("none", "none has folders, but no images in them"),
+        ("notest", "notest has 'test', but no folder 'train'"),
         ("broken", "none of 4 pictures can be read, such as a/"),
         ("epmty", "(did you mean 'empty'?)"),
-        ("column.csv", "column.csv has no label column: call one of its columns ('path', 'kind') label"),
+        ("column.csv", "column.csv has no label column, but 'path', 'kind': name one of them label"),
         ("gone.csv", "1 of 2 files do not exist below"),
     ],
 )
@@ -271,13 +272,13 @@ def test_flags_that_may_be_left_out_do_not_speak_of_none(monkeypatch, capsys) ->
         (("--resume",), "resume is True, but must be given together with --out"),
         (
             ("--data", "digits", "--decoder", "mask"),
-            "decoder is 'mask', but must be left out, or used with --task segm",
+            "decoder is 'mask', but must be omitted, or used with --task segm",
         ),
-        (("--data", "digits", "--mask-rate", "0.5"), "mask_rate is 0.5, but must be left out, or used with --task mae"),
-        (("--data", "digits", "--task", "mae", "--mpp-target", "pixels"), "left out, or used with --task mpp"),
-        (("--data", "digits", "--task", "mpp", "--decoder-width", "64"), "left out, or used with --task mae"),
-        (("--data", "digits", "--distill", "soft"), "distill is 'soft', but must be left out, or used with --teacher"),
-        (("--data", "digits", "--lora-rank", "3"), "lora_rank is 3, but must be left out, or used with --train-only"),
+        (("--data", "digits", "--mask-rate", "0.5"), "mask_rate is 0.5, but must be omitted, or used with --task mae"),
+        (("--data", "digits", "--task", "mae", "--mpp-target", "pixels"), "omitted, or used with --task mpp"),
+        (("--data", "digits", "--task", "mpp", "--decoder-width", "64"), "omitted, or used with --task mae"),
+        (("--data", "digits", "--distill", "soft"), "distill is 'soft', but must be omitted, or used with --teacher"),
+        (("--data", "digits", "--lora-rank", "3"), ", or used with --train-only"),
     ],
     ids=" ".join,
 )

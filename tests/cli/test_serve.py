@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import vitreous
+from images import encoded, smooth
 from live_server import HOST, process
-from pictures import encoded, smooth
 from vitreous.inference import memory_check as capacity
 from vitreous.model import options
 from vitreous.serving.models import check_capacity, load_models, unique_ids

@@ -17,7 +17,7 @@ from vitreous.common.atomic_files import atomic_file, atomic_folder, recover
 # Writes version after version until it is killed; `two-renames` as on a file system that cannot exchange folders.
 WRITER = """
 import itertools, sys
-from vitreous.weights import files
+from vitreous.common import atomic_files as files
 
 path, kind, way, first = sys.argv[1:]
 if way == "two-renames":
@@ -36,7 +36,7 @@ for version in itertools.count(int(first)):
 
 
 def whole(text: str) -> int:
-    """The version, if the text is one whole version."""
+    """Return the version of a complete text."""
     assert len(text) == 12000
     assert text == text[:6] * 2000
     return int(text[:6])
@@ -53,7 +53,7 @@ def write_and_fail(path: Path, failure: type[BaseException]) -> None:
 
 @pytest.fixture(params=["exchange", "two-renames"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of putting a folder in place."""
+    """Both ways of replacing a folder."""
     if request.param == "two-renames":
         monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     return str(request.param)
@@ -75,7 +75,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_folder_replaces_the_whole_of_the_one_before(tmp_path: Path, way: str) -> None:
+def test_folder_replaces_the_whole_previous_folder(tmp_path: Path, way: str) -> None:
     path = tmp_path / "a" / "b"
     for version in ("1", "2"):
         with atomic_folder(path) as aside:
@@ -88,7 +88,7 @@ def test_a_folder_replaces_the_whole_of_the_one_before(tmp_path: Path, way: str)
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
-def test_a_failure_leaves_the_one_before(tmp_path: Path, way: str, failure: type[BaseException]) -> None:
+def test_failure_keeps_the_previous_version(tmp_path: Path, way: str, failure: type[BaseException]) -> None:
     folder, file = tmp_path / "folder", tmp_path / "file.txt"
     with atomic_folder(folder) as aside:
         (aside / "text").write_text("before")
@@ -102,7 +102,7 @@ def test_a_failure_leaves_the_one_before(tmp_path: Path, way: str, failure: type
     assert names(tmp_path) == {"folder", "file.txt"}
 
 
-def test_what_is_written_has_the_usual_permissions(tmp_path: Path) -> None:
+def test_written_files_have_default_permissions(tmp_path: Path) -> None:
     (tmp_path / "usual").write_text("")
     (tmp_path / "usual folder").mkdir()
     with atomic_file(tmp_path / "file") as aside:
@@ -113,7 +113,7 @@ def test_what_is_written_has_the_usual_permissions(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_mode == (tmp_path / like).stat().st_mode
 
 
-def test_a_link_is_followed(tmp_path: Path, way: str) -> None:
+def test_links_are_followed(tmp_path: Path, way: str) -> None:
     with atomic_folder(tmp_path / "real") as aside:
         (aside / "text").write_text("before")
     (tmp_path / "link").symlink_to("real")
@@ -123,7 +123,7 @@ def test_a_link_is_followed(tmp_path: Path, way: str) -> None:
     assert (tmp_path / "real" / "text").read_text() == "after"
 
 
-def test_only_like_replaces_like(tmp_path: Path) -> None:
+def test_file_and_folder_do_not_replace_each_other(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -139,8 +139,8 @@ def test_only_like_replaces_like(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "way", "kills"), [("folder", "exchange", 20), ("folder", "two-renames", 10), ("file", "-", 10)]
 )
-def test_killed_at_any_moment(tmp_path: Path, kind: str, way: str, kills: int) -> None:
-    """The one before or the one after, whole; and the next save tidies up."""
+def test_kill_at_any_moment_leaves_a_complete_version(tmp_path: Path, kind: str, way: str, kills: int) -> None:
+    """The old or the new version is complete, and the next save removes temporary files."""
     path = tmp_path / "x.out"
     generator = random.Random(0)
     for first in range(0, 1000 * kills, 1000):
@@ -164,7 +164,7 @@ def test_killed_at_any_moment(tmp_path: Path, kind: str, way: str, kills: int) -
     assert names(tmp_path) == {"x.out"}
 
 
-def test_a_crash_between_the_two_renames_is_recovered(tmp_path: Path) -> None:
+def test_crash_between_two_renames_is_recovered(tmp_path: Path) -> None:
     path = tmp_path / "x"
     with atomic_folder(path) as aside:
         (aside / "text").write_text("before")
@@ -200,13 +200,13 @@ def test_two_writers_do_not_disturb_each_other(tmp_path: Path, way: str) -> None
     assert names(tmp_path) == {"x"}
 
 
-def test_a_full_disk_leaves_the_folder_before(small_disk: Path, way: str) -> None:
+def test_full_disk_keeps_the_previous_folder(small_disk: Path, way: str) -> None:
     path = small_disk / "x"
     with atomic_folder(path) as aside:
         (aside / "weights").write_bytes(b"1" * 400_000)
     with (
         pytest.raises(
-            OSError, match=r"write .*disk/x: no space left on the disk \(about 0\.9 MB.*before is intact$"
+            OSError, match=r"write .*disk/x: no space left on the disk \(about 0\.9 MB.*previous version is intact$"
         ) as e,
         atomic_folder(path, needed=900_000) as aside,
     ):
@@ -219,15 +219,15 @@ def test_a_full_disk_leaves_the_folder_before(small_disk: Path, way: str) -> Non
     assert names(small_disk) == {"x"}
 
 
-def test_a_full_disk_leaves_the_file_before(tmp_path: Path) -> None:
-    """A limit on the size of files fails like a disk that is full, wherever the tests run."""
+def test_full_disk_keeps_the_previous_file(tmp_path: Path) -> None:
+    """A limit on file sizes fails like a full disk."""
     path = tmp_path / "x.bin"
     path.write_bytes(b"before")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
         with (
-            pytest.raises(OSError, match=r"write .*x\.bin: file too large; what was there before is intact"),
+            pytest.raises(OSError, match=r"write .*x\.bin: file too large; the previous version is intact"),
             atomic_file(path) as aside,
         ):
             aside.write_bytes(b"2" * 20_000)
@@ -237,12 +237,12 @@ def test_a_full_disk_leaves_the_file_before(tmp_path: Path) -> None:
     assert names(tmp_path) == {"x.bin"}
 
 
-def test_a_full_disk_is_recognised_in_the_words_of_other_libraries(tmp_path: Path) -> None:
+def test_full_disk_is_recognised_in_errors_of_libraries(tmp_path: Path) -> None:
     for words in (
         "I/O error: No space left on device (os error 28)",
         "rank 0 failed: [Errno 28] No space left on device",
     ):
-        with pytest.raises(OSError, match="nothing was there before") as error, atomic_folder(tmp_path / "x"):
+        with pytest.raises(OSError, match="nothing was written") as error, atomic_folder(tmp_path / "x"):
             raise RuntimeError(words)
         assert error.value.errno == errno.ENOSPC
     with pytest.raises(RuntimeError, match="another reason"), atomic_folder(tmp_path / "x"):

@@ -1,4 +1,4 @@
-"""JSON of unknown origin: whatever is wrong with it is one line that names the file."""
+"""Errors of untrusted JSON are one line that names the file."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ import pytest
 import vitreous
 from vitreous.cli import main as cli
 from vitreous.common.json_files import MAX_JSON_DEPTH, parse_json, read_json_object
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.load import describe
 
 DEEP = (MAX_JSON_DEPTH, 300, 950, 990, 100_000)  # some of which json reads, and repr or a recursive reader does not
@@ -33,14 +33,14 @@ def test_nesting_is_bounded(depth: int, kind: str) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"1", b"\xff\xfe", b"null", b'{"a": ' + b"9" * 5000 + b"}"], ids=repr
 )
-def test_content_that_is_no_object_names_the_file(tmp_path: Path, content: bytes) -> None:
+def test_invalid_object_names_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(BadCheckpoint, match=r"x\.json (is not JSON|holds a)") as error:
         read_json_object(tmp_path / "x.json", BadCheckpoint)
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_folder_instead_of_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match="cannot be read"):
         read_json_object(tmp_path, BadCheckpoint)
 
@@ -96,7 +96,7 @@ def test_deep_nesting_in_the_header_of_safetensors_is_one_line(tmp_path: Path, d
 def test_info_on_a_deeply_nested_config_is_one_line(
     folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Nested in its provenance, a config was read, and the report of it was a traceback."""
+    """Deep nesting in the provenance must not end in a traceback."""
     document = json.loads((folders / "vitreous" / "config.json").read_text())
     document["provenance"]["x"] = "@"
     shutil.copytree(folders / "vitreous", tmp_path / "x")

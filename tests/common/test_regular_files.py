@@ -1,4 +1,4 @@
-"""Only regular files are opened: pipes and devices among the images are reported, and nothing waits for them."""
+"""Only regular files are opened: pipes and devices among images are reported and do not block."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pictures import encoded, smooth
+from images import encoded, smooth
 from vitreous.common.regular_files import check_regular, open_regular, read_regular, read_regular_text
 from vitreous.model.config import ViTConfig
 
@@ -20,14 +20,14 @@ import json, sys
 from pathlib import Path
 import numpy as np
 import vitreous
-from vitreous.data.doctor.check import check
+from vitreous.data.doctor import check_data
 from vitreous.data.loader import Reader, Request
 from vitreous.data.open import open_data
 from vitreous.data.masks.folders import open_masked
 from vitreous.model.options import Preprocessing
 import torch
 root = Path(sys.argv[1])
-found = {"check": sorted(entry.name for entry, _ in check(str(root / "images")).unreadable)}
+found = {"check": sorted(sample.name for sample in check_data(str(root / "images")).unreadable)}
 data = open_data(str(root / "images"))
 everything = torch.arange(len(data.train))
 batch = Reader(data.train, (16, 16), 3, Preprocessing())[Request(0, everything, everything)]

@@ -1,4 +1,4 @@
-"""Names of files and classes never reach the terminal as escape sequences, whichever verb prints them."""
+"""Names of files and classes never reach the terminal as escape sequences."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from pictures import encoded, smooth
+from images import encoded, smooth
 from vitreous.cli.main import main
 from vitreous.common.text import SafeConsole, json_text, one_line
 

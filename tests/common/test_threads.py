@@ -8,21 +8,21 @@ from vitreous.common.threads import spin_briefly
 
 PROGRAM = """
 import os, sys
-from vitreous import cli
+from vitreous.cli.main import main
 assert "torch" not in sys.modules  # which reads it once, when it is loaded
 sys.argv = ["vitreous", "info", "ViT-Ti/16"]
-cli.main()
+main()
 print(os.environ["GOMP_SPINCOUNT"])
 """
 
 
-def test_the_command_says_so_before_torch_is_loaded() -> None:
+def test_command_sets_it_before_torch_is_imported() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines()[-1] == "1000"
 
 
-def test_what_the_user_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     spin_briefly()
     assert os.environ["GOMP_SPINCOUNT"] == "7"

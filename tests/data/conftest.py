@@ -1,4 +1,4 @@
-"""For the tests of data: a cache of their own, and a web server that does what servers do, good and bad."""
+"""Fixtures for the tests of data: a separate cache, and a web server with typical faults."""
 
 import contextlib
 import threading

@@ -1,49 +1,56 @@
-"""Order and batches are pure functions of the seed; odd pictures come through right, broken ones with their name."""
+"""Order and batches are pure functions of the seed; masks are cropped as their images; broken images are named."""
 
 import struct
 import zlib
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from torch import Tensor
 
-from pictures import encoded, smooth
+from images import encoded, smooth
 from vitreous.data.augment.config import Augmentation
+from vitreous.data.image import UnreadableImage
 from vitreous.data.loader import (
     Batch,
+    BatchSlice,
     EvalLoader,
-    Place,
     Reader,
     Request,
     ResidentLoader,
     StreamLoader,
     can_reside,
     epoch_order,
-    hold,
+    load_resident,
     schedule,
 )
-from vitreous.data.sources.base import ArraySource, Picture, Source, Subset
-from vitreous.model.options import Preprocessing
+from vitreous.data.masks.folders import open_masked
+from vitreous.data.sources.base import ArraySource, Source, StoredImage, Subset
+from vitreous.data.sources.shapes import ShapesSource
+from vitreous.model.options import IGNORED, Preprocessing
 
 CPU = torch.device("cpu")
 WHOLE = Preprocessing(crop_fraction=1.0)
 
 
 class Listed(Source):
-    """Pictures as they are given, of classes in turn."""
+    """Given images, with the classes in rotation."""
 
-    def __init__(self, pictures: list[Picture], classes: int = 3):
-        self.pictures, self.classes = pictures, tuple(f"class {i}" for i in range(classes))
-        self.labels = np.arange(len(pictures), dtype=np.int64) % classes
+    def __init__(self, images: list[StoredImage], classes: int = 3):
+        self.images, self.classes = images, tuple(f"class {i}" for i in range(classes))
+        self.labels = np.arange(len(images), dtype=np.int64) % classes
 
-    def picture(self, index: int) -> Picture:
-        return self.pictures[index]
+    def image(self, index: int) -> StoredImage:
+        return self.images[index]
 
     def name(self, index: int) -> str:
-        return f"picture {index}"
+        return f"image {index}"
 
 
 def jpegs(count: int) -> Listed:
@@ -64,14 +71,14 @@ def read(source: Source, augmentation: Augmentation | None, channels: int = 3, s
 # ---- The order -------------------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_shows_every_picture_once_in_an_order_of_its_own() -> None:
+def test_each_epoch_has_every_image_once_in_another_order() -> None:
     orders = [epoch_order(50, seed, epoch)[0].tolist() for seed in (0, 1) for epoch in (0, 1, 2)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len({tuple(order) for order in orders}) == 6
     assert epoch_order(50, 1, 2)[0].tolist() == orders[-1]
 
 
-def test_repeats_stand_side_by_side_with_keys_of_their_own() -> None:
+def test_repeats_are_adjacent_with_different_keys() -> None:
     order, keys = epoch_order(10, seed=0, epoch=0, repeats=3)
     assert len(order) == 10
     assert [order[i].item() for i in range(0, 9, 3)] == [order[i + 2].item() for i in range(0, 9, 3)]
@@ -79,14 +86,14 @@ def test_repeats_stand_side_by_side_with_keys_of_their_own() -> None:
     assert torch.equal(keys % 10, order)
 
 
-def test_processes_share_a_step_and_a_resumed_run_goes_on_with_the_next() -> None:
-    whole = list(schedule(23, 5, Place(6), 1, 0, 10))
-    shares = [list(schedule(23, 5, Place(6, rank, 3), 1, 0, 10)) for rank in range(3)]
+def test_processes_divide_a_step_and_a_resumed_run_continues() -> None:
+    whole = list(schedule(23, 5, BatchSlice(6), 1, 0, 10))
+    shares = [list(schedule(23, 5, BatchSlice(6, rank, 3), 1, 0, 10)) for rank in range(3)]
     for step, parts in enumerate(zip(*shares, strict=True)):
         assert torch.equal(torch.cat([part[1] for part in parts]), whole[step][1])
-    late = list(schedule(23, 5, Place(6), 1, 4, 10))
+    late = list(schedule(23, 5, BatchSlice(6), 1, 4, 10))
     assert all(torch.equal(a[1], b[1]) and a[0] == b[0] for a, b in zip(whole[4:], late, strict=True))
-    assert [epoch for epoch, _, _ in whole] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]  # 23 pictures are 3 batches of 6
+    assert [epoch for epoch, _, _ in whole] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]  # 23 images are 3 batches of 6
     first = torch.cat([indices for epoch, indices, _ in whole if epoch == 0])
     assert len(first.unique()) == 18
 
@@ -96,7 +103,7 @@ def test_processes_share_a_step_and_a_resumed_run_goes_on_with_the_next() -> Non
 
 def test_workers_do_not_change_a_bit() -> None:
     reader = Reader(jpegs(9), (16, 16), 3, WHOLE, Augmentation(), seed=3)
-    alone, helped = (list(StreamLoader(reader, Place(4), workers, CPU).batches(1, 7)) for workers in (0, 2))
+    alone, helped = (list(StreamLoader(reader, BatchSlice(4), workers, CPU).batches(1, 7)) for workers in (0, 2))
     assert len(alone) == len(helped) == 6
     for ours, theirs in zip(alone, helped, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))
@@ -106,13 +113,11 @@ def test_workers_do_not_change_a_bit() -> None:
     assert all(not torch.equal(a, b) for a, b in pairwise(seen))  # another crop in every epoch
 
 
-def test_what_resides_on_the_device_is_what_workers_would_read() -> None:
+def test_resident_batches_equal_streamed_batches() -> None:
     source, augmentation = arrays(11), Augmentation(crop="padded", repeats=2)
     reader = Reader(source, (16, 16), 3, WHOLE, augmentation, seed=2)
-    held = hold(reader, CPU)
-    images, labels = held.images, held.labels
-    resident = ResidentLoader(images, labels, seed=2, place=Place(4), repeats=2)
-    stream = StreamLoader(reader, Place(4), workers=0, device=CPU)
+    resident = ResidentLoader(load_resident(reader, CPU), seed=2, batch_slice=BatchSlice(4), repeats=2)
+    stream = StreamLoader(reader, BatchSlice(4), workers=0, device=CPU)
     for ours, theirs in zip(resident.batches(0, 5), stream.batches(0, 5), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))
 
@@ -125,9 +130,9 @@ def test_only_small_sets_of_arrays_reside() -> None:
 
 
 @pytest.mark.parametrize("resident", [False, True])
-def test_evaluation_is_of_every_picture_and_equally_long_for_all_processes(resident: bool) -> None:
+def test_evaluation_is_of_every_image_and_equally_long_for_all_processes(resident: bool) -> None:
     reader = Reader(arrays(11), (8, 8), 3, WHOLE)
-    parts = [list(EvalLoader(reader, Place(6, rank, 3), 0, CPU if resident else None)) for rank in range(3)]
+    parts = [list(EvalLoader(reader, BatchSlice(6, rank, 3), 0, CPU if resident else None)) for rank in range(3)]
     assert len({len(part) for part in parts}) == 1
     seen = torch.cat([batch.indices for part in parts for batch in part])
     assert sorted(set(seen.tolist())) == list(range(11))
@@ -140,34 +145,34 @@ def test_evaluation_is_of_every_picture_and_equally_long_for_all_processes(resid
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_broken_pictures_are_named_and_harm_no_other(workers: int) -> None:
+def test_broken_images_are_named_and_harm_no_other(workers: int) -> None:
     source, whole = jpegs(6), jpegs(6)
-    source.pictures[1], source.pictures[4] = b"", b"<html>404</html>"
+    source.images[1], source.images[4] = b"", b"<html>404</html>"
     batches = [
-        next(iter(EvalLoader(Reader(pictures, (16, 16), 3, WHOLE), Place(6), workers))) for pictures in (source, whole)
+        next(iter(EvalLoader(Reader(images, (16, 16), 3, WHOLE), BatchSlice(6), workers))) for images in (source, whole)
     ]
     assert batches[0].labels.tolist() == [0, -1, 2, 0, -1, 2]
     assert batches[0].problems == [
-        "picture 1: the file is empty",
-        "picture 4: not a picture in a format that can be read",
+        "image 1: the file is empty",
+        "image 4: not an image in a supported format",
     ]
     others = [0, 2, 3, 5]
     assert torch.equal(batches[0].images[others], batches[1].images[others])
     assert (batches[0].images[[1, 4]] == 0).all()
 
 
-def test_a_file_that_is_gone_is_a_broken_picture() -> None:
+def test_a_file_that_is_gone_is_a_broken_image() -> None:
     class Gone(Listed):
-        def picture(self, index: int) -> Picture:
+        def image(self, index: int) -> StoredImage:
             raise FileNotFoundError(2, "No such file or directory", "gone.jpg")
 
     batch = read(Gone([b""] * 2), None)
     assert batch.labels.tolist() == [-1, -1]
-    assert batch.problems[0].startswith("picture 0: ")
+    assert batch.problems[0].startswith("image 0: ")
     assert "gone.jpg" in batch.problems[0]
 
 
-# ---- Odd pictures, as training and evaluation read them --------------------------------------------------------------
+# ---- Odd images, as training and evaluation read them --------------------------------------------------------------
 
 COLOUR, GREY = (200, 100, 50), 124  # the second is the first in grey
 
@@ -189,10 +194,10 @@ def sixteen_bits(channels: int) -> bytes:
 
 
 def transparent(mode: str) -> Image.Image:
-    """Nothing but clear pixels, whose colour nobody shall see."""
-    picture = flat(mode=mode)
-    picture.putalpha(0)
-    return picture
+    """Transparent pixels only, whose colour must not show."""
+    image = flat(mode=mode)
+    image.putalpha(0)
+    return image
 
 
 def animation(format: str) -> bytes:
@@ -234,7 +239,7 @@ ODD: dict[str, tuple[Callable[[], bytes], tuple[int, int, int] | int]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_pictures_are_what_they_show(name: str) -> None:
+def test_odd_formats_are_decoded_to_their_colour(name: str) -> None:
     make, expected = ODD[name]
     if expected == -1:  # a fifth of the colour on white
         expected = tuple(round(0.2 * value + 0.8 * 255) for value in COLOUR)  # type: ignore[assignment]
@@ -251,7 +256,7 @@ def test_odd_pictures_are_what_they_show(name: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-def test_turned_pictures_are_upright_for_the_model(format: str, orientation: int) -> None:
+def test_turned_images_are_upright_for_the_model(format: str, orientation: int) -> None:
     quarters = np.array([[(250, 0, 0), (0, 250, 0)], [(0, 0, 250), (250, 250, 0)]], np.uint8)
     upright = Image.fromarray(quarters.repeat(32, 0).repeat(32, 1))
     tag, turned = Image.Exif(), upright.copy()
@@ -266,3 +271,291 @@ def test_turned_pictures_are_upright_for_the_model(format: str, orientation: int
         assert batch.problems == []
         corners = batch.images[0][:, [2, 2, -3, -3], [2, -3, 2, -3]].T.int()
         assert (corners - torch.from_numpy(quarters).view(4, 3)).abs().max() <= 12
+
+
+CPU = torch.device("cpu")
+SHADES = np.array([30, 130, 230], np.uint8)  # of the ids 0, 1 and 2
+
+
+class Masked(Source):
+    """Given images and masks; a mask that is an exception is raised."""
+
+    classes = ("picture",)
+    mask_classes = ("a", "b", "c")
+
+    def __init__(self, images: list[StoredImage], masks: list[np.ndarray | Exception]):
+        self.images, self.masks = images, masks
+        self.labels = np.zeros(len(images), np.int64)
+
+    def image(self, index: int) -> StoredImage:
+        return self.images[index]
+
+    def mask(self, index: int) -> np.ndarray:
+        mask = self.masks[index]
+        if isinstance(mask, Exception):
+            raise mask
+        return mask
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+
+def areas(height: int, width: int, seed: int) -> np.ndarray:
+    """Ids in three broad stripes of any slope. Only neighbouring shades touch: between others a third one appears."""
+    generator = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    turn = generator.uniform(0, 2 * np.pi)
+    across = np.cos(turn) * x + np.sin(turn) * y
+    low, high = across.min(), across.max()
+    return np.digitize(across, low + (high - low) * generator.uniform([0.2, 0.6], [0.4, 0.8])).astype(np.uint8)
+
+
+def painted(height: int, width: int, seeds: range, format: str = "array") -> Masked:
+    masks = [areas(height, width, seed) for seed in seeds]
+    pixels = [SHADES[mask][..., None].repeat(3, 2) for mask in masks]
+    if format == "array":
+        return Masked(pixels, masks)
+    options = {"JPEG": {"quality": 95, "subsampling": 0}}.get(format, {})
+    return Masked([encoded(image, format, **options) for image in pixels], masks)
+
+
+def everything(reader: Reader, epoch: int = 0) -> Batch:
+    all_ = torch.arange(len(reader.source))
+    return reader[Request(epoch, all_, all_)]
+
+
+def disagreement(batch: Batch) -> Tensor:
+    """Mark pixels whose shade is not that of their id; near outlines a resize mixes shades."""
+    assert batch.masks is not None
+    shades = torch.from_numpy(SHADES).int()
+    shown = (batch.images[:, :1].int() - shades[None, :, None, None]).abs().argmin(1)
+    padding = batch.masks == IGNORED  # white, where the mean is 1
+    assert (batch.images[:, 0][padding] == 255).all()
+    return (shown != batch.masks) & ~padding
+
+
+def inner(masks: Tensor, reach: int) -> Tensor:
+    """Pixels with only their own id within reach, and not at an edge, where an outline may lie just beyond."""
+    levels, side = masks[:, None].float(), 2 * reach + 1
+    high = torch.nn.functional.max_pool2d(levels, side, 1, reach)
+    low = -torch.nn.functional.max_pool2d(-levels, side, 1, reach)
+    alone = torch.zeros_like(masks, dtype=torch.bool)
+    alone[:, reach:-reach, reach:-reach] = (high == low)[:, 0, reach:-reach, reach:-reach]
+    return alone
+
+
+def check_together(source: Masked, size: tuple[int, int], reader: Reader, share: float) -> None:
+    batch = everything(reader)
+    assert batch.masks is not None
+    assert batch.problems == []
+    assert batch.masks.shape == (len(source), *size)
+    wrong = disagreement(batch)
+    assert not (wrong & inner(batch.masks, 1)).any()
+    assert wrong.float().mean() < share
+
+
+@given(
+    image=st.tuples(st.integers(16, 90), st.integers(16, 90)),
+    size=st.tuples(st.integers(12, 40), st.integers(12, 40)),
+    seed=st.integers(0, 10_000),
+    interpolation=st.sampled_from(["bilinear", "bicubic"]),
+)
+@settings(deadline=None, max_examples=40)
+def test_random_crops_agree(image: tuple[int, int], size: tuple[int, int], seed: int, interpolation: str) -> None:
+    source = painted(*image, range(seed, seed + 4))
+    how = Preprocessing(interpolation=interpolation)  # type: ignore[arg-type]
+    reader = Reader(source, size, 3, how, Augmentation(crop_scale=(0.3, 1.0)), seed, masks=True)
+    check_together(source, size, reader, share=0.15)
+
+
+@given(
+    image=st.tuples(st.integers(16, 90), st.integers(16, 90)),
+    size=st.tuples(st.integers(12, 40), st.integers(12, 40)),
+    seed=st.integers(0, 10_000),
+    fit=st.sampled_from(["crop", "squash", "squash-crop", "pad"]),
+    geometry=st.sampled_from(["torchvision", "timm", "huggingface"]),
+    fraction=st.sampled_from([0.7, 0.875, 1.0]),
+    crop=st.sampled_from([None, "padded", "none"]),
+)
+@settings(deadline=None, max_examples=40)
+def test_fitted_images_agree(
+    image: tuple[int, int],
+    size: tuple[int, int],
+    seed: int,
+    fit: str,
+    geometry: str,
+    fraction: float,
+    crop: str | None,
+) -> None:
+    source = painted(*image, range(seed, seed + 3))
+    how = Preprocessing((1.0,), fit=fit, crop_fraction=fraction, geometry=geometry)  # type: ignore[arg-type]
+    augmentation = None if crop is None else Augmentation(crop=crop)  # type: ignore[arg-type]
+    check_together(source, size, Reader(source, size, 3, how, augmentation, masks=True), share=0.15)
+
+
+@pytest.mark.parametrize("image", [(300, 400), (397, 289)], ids=str)
+@pytest.mark.parametrize("augmentation", [None, Augmentation()], ids=["fit", "crop"])
+@pytest.mark.parametrize("exact_from", [0, 1], ids=["exact", "fast"])
+def test_jpegs_decoded_at_a_reduced_size_agree(
+    image: tuple[int, int], augmentation: Augmentation | None, exact_from: int
+) -> None:
+    source = painted(*image, range(8), "JPEG")
+    reader = Reader(source, (40, 32), 3, Preprocessing(), augmentation, masks=True, exact_from=exact_from)
+    check_together(source, (40, 32), reader, share=0.06)
+
+
+def test_decoding_depends_on_the_epoch_alone() -> None:
+    """Fast before `exact_from`, exact afterwards, in any order of epochs: a resumed run sees the same pixels."""
+    noise = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
+    large = Image.fromarray(noise).resize((600, 500), Image.Resampling.BILINEAR)
+    source = Masked([encoded(large, "JPEG", quality=95)], [np.zeros((500, 600), np.uint8)])
+    for augmentation in (Augmentation(), Augmentation(crop="none")):
+        mixed, exact, fast = (
+            Reader(source, (16, 16), 3, Preprocessing(), augmentation, exact_from=first) for first in (2, 0, 9)
+        )
+        for epoch in (3, 0, 1, 2, 0):
+            found = everything(mixed, epoch).images
+            same, other = (fast, exact) if epoch < 2 else (exact, fast)
+            assert torch.equal(found, everything(same, epoch).images)
+            assert not torch.equal(found, everything(other, epoch).images)
+
+
+@pytest.mark.parametrize("image", [(4, 900), (900, 4)], ids=str)
+def test_very_long_images_agree(image: tuple[int, int]) -> None:
+    """Their images are trimmed before they are resized, the masks are not."""
+    source = painted(*image, range(4))
+    batch = everything(Reader(source, (16, 16), 3, Preprocessing(), masks=True))
+    assert batch.masks is not None
+    assert disagreement(batch).float().mean() < 0.1
+
+
+def test_a_shifted_mask_would_be_noticed() -> None:
+    source = painted(60, 70, range(8))
+    source.masks = [np.roll(mask, 4, 1) for mask in source.masks if isinstance(mask, np.ndarray)]
+    batch = everything(Reader(source, (32, 32), 3, Preprocessing(), masks=True))
+    assert batch.masks is not None
+    assert (disagreement(batch) & inner(batch.masks, 1)).any()
+
+
+def test_equal_sizes_are_copied_exactly() -> None:
+    source = painted(24, 20, range(3))
+    batch = everything(Reader(source, (24, 20), 3, Preprocessing(fit="squash"), masks=True))
+    assert batch.masks is not None
+    assert np.array_equal(batch.masks.numpy(), np.stack(source.masks))  # type: ignore[arg-type]
+    assert batch.masks.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_image_agrees_with_the_mask_of_the_upright_one(orientation: int) -> None:
+    mask = areas(60, 80, 3)
+    stored = SHADES[mask]
+    if orientation in (2, 3, 6, 7):
+        stored = stored[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        stored = stored[::-1]
+    if orientation >= 5:
+        stored = stored.T
+    tag = Image.Exif()
+    tag[0x0112] = orientation
+    source = Masked([encoded(np.ascontiguousarray(stored), "JPEG", quality=95, exif=tag)], [mask])
+    for augmentation in (None, Augmentation()):
+        check_together(source, (30, 30), Reader(source, (30, 30), 3, Preprocessing(), augmentation, masks=True), 0.1)
+
+
+# ---- Batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_masks_are_read_only_on_request_and_do_not_change_images() -> None:
+    source = painted(30, 40, range(5))
+    plain, masked = (
+        everything(Reader(source, (16, 16), 3, Preprocessing(), Augmentation(), masks=m)) for m in (False, True)
+    )
+    assert plain.masks is None
+    assert torch.equal(plain.images, masked.images)
+    with pytest.raises(ValueError, match="labels for images only, but masks are required"):
+        Reader(
+            ArraySource(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2), ("a",), "x"),
+            (4, 4),
+            3,
+            Preprocessing(),
+            masks=True,
+        )
+    with pytest.raises(ValueError, match=r"x\[1\] has no mask: this data set has labels for images"):
+        ArraySource(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2), ("a",), "x").mask(1)
+
+
+def test_a_split_of_a_source_has_its_masks() -> None:
+    source = painted(20, 20, range(5))
+    part = Subset(source, np.array([3, 1]))
+    assert part.mask_classes == source.mask_classes
+    assert np.array_equal(part.mask(0), source.mask(3))
+    assert np.array_equal(part.mask(1), source.mask(1))
+
+
+def test_workers_and_other_batches_do_not_change_a_mask() -> None:
+    source = painted(30, 40, range(9), "PNG")
+    reader = Reader(source, (16, 16), 3, Preprocessing(), Augmentation(), seed=3, masks=True)
+    alone, helped = (list(StreamLoader(reader, BatchSlice(4), workers, CPU).batches(1, 5)) for workers in (0, 2))
+    for ours, theirs in zip(alone, helped, strict=True):
+        assert ours.masks is not None
+        assert theirs.masks is not None
+        assert torch.equal(ours.masks, theirs.masks)
+        again = reader[Request(ours.epoch, ours.indices[2:3], ours.keys[2:3])]
+        assert again.masks is not None
+        assert torch.equal(again.masks[0], ours.masks[2])
+    for workers in (0, 1):
+        [batch] = EvalLoader(Reader(source, (16, 16), 3, Preprocessing(), masks=True), BatchSlice(9), workers)
+        assert not (disagreement(batch) & inner(batch.masks, 1)).any()
+
+
+def test_resident_masks_equal_streamed_masks() -> None:
+    source = Subset(ShapesSource(18, 24, 0, "train"), np.arange(11))
+    assert can_reside(source, (24, 24), 3)
+    assert not can_reside(ShapesSource(10**6, 24, 0, "train"), (24, 24), 3)
+    reader = Reader(source, (16, 20), 3, Preprocessing(), Augmentation(crop="padded", repeats=2), seed=2, masks=True)
+    resident = ResidentLoader(load_resident(reader, CPU), 2, BatchSlice(4), 2)
+    stream = StreamLoader(reader, BatchSlice(4), workers=0, device=CPU)
+    for ours, theirs in zip(resident.batches(0, 4), stream.batches(0, 4), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))
+        assert ours.masks is not None
+        assert theirs.masks is not None
+        assert torch.equal(ours.masks, theirs.masks)
+    evaluation = Reader(source, (16, 20), 3, Preprocessing(), masks=True)
+    for ours, theirs in zip(
+        EvalLoader(evaluation, BatchSlice(4), 0, CPU), EvalLoader(evaluation, BatchSlice(4), 0), strict=True
+    ):
+        assert torch.equal(ours.masks, theirs.masks)  # type: ignore[arg-type]
+
+
+def test_unreadable_images_and_masks_are_named_and_ignored() -> None:
+    source = painted(20, 30, range(6), "PNG")
+    whole = everything(Reader(source, (16, 16), 3, Preprocessing(), masks=True))
+    source.images[1] = b""
+    source.masks[2] = UnreadableImage("not a PNG file")
+    source.masks[4] = FileNotFoundError(2, "No such file or directory")
+    source.masks[5] = areas(30, 20, 5)
+    batch = everything(Reader(source, (16, 16), 3, Preprocessing(), masks=True))
+    assert batch.masks is not None
+    assert whole.masks is not None
+    assert batch.labels.tolist() == [0, -1, -1, 0, -1, -1]
+    assert batch.problems == [
+        "image 1: the file is empty",
+        "image 2: its mask: not a PNG file",
+        "image 4: its mask: [Errno 2] No such file or directory",
+        "image 5: the mask has 30 x 20 pixels, but the image 20 x 30",
+    ]
+    assert (batch.masks[[1, 2, 4, 5]] == 255).all()
+    assert torch.equal(batch.masks[[0, 3]], whole.masks[[0, 3]])
+    assert torch.equal(batch.images[2], whole.images[2])
+
+
+def test_folder_of_masks_is_read_unchanged(tmp_path: Path) -> None:
+    source = painted(24, 20, range(5), "PNG")
+    for i in range(5):
+        for kind, data in (("images", source.images[i]), ("masks", encoded(source.mask(i) * 7))):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            (tmp_path / kind / f"{i}.png").write_bytes(data)  # type: ignore[arg-type]
+    (tmp_path / "classes.txt").write_text("0 a\n7 b\n14 c\n")
+    data = open_masked(str(tmp_path), val_fraction=0.4)
+    for part in (data.train, data.val):
+        check_together(part, (24, 20), Reader(part, (24, 20), 3, Preprocessing(), masks=True), share=0.1)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import pytest
 from vitreous.data.open import open_data
 
 
-def test_the_kinds_are_told_apart(tmp_path: Path) -> None:
+def test_kinds_of_data_sets_are_recognised(tmp_path: Path) -> None:
     """Each kind has its own tests; here it matters only that each is recognised, also below a root."""
     for name in "ab":
         for i in range(5):
@@ -28,16 +28,16 @@ def test_the_kinds_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("cifar11", r"there is no data at 'cifar11' \(did you mean 'cifar10'\?\)"),
-        ("Digits", r"there is no data at 'Digits' \(did you mean 'digits'\?\)"),
-        ("{}/flowrs", r"there is no data at '.*flowrs' \(did you mean 'flowers102'\?\)"),
-        ("{}/zzz", "there is no data at '.*/zzz': it is neither a file nor a folder"),
-        ("{}/none/zzz", "there is no data at"),
-        ("{}/one.jpg", "is a single picture"),
-        ("{}/notes.txt", r"is of no kind that is known: a data set is a folder, \.csv"),
+        ("cifar11", r"there is no data set 'cifar11' \(did you mean 'cifar10'\?\)"),
+        ("Digits", r"there is no data set 'Digits' \(did you mean 'digits'\?\)"),
+        ("{}/flowrs", r"there is no data set '.*flowrs' \(did you mean 'flowers102'\?\)"),
+        ("{}/zzz", "there is no data set '.*/zzz': it must be a folder"),
+        ("{}/none/zzz", "there is no data set"),
+        ("{}/one.jpg", "is a single image"),
+        ("{}/notes.txt", r"is not a data set: it must be a folder, \.csv"),
     ],
 )
-def test_nothing_there(tmp_path: Path, spec: str, message: str) -> None:
+def test_missing_or_unknown_data_names_what_is_accepted(tmp_path: Path, spec: str, message: str) -> None:
     (tmp_path / "flowers102").mkdir()
     (tmp_path / "one.jpg").touch()
     (tmp_path / "notes.txt").touch()
@@ -53,12 +53,12 @@ def test_a_fraction_out_of_range(fraction: float) -> None:
 
 
 @pytest.mark.parametrize("spec", ["digits", "shapes", "folder"])
-def test_a_source_travels_to_a_worker(tmp_path: Path, spec: str) -> None:
+def test_source_can_be_pickled(tmp_path: Path, spec: str) -> None:
     for path in ("a/1.jpg", "a/2.jpg", "b/1.jpg", "b/2.jpg"):
         (tmp_path / "folder" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "folder" / path).write_text(path)
     source = open_data(spec, root=tmp_path if spec == "folder" else None).train
     copy = pickle.loads(pickle.dumps(source))
     assert np.array_equal(copy.labels, source.labels)
-    assert np.array_equal(np.asarray(copy.picture(1)), np.asarray(source.picture(1)))
+    assert np.array_equal(np.asarray(copy.image(1)), np.asarray(source.image(1)))
     assert copy.name(1) == source.name(1)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitreous.data.sources.base import ArraySource, Subset
-from vitreous.data.split import WHOLE, Found, arrange, label_problems, part_name, stratified
+from vitreous.data.split import UNSPLIT, FoundData, label_problems, make_splits, split_name, stratified
 
 
 def source(*labels: int, classes: tuple[str, ...] = ("cat", "dog", "owl"), name: str = "x") -> ArraySource:
@@ -35,53 +35,53 @@ def test_the_split_is_a_function_of_the_seed() -> None:
 
 
 def test_a_class_that_cannot_be_split_is_named() -> None:
-    with pytest.raises(ValueError, match=r"pets: 'dog' has one picture only"):
+    with pytest.raises(ValueError, match=r"pets: 'dog' has only one image"):
         stratified(np.array([0, 0, 1, 2, 2]), ("cat", "dog", "owl"), 0.2, 0, "pets")
-    with pytest.raises(ValueError, match=r"'cat', 'owl' have one picture only"):
+    with pytest.raises(ValueError, match=r"'cat', 'owl' have only one image"):
         stratified(np.array([0, 1, 1, 2]), ("cat", "dog", "owl"), 0.2, 0, "pets")
     with pytest.raises(ValueError, match="val_fraction is 1"):
         stratified(np.array([0, 0]), ("cat",), 1, 0, "pets")
 
 
-def test_parts_as_given() -> None:
+def test_splits_as_given() -> None:
     train, val, test = source(0, 1), source(1, 0), source(1)
-    data = arrange(Found("x", {"train": train, "val": val, "test": test}), 0.2, 0)
+    data = make_splits(FoundData("x", {"train": train, "val": val, "test": test}), 0.2, 0)
     assert (data.train, data.val, data.test) == (train, val, test)
     assert data.note == "train 2, val 2, test 1"
 
 
-def test_a_test_part_stands_in_for_val_and_the_note_says_so() -> None:
+def test_test_split_is_used_as_val_with_a_note() -> None:
     train, test = source(0, 1), source(1, 0)
-    data = arrange(Found("x", {"train": train, "test": test}), 0.2, 0)
+    data = make_splits(FoundData("x", {"train": train, "test": test}), 0.2, 0)
     assert data.val is test
     assert data.test is None
-    assert "test part is used as val" in data.note
+    assert "test split is used as val" in data.note
 
 
-def test_what_has_no_name_beside_a_test_part_is_to_train_on() -> None:
+def test_undivided_images_beside_a_test_split_are_trained_on() -> None:
     whole, test = source(0, 1), source(1, 0)
-    data = arrange(Found("x", {"test": test, WHOLE: whole}), 0.2, 0)
+    data = make_splits(FoundData("x", {"test": test, UNSPLIT: whole}), 0.2, 0)
     assert (data.train, data.val) == (whole, test)
 
 
-@pytest.mark.parametrize("part", [WHOLE, "train"])
-def test_one_part_is_divided(part: str) -> None:
+@pytest.mark.parametrize("part", [UNSPLIT, "train"])
+def test_one_split_is_divided(part: str) -> None:
     whole = source(*[0, 1] * 10)
     inner = Subset(whole, np.arange(10, 20))  # a part of a part comes from the whole directly
-    data = arrange(Found("x", {part: inner}), 0.2, 3)
-    assert "20% of every class, chosen by seed 3" in data.note
+    data = make_splits(FoundData("x", {part: inner}), 0.2, 3)
+    assert "20% of every class, drawn by seed 3" in data.note
     assert isinstance(data.val, Subset)
     assert data.val.source is whole
     names = [s.name(i) for s in (data.train, data.val) for i in range(len(s))]
     assert sorted(names) == [f"x[{i}]" for i in range(10, 20)]
-    pictures = [int(s.picture(i).item()) for s in (data.train, data.val) for i in range(len(s))]  # type: ignore[union-attr]
-    assert [f"x[{i}]" for i in pictures] == names
+    images = [int(s.image(i).item()) for s in (data.train, data.val) for i in range(len(s))]  # type: ignore[union-attr]
+    assert [f"x[{i}]" for i in images] == names
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({WHOLE: source(1, 1)}, "has 'dog' as its only class"),
+        ({UNSPLIT: source(1, 1)}, "has 'dog' as its only class"),
         ({"val": source(0, 1)}, "has val, but no train"),
         (
             {"train": source(0, 1), "val": source(0, 2)},
@@ -91,20 +91,20 @@ def test_one_part_is_divided(part: str) -> None:
         ({"train": source(0, 1), "val": source(0, 1), "test": source(2)}, "test has 'owl', which train lacks"),
     ],
 )
-def test_what_is_wrong_with_labels(parts: dict, message: str) -> None:  # type: ignore[type-arg]
-    found = Found("x", parts, same_classes=True)
+def test_label_problems(parts: dict, message: str) -> None:  # type: ignore[type-arg]
+    found = FoundData("x", parts, same_classes=True)
     assert any(message in problem for problem in label_problems(found))
     with pytest.raises(ValueError, match=f"^x: .*{message}"):
-        arrange(found, 0.2, 0)
+        make_splits(found, 0.2, 0)
 
 
-def test_a_rare_class_may_be_lacking_in_val_where_a_table_says_so() -> None:
-    assert not label_problems(Found("x", {"train": source(0, 1), "val": source(0)}))
+def test_val_of_a_table_may_lack_a_rare_class() -> None:
+    assert not label_problems(FoundData("x", {"train": source(0, 1), "val": source(0)}))
 
 
-def test_a_part_may_carry_a_year_but_other_words_stay_what_they_are() -> None:
+def test_split_names_may_end_in_a_year() -> None:
     words = ["train2017", "Train_2017", "val-2017", "test2017", "validation1", "train", " TEST "]
-    assert [part_name(word) for word in words] == ["train", "train", "val", "test", "val", "train", "test"]
+    assert [split_name(word) for word in words] == ["train", "train", "val", "test", "val", "train", "test"]
     for word in (
         "training_set",
         "valley",
@@ -117,4 +117,4 @@ def test_a_part_may_carry_a_year_but_other_words_stay_what_they_are() -> None:
         "train_",
         "val__1",
     ):
-        assert part_name(word) is None
+        assert split_name(word) is None

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from vitreous.common.checks import BadValue
-from vitreous.data.loader import EvalLoader, Place, Reader
+from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import ArraySource, Source
 from vitreous.data.split import pick
@@ -74,7 +74,7 @@ def test_features_equal_those_of_embed(name: str, flip: bool) -> None:
 def test_class_and_mean_concatenates_class_token_and_mean() -> None:
     model, images = random_model().eval(), source()
     assert isinstance(model, ViT)
-    [batch] = EvalLoader(Reader(images, TOKEN.image_size, 3, TOKEN.preprocessing), Place(7), 0)
+    [batch] = EvalLoader(Reader(images, TOKEN.image_size, 3, TOKEN.preprocessing), BatchSlice(7), 0)
     with torch.no_grad():
         tokens = model.features(normalise(batch.images.float() / 255, TOKEN.preprocessing))
     expected = torch.cat([tokens.prefix[:, 0], tokens.patches.mean(1)], dim=1)

@@ -128,7 +128,7 @@ def test_default_shots_are_skipped_and_explicit_ones_rejected_for_small_classes(
         kept = [
             i for label in range(10) for i in np.flatnonzero(digits.labels == label).tolist()[: 30 if label else count]
         ]
-        x, y = np.stack([digits.picture(i) for i in kept]), digits.labels[kept]
+        x, y = np.stack([digits.image(i) for i in kept]), digits.labels[kept]
         data = tmp_path / f"{count}.npz"
         np.savez(data, x_train=x, y_train=y, x_val=x[::3], y_val=y[::3])
         probing = [checkpoint, "--data", data, "--probe", "fewshot"]

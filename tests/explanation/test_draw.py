@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from vitreous.common.checks import Size
-from vitreous.data.image.decode import fit
+from vitreous.data.image import fit
 from vitreous.explanation import draw
 from vitreous.explanation.draw import (
     LABEL,

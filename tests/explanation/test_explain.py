@@ -148,7 +148,7 @@ def test_invalid_arguments_are_errors(
 def test_unreadable_files_are_errors(monkeypatch, capsys, checkpoint: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "text.png").write_text("no picture")
     assert run(monkeypatch, checkpoint, tmp_path / "text.png", "--out", tmp_path / "out") == 1
-    assert "text.png: not a picture" in capsys.readouterr().err
+    assert "text.png: not an image" in capsys.readouterr().err
     assert run(monkeypatch, checkpoint, tmp_path / "cat.png", "--out", tmp_path / "out") == 1
     assert "there is no image" in capsys.readouterr().err
     assert run(monkeypatch, checkpoint, tmp_path, "--out", tmp_path / "out") == 1

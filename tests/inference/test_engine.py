@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pictures import encoded, smooth
+from images import encoded, smooth
 from predictors import random_model
 from vitreous.common.checks import BadValue
-from vitreous.data.image.decode import decode
-from vitreous.data.sources.base import Picture
-from vitreous.data.sources.stored import FileSource
+from vitreous.data.image import decode
+from vitreous.data.sources.base import FileSource, Picture
 from vitreous.inference import Predictor, top_labels
 from vitreous.inference.engine import decode_pool
 

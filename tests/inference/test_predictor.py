@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from predictors import COLOURS, RANDOM, colour_model, probabilities, random_model, save
-from vitreous.data.image.decode import fit
+from vitreous.data.image import fit
 from vitreous.inference import Predictor
 from vitreous.model.options import Preprocessing
 from vitreous.model.vit import ViT

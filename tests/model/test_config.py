@@ -127,7 +127,7 @@ def test_json_round_trip(config: Any) -> None:
         ({"width": "768"}, r"config.width is '768', but must be of type int"),
         ({"image_size": [1, 2, 3]}, r"config.image_size is \[1, 2, 3\], but must have 2 entries"),
         ({"position": {"kind": "Learned3d"}}, r"config.position.kind is 'Learned3d'.*did you mean 'Learned[12]d'"),
-        ({"mlp": {"kind": "Gelu"}}, r"config.mlp lacks approximation, which Gelu has no default for"),
+        ({"mlp": {"kind": "Gelu"}}, r"config.mlp lacks approximation, which Gelu requires"),
         ({"mlp": {"kind": "Gelu", "tanh": True}}, r"config.mlp.tanh is not a field of Gelu"),
         ({"stem": 3}, r"config.stem is 3, but must be an object with the fields of ResNetStem"),
         ({"layer_scale": 10**400}, r"config.layer_scale is 1000.*must be of type float"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from images import encoded, smooth
 from live_server import HOST, Live, process, read_reply
-from pictures import encoded, smooth
 
 PNG = encoded(smooth(40, 50))
 JPEG = encoded(smooth(40, 50), "JPEG")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitreous
+from images import encoded, smooth
 from live_server import HOST, Live, Reply, in_thread, read_reply
-from pictures import encoded, smooth
 from vitreous.serving import connection as connections
 from vitreous.serving.models import ServedModel, serve_model
 from vitreous.serving.scheduler import Scheduler

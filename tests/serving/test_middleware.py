@@ -14,8 +14,8 @@ import torch
 from fastapi.testclient import TestClient
 
 import vitreous
+from images import encoded, smooth
 from live_server import HOST, Live, in_thread, read_reply
-from pictures import encoded, smooth
 from vitreous.inference import predictor as predictor_module
 from vitreous.serving.app import create_app
 from vitreous.serving.errors import ApiError, error_response

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.http_load import Answer, closed_loop, request
+from images import encoded, smooth
 from live_server import HOST, process, read_reply
-from pictures import encoded, smooth
 
 JPEG = encoded(smooth(200, 300), "JPEG")
 

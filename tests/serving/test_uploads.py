@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pictures import encoded, smooth
+from images import encoded, smooth
 from vitreous.serving.errors import ApiError
 from vitreous.serving.settings import Settings
 from vitreous.serving.uploads import check_image, form_field, format_of, stored_size

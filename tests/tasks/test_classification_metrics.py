@@ -14,7 +14,7 @@ from sklearn.metrics import (
 from torch import Tensor, nn
 
 from predictors import random_model
-from vitreous.data.loader import Batch, EvalLoader, Place, Reader
+from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader
 from vitreous.data.sources.base import ArraySource, Picture
 from vitreous.inference import Predictor
 from vitreous.model.inputs import normalise
@@ -224,7 +224,7 @@ class Sides(nn.Module):
 def batches(count: int, rank: int = 0, ranks: int = 1) -> EvalLoader:
     images = np.random.default_rng(0).integers(0, 256, (count, 4, 6, 3), dtype=np.uint8)
     source = ArraySource(images, np.arange(count) % 3, CLASSES, "set")
-    return EvalLoader(Reader(source, (4, 6), 3, PLAIN), Place(4 * ranks, rank, ranks), workers=0)
+    return EvalLoader(Reader(source, (4, 6), 3, PLAIN), BatchSlice(4 * ranks, rank, ranks), workers=0)
 
 
 def evaluated(loader: EvalLoader, module: nn.Module | None = None, flip: bool = False) -> Evaluation:
@@ -300,10 +300,10 @@ def test_bfloat16_is_close_and_losses_are_float32() -> None:
 
 
 class WithMissingFile(ArraySource):
-    def picture(self, index: int) -> Picture:
+    def image(self, index: int) -> Picture:
         if index == 2:
             raise FileNotFoundError(2, "No such file or directory")
-        return super().picture(index)
+        return super().image(index)
 
 
 @pytest.mark.parametrize("flip", [False, True])
@@ -312,7 +312,7 @@ def test_a_source_and_its_batches_give_the_same_metrics(flip: bool) -> None:
     config, names = model.config, tuple("abcdefg")
     images = np.random.default_rng(0).integers(0, 256, (11, 30, 40, 3), dtype=np.uint8)
     source = WithMissingFile(images, np.arange(11) % 7, names, "set")
-    loader = EvalLoader(Reader(source, config.image_size, 3, config.preprocessing), Place(4), workers=0)
+    loader = EvalLoader(Reader(source, config.image_size, 3, config.preprocessing), BatchSlice(4), workers=0)
     by_batch = classify_batches(model, loader, torch.device("cpu"), config.preprocessing, names, flip=flip)
     by_image = classify_source(Predictor(model, "cpu", batch_size=4, flip=flip), source, names)
     assert by_image.metrics() == pytest.approx(by_batch.metrics())

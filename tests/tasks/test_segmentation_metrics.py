@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
-from vitreous.data.loader import EvalLoader, Place, Reader
+from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.sources.base import Picture
 from vitreous.data.sources.shapes import ShapesSource
 from vitreous.evaluation import evaluate
@@ -269,7 +269,7 @@ def test_at_the_input_size_batches_and_source_agree(model: Segmenter) -> None:
     source, config = ShapesSource(12, 32, 0, "val"), model.config
     reader = Reader(source, (32, 32), 3, config.preprocessing, masks=True)
     cpu = torch.device("cpu")
-    fitted = segment_batches(model, EvalLoader(reader, Place(5), 0), cpu, config.preprocessing, config.labels)
+    fitted = segment_batches(model, EvalLoader(reader, BatchSlice(5), 0), cpu, config.preprocessing, config.labels)
     whole = segment_source(SegmentPredictor(model, device="cpu"), source, config.labels)
     assert fitted.metrics() == pytest.approx(whole.metrics())
     assert torch.equal(fitted.confusion(), whole.confusion())
@@ -281,7 +281,7 @@ def test_metrics_equal_those_of_predicted_masks(model: Segmenter) -> None:
     found = segment_source(predictor, source, model.config.labels)
     table = np.zeros((7, 7), np.int64)
     for index in range(6):
-        [answer] = predictor(source.picture(index))
+        [answer] = predictor(source.image(index))
         np.add.at(table, (source.mask(index).ravel(), answer.mask.ravel()), 1)  # type: ignore[union-attr]
     assert found.confusion().tolist() == table.tolist()
 
@@ -296,10 +296,10 @@ def test_joined_processes_equal_one_predictor(model: Segmenter) -> None:
 class Broken(ShapesSource):
     """The second image is invalid, the third is missing, and the fourth has a mask of another size."""
 
-    def picture(self, index: int) -> Picture:
+    def image(self, index: int) -> Picture:
         if index == 2:
             raise FileNotFoundError(2, "No such file or directory")
-        return b"no image" if index == 1 else super().picture(index)
+        return b"no image" if index == 1 else super().image(index)
 
     def mask(self, index: int) -> np.ndarray:
         return super().mask(index)[:, :-1] if index == 3 else super().mask(index)
@@ -333,7 +333,7 @@ def test_masks_from_scores_that_are_not_numbers_are_an_error(model: Segmenter) -
 def test_the_mode_of_the_segmenter_is_restored(training: bool, model: Segmenter) -> None:
     config = model.config
     reader = Reader(ShapesSource(2, 32, 0, "val"), (32, 32), 3, config.preprocessing, masks=True)
-    batches = EvalLoader(reader, Place(2), 0)
+    batches = EvalLoader(reader, BatchSlice(2), 0)
     segment_batches(model.train(training), batches, torch.device("cpu"), config.preprocessing, config.labels)
     assert model.training == training
 

@@ -10,7 +10,7 @@ import pytest
 
 from choosing import TINY, build_model, checkpoint, chosen, pictures
 from vitreous.common.checks import as_size
-from vitreous.data.sources.base import Picture, Source
+from vitreous.data.sources.base import Source
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import (
     ClassToken,
@@ -47,7 +47,7 @@ class Mixed(Source):
         self.sizes, self.labels = sizes, np.zeros(len(sizes), dtype=np.int64)
         self.looked: list[int] = []
 
-    def picture(self, index: int) -> Picture:
+    def image(self, index: int) -> StoredImage:
         self.looked.append(index)
         size = self.sizes[index]
         return b"broken" if size is None else np.zeros((*size, 3), dtype=np.uint8)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from native_models import load_state
 from train_runs import finish, start, tiny
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
@@ -18,7 +19,7 @@ from vitreous.model.options import Gelu
 from vitreous.training.run import train
 from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.load import save
-from vitreous.weights.native import load_folder, load_state
+from vitreous.weights.native import load_folder
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

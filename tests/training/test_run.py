@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from native_models import load_state
 from train_runs import tiny
 from vitreous.common.checks import BadValue
 from vitreous.report import plots
@@ -22,7 +23,6 @@ from vitreous.training.optim import rate_fraction
 from vitreous.training.run import train
 from vitreous.training.run_folder import resumed_config
 from vitreous.weights.load import load
-from vitreous.weights.native import load_state
 
 PLAIN = Augment(crop="none", flip=0.0, policy="none", mixup=0.0, cutmix=0.0, repeats=1)
 
@@ -63,7 +63,7 @@ BROKEN = {
     "train/a/03.jpg": ("the file is empty", lambda data: b""),
     "train/b/11.png": ("cannot be decoded", lambda data: data[: len(data) // 2]),
     "val/a/02.jpg": ("cannot be decoded", lambda data: data[: len(data) // 2]),
-    "test/b/01.jpg": ("not a picture in a format", lambda data: b"this is a note\n"),
+    "test/b/01.jpg": ("not an image in a supported format", lambda data: b"this is a note\n"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A hub to load from and push to, and processes that do so; they take a while to begin, so all tests share them."""
+"""A local hub and client processes, shared by all tests because they start slowly."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def shared_hub() -> Hub:
 
 @pytest.fixture
 def hub(shared_hub: Hub) -> Iterator[Hub]:
-    """Which has forgotten what it was asked before, and works."""
+    """The shared hub without recorded requests and faults."""
     shared_hub.asked.clear()
     yield shared_hub
     shared_hub.faults.clear()
@@ -28,13 +28,13 @@ def hub(shared_hub: Hub) -> Iterator[Hub]:
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where huggingface_hub keeps everything."""
+    """The folder of huggingface_hub's cache."""
     return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture(scope="session")
 def clients(shared_hub: Hub, home: Path) -> Iterator[tuple[Client, Client]]:
-    """One that goes to the hub, and one with the same cache and no way out."""
+    """An online client and an offline one with the same cache."""
     pair = Client(shared_hub.url, home), Client(shared_hub.url, home, HF_HUB_OFFLINE="1")
     yield pair
     for client in pair:
@@ -53,7 +53,7 @@ def offline(clients: tuple[Client, Client]) -> Client:
 
 @pytest.fixture(scope="session")
 def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of ours that other formats can hold as well."""
+    """A native checkpoint that other formats can hold, too."""
     torch.manual_seed(0)
     model = build(
         ViTConfig(

@@ -20,7 +20,7 @@ def matter(card: str) -> dict[str, object]:
     return {key: json.loads(value) for key, value in (line.split(": ", 1) for line in fields)}
 
 
-def test_front_matter_says_what_hubs_look_for() -> None:
+def test_front_matter_has_the_fields_of_hubs() -> None:
     assert matter(front_matter(ViTConfig(), {"license": "apache-2.0"})) == {
         "library_name": "vitreous",
         "pipeline_tag": "image-classification",
@@ -32,7 +32,7 @@ def test_front_matter_says_what_hubs_look_for() -> None:
     assert "license" not in fields
 
 
-def test_nothing_that_is_put_in_can_break_out(small: ViTConfig) -> None:
+def test_untrusted_text_is_escaped(small: ViTConfig) -> None:
     config = dataclasses.replace(small, labels=(NASTY, "b", "c", "d", "e"))
     card = model_card(config, NASTY, 1, {"license": NASTY, "metrics": {NASTY: 0.5}, NASTY: {"x": NASTY}})
     assert matter(card)["license"] == NASTY
@@ -42,8 +42,8 @@ def test_nothing_that_is_put_in_can_break_out(small: ViTConfig) -> None:
     assert "\x00" not in body
     assert [line for line in body.splitlines() if line.startswith("#")] == [
         f"# {plain(NASTY)}",
-        "## How to use it",
-        "## Figures",
+        "## Usage",
+        "## Metrics",
         "## Labels",
         "## Preprocessing",
         "## Provenance",
@@ -63,21 +63,21 @@ def test_the_first_twenty_labels_and_their_number() -> None:
     assert "Labels" not in model_card(ViTConfig(num_classes=0), "x", 1, {})
 
 
-def test_figures_and_provenance_are_tables() -> None:
+def test_metrics_and_provenance_are_tables() -> None:
     card = model_card(ViTConfig(), "x", 1, {"metrics": {"top1": 0.97531, "images": 360}, "data": "digits"})
     assert "| top1 | 0.9753 |" in card
     assert "| images | 360 |" in card
     assert "| data | digits |" in card
-    assert "Figures" not in model_card(ViTConfig(), "x", 1, {"metrics": {}})
+    assert "Metrics" not in model_card(ViTConfig(), "x", 1, {"metrics": {}})
 
 
-def test_use_depends_on_what_the_model_gives() -> None:
-    assert "vitreous predict . picture.jpg" in model_card(ViTConfig(), "x", 1, {})
-    assert "vitreous embed . picture.jpg" in model_card(ViTConfig(num_classes=0), "x", 1, {})
+def test_usage_depends_on_the_task() -> None:
+    assert "vitreous predict . image.jpg" in model_card(ViTConfig(), "x", 1, {})
+    assert "vitreous embed . image.jpg" in model_card(ViTConfig(num_classes=0), "x", 1, {})
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_recognised_whatever_it_was_trained_for(name: str) -> None:
+def test_every_preset_is_recognised(name: str) -> None:
     preset = PRESETS[name]
     config = dataclasses.replace(preset, num_classes=3, labels=("a", "b", "c"))
     if isinstance(config, ViTConfig):
@@ -85,8 +85,8 @@ def test_every_preset_is_recognised_whatever_it_was_trained_for(name: str) -> No
     assert title(config) == name
 
 
-def test_another_shape_is_said_in_numbers(small: ViTConfig) -> None:
+def test_other_shapes_are_summarised(small: ViTConfig) -> None:
     assert title(small) == "ViT of width 32, depth 2, 4 heads, patches of 8 x 8"
     assert title(ResNetConfig(stages=(1, 1), width=32)) == "BiT ResNet of width 32, stages 1, 1"
     card = model_card(dataclasses.replace(small, channels=1), "x", 1234, {})
-    assert "1,234 parameters. Grey pictures of 24 x 32 pixels, seen as 13 tokens; 5 classes." in card
+    assert "1,234 parameters. Grey images of 24 x 32 pixels, as 13 tokens; 5 classes." in card

@@ -1,4 +1,4 @@
-"""What a checkpoint would not bring back is not written."""
+"""Models that a checkpoint could not restore are not written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -73,20 +73,18 @@ SWAPS: list[tuple[Callable[[ViT], None], str]] = [
         r"^encoder\.blocks\.1\.mlp is [\w.]*Squared\(\), but the config says GeluMlp\(\): a checkpoint is",
     ),
     (new_position, r"^position is [\w.]*Sloped\(\), but the config says PositionEmbedding\(\)"),
-    (one_block_less, r"^encoder\.blocks\.2 is not there, but the config says Block"),
+    (one_block_less, r"^encoder\.blocks\.2 is missing, but the config says Block"),
     (wider_head, r"^head is Linear\(.*out_features=6, .*out_features=5,"),
     (other_gelu, r"^encoder\.blocks\.0\.mlp\.activation is GELU\(approximate='tanh'\), .* GELU\(approximate='none'\)"),
     (other_eps, r"^encoder\.blocks\.2\.attention_norm is LayerNorm\(.*eps=0\.1.*eps=1e-06"),
     (lora, r"^encoder\.blocks\.0\.attention\.q is torch\.nn\.utils\.parametrize\.Parametrized.*Merge it \(LoRA\)"),
-    (more_in_a_part, r"^norm\.seen is \[\], but the config says not there"),
+    (more_in_a_part, r"^norm\.seen is \[\], but the config says missing"),
 ]
 
 
 @pytest.mark.parametrize("format", ["vitreous", "timm"])
 @pytest.mark.parametrize(("swap", "message"), SWAPS, ids=[swap.__name__ for swap, _ in SWAPS])
-def test_a_model_that_its_config_does_not_describe(
-    swap: Callable[[ViT], None], message: str, format: str, tmp_path: Path
-) -> None:
+def test_replaced_modules_are_refused(swap: Callable[[ViT], None], message: str, format: str, tmp_path: Path) -> None:
     config = ViTConfig(width=64, depth=3, num_heads=1, mlp_width=64, num_classes=5, mlp=Gelu("erf"))
     model = build_vit(config if swap is not new_position else ViTConfig(**vars(config) | {"position": NoPosition()}))
     swap(model)
@@ -95,7 +93,7 @@ def test_a_model_that_its_config_does_not_describe(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_changes_nothing_is_let_through(small: ViTConfig, tmp_path: Path) -> None:
+def test_harmless_changes_pass(small: ViTConfig, tmp_path: Path) -> None:
     model = build_vit(small)
     model.loss = nn.CrossEntropyLoss()
     model.embedding_dropout.p = 0.5
@@ -115,7 +113,7 @@ def test_a_compiled_model_is_the_model(small: ViTConfig, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["buffer", "attribute"])
-def test_a_part_that_keeps_what_no_checkpoint_has(
+def test_module_with_unsaved_tensors_is_refused(
     kind: str, small: ViTConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vitreous.save(build_vit(small), tmp_path / "model")

@@ -1,4 +1,4 @@
-"""A hub that lies: nothing outside the cache is touched, no answer takes forever, and the token stays with the hub."""
+"""A hostile hub: nothing outside the cache changes, answers are bounded, and the token stays with the hub."""
 
 import contextlib
 import gzip

@@ -16,7 +16,8 @@ from vitreous.common.checks import BadValue
 from vitreous.model.build import build
 from vitreous.weights.hub import choose, parse
 from vitreous.weights.io.containers import write_file
-from vitreous.weights.io.safetensors_file import BadCheckpoint, read_tensors
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.load import load, save
 
 # ---- Names and files -------------------------------------------------------------------------------------------------
@@ -31,7 +32,7 @@ from vitreous.weights.load import load, save
         (Path("hf-hub:a/b@main"), "a/b", "main"),
     ],
 )
-def test_names_are_understood(source: str | Path, repository: str, revision: str | None) -> None:
+def test_names_are_parsed(source: str | Path, repository: str, revision: str | None) -> None:
     name = parse(source)
     assert (name.repository, name.revision) == (repository, revision)
     assert str(name) == str(source)
@@ -43,7 +44,7 @@ def test_names_are_understood(source: str | Path, repository: str, revision: str
      "hf-hub:a/b.", "hf-hub:a/b--c", "hf-hub:a/b.git", "hf-hub:/b", "hf-hub:a/", "hf-hub:ä/b", "hf-hub:a/" + "b" * 96,
      "hf-hub:a/b@", "hf-hub:a/b@../main", "hf-hub:a/b@/etc", "hf-hub:a/b@x y", "hf-hub:a/b@a@b"],
 )  # fmt: skip
-def test_wrong_names_are_said_before_anybody_is_asked(source: str) -> None:
+def test_invalid_names_are_refused_without_a_request(source: str) -> None:
     with pytest.raises(BadValue, match=r"^source is 'hf-hub:.*', but must be hf-hub:[\w/.-]+( or |@ and a branch)"):
         load(source)
 
@@ -62,7 +63,7 @@ def test_wrong_names_are_said_before_anybody_is_asked(source: str) -> None:
         ),
     ],
 )
-def test_only_what_loading_reads_is_chosen(names: list[str], chosen: list[str]) -> None:
+def test_only_needed_files_are_chosen(names: list[str], chosen: list[str]) -> None:
     assert choose(names) == chosen
 
 
@@ -70,12 +71,12 @@ def test_only_what_loading_reads_is_chosen(names: list[str], chosen: list[str]) 
     ("names", "wrong"),
     [
         (["config.json", "train.py", "sub/model.bin"], "has no weights"),
-        (["a.npz", "b.npz"], r"has 2 files of weights \(a.npz, b.npz\), and which is meant cannot be told"),
+        (["a.npz", "b.npz"], r"has 2 files of weights \(a.npz, b.npz\), and none is called model.safetensors"),
         (["model.safetensors.index.json", "model-00001-of-00002.safetensors"], "has 1 of the files .* must have all 2"),
         (["pytorch_model.bin.index.json"], "has 0 of the files .* must have any"),
     ],
 )
-def test_what_cannot_be_chosen_from_is_said(names: list[str], wrong: str) -> None:
+def test_ambiguous_repositories_are_refused(names: list[str], wrong: str) -> None:
     with pytest.raises(BadCheckpoint, match=wrong):
         choose(names)
 
@@ -83,7 +84,7 @@ def test_what_cannot_be_chosen_from_is_said(names: list[str], wrong: str) -> Non
 # ---- There and back --------------------------------------------------------------------------------------------------
 
 
-def test_it_is_fetched_once_and_then_found(hub: Hub, client: Client, pets: Path) -> None:
+def test_files_are_fetched_once(hub: Hub, client: Client, pets: Path) -> None:
     files = files_of(pets) | {"pytorch_model.bin": b"x", "modeling_vit.py": b"x", "model.onnx": b"x", "a/b.bin": b"x"}
     hub.add("me/once", files)
     first = client.ask("load", "hf-hub:me/once")
@@ -112,7 +113,7 @@ def test_shards_and_pickles(hub: Hub, client: Client, pets: Path, tmp_path: Path
     assert client.ask("load", "hf-hub:me/pickled")["logits"] == right
 
 
-def test_a_revision_is_honoured(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+def test_revision_is_fetched(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     model = load(pets)
     old = hub.add("me/versions", files_of(pets))
     hub.repositories["me/versions"].branches["v1.0"] = old
@@ -136,7 +137,7 @@ def test_a_revision_is_honoured(hub: Hub, client: Client, pets: Path, tmp_path: 
 # ---- Who may, and without a network ----------------------------------------------------------------------------------
 
 
-def test_the_token_is_sent_to_the_hub_and_to_nobody_else(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+def test_token_is_sent_to_the_hub_only(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     hub.add("me/secret", files_of(pets), private=True)
     client.ask("load", "hf-hub:me/secret", token=TOKEN)
     save(build(load(pets).config), tmp_path / "other")
@@ -148,7 +149,7 @@ def test_the_token_is_sent_to_the_hub_and_to_nobody_else(hub: Hub, client: Clien
     assert {asked.token for asked in hub.asked} == {None}
 
 
-def test_without_a_network_the_cache_is_enough(
+def test_cache_is_used_without_a_network(
     hub: Hub, client: Client, offline: Client, home: Path, pets: Path, tmp_path: Path
 ) -> None:
     commit = hub.add("me/kept", files_of(pets))
@@ -156,27 +157,27 @@ def test_without_a_network_the_cache_is_enough(
     hub.asked.clear()
     for revision in ("", "@main", f"@{commit}"):
         assert offline.ask("load", f"hf-hub:me/kept{revision}") == online
-    never = f"OSError: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE forbids to fetch it: "
-    assert failure(offline, "load", "hf-hub:me/never") == f"{never}unset it, once"
+    never = f"OSError: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE is set: "
+    assert failure(offline, "load", "hf-hub:me/never") == f"{never}unset it once to fetch the model"
     line = failure(offline, "push", str(pets), str(tmp_path / "x"), "me/x", token=TOKEN)
-    assert line == "OSError: nothing can be pushed to me/x, because HF_HUB_OFFLINE is set: unset it"
+    assert line == "OSError: cannot push to me/x, because HF_HUB_OFFLINE is set: unset it"
     assert not (tmp_path / "x").exists()
     next((home / "hub" / "models--me--kept").rglob("model.safetensors")).unlink()
-    assert failure(offline, "load", "hf-hub:me/kept").startswith("OSError: hf-hub:me/kept is not whole in the cache")
+    assert failure(offline, "load", "hf-hub:me/kept").startswith("OSError: hf-hub:me/kept is incomplete in the cache")
     assert not hub.asked
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------
 
 
-def test_every_verb_takes_a_name_of_the_hub(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+def test_every_verb_accepts_a_hub_name(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     commit = hub.add("me/cli", files_of(pets))
     info = json.loads(client.ask("command", "info", "hf-hub:me/cli", "--json")["out"])
     assert info["provenance"]["commit"] == commit
     assert info["config"]["labels"] == ["cat", "dog", "owl"]
-    said = client.ask("command", "predict", "hf-hub:me/cli", str(picture(tmp_path)), "--json", "--device", "cpu")
-    assert said["status"] == 0
-    assert json.loads(said["out"])["predictions"][0]["label"] in ("cat", "dog", "owl")
+    answer = client.ask("command", "predict", "hf-hub:me/cli", str(picture(tmp_path)), "--json", "--device", "cpu")
+    assert answer["status"] == 0
+    assert json.loads(answer["out"])["predictions"][0]["label"] in ("cat", "dog", "owl")
     begun = client.ask("initial", "--data", "digits", "--init", "hf-hub:me/cli", "--batch-size", "auto")
     assert (begun["repository"], begun["commit"]) == ("me/cli", commit)
 
@@ -186,12 +187,12 @@ def picture(folder: Path) -> Path:
     return folder / "picture.png"
 
 
-def test_the_command_line_answers_in_one_line(hub: Hub, client: Client, home: Path) -> None:
+def test_command_line_error_is_one_line(hub: Hub, client: Client, home: Path) -> None:
     for arguments, status in ((["info", "hf-hub:foo"], 2), (["predict", "hf-hub:no/such", "x.png"], 1)):
-        said = client.ask("command", *arguments)
-        assert said["status"] == status
-        assert said["errors"].startswith("vitreous: ")
-        assert said["errors"].count("\n") == 1
+        answer = client.ask("command", *arguments)
+        assert answer["status"] == status
+        assert answer["errors"].startswith("vitreous: ")
+        assert answer["errors"].count("\n") == 1
     real = subprocess.run(
         [sys.executable, "-m", "vitreous", "info", "hf-hub:no/such"],
         env=settings(hub.url, home),
@@ -199,4 +200,4 @@ def test_the_command_line_answers_in_one_line(hub: Hub, client: Client, home: Pa
         text=True,
     )
     assert (real.returncode, real.stdout) == (1, "")
-    assert real.stderr == f"vitreous: hf-hub:no/such: there is no {hub.url}/no/such, or it is private: {NOT_THERE}\n"
+    assert real.stderr == f"vitreous: hf-hub:no/such: {hub.url}/no/such does not exist or is private: {NOT_THERE}\n"

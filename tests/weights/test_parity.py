@@ -5,12 +5,12 @@ import pytest
 import torch
 
 import vitreous
-from vitreous.cli.convert_command import convert
+from vitreous.cli.convert import convert as convert_verb
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
 from vitreous.model.vit import ViT
-from vitreous.weights.convert import CannotHold
+from vitreous.weights.convert import CannotHold, convert
 from vitreous.weights.parity import compare, random_images
 
 
@@ -21,7 +21,7 @@ def perturbed(config: ViTConfig) -> ViT:
     return model
 
 
-def test_a_model_is_nowhere_apart_from_itself(small: ViTConfig) -> None:
+def test_model_equals_itself_at_every_stage(small: ViTConfig) -> None:
     model = perturbed(small)
     differences = compare(model, model, random_images(model))
     assert [one.stage for one in differences][:3] == ["patches", "tokens and positions", "block 0"]
@@ -29,7 +29,7 @@ def test_a_model_is_nowhere_apart_from_itself(small: ViTConfig) -> None:
     assert all(one.largest == one.mean == 0 and one.scale > 0 for one in differences)
 
 
-def test_a_difference_shows_where_it_begins(small: ViTConfig) -> None:
+def test_difference_shows_at_its_stage(small: ViTConfig) -> None:
     """One weight of the last block is changed by 1: nothing before it differs, everything after it does."""
     one, other = perturbed(small), build_vit(small).eval()
     other.load_state_dict(one.state_dict())
@@ -46,23 +46,25 @@ def test_a_difference_shows_where_it_begins(small: ViTConfig) -> None:
 def test_convert_reports_nothing_lost(small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"))
     vitreous.save(perturbed(config), tmp_path / "ours")
-    differences = convert(tmp_path / "ours", tmp_path / "theirs", "timm", check=True)
-    assert all(one.largest == 0 for one in differences)
-    assert len(differences) == config.depth + 4
-    said = capsys.readouterr().out
-    assert "wrote" in said
-    assert "logits" in said
+    result = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    assert result.path == tmp_path / "theirs"
+    assert all(one.largest == 0 for one in result.differences)
+    assert len(result.differences) == config.depth + 4
+    convert_verb(str(tmp_path / "ours"), tmp_path / "theirs", to="timm", check=True)
+    printed = capsys.readouterr().out
+    assert "wrote" in printed
+    assert "logits" in printed
 
 
-def test_convert_says_what_it_took_by_convention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reports_assumptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = vitreous.create("ViT-Ti/16", num_classes=3, image_size=32, overrides={"depth": 1, "mlp": Gelu("erf")})
     vitreous.save(model, tmp_path / "x.safetensors", format="timm")
-    convert(tmp_path / "x.safetensors", tmp_path / "back", "vitreous")
-    assert "taken by convention: num_heads" in capsys.readouterr().out
+    convert_verb(str(tmp_path / "x.safetensors"), tmp_path / "back", to="vitreous")
+    assert "assumed: num_heads" in capsys.readouterr().out
     assert "num_heads: 64 dimensions per head" in (tmp_path / "back" / "config.json").read_text()
 
 
-def test_convert_says_what_the_format_does_not_keep(
+def test_convert_reports_what_the_format_does_not_keep(
     small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     square = dataclasses.replace(small, image_size=(32, 32), mlp=Gelu("erf"), preprocessing=IMAGENET)
@@ -70,29 +72,28 @@ def test_convert_says_what_the_format_does_not_keep(
         square, num_classes=2, labels=("[/cat]", "dog"), position=Learned1d(interpolation="timm")
     )
     vitreous.save(perturbed(config), tmp_path / "ours")
-    convert(tmp_path / "ours", tmp_path / "theirs", "timm")
-    assert "not kept" not in capsys.readouterr().out
-    convert(tmp_path / "ours", tmp_path / "x[red].pth", "torchvision")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "x[red].pth" in said
-    assert "not kept: labels: ('[/cat]', 'dog') is read as ()" in said
-    assert "not kept: preprocessing" in said
-    assert "not kept: num_heads, which must be given: 4" in said
+    assert convert(tmp_path / "ours", tmp_path / "theirs", to="timm").not_kept == []
+    convert_verb(str(tmp_path / "ours"), tmp_path / "x[red].pth", to="torchvision")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "x[red].pth" in printed
+    assert "not kept: labels: ('[/cat]', 'dog') is read as ()" in printed
+    assert "not kept: preprocessing" in printed
+    assert "not kept: num_heads, which must be given: 4" in printed
 
 
-def test_a_format_that_would_compute_otherwise_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
+def test_different_computation_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"), norm_eps=1e-3)
     vitreous.save(perturbed(config), tmp_path / "ours")
     with pytest.raises(CannotHold, match=r"eps is 0\.001, and timm's is 1e-06.*lossy"):
-        convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+        convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
     assert not (tmp_path / "theirs").exists()
-    differences = convert(tmp_path / "ours", tmp_path / "theirs", "timm", lossy=True)
+    differences = convert(tmp_path / "ours", tmp_path / "theirs", to="timm", lossy=True).differences
     assert differences[0].largest == 0  # patches know no norm
     assert differences[-1].largest > 1e-6
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "README.md"])
-def test_a_folder_with_other_things_is_not_replaced(name: str, small: ViTConfig, tmp_path: Path) -> None:
+def test_folder_with_other_files_is_not_replaced(name: str, small: ViTConfig, tmp_path: Path) -> None:
     target = tmp_path / "theirs"
     target.mkdir()
     (target / name).write_text("years of work")

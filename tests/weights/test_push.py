@@ -1,4 +1,4 @@
-"""Pushing to a hub, and finding there what was pushed."""
+"""Pushing to a hub and loading the pushed model."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from vitreous.model.presets import create
 from vitreous.weights.load import load, save
 
 
-def test_a_model_that_was_pushed_loads_to_the_last_bit(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+def test_pushed_model_loads_bit_identically(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     before = client.ask("load", str(pets))
     assert not hub.asked  # nothing of a local checkpoint concerns the hub
     client.ask("push", str(pets), str(tmp_path / "sent"), "me/pets", token=TOKEN)
@@ -29,7 +29,7 @@ def test_a_model_that_was_pushed_loads_to_the_last_bit(hub: Hub, client: Client,
     assert after["provenance"] == before["provenance"] | {"repository": "me/pets", "commit": commit}
 
 
-def test_the_next_checkpoint_says_where_it_is_from(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+def test_repository_is_recorded_in_the_next_checkpoint(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     first = hub.add("me/first", files_of(pets))
     client.ask("push", "hf-hub:me/first", str(tmp_path / "next"), "me/second", token=TOKEN)
     record = json.loads((tmp_path / "next" / "config.json").read_text())["provenance"]
@@ -47,7 +47,7 @@ def test_the_next_checkpoint_says_where_it_is_from(hub: Hub, client: Client, pet
         ("timm", "pets.pth", "timm", {"pets.pth"}),
     ],
 )
-def test_other_systems_files_go_there_and_back(
+def test_foreign_formats_are_pushed_and_loaded(
     hub: Hub, client: Client, pets: Path, tmp_path: Path, format: str, target: str, library: str, files: set[str]
 ) -> None:
     name = f"me/{format}-{target}"
@@ -59,30 +59,28 @@ def test_other_systems_files_go_there_and_back(
     there = client.ask("load", f"hf-hub:{name}")
     here = client.ask("load", str(tmp_path / target))
     assert (there["logits"], there["config"]) == (here["logits"], here["config"])
-    said = {"repository": name, "commit": commit, "license": "mit"}
+    message = {"repository": name, "commit": commit, "license": "mit"}
     del here["provenance"]["file"]
-    assert there["provenance"] == here["provenance"] | said
+    assert there["provenance"] == here["provenance"] | message
 
 
-def test_pushing_says_what_is_wrong(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+def test_errors_of_pushing_are_one_line(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     hub.add("me/full", {"model.safetensors": b"x", "config.json": b"{}"})
 
     def says(push_to: str, target: str = "out", token: str | None = TOKEN, **options: Any) -> str:
         return failure(client, "push", str(pets), str(tmp_path / target), push_to, token=token, **options)
 
-    right = "owner/name, as in the address of a page of the hub"
     for wrong in ("pets", "../pets", "me/pets@v1", "", "me/a/b"):
-        assert says(wrong) == f"BadValue: push_to is {wrong!r}, but must be {right}"
+        assert says(wrong) == f"BadValue: push_to is {wrong!r}, but must be owner/name"
     assert not (tmp_path / "out").exists()
     assert not hub.asked
     written = f"OSError: {tmp_path}/out is written, but was not pushed to {hub.url}"
     for place, token in (("me/new", None), ("others/new", TOKEN)):
         assert says(place, token=token) == (
-            f"{written}/{place}: it takes a token that may write there: "
-            "log in with `hf auth login`, or set HF_TOKEN to such a one"
+            f"{written}/{place}: it needs a token with write access: log in with `hf auth login`, or set HF_TOKEN"
         )
     assert load(tmp_path / "out").config == load(pets).config
-    strange = "it holds config.json, which would be read as a part of this model"
+    strange = "it holds config.json, which would be loaded with this model"
     assert strange in says("me/full", "x.npz", format="google", lossy=True)
     hub.faults["upload"] = "403"
     save(create("ViT-Ti/16", overrides={"depth": 1, "width": 64, "num_heads": 1}), tmp_path / "fresh")

@@ -19,7 +19,7 @@ from pickles_by_hand import little_memory
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 Maker = Callable[[Path, Path], Path]  # a folder to work in and a file that must not appear, to the checkpoint
 
@@ -212,12 +212,12 @@ CASES: list[tuple[Maker, str]] = [
     (absurd_config, r"config\.json: (image_size|model\.width|width) .*"),
     (absurd_depth, r"too few for the 1000 layers"),
     (absurd_transformers_config, r"theirs.*"),
-    (index_that_leads_elsewhere, r"index\.json names '\.\./\.\./etc/passwd', which is not in its own folder"),
+    (index_that_leads_elsewhere, r"index\.json names '\.\./\.\./etc/passwd', which is not in the same folder"),
 ]
 
 
 @pytest.mark.parametrize(("make", "message"), CASES, ids=[make.__name__ for make, _ in CASES])
-def test_it_is_refused_by_name_with_little_memory_and_without_effect(make: Maker, message: str, tmp_path: Path) -> None:
+def test_hostile_files_are_refused_with_little_memory(make: Maker, message: str, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     source = make(tmp_path, canary)
     before = sorted(tmp_path.rglob("*"))
@@ -228,6 +228,6 @@ def test_it_is_refused_by_name_with_little_memory_and_without_effect(make: Maker
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_config_of_absurd_sizes_never_reaches_memory(small: ViTConfig) -> None:
+def test_absurd_sizes_are_refused_before_allocation(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match="parameters"):
         build_vit(ViTConfig(width=2**16, num_heads=1, mlp_width=2**20, depth=1024))

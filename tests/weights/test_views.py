@@ -1,4 +1,4 @@
-"""Tensors of loaded models: mapped from the file where possible, and each with a storage of its own."""
+"""Tensors of loaded models are mapped where possible, each with a separate storage."""
 
 import copy
 import itertools
@@ -60,7 +60,7 @@ def test_matrices_are_mapped_and_not_copied(case: str, tmp_path: Path) -> None:
     assert not copied
 
 
-def test_theirs_saved_as_ours_is_the_same(timms: Path, tmp_path: Path) -> None:
+def test_foreign_model_saved_as_native_is_equal(timms: Path, tmp_path: Path) -> None:
     model = load(timms)
     vitreous.save(model, tmp_path / "ours")
     assert same(load(tmp_path / "ours"), model)
@@ -68,7 +68,7 @@ def test_theirs_saved_as_ours_is_the_same(timms: Path, tmp_path: Path) -> None:
         assert load(tmp_path / "ours").get_submodule(f"encoder.blocks.0.{part}").weight.shape == (128, 128)
 
 
-def test_each_part_changes_by_itself(timms: Path) -> None:
+def test_parameters_change_independently(timms: Path) -> None:
     written = timms.read_bytes()
     model, before = load(timms), load(timms)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_each_part_changes_by_itself(timms: Path) -> None:
     assert same(load(timms), before)
 
 
-def test_what_was_loaded_can_be_trained(timms: Path) -> None:
+def test_loaded_model_can_be_trained(timms: Path) -> None:
     written = timms.read_bytes()
     loaded, images, labels = load(timms), torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3])
     fresh = build(loaded.config).eval()
@@ -123,7 +123,7 @@ def check_own_storages(model: Model) -> None:
 
 
 @pytest.mark.parametrize("case", EVERY)
-def test_every_tensor_has_a_storage_of_its_own(case: str, tmp_path: Path) -> None:
+def test_every_tensor_has_a_separate_storage(case: str, tmp_path: Path) -> None:
     check_own_storages(loaded(case, tmp_path))
     classes = {} if "segmenter" in case else {"num_classes": 4}
     check_own_storages(loaded(case, tmp_path, image_size=(96, 64), **classes))

@@ -15,20 +15,28 @@ def data(
     out: Path | None = None,
     json: bool = False,
 ) -> None:
-    """A data set's doctor: counts, balance, unreadable and duplicate pictures, leaks between parts, odd sizes, masks.
+    """Check a data set: counts, balance, unreadable and duplicate images, leaks between splits, odd sizes, masks.
 
-    It exits with 1 where something should be mended before training.
+    Exits with 1 if there are problems to fix before training.
 
-    Example: vitreous data check pictures/ --out sheet.png
+    Example: vitreous data check images/ --out sheet.png
 
     Args:
-        action: What to do; check is all there is.
-        spec: Anything that `train --data` takes.
-        data_root: A local copy of a data set that would be downloaded.
-        out: Write a contact sheet, some pictures of every class, to this PNG.
-        json: Print JSON instead of a report.
+        action: Always check.
+        spec: Any value of `train --data`.
+        data_root: Folder of a local copy of a data set that would be downloaded.
+        out: PNG file for a contact sheet, with some images of every class.
+        json: Print JSON instead of text.
     """
-    from vitreous.data.doctor.check import run_check
+    from json import dumps
 
-    if run_check(spec, data_root, out, json):
+    from vitreous.common.terminal import console
+    from vitreous.data.doctor import check_data
+
+    report = check_data(spec, data_root, out)
+    if json:
+        print(dumps(report.to_dict(), indent=2))
+    else:
+        console(markup=True, soft_wrap=True).print(report)
+    if report.problems:
         sys.exit(1)

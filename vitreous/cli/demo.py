@@ -64,7 +64,7 @@ def run(out: Path) -> None:
         shutil.rmtree(out)  # the demo's own folder, replaced every time
     model = vitreous.train(config(out), command=" ".join(["vitreous", *sys.argv[1:]])).model
     assert isinstance(model, ViT)
-    digit = open_data("digits").val.picture(0)
+    digit = open_data("digits").val.image(0)
     assert isinstance(digit, np.ndarray)
     images = (torch.from_numpy(digit).reshape(1, 1, 8, 8).float() / 255 - 0.5) / 0.5
     console = SafeConsole()

@@ -1,10 +1,15 @@
-"""The verb `vitreous info`."""
+"""The verb `vitreous info`: a table of presets, or of one model and its cost."""
 
-from typing import Annotated
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from vitreous.cli.flags import ImageSize
+
+if TYPE_CHECKING:
+    from vitreous.model.base_config import ModelConfig
 
 
 def info(
@@ -14,19 +19,109 @@ def info(
     image_size: ImageSize = (),
     json: bool = False,
 ) -> None:
-    """What a model is made of and what it costs: parameters, operations, tokens, memory.
+    """Print the architecture and cost of a model: parameters, operations, tokens, memory.
 
     Example: vitreous info ViT-B/16 --image-size 384
 
     Args:
-        name: A preset, named as its paper names it, or a checkpoint. Left out: a list of all presets.
+        name: A preset, named as in its paper, or a checkpoint. By default, all presets are listed.
         num_classes: Another number of classes than the preset's; 0 for none.
-        image_size: Another image size than the preset's.
+        image_size: Another image size than the model's.
         json: Print JSON instead of a table.
     """
-    from vitreous.cli import model_table as report
+    from rich.table import Table
+
+    from vitreous.common.codec import to_dict
+    from vitreous.common.terminal import console
 
     if not name:
-        report.print_presets(as_json=json)
+        _print_presets(as_json=json)
         return
-    report.print_model(name, num_classes, image_size or None, as_json=json)
+    config, provenance = _find(name, num_classes, image_size)
+    costs = _costs(config)
+    if json:
+        record = {"name": name, **costs, "config": to_dict(config), "provenance": provenance}
+        print(json_module.dumps(record, indent=2))
+        return
+    table = Table(box=None, show_header=False, title=name, title_justify="left")
+    for label, value in [*_rows(config, costs), *((key, _text(value)) for key, value in provenance.items())]:
+        table.add_row(label, value)
+    console().print(table)
+
+
+def _print_presets(as_json: bool) -> None:
+    from rich.table import Table
+
+    from vitreous.common.codec import to_dict
+    from vitreous.common.terminal import console
+    from vitreous.model.presets import PRESETS
+
+    if as_json:
+        print(json_module.dumps({name: to_dict(config) for name, config in PRESETS.items()}, indent=2))
+        return
+    table = Table("name", "image", "patch", "width", "layers", "heads", box=None, title="presets", title_justify="left")
+    for name, config in PRESETS.items():
+        row = [config.image_size[0], config.patch_stride[0], config.feature_width, config.num_layers]
+        table.add_row(name, *map(str, row), str(config.num_heads or "-"))
+    console().print(table)
+
+
+def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tuple["ModelConfig", dict[str, Any]]:
+    """Return the config and provenance of a preset or checkpoint; no tensor is read."""
+    from vitreous.common.checks import as_size
+    from vitreous.model.presets import PRESETS, configure
+
+    if name not in PRESETS and (name.startswith("hf-hub:") or Path(name).exists()):
+        from vitreous.weights.load import open_checkpoint
+
+        described = open_checkpoint(name).describe()
+        config = described.config.resized(as_size(image_size)) if image_size else described.config
+        return config, described.provenance
+    if Path(name).is_absolute() or Path(name).suffix:  # a path: no preset has such a name
+        from vitreous.weights.native import missing_checkpoint
+
+        raise missing_checkpoint(Path(name))
+    return configure(name, num_classes, image_size or None), {}
+
+
+def _costs(config: "ModelConfig") -> dict[str, int]:
+    """Return the costs of one image by their JSON keys."""
+    from vitreous.model.cost import cost
+
+    spent = cost(config)
+    tokens = {"tokens": config.num_tokens} if config.num_tokens else {}
+    return {
+        "parameters": spent.parameters,
+        "flops": spent.flops,
+        **tokens,
+        "activation_bytes": spent.activation_bytes,
+    }
+
+
+def _rows(config: "ModelConfig", costs: dict[str, int]) -> list[tuple[str, str]]:
+    memory, how = costs["activation_bytes"] / 2**20, config.preprocessing
+    return [
+        ("parameters", f"{costs['parameters']:,}"),
+        ("operations", f"{costs['flops'] / 1e9:,.2f} GFLOPs an image, forward ({costs['flops'] / 2e9:,.2f} GMACs)"),
+        ("training memory", f"{memory:,.0f} MiB of activations an image in float32, {memory / 2:,.0f} in bfloat16"),
+        ("image", f"{config.image_size[0]} x {config.image_size[1]}, {config.channels} channels"),
+        ("classes", str(config.num_classes or "none: returns pooled features")),
+        *config.details(),
+        (
+            "preprocessing",
+            f"mean {how.mean}, std {how.std}, {how.interpolation}, {how.fit}, rounded as by {how.geometry}",
+        ),
+    ]
+
+
+def _text(value: Any) -> str:
+    """Format a JSON value for the table.
+
+    >>> _text({"top1": 0.98333333, "count": 360}), _text(["mlp: timm's, usually", "pool: timm's"])
+    ('top1 0.9833, count 360', "mlp: timm's, usually; pool: timm's")
+    """
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_text, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.terminal import console as standard_output
-from vitreous.common.text import printable
-from vitreous.data.split import plural
+from vitreous.common.text import plural, printable
 from vitreous.evaluation import ClassificationMetrics, Metrics, ProbeMetrics, SegmentationMetrics
 
 SHOWN = 12  # unreadable files and worst classes

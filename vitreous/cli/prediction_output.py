@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.common.terminal import console as standard_output
-from vitreous.common.text import json_text, one_line, printable
-from vitreous.data.split import plural
+from vitreous.common.text import json_text, one_line, plural, printable
 from vitreous.inference.predict_images import Embeddings, Results
 from vitreous.inference.prediction_files import MaskFolder, as_dict, clean, write
 from vitreous.inference.predictions import Prediction

@@ -1,17 +1,13 @@
-"""Writing so that nothing is ever half written: aside first, then synced to the disk, then put into place by renaming.
+"""Atomic writes of files and folders: to a temporary path, synced to the disk, then renamed into place.
 
-What is guaranteed, on a file system that keeps its promises (rename is atomic, fsync reaches the disk):
+On a file system with atomic renames:
 
-- `atomic_file`: whoever opens `path`, at any moment and after any crash, finds the whole old file or the whole new one.
-- `atomic_folder`: the same for a folder, where the system can exchange two folders in one step (Linux, on most file
-  systems). Elsewhere the old one is renamed aside and the new one renamed in, and for the moment between the two there
-  is nothing at `path`. A crash in that moment loses nothing: `recover`, which every save and every load of a checkpoint
-  calls, puts the old one back.
-- Files that others have put into a folder survive its replacement where the caller says which files are its own.
-- When the body fails, is interrupted, or finds the disk full, what was at `path` stays as it was, and what was written
-  aside is removed. What a killed process left aside is removed by the next save to the same path.
-
-Two processes that save to one path at the same time do not mix: each writes aside on its own, and the later one wins.
+- After any crash, `path` is the complete old or the complete new file or folder. Where the system cannot exchange two
+  folders in one step (it can on Linux), a crash between two renames leaves nothing at `path`; `recover`, which every
+  save and load of a checkpoint calls, puts the old folder back.
+- If the body fails or the disk is full, `path` stays as it was and the temporary files are removed. Those of a killed
+  process are removed by the next save to the same path.
+- Of two processes that save to one path, the later one wins; their files do not mix.
 """
 
 import contextlib
@@ -29,7 +25,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: what lies aside is then taken for the leftover of a crash
+except ImportError:  # Windows: temporary paths of other processes are treated as abandoned
     fcntl = None  # type: ignore[assignment]
 
 FULL = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "disk quota exceeded", errno.EFBIG: "file too large"}
@@ -37,9 +33,9 @@ FULL = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "disk quota exc
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[Path]:
-    """A path aside to write to, with the same extension; it takes the place of `path` when the body succeeds.
+    """Yield a temporary path with the same suffix, which replaces `path` if the body succeeds.
 
-    `needed`: the bytes that will be written, where known, for the message of a full disk.
+    `needed`: the number of bytes to write, if known, for the error of a full disk.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "numbers.csv"
@@ -50,7 +46,7 @@ def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iter
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(f"{path} is not a file, so it is not replaced by one")
+        raise OSError(f"{path} is not a file and is not replaced")
     with _aside(path, needed, folder=False) as aside:
         yield aside
         _sync(aside)
@@ -64,12 +60,12 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder to write into, which replaces the folder at `path` if the body succeeds.
 
-    The module's docstring has the guarantees. `needed`: as in `atomic_file`. `ours`: patterns of the files that may be
-    lost, relative to `path`; all other files in the old folder are copied into the new one. None: all may be lost.
+    `needed`: as in `atomic_file`. `ours`: patterns of files, relative to `path`, that are replaced; all others in the
+    old folder are copied into the new one. None replaces all.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
-        raise OSError(f"{path} is not a folder, so it is not replaced by one")
+        raise OSError(f"{path} is not a folder and is not replaced")
     recover(path)
     with _aside(path, needed, folder=True) as aside:
         yield aside
@@ -83,12 +79,12 @@ def atomic_folder(
             _sync(Path(folder))
         _put_in_place(aside, path)
     _sync(path.parent)
-    for old in (aside, _old(path)):  # where an exchange, or two renames, have left the one before
+    for old in (aside, _old(path)):  # the old folder, after an exchange or after two renames
         shutil.rmtree(old, ignore_errors=True)
 
 
 def foreign_files(folder: Path, ours: Sequence[str]) -> list[str]:
-    """Files below a folder, relative to it, that match none of the patterns of ours."""
+    """List the files below a folder, relative to it, that match none of the patterns."""
     found = []
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -100,7 +96,7 @@ def foreign_files(folder: Path, ours: Sequence[str]) -> list[str]:
 
 
 def recover(path: str | os.PathLike[str]) -> None:
-    """After a crash between the two renames: put the folder that was there back. Does nothing where all is well."""
+    """Put the old folder back after a crash between two renames; otherwise do nothing."""
     path = Path(os.path.realpath(path))
     old = _old(path)
     for _ in range(20):
@@ -108,12 +104,12 @@ def recover(path: str | os.PathLike[str]) -> None:
             return
         if not any(_in_use(aside) for aside in _left_aside(path)):
             break
-        time.sleep(0.05)  # a live process stands between its two renames, and will be done at once
-    with contextlib.suppress(OSError):  # somebody else recovered it first
+        time.sleep(0.05)  # a live process is between its two renames
+    with contextlib.suppress(OSError):  # another process recovered it first
         old.rename(path)
 
 
-# ---- Into place ------------------------------------------------------------------------------------------------------
+# ---- Renaming --------------------------------------------------------------------------------------------------------
 
 
 def _put_in_place(aside: Path, path: Path) -> None:
@@ -130,7 +126,7 @@ def _put_in_place(aside: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step, or False where this system or file system cannot."""
+    """Swap two folders in one step; return False if the system cannot."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
@@ -140,9 +136,9 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has it. A folder's own entries need it too, or a rename may be forgotten."""
+    """Flush to the disk. A folder needs it too, or a rename in it may be lost."""
     if os.name == "nt" and path.is_dir():
-        return  # cannot be opened there
+        return  # folders cannot be opened
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -150,12 +146,12 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# ---- Aside -----------------------------------------------------------------------------------------------------------
+# ---- Temporary paths -------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
-    """A new file or folder next to `path`: nothing remains of it on failure, and a full disk is said in one line."""
+    """Create a file or folder next to `path`, remove it on failure, and explain a full disk in one line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in _left_aside(path):
         with _lock(left) as free:
@@ -175,7 +171,7 @@ def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
 
 
 def _create_locked(path: Path, folder: bool) -> tuple[Path, int | None]:
-    """The system lets go of the lock when the process ends, however it ends: so others can tell a leftover."""
+    """Create and lock a temporary path; the system releases the lock when the process ends in any way."""
     while True:
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.aside{path.suffix}")
         if folder:
@@ -187,7 +183,7 @@ def _create_locked(path: Path, folder: bool) -> tuple[Path, int | None]:
         try:
             descriptor = os.open(aside, os.O_RDONLY)
         except FileNotFoundError:
-            continue  # another save took it for a leftover before it was locked
+            continue  # another save removed it before it was locked
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if aside.exists():
             return aside, descriptor
@@ -195,7 +191,7 @@ def _create_locked(path: Path, folder: bool) -> tuple[Path, int | None]:
 
 
 def _left_aside(path: Path) -> list[Path]:
-    """What saves to `path`, running now or killed earlier, have put next to it."""
+    """List the temporary paths of running and killed saves to `path`."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.aside{re.escape(path.suffix)}")
     if not path.parent.is_dir():
         return []
@@ -216,11 +212,11 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(aside: Path) -> Iterator[bool]:
-    """Whether what lies aside belongs to no living process; if so, it is ours for the time of the body."""
+    """Yield True and hold the lock if a temporary path belongs to no living process."""
     try:
         descriptor = os.open(aside, os.O_RDONLY) if fcntl else None
     except OSError:
-        yield False  # gone already
+        yield False  # removed meanwhile
         return
     try:
         if descriptor is not None:
@@ -241,7 +237,7 @@ def _in_use(aside: Path) -> bool:
 
 
 def _reason(error: BaseException | None) -> int | None:
-    """The code of a full disk, also where a library has wrapped the error in one of its own."""
+    """Return the error code of a full disk, also from inside a wrapped error."""
     while error is not None:
         for code in FULL:
             if getattr(error, "errno", None) == code or os.strerror(code) in str(error):
@@ -253,7 +249,7 @@ def _reason(error: BaseException | None) -> int | None:
 def _full_disk(path: Path, reason: int, needed: int | None) -> OSError:
     free = shutil.disk_usage(path.parent).free
     wanted = "" if needed is None else f" (about {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"
-    before = "what was there before is intact" if path.exists() else "nothing was there before, and nothing is left"
+    before = "the previous version is intact" if path.exists() else "nothing was written"
     failure = OSError(f"could not write {path}: {FULL[reason]}{wanted}; {before}")
-    failure.errno = reason  # set afterwards, so that the message stays one plain line
+    failure.errno = reason  # set afterwards to keep the message as it is
     return failure

@@ -1,7 +1,4 @@
-"""Checks that explain themselves: every error names the field, its value and what would be right.
-
-They run on plain numbers, before any tensor exists, so that a slip in a config costs nothing.
-"""
+"""Checks of config fields. Every error names the field, its value and the accepted values."""
 
 import dataclasses
 import difflib
@@ -17,11 +14,11 @@ Size = tuple[int, int]  # (height, width), always in this order
 
 
 class BadValue(ValueError):
-    """A field that cannot be what it is said to be. The command line takes it for a wrong argument."""
+    """An invalid value of a field. The command line reports it as a wrong argument."""
 
 
 def fail(field: str, value: object, allowed: str) -> NoReturn:
-    """Raise the one kind of error a config can raise.
+    """Raise a BadValue for a field.
 
     >>> fail("depth", 0, "a whole number from 1 to 1024")
     Traceback (most recent call last):
@@ -48,10 +45,10 @@ def check_positive(field: str, value: object) -> None:
 
 
 def check_fraction(field: str, value: object) -> None:
-    """A probability of dropping something: below 1, or nothing would be left."""
+    """Check a drop probability, which must be below 1."""
     check_real(field, value, 0, 1)
     if value == 1:
-        fail(field, value, "less than 1, or nothing would be left")
+        fail(field, value, "less than 1, or everything would be dropped")
 
 
 def check_flag(field: str, value: object) -> None:
@@ -65,13 +62,13 @@ def check_choice(field: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_words(config: Any) -> None:
-    """Every field that takes one of some words holds one of them, also in dataclasses inside: Python never looks."""
+    """Check every Literal field of a dataclass, also in nested dataclasses, because Python does not."""
     for field, hint in get_type_hints(type(config)).items():
         value, kinds = getattr(config, field), (hint, *get_args(hint))
         if dataclasses.is_dataclass(value):
             check_words(value)
         words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-        others = [kind for kind in kinds if isinstance(kind, type)]  # None, or a number, which is checked elsewhere
+        others = [kind for kind in kinds if isinstance(kind, type)]  # e.g. None or a number, which is checked elsewhere
         if words and type(value) not in others and (isinstance(value, str) or others in ([], [NoneType])):
             check_choice(field, value, words)
 
@@ -97,7 +94,7 @@ def check_numbers(field: str, value: object) -> None:
 
 
 def as_size(value: int | Sequence[int]) -> Size:
-    """One number names a square, two a height and a width.
+    """Convert one number (a square) or two to (height, width).
 
     >>> as_size(224), as_size([224, 320])
     ((224, 224), (224, 320))
@@ -111,16 +108,16 @@ def as_size(value: int | Sequence[int]) -> Size:
     return (sides[0], sides[-1])
 
 
-def refuse_unused(used: bool, said: Any, default: Any, use: str, names: tuple[str, ...] = ()) -> None:
-    """Fields of a config that were set although nothing will look at them. `names`: only of these."""
-    for one in dataclasses.fields(said):
-        value = getattr(said, one.name)
+def refuse_unused(used: bool, given: Any, default: Any, use: str, names: tuple[str, ...] = ()) -> None:
+    """Reject fields of a config (only `names`, if given) that were set but have no effect."""
+    for one in dataclasses.fields(given):
+        value = getattr(given, one.name)
         if not used and value != getattr(default, one.name) and (not names or one.name in names):
-            fail(one.name, value, f"left out, or used with {use}")
+            fail(one.name, value, f"omitted, or used with {use}")
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """' (did you mean ...?)' for a word that is nearly right, otherwise nothing.
+    """Return ' (did you mean ...?)' for a word that is similar to an allowed one, otherwise ''.
 
     >>> suggestion("timn", ["google", "timm"])
     " (did you mean 'timm'?)"
@@ -131,21 +128,19 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
 
 
 def path_suggestion(path: Path) -> str:
-    """What was probably meant: looked for at the first part of the path that does not exist."""
+    """Suggest a similar name for the first part of a path that does not exist."""
     missing = path
     while not missing.parent.exists() and missing.parent != missing:
         missing = missing.parent
     try:
         hint = suggestion(missing.name, set(os.listdir(missing.parent)) - {missing.name})  # it may be a dangling link
-    except OSError:  # not a folder, or not ours to read
+    except OSError:  # not a folder, or not readable
         hint = ""
     return hint if missing == path else f": {str(missing)!r} does not exist{hint}"
 
 
-def check_tiling(size: Size, unit: Size, stride: int = 1) -> None:
-    """An image must be a whole number of patches (`unit` pixels) high and wide.
-
-    A stem pads the image to a multiple of its `stride` before that.
+def check_tiling(size: Size, patch: Size, stride: int = 1) -> None:
+    """Check that patches tile an image, after a stem has padded it to a multiple of its `stride`.
 
     >>> check_tiling((225, 224), (16, 16))
     Traceback (most recent call last):
@@ -153,12 +148,12 @@ def check_tiling(size: Size, unit: Size, stride: int = 1) -> None:
     vitreous.common.checks.BadValue: image is 225 x 224 (height x width), which 16 x 16 patches do not tile; \
 the nearest sizes that fit are 224 x 224 and 240 x 224, or build the model with pad=True
     """
-    if all(side > 0 and -(-side // stride) * stride % step == 0 for side, step in zip(size, unit, strict=True)):
+    if all(side > 0 and -(-side // stride) * stride % step == 0 for side, step in zip(size, patch, strict=True)):
         return
-    below = tuple(max(side // step, 1) * step for side, step in zip(size, unit, strict=True))
-    above = tuple(-(-side // step) * step for side, step in zip(size, unit, strict=True))
+    below = tuple(max(side // step, 1) * step for side, step in zip(size, patch, strict=True))
+    above = tuple(-(-side // step) * step for side, step in zip(size, patch, strict=True))
     fits = " and ".join(f"{height} x {width}" for height, width in dict.fromkeys([below, above]))
     raise BadValue(
-        f"image is {size[0]} x {size[1]} (height x width), which {unit[0]} x {unit[1]} patches do not tile; "
+        f"image is {size[0]} x {size[1]} (height x width), which {patch[0]} x {patch[1]} patches do not tile; "
         f"the nearest sizes that fit are {fits}, or build the model with pad=True"
     )

@@ -1,7 +1,7 @@
-"""Config dataclasses to JSON and back: plain dictionaries, with `"kind"` where a field is a choice among dataclasses.
+"""Config dataclasses to JSON dictionaries and back, with the class name under `"kind"`.
 
-Reading is strict: an unknown field or a value of the wrong type is an error that names the path to it.
-A field that is left out takes its default, where it has one; what we write leaves none out.
+Reading is strict: an unknown field or a value of the wrong type is an error with the path to it. A missing field takes
+its default.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A dataclass as a dictionary that `json.dumps` takes.
+    """Convert a dataclass to a dictionary of JSON types.
 
     >>> from vitreous.model.options import Gelu
     >>> to_dict(Gelu("tanh"))
@@ -29,7 +29,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(expected: type[T], data: object, path: str = "config") -> T:
-    """The dataclass that `data` describes.
+    """Build the dataclass that `data` describes.
 
     >>> from vitreous.model.options import Gelu
     >>> from_dict(Gelu, {"aproximation": "tanh"})
@@ -49,17 +49,17 @@ def from_dict(expected: type[T], data: object, path: str = "config") -> T:
             raise ValueError(f"{path}.{name} is not a field of {expected.__name__}{suggestion(str(name), names)}")
     required = {f.name for f in dataclasses.fields(expected) if f.default is f.default_factory is dataclasses.MISSING}  # type: ignore[arg-type]
     if missing := sorted(required - data.keys()):
-        raise ValueError(f"{path} lacks {', '.join(missing)}, which {expected.__name__} has no default for")
+        raise ValueError(f"{path} lacks {', '.join(missing)}, which {expected.__name__} requires")
     return expected(**{name: decode(hints[name], data[name], f"{path}.{name}") for name in names & data.keys()})
 
 
 def decode(hint: Any, value: object, path: str) -> Any:
-    """`value`, as JSON gave it, as the type that `hint` declares."""
+    """Convert a JSON value to the type that `hint` declares."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _decode_union(arguments, value, path)
     if dataclasses.is_dataclass(hint):
-        # A config object is welcome too, so that overrides can be written in Python.
+        # Overrides in Python may be config objects.
         return value if isinstance(value, hint) else from_dict(hint, value, path)  # type: ignore[arg-type]
     if origin is Mapping:
         if not isinstance(value, Mapping):
@@ -68,7 +68,7 @@ def decode(hint: Any, value: object, path: str) -> Any:
     if origin is tuple:
         return _decode_tuple(arguments, value, path)
     if origin is Literal:
-        return value  # the dataclass checks the choice, and says what is allowed
+        return value  # the dataclass checks the choice
     if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if hint is Path and isinstance(value, str | Path):
@@ -124,7 +124,7 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
 
 
 def _decode_any(choices: list[Any], value: object, path: str) -> Any:
-    """The first of several plain types that fits."""
+    """Return a value that fits one of several plain types."""
     for choice in choices:
         if get_origin(choice) is Literal:
             if value in get_args(choice):
@@ -135,7 +135,7 @@ def _decode_any(choices: list[Any], value: object, path: str) -> Any:
 
 
 def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of a model's config from the command line.
+    """Parse fields of a model's config from the command line.
 
     >>> parse_fields(("registers=4", 'position={"kind": "Rotary2d"}'))
     {'registers': 4, 'position': {'kind': 'Rotary2d'}}

@@ -1,4 +1,4 @@
-"""Fonts for names that Pillow's own font has no letters for, where the machine has such fonts."""
+"""Finds installed fonts for names with letters that Pillow's default font lacks."""
 
 from functools import cache
 from typing import TYPE_CHECKING
@@ -9,28 +9,22 @@ if TYPE_CHECKING:
     from matplotlib.font_manager import FontManager
 
 CJK = (
-    *(
-        "Noto Sans CJK SC",
-        "Noto Sans CJK JP",
-        "Noto Sans SC",
-        "Noto Sans JP",
-        "Source Han Sans SC",
-        "Source Han Sans CN",
-    ),
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP"),
+    *("Source Han Sans SC", "Source Han Sans CN"),
     *("PingFang SC", "Hiragino Sans GB", "Hiragino Sans", "Heiti SC", "Microsoft YaHei", "SimHei", "Yu Gothic"),
     *("WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Arial Unicode MS"),
     *("Noto Sans CJK KR", "Noto Sans KR", "Apple SD Gothic Neo", "Malgun Gothic"),
 )
-OTHERS = ("DejaVu Sans",)  # Greek, Cyrillic and more; matplotlib brings it along
+OTHERS = ("DejaVu Sans",)  # Greek, Cyrillic and more; part of matplotlib
 SIZE = 12
 
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 def font_for(text: str) -> Font | None:
-    """A font that has every letter of the text; None where no such font is found.
+    """Return a font that has every letter of the text, or None.
 
-    Finding fonts is matplotlib's work: without it, only Western European letters can be drawn.
+    Without matplotlib, which finds fonts, only Western European letters can be drawn.
     """
     if all(ord(letter) < 256 for letter in text):
         return ImageFont.load_default()
@@ -39,7 +33,7 @@ def font_for(text: str) -> Font | None:
 
 @cache
 def _installed() -> list[tuple[Font, frozenset[int]]]:
-    """Fonts that are here, the best first, and the letters that each has."""
+    """List the installed fonts, best first, with the letters of each."""
     try:
         from matplotlib.font_manager import fontManager, get_font
     except ImportError:
@@ -50,6 +44,6 @@ def _installed() -> list[tuple[Font, frozenset[int]]]:
 
 
 def _files(manager: "FontManager") -> dict[str, str]:
-    """The upright one of ordinary weight of each family."""
+    """Return the upright font of normal weight of each family."""
     plain = (one for one in manager.ttflist if one.style == "normal" and one.weight in (400, "normal", "regular"))
     return {one.name: one.fname for one in plain}

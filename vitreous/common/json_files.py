@@ -1,4 +1,4 @@
-"""Reading of JSON files of unknown origin: bounded in size and nesting, with one-line errors that name the file."""
+"""Reads untrusted JSON: bounded in size and nesting, with one-line errors that name the file."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ MAX_JSON_DEPTH = 64  # objects and lists within each other; configs have fewer t
 
 
 def parse_json(text: str | bytes, source: Path | str, error: type[ValueError] = ValueError) -> Any:
-    """Parse JSON text, or raise `error` with a line that names its source.
+    """Parse JSON text, or raise `error` with one line that names its source.
 
     >>> parse_json('{"a": [1]}', "x.json")
     {'a': [1]}
@@ -26,13 +26,13 @@ def parse_json(text: str | bytes, source: Path | str, error: type[ValueError] = 
         raise error(_too_deep(source)) from None
     except ValueError as reason:
         raise error(f"{source} is not JSON: {reason}") from reason
-    if _is_deeper(value, MAX_JSON_DEPTH):  # what follows, even repr, may be recursive too
+    if _is_deeper(value, MAX_JSON_DEPTH):  # later code, even repr, may be recursive
         raise error(_too_deep(source))
     return value
 
 
 def read_json_object(file: Path, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """Read a JSON file that must hold an object, or raise `error` with a line that names the file."""
+    """Read a JSON object from a file, or raise `error` with one line that names the file."""
     try:
         check_regular(file)  # opening a pipe would block
         if (size := file.stat().st_size) > MAX_JSON_BYTES:
@@ -47,7 +47,7 @@ def read_json_object(file: Path, error: type[ValueError] = ValueError) -> dict[s
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """True if objects and lists are nested more than `most` levels deep; level by level, without recursion."""
+    """Return True if objects and lists are nested more than `most` levels deep, without recursion."""
     level = [value]
     for _ in range(most):
         level = [item for item in level if isinstance(item, dict | list)]

@@ -1,4 +1,4 @@
-"""Bounds on what a server may send: how many bytes, and how slowly."""
+"""Bounds on the size and slowness of downloads."""
 
 import contextlib
 import queue
@@ -9,20 +9,19 @@ from typing import Generic, TypeVar
 
 STALL_SECONDS = 30.0  # without a single byte
 WINDOW_SECONDS = 60.0  # over which the rate of a download is measured
-MIN_BYTES_PER_SECOND = 4096  # half of what a throttled 64 kbit/s mobile connection brings
+MIN_BYTES_PER_SECOND = 4096  # half of a throttled mobile connection of 64 kbit/s
 
 T = TypeVar("T")
 
 
 class BadAnswer(OSError):
-    """An answer of a server that was not read to its end: too long, too slow or invalid. Asking again is no use."""
+    """An answer of a server is too long, too slow or invalid; a retry would not help."""
 
 
 class BackgroundReader(Generic[T]):
     """Run a blocking generator in a daemon thread, so that the caller can stop waiting for the next item.
 
-    The timeout of a socket does not do: it is for one read, and a server that sends a header line, a chunk size or a
-    TLS handshake byte by byte resets it with every byte, before there is anything to check.
+    A socket timeout is not enough: a server that sends a header or a TLS handshake byte by byte resets it every time.
     """
 
     def __init__(self, items: Callable[[], Generator[T, None, None]]) -> None:
@@ -49,7 +48,7 @@ class BackgroundReader(Generic[T]):
                 return
 
     def next(self, seconds: float | None) -> T | None:
-        """Return the next item, or None at the end. Raises queue.Empty after `seconds`, and the generator's errors."""
+        """Return the next item, or None at the end. Raise queue.Empty after `seconds`, and the generator's errors."""
         item, error = self._entries.get(timeout=None if seconds is None else max(seconds, 0.001))
         if error is not None:
             raise error
@@ -61,7 +60,7 @@ class BackgroundReader(Generic[T]):
 
 
 class Pace:
-    """The progress of a download, which may consist of several connections and files at once."""
+    """The progress of a download over any number of connections and files."""
 
     def __init__(self, description: str) -> None:
         self.description = description
@@ -69,7 +68,7 @@ class Pace:
         self._start, self._bytes = time.monotonic(), 0
 
     def add(self, count: int) -> None:
-        """Count bytes that have arrived. Raises BadAnswer after a window that was too slow."""
+        """Count received bytes. Raise BadAnswer after a window that was too slow."""
         with self._lock:
             self._bytes += count
             seconds = time.monotonic() - self._start
@@ -83,7 +82,7 @@ class Pace:
             self._start, self._bytes = time.monotonic(), 0
 
     def next(self, reader: BackgroundReader[bytes]) -> bytes | None:
-        """Return the next chunk, or None at the end. Raises BadAnswer for a stall, or after too slow a window."""
+        """Return the next chunk, or None at the end. Raise BadAnswer for a stall or a window that was too slow."""
         stalled_at = time.monotonic() + STALL_SECONDS
         while True:
             self.add(0)

@@ -1,4 +1,4 @@
-"""Reading only regular files: a pipe or a device under the name of an image would block or never end."""
+"""Opens regular files only: reading a pipe or a device would block or never end."""
 
 import errno
 import os
@@ -10,9 +10,9 @@ NOT_REGULAR = "not a regular file"
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading bytes. Anything else raises OSError and is not opened."""
+    """Open a regular file, or a link to one, for reading bytes; raise OSError for anything else."""
     check_regular(path)
-    # Something else may be there by now: opening does not block, and the check is repeated on what was opened.
+    # The path may have changed since: opening does not block, and the check is repeated.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     file = os.open(path, flags)
     try:
@@ -24,19 +24,19 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a regular file."""
+    """Read the bytes of a regular file."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_regular_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
-    """The text of a regular file, with every kind of line end as a newline."""
+    """Read the text of a regular file, with universal newlines."""
     check_regular(path)
     return Path(path).read_text(encoding=encoding)
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise OSError if there is no regular file at `path`: for libraries that open it themselves."""
+    """Raise OSError unless `path` is a regular file, before a library opens it."""
     _check(os.stat(path), path)
 
 

@@ -1,4 +1,4 @@
-"""Where tables and lines are printed to: as wide as the terminal, or as wide as they are where nobody looks on."""
+"""The console that tables and lines are printed to, as wide as the terminal, or unbounded in a pipe."""
 
 import re
 import sys
@@ -6,22 +6,22 @@ from typing import IO, cast
 
 from vitreous.common.text import SafeConsole
 
-ENDLESS = 1 << 16  # columns: no path is as long
+UNBOUNDED = 1 << 16  # columns, more than any path
 
 
 def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
-    """The standard output. Names of files and classes are not markup, and control characters in them are escaped.
+    """Return a console on standard output that escapes control characters; names are not markup.
 
-    In a pipe or a file no line is wrapped or cut, so that `grep` finds a path whole and a table keeps a row on a line.
+    In a pipe or a file no line is wrapped or cut, so that `grep` finds whole paths and rows.
     """
     if sys.stdout.isatty():
         return SafeConsole(markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
     trimmed = cast(IO[str], _Trimmed())
-    return SafeConsole(file=trimmed, width=ENDLESS, markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
+    return SafeConsole(file=trimmed, width=UNBOUNDED, markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
 
 
 class _Trimmed:
-    """The standard output without the blanks that fill a table's rows up to its longest, which may be very long."""
+    """Standard output without the trailing blanks that pad the rows of a table."""
 
     @property
     def encoding(self) -> str:

@@ -1,7 +1,7 @@
-"""Text from outside on a terminal: names of files and classes must not reach it as escape sequences."""
+"""Makes untrusted text, such as names of files and classes, safe for a terminal, a log line or a report."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -11,7 +11,7 @@ JOINERS = "\u200c\u200d"  # invisible, but part of words in some scripts
 
 
 def printable(text: str) -> str:
-    r"""Escape everything that a terminal would obey or cannot show, but for line ends and tabs.
+    r"""Escape control and invisible characters except line ends and tabs.
 
     >>> printable("a\x1b[2Jb\n")
     'a\\x1b[2Jb\n'
@@ -20,7 +20,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Escape line ends as well: a name with one in it must not begin a line of its own.
+    r"""Escape line ends and tabs as well, so that the text cannot begin a new line.
 
     >>> one_line("cat\nno problems")
     'cat\\nno problems'
@@ -28,12 +28,22 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else _escaped(text, JOINERS)
 
 
+def single_spaced(text: str, length: int | None = None) -> str:
+    r"""Replace control and invisible characters and runs of whitespace by one space, and truncate to `length`.
+
+    >>> single_spaced("a\x1b[2J\n  b"), single_spaced("a long name", 8)
+    ('a [2J b', 'a lon...')
+    """
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return line if length is None or len(line) <= length else line[: length - 3] + "..."
+
+
 def _escaped(text: str, keep: str) -> str:
     return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)
 
 
 def json_text(value: Any) -> str:
-    """JSON in one line, readable in every script, in which invisible characters are escaped."""
+    """Encode as JSON in one line, readable in every script, with invisible characters escaped."""
     text = json.dumps(value, ensure_ascii=False)
     if text.isprintable():
         return text
@@ -46,3 +56,22 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a count with its noun.
+
+    >>> plural(1, "image"), plural(2000, "image")
+    ('1 image', '2,000 images')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Collection[str], limit: int = 5) -> str:
+    """List the first few names, quoted, and the number of others.
+
+    >>> listed(["a", "b", "c"], limit=2)
+    "'a', 'b' and 1 more"
+    """
+    shown = ", ".join(repr(name) for name in list(names)[:limit])
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")

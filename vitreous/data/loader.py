@@ -1,51 +1,159 @@
-"""Batches, in an order that is a pure function of (seed, epoch): the same on any number of workers and processes.
+"""Batches of images, in an order that is a pure function of (seed, epoch): the same on any number of workers.
 
-A small set of equal pictures lives on the device whole; everything else is read by worker processes (reader.py).
-Augmentation follows on the device, for the whole batch at once (augment.py, mix.py).
+A small set of equal images lives on the device whole; everything else is read by worker processes. A worker turns the
+indices of a batch into decoded, cropped uint8 images (and masks, cropped by the same random numbers). Augmentation
+follows on the device, for the whole batch at once (vitreous.data.augment).
 
 b: batch; c: channels; h, w: height and width.
 """
 
+import dataclasses
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from vitreous.common.checks import Size
-
-# Under these names also for those who only deal with loaders.
-from vitreous.data.batch_reader import Batch as Batch
-from vitreous.data.batch_reader import Reader as Reader
-from vitreous.data.batch_reader import Request as Request
-from vitreous.data.sources.base import ArraySource, Source, Subset
+from vitreous.common.text import one_line
+from vitreous.data.augment.config import Augmentation
+from vitreous.data.image.crop import crop_mask, fit, fit_mask, random_resized_crop
+from vitreous.data.image.decoding import UnreadableImage
+from vitreous.data.rng import SampleRng
+from vitreous.data.sources.base import ArraySource, Source, StoredImage, Subset
 from vitreous.data.sources.shapes import ShapesSource
+from vitreous.model.options import IGNORED, Preprocessing
 
-RESIDENT_BYTES = 2 << 30  # a set of equal pictures up to this size lives on the device
-DRAWN_BYTES = 1 << 28  # and one that must be drawn first, lest that takes minutes
+RESIDENT_BYTES = 2 << 30  # a set of equal images up to this size lives on the device
+DRAWN_BYTES = 1 << 28  # limit for a set that must be drawn first, which would take minutes
+
+
+# ---- One batch -------------------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """One process's slice of a step. Indices and keys stay on the CPU, where drawing from them waits for no device."""
+
+    images: UInt8[Tensor, "b c h w"]
+    labels: Int[Tensor, "b"]  # -1 if the image, or its mask, could not be read
+    indices: Int[Tensor, "b"]
+    keys: Int[Tensor, "b"]  # of the random numbers: the index combined with the repetition
+    epoch: int
+    problems: list[str]  # name and reason of every image that could not be read
+    masks: UInt8[Tensor, "b h w"] | None = None  # indices into the source's mask_classes, or IGNORED
+
+    def to(self, device: torch.device) -> "Batch":
+        """Copy images, labels and masks to a device."""
+        images, labels = (tensor.to(device, non_blocking=True) for tensor in (self.images, self.labels))
+        masks = self.masks.to(device, non_blocking=True) if self.masks is not None else None
+        return self._replace(images=images, labels=labels, masks=masks)
+
+    def pick(self, request: "Request") -> "Batch":
+        """The requested samples of a batch that holds the whole source."""
+        which = request.indices.to(self.images.device, non_blocking=True)
+        masks = self.masks[which] if self.masks is not None else None
+        return Batch(self.images[which], self.labels[which], request.indices, request.keys, request.epoch, [], masks)
+
+
+class Request(NamedTuple):
+    """The samples of one batch."""
+
+    epoch: int
+    indices: Int[Tensor, "b"]
+    keys: Int[Tensor, "b"]
+
+
+class Reader(Dataset[Batch]):
+    """Turns a request into a batch, in a worker. Without augmentation, images are fitted as in evaluation.
+
+    exact_from: first epoch whose JPEGs are decoded exactly; before it, large ones come at a reduced scale.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        size: Size,
+        channels: int,
+        preprocessing: Preprocessing,
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+        masks: bool = False,
+        exact_from: int = 0,
+    ):
+        if masks and not source.mask_classes:
+            raise ValueError("this data set has labels for images only, but masks are required")
+        self.source, self.size, self.channels, self.masks = source, size, channels, masks
+        self.preprocessing, self.augmentation, self.seed = preprocessing, augmentation, seed
+        self.exact_from = exact_from
+        self.crop_scale: tuple[float, float] | None = None
+        if augmentation is not None and augmentation.crop == "resized":
+            self.crop_scale = augmentation.crop_scale
+        elif augmentation is not None:  # the whole image: the padded crop of the batch decides what to cut off
+            self.preprocessing = dataclasses.replace(preprocessing, crop_fraction=1.0)
+
+    def __getitem__(self, request: Request) -> Batch:
+        epoch, indices, keys = request
+        numbers = SampleRng(self.seed, epoch, keys).uniform("crop", 4).tolist()
+        # Channels last in memory, as images are decoded: no transposition for each of them.
+        images = torch.zeros(len(indices), *self.size, self.channels, dtype=torch.uint8).permute(0, 3, 1, 2)
+        labels = torch.from_numpy(self.source.labels[indices.numpy()])
+        masks = torch.full((len(indices), *self.size), IGNORED, dtype=torch.uint8) if self.masks else None
+        problems = []
+        fast = epoch < self.exact_from
+        for i, index in enumerate(indices.tolist()):
+            try:
+                stored = self.source.image(index)
+                images[i] = self._read(stored, numbers[i], fast)
+                if masks is not None:
+                    masks[i] = self._read_mask(index, stored, numbers[i], fast)
+            except (UnreadableImage, OSError) as problem:
+                labels[i] = -1
+                problems.append(f"{one_line(self.source.name(index))}: {problem}")
+        return Batch(images, labels, indices, keys, epoch, problems, masks)
+
+    def _read(self, image: StoredImage, numbers: Sequence[float], fast: bool) -> Tensor:
+        if self.crop_scale is None:
+            return fit(image, self.size, self.preprocessing, self.channels, fast)
+        interpolation = self.preprocessing.interpolation
+        return random_resized_crop(
+            image, self.size, numbers, self.crop_scale, interpolation=interpolation, channels=self.channels, fast=fast
+        )
+
+    def _read_mask(self, index: int, image: StoredImage, numbers: Sequence[float], fast: bool) -> Tensor:
+        """Read a mask and crop it as `_read` does its image."""
+        try:
+            ids = self.source.mask(index)
+        except (UnreadableImage, OSError) as problem:
+            raise UnreadableImage(f"its mask: {problem}") from problem
+        if self.crop_scale is None:
+            return fit_mask(ids, image, self.size, self.preprocessing, fast)
+        return crop_mask(ids, image, self.size, numbers, self.crop_scale, fast=fast)
+
+
+# ---- Order -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Place:
-    """A step's place in the run, and this process's place among all."""
+class BatchSlice:
+    """The slice of every global batch that one process reads."""
 
     batch_size: int  # over all processes
     rank: int = 0
-    ranks: int = 1
+    world_size: int = 1
 
     @property
-    def share(self) -> slice:
-        part = self.batch_size // self.ranks
-        return slice(self.rank * part, (self.rank + 1) * part)
+    def local(self) -> slice:
+        size = self.batch_size // self.world_size
+        return slice(self.rank * size, (self.rank + 1) * size)
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
-    """The indices of an epoch, shuffled, and their keys. Repeats stand side by side, so that one batch has them."""
+    """The shuffled indices of an epoch, and their keys. Repeats are adjacent, so that one batch has them."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = torch.randperm(count, generator=generator)
     if repeats == 1:
@@ -55,18 +163,19 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[In
     return order, order + copies * count
 
 
-def schedule(
-    count: int, seed: int, place: Place, repeats: int, start: int, stop: int
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Epoch, indices and keys of every step from `start` to `stop`. Each epoch leaves out the rest below a batch."""
-    steps = count // place.batch_size
+def schedule(count: int, seed: int, batch_slice: BatchSlice, repeats: int, start: int, stop: int) -> Iterator[Request]:
+    """The samples of every step from `start` to `stop`. Each epoch drops its last incomplete batch."""
+    steps = count // batch_slice.batch_size
     order: tuple[Tensor, Tensor] | None = None
     for step in range(start, stop):
         epoch, within = divmod(step, steps)
         if order is None or within == 0:
             order = epoch_order(count, seed, epoch, repeats)
-        batch = slice(within * place.batch_size, (within + 1) * place.batch_size)
-        yield epoch, order[0][batch][place.share], order[1][batch][place.share]
+        batch = slice(within * batch_slice.batch_size, (within + 1) * batch_slice.batch_size)
+        yield Request(epoch, order[0][batch][batch_slice.local], order[1][batch][batch_slice.local])
+
+
+# ---- Loaders ---------------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -77,70 +186,59 @@ class TrainLoader(Protocol):
 
 
 class ResidentLoader:
-    """The whole set on the device, at the model's size; a batch is an indexing operation."""
+    """Holds the whole set on the device, at the model's size; a batch is an indexing operation."""
 
-    def __init__(
-        self, images: Tensor, labels: Tensor, seed: int, place: Place, repeats: int, masks: Tensor | None = None
-    ):
-        self.images, self.labels, self.masks = images, labels, masks
-        self.seed, self.place, self.repeats = seed, place, repeats
+    def __init__(self, held: Batch, seed: int, batch_slice: BatchSlice, repeats: int):
+        self.held, self.seed, self.batch_slice, self.repeats = held, seed, batch_slice, repeats
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        device = self.images.device
-        for epoch, indices, keys in schedule(len(self.labels), self.seed, self.place, self.repeats, start, stop):
-            there = indices.to(device, non_blocking=True)
-            masks = self.masks[there] if self.masks is not None else None
-            yield Batch(self.images[there], self.labels[there], indices, keys, epoch, [], masks)
+        requests = schedule(len(self.held.labels), self.seed, self.batch_slice, self.repeats, start, stop)
+        return map(self.held.pick, requests)
 
 
 class StreamLoader:
-    """Pictures decoded and cropped by workers, a few batches ahead."""
+    """Reads batches in workers, a few batches ahead."""
 
-    def __init__(self, reader: Reader, place: Place, workers: int, device: torch.device):
-        self.reader, self.place, self.workers, self.device = reader, place, workers, device
+    def __init__(self, reader: Reader, batch_slice: BatchSlice, workers: int, device: torch.device):
+        self.reader, self.batch_slice, self.workers, self.device = reader, batch_slice, workers, device
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         reader = self.reader
         repeats = reader.augmentation.repeats if reader.augmentation is not None else 1
-        plan = schedule(len(reader.source), reader.seed, self.place, repeats, start, stop)
-        pinned = self.device.type == "cuda"  # memory that the device fetches by itself, while the host goes on
-        for batch in _read(reader, (Request(*step) for step in plan), self.workers, pinned):
-            yield _to(batch, self.device)
+        requests = schedule(len(reader.source), reader.seed, self.batch_slice, repeats, start, stop)
+        pinned = self.device.type == "cuda"  # lets the device copy while the host continues
+        return (batch.to(self.device) for batch in _read(reader, requests, self.workers, pinned))
 
 
 class EvalLoader:
-    """Every picture, in order, fitted to the model's size; this process's share of them.
+    """Every image, in order, fitted to the model's size; this process reads its slice.
 
-    All processes get equally many batches, as FSDP needs: at the end the last picture may come more than once.
+    All processes get the same number of batches, as FSDP needs: at the end the last image may be repeated.
     """
 
-    def __init__(self, reader: Reader, place: Place, workers: int, resident: torch.device | None = None):
+    def __init__(self, reader: Reader, batch_slice: BatchSlice, workers: int, resident: torch.device | None = None):
         self.reader, self.workers = reader, workers
-        count = len(reader.source)
-        mine = torch.arange(place.rank, -(-count // place.ranks) * place.ranks, place.ranks).clamp(max=count - 1)
-        size = max(place.batch_size // place.ranks, 1)
-        self.parts = [mine[start : start + size] for start in range(0, len(mine), size)]
-        self.held = hold(reader, resident) if resident is not None else None
+        count, world_size = len(reader.source), batch_slice.world_size
+        mine = torch.arange(batch_slice.rank, -(-count // world_size) * world_size, world_size).clamp(max=count - 1)
+        size = max(batch_slice.batch_size // world_size, 1)
+        self.batch_indices = [mine[start : start + size] for start in range(0, len(mine), size)]
+        self.held = load_resident(reader, resident) if resident is not None else None
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.held is None:
-            requests = (Request(0, part, part) for part in self.parts)
-            return _read(self.reader, requests, min(self.workers, len(self.parts)))
-        images, labels, masks = self.held.images, self.held.labels, self.held.masks
-        return (
-            Batch(images[part], labels[part], part, part, 0, [], masks[part] if masks is not None else None)
-            for part in self.parts
-        )
+        requests = (Request(0, indices, indices) for indices in self.batch_indices)
+        if self.held is not None:
+            return map(self.held.pick, requests)
+        return _read(self.reader, requests, min(self.workers, len(self.batch_indices)))
 
 
 def can_reside(source: Source, size: Size, channels: int) -> bool:
-    """Whether a set is one of arrays, or of drawings, and small enough to live on the device."""
-    most = RESIDENT_BYTES if is_array(source) else DRAWN_BYTES if isinstance(_whole(source), ShapesSource) else 0
-    return len(source) * channels * size[0] * size[1] <= most
+    """True for a set of arrays or drawings that is small enough to live on the device."""
+    limit = RESIDENT_BYTES if is_array(source) else DRAWN_BYTES if isinstance(_whole(source), ShapesSource) else 0
+    return len(source) * channels * size[0] * size[1] <= limit
 
 
 def is_array(source: Source) -> bool:
-    """Whether the pictures are in memory, decoded and of one size."""
+    """True if the images are in memory, decoded and of one size."""
     return isinstance(_whole(source), ArraySource)
 
 
@@ -148,24 +246,17 @@ def _whole(source: Source) -> Source:
     return source.source if isinstance(source, Subset) else source
 
 
-def hold(reader: Reader, device: torch.device) -> Batch:
-    """Everything that a reader has, at its size, as one batch on the device."""
+def load_resident(reader: Reader, device: torch.device) -> Batch:
+    """Read the whole source as one batch on the device."""
     everything = torch.arange(len(reader.source))
-    return _to(reader[Request(0, everything, everything)], device)
-
-
-def _to(batch: Batch, device: torch.device) -> Batch:
-    """Indices and keys stay where they are."""
-    images, labels = (tensor.to(device, non_blocking=True) for tensor in batch[:2])
-    masks = batch.masks.to(device, non_blocking=True) if batch.masks is not None else None
-    return batch._replace(images=images, labels=labels, masks=masks)
+    return reader[Request(0, everything, everything)].to(device)
 
 
 def _read(reader: Reader, requests: Iterator[Request], workers: int, pinned: bool = False) -> Iterator[Batch]:
-    """The answers to requests, in their order, read by so many processes."""
+    """Read the requested batches, in order, with this many worker processes."""
     loader: DataLoader[Batch] = DataLoader(
         reader,
-        sampler=_Once(requests),
+        sampler=requests,
         batch_size=None,  # a request is a batch already
         num_workers=workers,
         prefetch_factor=4 if workers else None,
@@ -176,21 +267,12 @@ def _read(reader: Reader, requests: Iterator[Request], workers: int, pinned: boo
 
 
 def _prepare_worker(worker: int) -> None:
-    """Ctrl-C and most schedulers signal every process, but the parent needs its workers to finish its step and save.
+    """Ignore signals and lower the priority of a worker.
 
-    It also comes first where there are as many workers as cores: a GPU that waits for it waits for nothing else.
+    Ctrl-C and most schedulers signal every process, but the parent needs its workers to finish its step and save. The
+    parent has priority if there are as many workers as cores: a GPU waits only for it.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(5)
-
-
-class _Once:
-    """Requests, handed out once: what DataLoader calls a sampler."""
-
-    def __init__(self, requests: Iterator[Request]):
-        self.requests = requests
-
-    def __iter__(self) -> Iterator[Request]:
-        return self.requests

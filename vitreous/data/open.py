@@ -1,30 +1,29 @@
-"""One word for a data set, `--data`, and what it may mean: a folder, a table, shards, arrays, the hub, or a name."""
+"""Resolve `--data`: a folder, a table, shards, arrays, a data set of the hub, or a built-in name."""
 
 import os
 from itertools import islice
 from pathlib import Path
 
-from vitreous.common.checks import check_real, suggestion
-from vitreous.data.masks.folders import has_masks, open_unmasked, pairs_in
+from vitreous.common.checks import check_real, path_suggestion, suggestion
+from vitreous.data.masks.folders import count_pairs, open_unmasked
 from vitreous.data.sources.arrays import open_arrays
-from vitreous.data.sources.base import DataSet
-from vitreous.data.sources.builtin import NAMES, open_builtin
-from vitreous.data.sources.folders import open_folder
+from vitreous.data.sources.base import DataSet, is_image_file
+from vitreous.data.sources.folders import has_masks, local_path, open_folder
+from vitreous.data.sources.hub import open_hub
+from vitreous.data.sources.named import NAMES, open_named
 from vitreous.data.sources.shards import open_shards
-from vitreous.data.sources.stored import is_picture
-from vitreous.data.sources.tables import SUFFIXES, open_table
-from vitreous.data.split import Found, arrange
+from vitreous.data.sources.tables import SUFFIXES, choose_files, open_parquet, open_table
+from vitreous.data.split import FoundData, make_splits
 
 
 def open_data(
     spec: str, *, root: Path | None = None, val_fraction: float = 0.2, seed: int = 0, labelled: bool = True
 ) -> DataSet:
-    """The data set that `spec` means, in parts. What is wrong with it is said here, before any model exists.
+    """Open the data set that `spec` names, in splits; raises ValueError for the first problem with it.
 
-    `labelled` is False for those who need pictures only: then classes are not looked at, nor do there have to be any.
-
-    A built-in name comes before a folder of that name: write `./digits` for the folder. `root` is where a local copy of
-    a published set lies, where the paths of a table begin, and where any other path is looked for first.
+    A built-in name takes precedence over a folder: write `./digits` for the folder. `root` is the folder of a local
+    copy of a published set, of the paths in a table, and the first place to search any other path. With
+    `labelled=False` only images are needed, and classes are ignored.
 
     >>> data = open_data("digits")
     >>> len(data.train), len(data.val), data.classes[:3]
@@ -33,63 +32,52 @@ def open_data(
     check_real("val_fraction", val_fraction, 0, 1)
     found = find_data(spec, root, seed, labelled)
     found.labelled = found.labelled and labelled
-    return arrange(found, val_fraction, seed)
+    return make_splits(found, val_fraction, seed)
 
 
-def find_data(spec: str, root: Path | None = None, seed: int = 0, labelled: bool = True) -> Found:
-    """What there is behind `spec`, with its problems, not yet divided."""
+def find_data(spec: str, root: Path | None = None, seed: int = 0, labelled: bool = True) -> FoundData:
+    """Find the data set that `spec` names, with its problems, not yet divided."""
     name, _, options = spec.partition(":")
     if name in NAMES:
-        return open_builtin(name, options, root, seed)
+        return open_named(name, options, root, seed)
     if spec.startswith("hf:"):
-        from vitreous.data.sources.hub import open_hub
-
         return open_hub(spec)
-    path = Path(spec).expanduser()
-    if root is not None and (root / path).exists():
-        path = root / path
+    path = local_path(spec, root)
     if path.is_dir():
         return _open_directory(path, labelled)
     if ".tar" in spec and (spec.startswith(("http://", "https://")) or not path.is_file() or path.suffix == ".tar"):
         return open_shards(spec, root)
+    kinds = f"a folder, {', '.join(SUFFIXES)}, .npz, .tar, hf:owner/name, or one of {', '.join(NAMES)}"
     if not path.exists():
-        raise ValueError(_nothing_there(spec, path))
+        hint = suggestion(spec, NAMES) or path_suggestion(path)
+        raise ValueError(f"there is no data set {spec!r}{hint}: it must be {kinds}")
     if path.suffix.lower() in SUFFIXES:
         return open_table(path, root)
     if path.suffix.lower() == ".npz":
         return open_arrays(path)
-    if is_picture(path.name):
-        raise ValueError(f"{spec} is a single picture: a data set is a folder of them, in a folder for each class")
-    raise ValueError(
-        f"{spec} is of no kind that is known: a data set is a folder, {', '.join(SUFFIXES)}, .npz, .tar, "
-        f"hf:owner/name, or one of {', '.join(NAMES)}"
-    )
+    if is_image_file(path.name):
+        raise ValueError(f"{spec} is a single image, but a data set is a folder of images, in a folder for each class")
+    raise ValueError(f"{spec} is not a data set: it must be {kinds}")
 
 
-def _open_directory(path: Path, labelled: bool) -> Found:
-    """A folder of class folders, of shards, or of Parquet files."""
-    if has_masks(path) and pairs_in(path):
-        if labelled:
-            raise ValueError(
-                f"{path} has pictures beside masks, and no class for each picture: it is for segmenters (train --task "
-                "segment)"
-            )
-        return open_unmasked(path)
-    endings = _endings(path, depth=2)
-    if ".tar" in endings:
+def _open_directory(path: Path, labelled: bool) -> FoundData:
+    """Open a folder of class folders, of shards, or of Parquet files."""
+    if has_masks(path) and count_pairs(path):
+        if not labelled:
+            return open_unmasked(path)
+        raise ValueError(f"{path} has images and masks, but no class folders: use --task segment")
+    suffixes = _suffixes(path, depth=2)
+    if ".tar" in suffixes:
         return open_shards(str(path))
-    if ".parquet" in endings:
-        from vitreous.data.sources.hub import choose
-        from vitreous.data.sources.parquet import open_parquet
-
+    if ".parquet" in suffixes:
         files = [file.relative_to(path).as_posix() for file in path.rglob("*.parquet")]
-        parts = choose(str(path), files, None)
-        return open_parquet(path.name, {part: [path / file for file in inside] for part, inside in parts.items()})
+        splits = choose_files(str(path), files, None)
+        return open_parquet(path.name, {split: [path / file for file in inside] for split, inside in splits.items()})
     return open_folder(path, labelled)
 
 
-def _endings(path: Path, depth: int) -> set[str]:
-    """Of the files in a folder and its folders, the first few in each: there may be millions of pictures."""
+def _suffixes(path: Path, depth: int) -> set[str]:
+    """Suffixes of the first few files in a folder and its subfolders, which may have millions of images."""
     found: set[str] = set()
     with os.scandir(path) as entries:
         for entry in entries if depth == 2 else islice(entries, 20):
@@ -98,11 +86,5 @@ def _endings(path: Path, depth: int) -> set[str]:
             if not entry.is_dir():
                 found.add(os.path.splitext(entry.name)[1].lower())
             elif depth:
-                found |= _endings(Path(entry.path), depth - 1)
+                found |= _suffixes(Path(entry.path), depth - 1)
     return found
-
-
-def _nothing_there(spec: str, path: Path) -> str:
-    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    hint = suggestion(spec, NAMES) or suggestion(path.name, siblings)
-    return f"there is no data at {spec!r}{hint}: it is neither a file nor a folder, nor one of {', '.join(NAMES)}"

@@ -1,7 +1,7 @@
-"""Random numbers that are pure functions of (seed, epoch, index): the same for a picture whoever draws them.
+"""Random numbers that are pure functions of (seed, epoch, index), the same in every process and batch.
 
-No generator has a state to save: a run that is resumed, on other workers or other processes, sees the same crops,
-flips and mixes. The numbers come from hashing a counter (the finaliser of SplitMix64), as tensors on any device.
+No generator has a state to save: a resumed run, on other workers or other processes, sees the same crops, flips and
+mixes. The numbers come from hashing a counter (the finaliser of SplitMix64), as tensors on any device.
 
 b: batch.
 """
@@ -18,7 +18,7 @@ _MIX1, _MIX2 = -4658895280553007687, -7723592293110705685
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """A logical right shift: torch's own carries the sign along."""
+    """Shift right logically: torch's own shift carries the sign along."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -29,12 +29,12 @@ def mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     return x ^ _shift(x, 31)
 
 
-class Draws:
-    """The random numbers of some pictures in one epoch. Each purpose, named by a string, has its own.
+class SampleRng:
+    """The random numbers of some samples in one epoch, an independent stream for each purpose.
 
-    >>> draws = Draws(seed=0, epoch=3, indices=torch.tensor([7, 8]))
-    >>> alone = Draws(seed=0, epoch=3, indices=torch.tensor([8]))
-    >>> bool(draws.uniform("flip")[1] == alone.uniform("flip")[0])
+    >>> rng = SampleRng(seed=0, epoch=3, indices=torch.tensor([7, 8]))
+    >>> alone = SampleRng(seed=0, epoch=3, indices=torch.tensor([8]))
+    >>> bool(rng.uniform("flip")[1] == alone.uniform("flip")[0])
     True
     """
 
@@ -42,23 +42,18 @@ class Draws:
         key = mix(torch.tensor(seed, device=indices.device) + _GOLDEN)
         self.keys = mix(mix(key + epoch) + indices)
 
-    def to(self, device: torch.device) -> "Draws":
-        """The same numbers, to be drawn there: where they are many, the keys are much less to carry over.
+    def to(self, device: torch.device) -> "SampleRng":
+        """Draw the same numbers on another device: keys are smaller to copy than many numbers.
 
-        A GPU's queue is waited for when more than a few kilobytes go to it.
+        Copying more than a few kilobytes to a GPU waits for its queue.
         """
         moved = copy.copy(self)
         moved.keys = self.keys.to(device, non_blocking=True)
         return moved
 
     def uniform(self, purpose: str, count: int | None = None) -> Float[Tensor, "b *count"]:
-        """Numbers in [0, 1): one for each picture, or `count`."""
+        """Numbers in [0, 1): one for each sample, or `count`."""
         keys = mix(self.keys ^ zlib.crc32(purpose.encode()))
         if count is not None:
             keys = mix(keys[:, None] + _GOLDEN * torch.arange(1, count + 1, device=keys.device))
         return _shift(mix(keys), 40).float() / 2**24  # as many bits as float32 holds exactly
-
-    def normal(self, purpose: str) -> Float[Tensor, "b"]:
-        """Standard normal numbers, by Box and Muller's way."""
-        u, v = self.uniform(purpose, 2).unbind(1)
-        return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * torch.pi * v)

@@ -195,7 +195,7 @@ def _about(
     """Fields of every evaluation. `doubt` is set if the model's run split the same data in another way."""
     seconds, trained = time.perf_counter() - started, provenance_of(model)
     then, doubt = (trained.get("seed"), trained.get("val_fraction")), ""
-    if data.split and trained.get("data") == data.name and None not in then and then != (seed, val_fraction):
+    if data.val_drawn and trained.get("data") == data.name and None not in then and then != (seed, val_fraction):
         doubt = (
             f"the checkpoint was trained on another split of {data.name} and may know some of these images; its own is "
             f"--seed {then[0]} --val-fraction {then[1]}"

@@ -25,8 +25,7 @@ from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail
 from vitreous.common.codec import to_dict
 from vitreous.common.text import one_line
-from vitreous.data.sources.base import Source, Subset
-from vitreous.data.sources.stored import FileSource, SpanSource
+from vitreous.data.sources.base import FileSource, Source, SpanSource, Subset
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.model.protocol import Model
@@ -196,7 +195,7 @@ def _stamp(source: Source, index: int) -> bytes:
         return _file_stamp(source.root / source.paths[index])
     if isinstance(source, SpanSource):
         return _file_stamp(Path(source.files[source.spans[index, 0]])) + source.spans[index, 1:].tobytes()
-    picture = source.picture(index)
+    picture = source.image(index)
     return picture if isinstance(picture, bytes) else repr(picture.shape).encode() + picture.tobytes()
 
 

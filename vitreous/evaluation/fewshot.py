@@ -15,8 +15,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vitreous.common.checks import check_whole, fail
-from vitreous.data.rng import Draws
-from vitreous.data.split import plural
+from vitreous.common.text import plural
+from vitreous.data.rng import SampleRng
 from vitreous.evaluation.features import FeatureSet
 from vitreous.evaluation.ridge import CPU, Ridge
 
@@ -79,7 +79,7 @@ def draw(labels: Int[Tensor, "n"], shots: int, seed: int) -> Int[Tensor, "m"]:
     >>> draw(torch.tensor([0, 1, 0, 1, 0, 1]), shots=1, seed=0).shape
     torch.Size([2])
     """
-    numbers = Draws(seed, 0, torch.arange(len(labels))).uniform("fewshot").numpy()
+    numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("fewshot").numpy()
     order = np.lexsort((numbers, labels.numpy()))  # class by class, within each in random order
     counts = np.bincount(labels.numpy())
     rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -14,8 +14,8 @@ from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 from vitreous.common.checks import Size
-from vitreous.data.image.decode import decode, size_of
-from vitreous.data.sources.base import Picture
+from vitreous.data.image import decode, size_of
+from vitreous.data.sources.base import StoredImage
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
@@ -68,7 +68,7 @@ def model_region(image: Size, size: Size, how: Preprocessing) -> Box:
     return Box(top * scale[0], left * scale[1], size[0] * scale[0], size[1] * scale[1])
 
 
-def canvas_of(image: Picture, config: ViTConfig) -> Canvas:
+def canvas_of(image: StoredImage, config: ViTConfig) -> Canvas:
     """Decode an image at display size: at most LONGEST, at least SHORTEST, at its aspect ratio."""
     height, width = size_of(image)
     longest = max(height, width)

@@ -14,8 +14,8 @@ import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import as_size, check_whole
 from vitreous.common.json_files import read_json_object
-from vitreous.data.image.decode import UnreadableImage, fit
-from vitreous.data.sources.base import Picture
+from vitreous.data.image import UnreadableImage, fit
+from vitreous.data.sources.base import StoredImage
 from vitreous.explanation import METHODS, Method
 from vitreous.explanation.captured import CapturedForward, capture
 from vitreous.explanation.draw import Canvas, canvas_of
@@ -149,7 +149,7 @@ def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward,
     if config.channels not in (1, 3):
         raise ValueError(f"the model takes {config.channels} channels, but images have 1 (grey) or 3 (RGB)")
     try:
-        data: Picture = encoded(image)
+        data: StoredImage = encoded(image)
         pixels = fit(data, config.image_size, config.preprocessing, config.channels)
         canvas = canvas_of(data, config) if drawn else None
     except UnreadableImage as error:

@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, check_whole
 from vitreous.common.regular_files import read_regular
-from vitreous.data.image.decode import UnreadableImage
-from vitreous.data.image.modes import pixels_of, upright
-from vitreous.data.sources.base import Picture, Source
+from vitreous.data.image import UnreadableImage
+from vitreous.data.image.colour_modes import pixels_of
+from vitreous.data.image.decoding import upright
+from vitreous.data.sources.base import Source, StoredImage
 from vitreous.inference.device import choose_device, choose_dtype, placed
 from vitreous.inference.memory_check import check_memory
 from vitreous.inference.predictions import Throughput, class_names
@@ -86,7 +87,7 @@ class Engine(ABC):
         self.throughput = Throughput(0, 0.0)
 
     @abstractmethod
-    def decode(self, picture: Picture) -> UInt8[Tensor, "c h w"]:
+    def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
         """Decode an image for the model; called in threads."""
 
     def run(
@@ -226,10 +227,10 @@ def name_of(image: Input, index: int) -> str:
     return str(getattr(image, "filename", "")) or f"image {index}"
 
 
-def encoded(image: Input) -> Picture:
+def encoded(image: Input) -> StoredImage:
     """The bytes of a file, or pixels, as decoders take them."""
     if isinstance(image, SourceImage):
-        return image.source.picture(image.index)
+        return image.source.image(image.index)
     if isinstance(image, str | os.PathLike):
         return read_regular(image)
     if isinstance(image, Image.Image):

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vitreous.common.checks import fail, path_suggestion
-from vitreous.data.masks.folders import MASKS, has_masks
-from vitreous.data.sources.stored import EXTENSIONS, is_picture
-from vitreous.data.split import part_name, plural
+from vitreous.common.text import plural
+from vitreous.data.sources.base import EXTENSIONS, is_image_file
+from vitreous.data.sources.folders import MASKS, has_masks
+from vitreous.data.split import split_name
 
 
 class MasksSkipped(UserWarning):
@@ -60,7 +61,7 @@ def _expand_one(argument: str, literal: bool) -> Iterable[Path]:
     if not matches:
         raise ValueError(f"nothing matches {argument!r}")
     images = [path for match in matches for path in (_below(match) if match.is_dir() else [match])]
-    return [path for path in images if is_picture(path.name)]
+    return [path for path in images if is_image_file(path.name)]
 
 
 def _without_masks(folder: Path) -> list[Path]:
@@ -79,7 +80,7 @@ def _without_masks(folder: Path) -> list[Path]:
 
 def _in_masks(parts: Sequence[str]) -> bool:
     """True for a path below `masks/` or, say, `train/masks/`."""
-    inside = parts[1:] if part_name(parts[0]) else parts
+    inside = parts[1:] if split_name(parts[0]) else parts
     return len(inside) > 1 and inside[0].lower() in MASKS
 
 
@@ -92,5 +93,5 @@ def _below(folder: Path) -> list[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        found += [Path(here, name) for name in names if is_picture(name)]
+        found += [Path(here, name) for name in names if is_image_file(name)]
     return sorted(found)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vitreous.common.checks import check_choice, check_whole, fail
 from vitreous.common.threads import cores
-from vitreous.data.image.decode import fit
-from vitreous.data.sources.base import Picture
+from vitreous.data.image import fit
+from vitreous.data.sources.base import StoredImage
 from vitreous.inference.engine import NOT_A_NUMBER, Engine, Images, Precision, class_scores
 from vitreous.inference.predictions import Embedding, Prediction, top_labels
 from vitreous.model.options import ClassToken
@@ -120,7 +120,7 @@ class Predictor(Engine):
         """
         return _stacked(self.stream_embeddings(images), self.width)
 
-    def decode(self, picture: Picture) -> UInt8[Tensor, "c h w"]:
+    def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
         config = self.config
         return fit(picture, config.image_size, config.preprocessing, config.channels, self.fast_decode)
 

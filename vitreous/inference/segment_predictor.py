@@ -17,8 +17,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_fraction
-from vitreous.data.image.decode import decode, resize
-from vitreous.data.sources.base import Picture
+from vitreous.data.image import decode, resize
+from vitreous.data.sources.base import StoredImage
 from vitreous.inference.engine import NOT_A_NUMBER, Engine, Images, Precision
 from vitreous.inference.mask_images import background_of, palette
 from vitreous.model.centre_crop import covering
@@ -95,7 +95,7 @@ class SegmentPredictor(Engine):
         """Yield the mask of each image, for any number of images."""
         return self.run(images, self._segment, Segmentation)
 
-    def decode(self, picture: Picture) -> UInt8[Tensor, "c h w"]:
+    def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
         return decode(picture, self.config.channels)
 
     def _segment(self, pixels: UInt8[Tensor, "b c h w"]) -> list[Any]:

@@ -12,9 +12,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from vitreous.common.checks import Size
-from vitreous.data.image.decode import UnreadableImage, explained
+from vitreous.data.image import UnreadableImage, decode_errors
+from vitreous.data.image.colour_modes import open_image
 from vitreous.data.image.jpeg import read_header
-from vitreous.data.image.modes import open_image
 from vitreous.serving.errors import ApiError
 from vitreous.serving.settings import Settings
 
@@ -72,7 +72,7 @@ def check_image(data: bytes, settings: Settings) -> int:
 
 def stored_size(data: bytes) -> Size:
     """Height and width as stored, without the orientation: to find that, Pillow may decode a whole PNG."""
-    with explained():
+    with decode_errors():
         if jpeg := read_header(data):
             return jpeg.height, jpeg.width
         if size := _webp_size(data):

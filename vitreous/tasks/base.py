@@ -18,7 +18,7 @@ from vitreous.data.augment.config import Augmentation
 from vitreous.data.augment.pipeline import augment
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
-from vitreous.data.rng import Draws
+from vitreous.data.rng import SampleRng
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.options import Conditional, GlobalAverage
@@ -159,7 +159,7 @@ class Task(ABC):
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         """Inputs of `loss`, on their device: first the normalised images, last the weight of each image, [b]."""
-        images = augment(batch.images, Draws(self.config.seed, batch.epoch, batch.keys), self.augmentation)
+        images = augment(batch.images, SampleRng(self.config.seed, batch.epoch, batch.keys), self.augmentation)
         return normalise(images, self.model.config.preprocessing), batch.labels, (batch.labels >= 0).float()
 
     @abstractmethod

@@ -13,13 +13,13 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
+from vitreous.common.text import listed
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.mix import mix
+from vitreous.data.augment.mixup import mix
 from vitreous.data.augment.pipeline import augment
 from vitreous.data.loader import Batch, Reader, Request
-from vitreous.data.rng import Draws
+from vitreous.data.rng import SampleRng
 from vitreous.data.sources.base import Source
-from vitreous.data.split import listed
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.report import plots
@@ -73,7 +73,7 @@ class Classify(Task):
         return self.model
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        draws = Draws(self.config.seed, batch.epoch, batch.keys)
+        draws = SampleRng(self.config.seed, batch.epoch, batch.keys)
         images = augment(batch.images, draws, self.augmentation)
         targets = smooth_targets(batch.labels, self.model.config.num_classes, self.config.smoothing)
         images, targets = mix(images, targets, draws, self.augmentation)

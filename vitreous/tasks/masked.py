@@ -16,7 +16,7 @@ from vitreous.common.checks import fail
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.augment.pipeline import augment
 from vitreous.data.loader import Batch, Reader, Request
-from vitreous.data.rng import Draws
+from vitreous.data.rng import SampleRng
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import denormalise, normalise
@@ -88,15 +88,15 @@ class Masked(Task):
         return self._module
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        draws = Draws(self.config.seed, batch.epoch, batch.keys)
+        draws = SampleRng(self.config.seed, batch.epoch, batch.keys)
         return self._inputs(augment(batch.images, draws, self.augmentation), draws, batch.labels)
 
     def prepare_evaluation(self, batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
         """Inputs of `predict`: the same patches of an image are hidden every time, so that losses are comparable."""
         unit = batch.images.to(device, non_blocking=True).float() / 255
-        return self._inputs(unit, Draws(self.config.seed, 0, batch.keys.cpu()), batch.labels)
+        return self._inputs(unit, SampleRng(self.config.seed, 0, batch.keys.cpu()), batch.labels)
 
-    def _inputs(self, unit: Tensor, draws: Draws, labels: Tensor) -> tuple[Tensor, ...]:
+    def _inputs(self, unit: Tensor, draws: SampleRng, labels: Tensor) -> tuple[Tensor, ...]:
         """Normalised images, images in [0, 1], random numbers that decide what is hidden, and weights."""
         (gh, gw), sets = self.model.config.grid, self.random_sets
         numbers = draws.to(unit.device).uniform("hidden", sets * gh * gw).view(-1, sets, gh * gw)

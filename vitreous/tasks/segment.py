@@ -13,13 +13,13 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
+from vitreous.common.text import plural
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.augment.pipeline import augment_with_masks
 from vitreous.data.loader import Batch
 from vitreous.data.masks.folders import open_masked
-from vitreous.data.rng import Draws
+from vitreous.data.rng import SampleRng
 from vitreous.data.sources.base import DataSet, Source
-from vitreous.data.split import plural
 from vitreous.inference.mask_images import background_of, overlay
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.build import build_segmenter
@@ -147,7 +147,7 @@ class Segment(Task):
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         assert batch.masks is not None
-        draws = Draws(self.config.seed, batch.epoch, batch.keys)
+        draws = SampleRng(self.config.seed, batch.epoch, batch.keys)
         images, masks = augment_with_masks(batch.images, batch.masks, draws, self.augmentation)
         return normalise(images, self.model.config.preprocessing), masks, (batch.labels >= 0).float()
 
@@ -226,7 +226,7 @@ def _figures(run: Finished, evaluation: SegmentEvaluation) -> list[tuple[str, Pa
 
 
 def _triple(predictor: SegmentPredictor, source: Source, index: int) -> list[Tensor]:
-    [answer] = predictor([source.picture(index)])
+    [answer] = predictor([source.image(index)])
     assert answer.pixels is not None
     assert answer.mask is not None
     image = _rgb(torch.from_numpy(answer.pixels).permute(2, 0, 1))

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitreous.data.image.decode import UnreadableImage
+from vitreous.data.image import UnreadableImage
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.inference.engine import NOT_A_NUMBER, SourceImage, evaluation_mode, mixed_precision, model_input

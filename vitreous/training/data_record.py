@@ -13,8 +13,9 @@ import numpy as np
 
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.json_files import parse_json
+from vitreous.common.text import listed, plural
 from vitreous.data.sources.base import DataSet, Subset
-from vitreous.data.split import listed, part_name, pick, plural
+from vitreous.data.split import pick, split_name
 
 POSITION = re.compile(r"\[\d+\]$")  # name of a sample that is identified by its index
 
@@ -89,7 +90,7 @@ def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow
         return data
     if now.classes != before.classes:
         raise ValueError(f"{data.name}: {_class_changes(before.classes, now.classes)}: start a new run")
-    if data.split:
+    if data.val_drawn:
         data = _keep_split(data, before)
         now = DataRecord.of(data, classes)
         if now == before:  # after a change that was accepted earlier
@@ -152,7 +153,7 @@ def _unacceptable(before: DataRecord, now: DataRecord) -> str:
 
 def _without_split(name: str) -> str:
     """A path without the folder of its split, which stays the same if a sample moves to another split."""
-    return "/".join(piece for piece in Path(name).parts if part_name(piece) is None)
+    return "/".join(piece for piece in Path(name).parts if split_name(piece) is None)
 
 
 def _relabelled(before: DataRecord, now: DataRecord) -> set[str]:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from vitreous.common.checks import BadValue
+from vitreous.common.text import plural
 from vitreous.common.threads import cores
-from vitreous.data.image.decode import UnreadableImage, size_of
+from vitreous.data.image import UnreadableImage, size_of
 from vitreous.data.loader import is_array
 from vitreous.data.sources.base import DataSet, Source
-from vitreous.data.split import plural
 from vitreous.inference.memory_check import total_memory
 from vitreous.model.presets import configure
 from vitreous.model.protocol import ModelConfig
@@ -156,7 +156,7 @@ def typical_side(source: Source, samples: int = 25) -> int:
     sides = []
     for index in np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int):
         try:
-            sides.append(min(size_of(source.picture(int(index)))))
+            sides.append(min(size_of(source.image(int(index)))))
         except (UnreadableImage, OSError):
             continue  # counted and named when it is loaded
     if not sides:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.data.loader import Batch, EvalLoader, Place, Reader, TrainLoader, can_reside
+from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader, TrainLoader, can_reside
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.tasks.base import Results, Task
 from vitreous.training import checkpoint
@@ -111,7 +111,7 @@ class Job:
     state: checkpoint.State
     stepper: Stepper
     loader: TrainLoader
-    place: Place
+    place: BatchSlice
     steps_per_epoch: int
     total_steps: int
 

@@ -8,7 +8,15 @@ from torch import nn
 
 from vitreous.common.checks import fail
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Place, Reader, ResidentLoader, StreamLoader, TrainLoader, can_reside, hold
+from vitreous.data.loader import (
+    BatchSlice,
+    Reader,
+    ResidentLoader,
+    StreamLoader,
+    TrainLoader,
+    can_reside,
+    load_resident,
+)
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.model.protocol import Model
 from vitreous.tasks import task_named
@@ -102,7 +110,7 @@ def build_loader(
     source: Source,
     model: Model,
     world: World,
-    place: Place,
+    place: BatchSlice,
     epochs: float,
     masks: bool = False,
 ) -> TrainLoader:
@@ -119,8 +127,7 @@ def build_loader(
         exact_from=exact_from(config.decode, epochs),
     )
     if augmentation.crop != "resized" and can_reside(source, shape.image_size, shape.channels):
-        held = hold(reader, world.device)
-        return ResidentLoader(held.images, held.labels, config.seed, place, augmentation.repeats, held.masks)
+        return ResidentLoader(load_resident(reader, world.device), config.seed, place, augmentation.repeats)
     return StreamLoader(reader, place, config.workers or 0, world.device)
 
 
@@ -142,11 +149,11 @@ def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
-def _place(config: TrainConfig, world: World) -> Place:
+def _place(config: TrainConfig, world: World) -> BatchSlice:
     size = config.batch_size
     assert isinstance(size, int), "the config must be complete (see defaults.py)"
     unit = world.size * config.accumulate
     if size % unit:
         below = max(size // unit, 1) * unit
         fail("batch_size", size, f"a multiple of processes x accumulate ({unit}), such as {below} or {below + unit}")
-    return Place(size, world.rank, world.size)
+    return BatchSlice(size, world.rank, world.size)

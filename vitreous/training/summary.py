@@ -10,9 +10,8 @@ from rich.console import Console
 import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
-from vitreous.data.sources.base import DataSet, Source, Subset
-from vitreous.data.sources.stored import FileSource
-from vitreous.data.split import plural
+from vitreous.common.text import plural
+from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
 from vitreous.report.metric_text import duration
 from vitreous.report.run_report import RunReport, write_report
 from vitreous.report.style import can_draw

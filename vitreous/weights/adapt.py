@@ -1,24 +1,23 @@
-"""A model that was just read, made fit for another size or other classes, and the record of what was changed."""
+"""Adapts a loaded model to another image size or other classes, and records the changes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitreous.common.checks import as_size
 from vitreous.common.codec import to_dict
-from vitreous.model.kinds import AnyConfig, AnyModel
-from vitreous.model.protocol import Model
+from vitreous.model.protocol import Model, ModelConfig
 
 
 def adapt(
-    model: AnyModel,
-    stored: AnyConfig,
-    provenance: dict[str, Any],
+    model: Model,
+    stored: ModelConfig,
+    provenance: Mapping[str, Any],
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
-) -> AnyModel:
-    """The model at another size, with a fresh head for other classes, in evaluation mode.
+) -> Model:
+    """Return the model in evaluation mode, resized and with a new head if these are given.
 
-    `stored` is the config that the checkpoint has: every field that is now another one goes into the provenance.
+    Fields that differ from `stored`, the config of the checkpoint, are recorded in the model's provenance.
     """
     if num_classes is not None:
         model.replace_head(num_classes)
@@ -32,12 +31,11 @@ def adapt(
     ]
     if num_classes is not None:
         changes.append({"field": "head", "to": "new"})
-    if changes:
-        provenance["changes"] = [*provenance.get("changes", []), *changes]
-    vars(model)["provenance"] = provenance
+    record = {"changes": [*provenance.get("changes", []), *changes]} if changes else {}
+    vars(model)["provenance"] = {**provenance, **record}
     return model.eval()
 
 
 def provenance_of(model: Model) -> dict[str, Any]:
-    """Where a model's weights come from: what its checkpoint said, and what was changed when it was loaded."""
+    """Return the origin of a model's weights: the record of its checkpoint, and the changes made by loading."""
     return dict(vars(model).get("provenance", {}))

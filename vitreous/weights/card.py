@@ -1,6 +1,6 @@
-"""The model card of a checkpoint: `README.md`, for a person who finds the folder, with the front matter that hubs read.
+"""The model card of a checkpoint: `README.md`, with the front matter that hubs read.
 
-Labels and provenance come from anywhere, so every word of theirs is escaped and cut to a length that can be read.
+Labels and provenance are untrusted, so they are escaped and truncated.
 """
 
 import dataclasses
@@ -10,122 +10,129 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
-from vitreous.model.kinds import AnyConfig
-from vitreous.model.options import LinearDecoder
+from vitreous.common.text import single_spaced
 from vitreous.model.presets import PRESETS
+from vitreous.model.protocol import ModelConfig
 
-# What a preset's name does not speak of: sizes and outputs, regularisation, and what belongs to the data.
-BESIDE = {"image_size", "num_classes", "labels", "preprocessing", "dropout", "stochastic_depth", "patch_dropout", "pad"}
+# Fields that a preset's name does not imply: sizes and outputs, regularisation, and properties of the data.
+NOT_NAMED = {
+    "image_size",
+    "num_classes",
+    "labels",
+    "preprocessing",
+    "dropout",
+    "stochastic_depth",
+    "patch_dropout",
+    "pad",
+}
 SHOWN_LABELS = 20
+PIPELINE_TAGS = {
+    "classify": "image-classification",
+    "embed": "image-feature-extraction",
+    "segment": "image-segmentation",
+}
 
 
 def model_card(
-    config: AnyConfig,
+    config: ModelConfig,
     name: str,
     parameters: int,
     provenance: Mapping[str, Any],
     source: str = ".",
     library: str = "vitreous",
 ) -> str:
-    """The whole card. `provenance` may hold `license`, `metrics` (a figure for each name) and anything else.
+    """Write the card. `provenance` may hold `license`, `metrics` (numbers by name) and any other records.
 
-    `source` is what `vitreous.load` finds the checkpoint by, and `library` the one whose files they are.
+    `source` is the argument of `vitreous.load` in the examples, and `library` the library that opens the files.
 
+    >>> from vitreous.model.config import ViTConfig
     >>> model_card(ViTConfig(), "pets", 86_567_656, {"license": "apache-2.0"}).splitlines()[:3]
     ['---', 'library_name: "vitreous"', 'pipeline_tag: "image-classification"']
     """
     rest = {key: value for key, value in provenance.items() if key not in ("license", "metrics")}
-    parts = [
+    sections = [
         front_matter(config, provenance, library),
         f"# {plain(name)}",
-        _what_it_is(config, parameters),
-        _how_to_use_it(config, source),
-        _table("Figures", ("", "value"), provenance.get("metrics")),
+        _summary(config, parameters),
+        _usage(config, source),
+        _table("Metrics", ("", "value"), provenance.get("metrics")),
         _labels(config.labels, config.num_classes),
         f"## Preprocessing\n\n{_preprocessing(config)}",
         _table("Provenance", ("", ""), rest),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def front_matter(config: AnyConfig, provenance: Mapping[str, Any], library: str = "vitreous") -> str:
-    """YAML, in which every value is a JSON string, which YAML reads as it is meant."""
-    kind = "resnet" if isinstance(config, ResNetConfig) else "vision-transformer"
-    purpose = "image-classification" if config.num_classes else "image-feature-extraction"
+def front_matter(config: ModelConfig, provenance: Mapping[str, Any], library: str = "vitreous") -> str:
+    """Write YAML whose values are JSON strings, which YAML reads unchanged."""
     fields: dict[str, Any] = {
         "library_name": library,
-        "pipeline_tag": "image-segmentation" if isinstance(config, SegmenterConfig) else purpose,
+        "pipeline_tag": PIPELINE_TAGS[config.task],
         "license": provenance.get("license"),
-        "tags": ["vitreous", kind],
+        "tags": ["vitreous", config.family],
     }
     lines = [f"{key}: {json.dumps(value)}" for key, value in fields.items() if value]
     return "\n".join(["---", *lines, "---"])
 
 
-def title(config: AnyConfig) -> str:
-    """The preset that a config has the shape of, or else its shape in numbers.
+def title(config: ModelConfig) -> str:
+    """Return the preset that a config has the shape of, or a summary of its shape.
 
+    >>> from vitreous.model.config import ViTConfig
     >>> title(ViTConfig(num_classes=37, image_size=(384, 384)))
     'ViT-B/16'
     >>> title(ViTConfig(depth=6))
     'ViT of width 768, depth 6, 12 heads, patches of 16 x 16'
     """
-    if isinstance(config, SegmenterConfig):
-        decoder = "a linear decoder" if isinstance(config.decoder, LinearDecoder) else "a mask transformer"
-        return f"{title(config.encoder)} with {decoder}"
-    shape = _shape(config)
+    backbone = config.backbone
+    shape = _shape(backbone)
     for name, preset in PRESETS.items():
-        if type(preset) is type(config) and _shape(preset) == shape:
-            return name
-    if isinstance(config, ResNetConfig):
-        return f"BiT ResNet of width {config.width}, stages {', '.join(map(str, config.stages))}"
-    stem = "" if config.stem is None else " of a ResNet's feature map"
-    patch = f"{config.patch_size[0]} x {config.patch_size[1]}"
-    return f"ViT of width {config.width}, depth {config.depth}, {config.num_heads} heads, patches of {patch}{stem}"
+        if type(preset) is type(backbone) and _shape(preset) == shape:
+            return name + config.summary.removeprefix(backbone.summary)
+    return config.summary
 
 
 def plain(value: object, length: int = 100) -> str:
-    """Any text as one short line that Markdown and HTML show as it is.
+    """Escape text for Markdown and HTML, in one short line.
 
     >>> plain("<b>a|b*\\n# c")
     '&lt;b&gt;a\\\\|b\\\\* \\\\# c'
     """
-    text = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
-    text = text if len(text) <= length else text[: length - 3] + "..."
-    return re.sub(r"([\\`*_{}\[\]#|~!])", r"\\\1", html.escape(text, quote=False))
+    return re.sub(r"([\\`*_{}\[\]#|~!])", r"\\\1", html.escape(single_spaced(str(value), length), quote=False))
 
 
-def _shape(config: AnyConfig) -> dict[str, Any]:
-    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in BESIDE}
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in NOT_NAMED}
 
 
-def _what_it_is(config: AnyConfig, parameters: int) -> str:
+def _summary(config: ModelConfig, parameters: int) -> str:
     height, width = config.image_size
     colours = {1: "Grey", 3: "RGB"}.get(config.channels, f"{config.channels}-channel")
-    made = f"{config.num_classes:,} classes" if config.num_classes else "features, without a head for classes"
-    made += " of pixels" if isinstance(config, SegmenterConfig) else ""
-    encoder = config.encoder if isinstance(config, SegmenterConfig) else config
-    tokens = f", seen as {encoder.num_tokens:,} tokens" if isinstance(encoder, ViTConfig) else ""
+    outputs = {
+        "classify": f"{config.num_classes:,} classes",
+        "embed": "features, without a head for classes",
+        "segment": f"{config.num_classes:,} classes of pixels",
+    }
+    tokens = f", as {config.num_tokens:,} tokens" if config.num_tokens else ""
     return (
         f"{plain(title(config))}: {parameters:,} parameters. "
-        f"{colours} pictures of {height} x {width} pixels{tokens}; {made}."
+        f"{colours} images of {height} x {width} pixels{tokens}; {outputs[config.task]}."
     )
 
 
-def _how_to_use_it(config: AnyConfig, source: str) -> str:
-    if isinstance(config, SegmenterConfig):
-        python = 'vitreous.SegmentPredictor(model)(["picture.jpg"])[0].mask'
-        shell = f"vitreous predict {source} picture.jpg --out segmented/"
-    elif config.num_classes:
-        python, shell = 'vitreous.Predictor(model)(["picture.jpg"])', f"vitreous predict {source} picture.jpg"
-    else:
-        python = 'vitreous.Predictor(model).embed(["picture.jpg"])'
-        shell = f"vitreous embed {source} picture.jpg --out features.parquet"
+def _usage(config: ModelConfig, source: str) -> str:
+    call, shell = {
+        "classify": ('Predictor(model)(["image.jpg"])', f"vitreous predict {source} image.jpg"),
+        "embed": ('Predictor(model).embed(["image.jpg"])', f"vitreous embed {source} image.jpg --out features.parquet"),
+        "segment": (
+            'SegmentPredictor(model)(["image.jpg"])[0].mask',
+            f"vitreous predict {source} image.jpg --out segmented/",
+        ),
+    }[config.task]
     where = "In this folder (or with its path instead of the dot), after" if source == "." else "After"
     return (
-        f"## How to use it\n\n{where} `pip install vitreous`:\n\n```python\nimport vitreous\n\n"
-        f'model = vitreous.load("{source}")\nprint({python})\n```\n\n```sh\n{shell}\n```'
+        f"## Usage\n\n{where} `pip install vitreous`:\n\n```python\nimport vitreous\n\n"
+        f'model = vitreous.load("{source}")\nprint(vitreous.{call})\n```\n\n```sh\n{shell}\n```'
     )
 
 
@@ -138,32 +145,19 @@ def _labels(labels: Sequence[str], num_classes: int) -> str:
     return f"## Labels\n\n{len(labels):,}: {', '.join(plain(label, 40) for label in labels[:SHOWN_LABELS])}{more}"
 
 
-def _preprocessing(config: AnyConfig) -> str:
+def _preprocessing(config: ModelConfig) -> str:
     how, (height, width) = config.preprocessing, config.image_size
-    if isinstance(config, SegmenterConfig):
-        fit = (
-            f"Resized ({how.interpolation}) to cover {height} x {width} pixels at its own aspect, and seen to its ends "
-            "through windows of that size, which overlap"
-        )
-    elif how.fit == "squash":
-        fit = f"Resized to {height} x {width} pixels, whatever the aspect ({how.interpolation})"
-    elif how.fit == "squash-crop":
-        fit = (
-            f"Resized ({how.interpolation}), whatever the aspect, and cropped to the central {height} x {width} "
-            f"pixels, which are {how.crop_fraction:g} of either side"
-        )
-    elif how.fit == "pad":
-        fit = (
-            f"Resized ({how.interpolation}) so that the longer side is {how.crop_fraction:g} of {height} x {width} "
-            "pixels or just fits them, and padded with the mean colour"
-        )
-    else:
-        fit = (
-            f"Resized ({how.interpolation}) and cropped to the central {height} x {width} pixels, "
-            f"which are {how.crop_fraction:g} of the side that is cropped less"
-        )
-    numbers = [", ".join(f"{value:g}" for value in values) for values in (how.mean, how.std)]
-    return f"{fit}; scaled to [0, 1], minus {numbers[0]}, divided by {numbers[1]}."
+    size, fraction = f"{height} x {width} pixels", f"{how.crop_fraction:g}"
+    fit = {
+        "squash": f"to {size}, regardless of the aspect ratio",
+        "squash-crop": f"regardless of the aspect ratio, and cropped to the central {size}, {fraction} of each side",
+        "pad": f"so that the longer side is {fraction} of {size}, and padded with the mean colour",
+        "crop": f"and cropped to the central {size}, {fraction} of the side that is cropped less",
+    }[how.fit]
+    if config.task == "segment":
+        fit = f"to cover {size} with the aspect ratio kept, and covered by overlapping windows of that size"
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (how.mean, how.std))
+    return f"Resized ({how.interpolation}) {fit}; scaled to [0, 1], minus {mean}, divided by {std}."
 
 
 def _table(heading: str, columns: tuple[str, str], rows: object) -> str:
@@ -171,12 +165,7 @@ def _table(heading: str, columns: tuple[str, str], rows: object) -> str:
         return ""
     lines = [f"## {heading}\n", f"| {columns[0]} | {columns[1]} |", "|---|---|"]
     for key, value in rows.items():
-        shown = (
-            f"{value:.4g}"
-            if isinstance(value, float)
-            else value
-            if isinstance(value, str)
-            else json.dumps(value, default=str)
-        )
+        shown = value if isinstance(value, str) else json.dumps(value, default=str)
+        shown = f"{value:.4g}" if isinstance(value, float) else shown
         lines.append(f"| {plain(key)} | {plain(shown, 300)} |")
     return "\n".join(lines)

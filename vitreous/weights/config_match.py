@@ -1,4 +1,4 @@
-"""Whether a model is what its config says. A checkpoint is built from the config again, and nothing else comes back."""
+"""Checks that a model matches its config, because a checkpoint is rebuilt from the config alone."""
 
 from collections.abc import Mapping
 
@@ -7,14 +7,14 @@ from torch import nn
 from vitreous.model.meta_build import build_blank
 from vitreous.model.protocol import Model
 
-RECOMPUTED = "._checkpoint_wrapped_module"  # what torch's activation checkpointing adds to names
+RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into names by torch's activation checkpointing
 
 
 def check_not_swapped(model: Model) -> None:
-    """Refuse a model with a part that was put in by hand, and name it.
+    """Raise for a module that was replaced by hand.
 
-    Parts are compared by their class, by what they print of themselves (as a GELU its approximation, and a norm its
-    eps) and by their tensors. Numbers that were set by hand in a part of ours are not seen.
+    Modules are compared by class, by `extra_repr` (e.g. the eps of a norm) and by the shapes of their tensors. Numbers
+    that were set by hand in our own modules are not noticed.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Ti/16")
@@ -28,29 +28,29 @@ def check_not_swapped(model: Model) -> None:
     """
     blank = build_blank(model.config)
     parts, known = _parts(model), _parts(blank)
-    for name in known:  # a part that is none of these and has no tensors, such as a loss, is nobody's loss
+    for name in known:  # other modules without tensors, such as a loss, are dropped silently
         _check_same(name, parts, known)
     shapes, wanted = _shapes(model), _shapes(blank)
     for name in (*wanted, *shapes):
         _check_same(name, shapes, wanted)
 
 
-def _check_same(name: str, here: Mapping[str, str], said: Mapping[str, str]) -> None:
-    missing = "not there"
-    if here.get(name, missing) != said.get(name, missing):
+def _check_same(name: str, here: Mapping[str, str], stated: Mapping[str, str]) -> None:
+    missing = "missing"
+    if here.get(name, missing) != stated.get(name, missing):
         raise ValueError(
-            f"{name} is {here.get(name, missing)}, but the config says {said.get(name, missing)}: a checkpoint is "
-            "built from the config, and would come back without this. Merge it (LoRA), keep model.state_dict() "
-            "yourself, or give it a kind of its own in the config (docs/architecture.md)"
+            f"{name} is {here.get(name, missing)}, but the config says {stated.get(name, missing)}: a checkpoint is "
+            "rebuilt from the config and would lack this. Merge it (LoRA), save model.state_dict() yourself, or add it "
+            "to the config (docs/architecture.md)"
         )
 
 
 def _parts(model: Model) -> dict[str, str]:
-    return {name.replace(RECOMPUTED, ""): _words(part) for name, part in model.named_modules() if name}
+    return {name.replace(RECOMPUTED, ""): _description(part) for name, part in model.named_modules() if name}
 
 
-def _words(part: nn.Module) -> str:
-    """As it prints itself, with the module of a class that is neither torch's own nor ours."""
+def _description(part: nn.Module) -> str:
+    """Describe a module by its class and `extra_repr`; classes of other packages with their package."""
     kind = type(part)
     usual = kind.__module__.startswith(("vitreous.", "torch.nn.modules."))
     name = kind.__name__ if usual else f"{kind.__module__}.{kind.__name__}"

@@ -1,124 +1,107 @@
-"""Models from other systems' checkpoints, and to them."""
+"""`vitreous.convert`: a checkpoint from one format to another, with a report of what that changed."""
 
 import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-import torch
-
-from vitreous.common.atomic_files import atomic_file, atomic_folder
-from vitreous.common.checks import BadValue, suggestion
-from vitreous.common.codec import decode, to_dict
 from vitreous.model.config import ViTConfig
-from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.vit import ViT
-from vitreous.weights.formats.base import AssumptionWarning, Format, Found, Inference
-from vitreous.weights.formats.limits import unknown_kinds
-from vitreous.weights.formats.mapping import is_dropped, read_rows, write_rows
+from vitreous.weights.adapt import provenance_of
+from vitreous.weights.foreign import differences_at
+from vitreous.weights.formats.base import AssumptionWarning
+from vitreous.weights.formats.detection import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
-from vitreous.weights.io.safetensors_file import BadCheckpoint
-from vitreous.weights.native import CARD, is_checkpoint
+from vitreous.weights.io.errors import BadCheckpoint, CannotHold, shown
+from vitreous.weights.load import ImageSize, load, save
+from vitreous.weights.parity import Difference, compare, random_images
 
-# What a folder that was written here holds; one with anything else is not replaced.
-WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
+__all__ = ["CannotHold", "Conversion", "convert"]
+
+# Fields that matter only in training, or that choose between equal computations, or that `losses` reports.
+NOT_COMPARED = ("dropout", "stochastic_depth", "patch_dropout", "layer_scale", "patch_method", "norm_eps", "mlp")
 
 
-class CannotHold(ValueError):
-    """A format has no place for a part of a model, or computes with it otherwise."""
+@dataclass(frozen=True)
+class Conversion:
+    """The result of `vitreous.convert`. Lists have one line per entry."""
+
+    path: Path  # of what was written
+    provenance: dict[str, Any]  # of the source: its origin, assumptions and ignored tensors
+    losses: list[str]  # differences in computation that `lossy` accepted
+    remarks: list[str]  # differences too small to need `lossy`
+    not_kept: list[str]  # config fields that the written checkpoint does not state
+    differences: list[Difference]  # between the models, stage by stage, the outputs last; empty unless it is a ViT
 
 
-def read_foreign(
-    format: Format,
-    found: Found,
-    overrides: Mapping[str, Any],
-    image_size: Any = None,
-    new_head: bool = False,
-    warn: bool = True,
-) -> ViT:
-    """Read the model of a checkpoint. Its provenance records overrides, assumptions and ignored tensors.
+def convert(
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: str,
+    format: str | None = None,
+    image_size: ImageSize | None = None,
+    num_classes: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    lossy: bool = False,
+) -> Conversion:
+    """Convert a checkpoint to another format, read it back and compare the two models on random images.
 
-    new_head: the classifier is going to be replaced, and so ignored where a model of ours cannot have it.
-    warn: whether to issue an AssumptionWarning for what is uncertain.
+    source: a file or folder of any format, or `hf-hub:owner/name`.
+    target: a folder, or a file whose suffix selects its kind: .safetensors, .pth, .npz, .pdparams.
+    to: the format to write, e.g. "vitreous", "timm", "huggingface", "google".
+    format, image_size, num_classes, overrides: how to read the source, as in `vitreous.load`.
+    lossy: write the model even if the other system computes differently with the same weights.
     """
-    hints = get_type_hints(ViTConfig)
-    for field in overrides:
-        if field not in hints:
-            raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
-    opened, found = found, format.normalise(found)
-    guess = Inference(found, overrides, new_head)
-    given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
+    target = Path(target)
+    if target.exists() and os.path.exists(source) and target.samefile(source):
+        raise ValueError(f"{target} is the source itself, which would be overwritten: choose another target")
+    model = load(source, format, image_size, num_classes, overrides)
+    save(model, target, to, lossy=lossy)
+    provenance, losses, remarks = provenance_of(model), [], []
+    if not isinstance(model, ViT):
+        return Conversion(target, provenance, [], [], [], [])
+    if canonical_name(to) != "vitreous":
+        losses = differences_at(target, format_named(to), model.config)
+        remarks = [] if target.suffix in SUFFIXES else format_named(to).minor_differences(model.config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssumptionWarning)  # `not_kept` reports the same
+        written, not_kept = _read_back(target, to, model.config)
+    differences = compare(model.float(), written.float(), random_images(model))
+    return Conversion(target, provenance, losses, remarks, not_kept, differences)
+
+
+def _read_back(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]]:
+    """Load what was written, and list the config fields that it does not state and a reader must be given."""
+    known = {"num_heads": config.num_heads, "image_size": config.image_size}
     try:
-        format.infer(found, guess, image_size)
-        config = dataclasses.replace(ViTConfig(labels=()), **guess.fields | given)
+        model, not_kept = load(target, to), []
     except BadCheckpoint:
-        raise
-    except ValueError as error:
-        # What the caller gave cannot be with these tensors; anything else is the file's fault.
-        asked = isinstance(error, BadValue) and any(field in str(error) for field in given)
-        raise (BadValue if asked else BadCheckpoint)(f"{found.path}, read as {format.title}: {error}") from error
-    if config.depth * 4 > len(found.tensors):  # said before a thousand layers are built in vain
-        raise BadCheckpoint(f"{found.path} has {len(found.tensors)} tensors, too few for depth {config.depth}")
-    if warn and guess.warning:
-        warnings.warn(guess.warning, AssumptionWarning, stacklevel=4)  # where vitreous.load was called
-    model = build_blank(config)
-    table = format.table(config)
-    tensors = read_rows(table, found.tensors, model.state_dict(), found.path, format.dropped)
-    fill(model, tensors)
-    opened.forget()  # what was read only to be put together with others
-    used = {name for row in table for name in row.theirs}
-    left_out = list(opened.left_out)
-    left_out += [name for name in found.tensors if name not in used and is_dropped(name, format.dropped)]
-    vars(model)["provenance"] = {
-        "origin": format.title,
-        "format": format.name,
-        "file": found.path.name,
-        **({"inside": list(opened.inside)} if opened.inside else {}),
-        **({"given": {field: to_dict(config)[field] for field in given}} if given else {}),
-        **({"assumed": guess.assumed} if guess.assumed else {}),
-        **({"left_out": left_out} if left_out else {}),
-    }
-    return model.eval()
+        model, not_kept = None, [f"{field}, which must be given: {value}" for field, value in known.items()]
+    if model is None or any(getattr(model.config, field) != value for field, value in known.items()):
+        if model is not None:
+            not_kept = _changes({field: (value, getattr(model.config, field)) for field, value in known.items()})
+        model = load(target, to, overrides=known)
+    assert isinstance(model, ViT)
+    fields = [field.name for field in dataclasses.fields(config) if field.name not in NOT_COMPARED]
+    return model, not_kept + _changes({name: (getattr(config, name), getattr(model.config, name)) for name in fields})
 
 
-def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> list[str]:
-    """Write a model as the other system would have written it. Returns what is lost, which only `lossy` allows.
+def _changes(fields: Mapping[str, tuple[object, object]]) -> list[str]:
+    """Return one line per field that differs; dataclasses of one class are compared field by field.
 
-    What was at `path` before is replaced, whole or not at all.
+    >>> from vitreous.model.options import Learned1d
+    >>> _changes({"position": (Learned1d(interpolation="google"), Learned1d(interpolation="timm"))})
+    ['position.interpolation: google is read as timm']
     """
-    config, target = model.config, Path(path)
-    if format.suffixes and target.suffix not in format.suffixes:
-        usual = ", ".join(format.suffixes)
-        raise ValueError(f"{target} ends in {target.suffix!r}, but {format.title} is one file that ends in {usual}")
-    if obstacles := unknown_kinds(config) or format.obstacles(config):
-        raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(obstacles)}")
-    losses = losses_at(target, format, config)
-    if losses and not lossy:
-        in_folder = not format.suffixes and not format.losses(config, folder=True)
-        remedy = "Name a folder, whose config.json states it, or write" if in_folder else "Write"
-        raise CannotHold(
-            f"{format.title} would compute otherwise with these weights: {'; '.join(losses)}. "
-            f"{remedy} it all the same with lossy=True (--lossy)"
-        )
-    ours = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    with torch.device("cpu"):  # whatever torch's default device is
-        tensors = write_rows(format.table(config), ours) | format.additions(config)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    needed = sum(tensor.nbytes for tensor in tensors.values())
-    _check_replaceable(target)
-    with (atomic_file if target.suffix in SUFFIXES else atomic_folder)(target, needed=needed) as aside:
-        format.write(tensors, config, aside)
-    return losses
-
-
-def losses_at(target: Path, format: Format, config: ViTConfig) -> list[str]:
-    """What the other system computes otherwise with what is written there: a file has no config, a folder may."""
-    return format.losses(config, folder=target.suffix not in SUFFIXES)
-
-
-def _check_replaceable(target: Path) -> None:
-    ours = {CARD} if is_checkpoint(target) else set()  # any other README.md somebody has written
-    if target.is_dir() and (foreign := sorted({file.name for file in target.iterdir()} - WRITTEN - ours)):
-        raise ValueError(f"{target} holds {foreign[0]}, which writing would delete: name a new folder")
+    lines = []
+    for name, (a, b) in fields.items():
+        if a != b and dataclasses.is_dataclass(a) and type(a) is type(b):
+            parts = [field.name for field in dataclasses.fields(a)]
+            lines += _changes({f"{name}.{part}": (getattr(a, part), getattr(b, part)) for part in parts})
+        elif a != b:
+            lines.append(f"{name}: {shown(a)} is read as {shown(b)}")
+    return lines

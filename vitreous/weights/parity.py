@@ -1,7 +1,4 @@
-"""How far two models are apart, stage by stage: the proof that a conversion has lost nothing, or where it did.
-
-b: batch; c: channels; h, w: image height and width.
-"""
+"""Compares two models stage by stage. b: batch; c: channels; h, w: image height and width."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,7 +11,7 @@ from vitreous.model.vit import ViT
 
 
 class Difference(NamedTuple):
-    """Of what two models make of the same images, up to a stage. `scale` is the largest value of the first."""
+    """The difference of two models after a stage. `scale` is the largest value of the first."""
 
     stage: str
     largest: float
@@ -24,7 +21,7 @@ class Difference(NamedTuple):
 
 @torch.no_grad()
 def compare(one: ViT, other: ViT, images: Float[Tensor, "b c h w"]) -> list[Difference]:
-    """Stage by stage; each model works on what it made itself, so that differences add up as they do in use."""
+    """Compare the models stage by stage; each computes on its own values, so differences accumulate as in use."""
     return [
         Difference(stage, (a - b).abs().max().item(), (a - b).abs().mean().item(), a.abs().max().item())
         for (stage, a), (_, b) in zip(stages(one, images), stages(other, images), strict=True)
@@ -32,7 +29,7 @@ def compare(one: ViT, other: ViT, images: Float[Tensor, "b c h w"]) -> list[Diff
 
 
 def stages(model: ViT, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
-    """What a model holds after the patch projection, after positions, after every block, and what it puts out."""
+    """Yield the values after the patch projection, positions and every block, and the outputs."""
     patches, grid = model.patchify(images)
     yield "patches", patches
     tokens, layout = model.embed(patches, grid)
@@ -45,6 +42,6 @@ def stages(model: ViT, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, 
 
 
 def random_images(model: ViT, count: int = 2) -> Float[Tensor, "b c h w"]:
-    """Noise at the model's own size: every weight has a say in what becomes of it."""
+    """Return noise of the model's image size, which depends on every weight."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, model.config.channels, *model.config.image_size, generator=generator)

@@ -1,4 +1,4 @@
-"""The whole of it: a pure function of the picture and (seed, epoch, index), in [0, 1], with the right probabilities."""
+"""Augmentation is a pure function of the image and (seed, epoch, index), with the given probabilities."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from vitreous.common.checks import BadValue
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.pipeline import augment, augment_with_masks
-from vitreous.data.rng import Draws
+from vitreous.data.augment.pipeline import ERASED_ASPECT, augment, augment_with_masks, erase, noise
+from vitreous.data.rng import SampleRng
 
 EVERYTHING = [
     Augmentation(crop="padded", policy="randaugment", colour_jitter=0.4, erasing=0.5),
@@ -19,56 +19,56 @@ EVERYTHING = [
 ]
 
 
-def pictures(count: int, channels: int = 3) -> Tensor:
+def random_images(count: int, channels: int = 3) -> Tensor:
     return torch.randint(0, 256, (count, channels, 16, 24), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("config", EVERYTHING, ids=lambda config: config.policy)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_picture_is_augmented_alike_in_any_batch(config: Augmentation, channels: int) -> None:
-    images, indices = pictures(64, channels), torch.randperm(1000)[:64]
-    whole = augment(images, Draws(7, 2, indices), config)
+def test_an_image_is_augmented_alike_in_any_batch(config: Augmentation, channels: int) -> None:
+    images, indices = random_images(64, channels), torch.randperm(1000)[:64]
+    whole = augment(images, SampleRng(7, 2, indices), config)
     shuffled = torch.randperm(64)
-    again = augment(images[shuffled], Draws(7, 2, indices[shuffled]), config)
+    again = augment(images[shuffled], SampleRng(7, 2, indices[shuffled]), config)
     assert torch.equal(again, whole[shuffled])
     for i in (0, 13, 63):
-        alone = augment(images[i : i + 1], Draws(7, 2, indices[i : i + 1]), config)
+        alone = augment(images[i : i + 1], SampleRng(7, 2, indices[i : i + 1]), config)
         assert torch.equal(alone[0], whole[i])
 
 
 @pytest.mark.parametrize("config", EVERYTHING[:3], ids=lambda config: config.policy)
-def test_another_seed_or_epoch_is_another_picture(config: Augmentation) -> None:
-    images, indices = pictures(32), torch.arange(32)
-    one = augment(images, Draws(0, 0, indices), config)
-    for draws in (Draws(1, 0, indices), Draws(0, 1, indices), Draws(0, 0, indices + 32)):
-        same = (augment(images, draws, config) == one).all(dim=(1, 2, 3))
+def test_another_seed_or_epoch_is_another_image(config: Augmentation) -> None:
+    images, indices = random_images(32), torch.arange(32)
+    one = augment(images, SampleRng(0, 0, indices), config)
+    for rng in (SampleRng(1, 0, indices), SampleRng(0, 1, indices), SampleRng(0, 0, indices + 32)):
+        same = (augment(images, rng, config) == one).all(dim=(1, 2, 3))
         assert same.float().mean() < 0.3
 
 
 @pytest.mark.parametrize("config", EVERYTHING, ids=lambda config: config.policy)
 def test_the_result_is_in_zero_to_one_and_the_input_is_kept(config: Augmentation) -> None:
-    images = pictures(64)
+    images = random_images(64)
     before = images.clone()
-    result = augment(images, Draws(0, 0, torch.arange(64)), config)
+    result = augment(images, SampleRng(0, 0, torch.arange(64)), config)
     assert torch.equal(images, before)
     assert result.dtype == torch.float32
     assert result.min() >= 0
     assert result.max() <= 1
     channels_last = images.contiguous(memory_format=torch.channels_last)
-    last = augment(channels_last, Draws(0, 0, torch.arange(64)), config)
+    last = augment(channels_last, SampleRng(0, 0, torch.arange(64)), config)
     assert last.is_contiguous()
     assert torch.equal(last, result)
 
 
 def test_without_anything_pixels_are_divided_by_255() -> None:
-    images = pictures(8)
-    assert torch.equal(augment(images, Draws(0, 0, torch.arange(8)), Augmentation(flip=0.0)), images.float() / 255)
+    images = random_images(8)
+    assert torch.equal(augment(images, SampleRng(0, 0, torch.arange(8)), Augmentation(flip=0.0)), images.float() / 255)
 
 
 @pytest.mark.parametrize("probability", [0.2, 0.5, 1.0])
-def test_flips_are_as_frequent_as_asked_for(probability: float) -> None:
-    images = pictures(3000)
-    result = augment(images, Draws(0, 0, torch.arange(3000)), Augmentation(flip=probability))
+def test_flips_have_the_given_probability(probability: float) -> None:
+    images = random_images(3000)
+    result = augment(images, SampleRng(0, 0, torch.arange(3000)), Augmentation(flip=probability))
     flipped = (result == images.flip(-1).float() / 255).all(dim=(1, 2, 3))
     assert flipped.float().mean() == pytest.approx(probability, abs=0.03)
     kept = (result == images.float() / 255).all(dim=(1, 2, 3))
@@ -77,7 +77,7 @@ def test_flips_are_as_frequent_as_asked_for(probability: float) -> None:
 
 def test_jitter_stays_within_its_strength() -> None:
     grey = torch.full((2000, 3, 4, 4), 100, dtype=torch.uint8)  # only brightness can change it
-    result = augment(grey, Draws(0, 0, torch.arange(2000)), Augmentation(colour_jitter=0.3))[:, 0, 0, 0] * 255
+    result = augment(grey, SampleRng(0, 0, torch.arange(2000)), Augmentation(colour_jitter=0.3))[:, 0, 0, 0] * 255
     assert 69.5 <= result.min() < 72
     assert 128 < result.max() <= 130.5
     assert result.mean() == pytest.approx(100, abs=1.5)
@@ -87,7 +87,7 @@ def test_jitter_stays_within_its_strength() -> None:
 
 
 def painted(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
-    """Masks of all ids, and pictures whose first channel shows them."""
+    """Masks of all ids, and images whose first channel shows them."""
     generator = torch.Generator().manual_seed(seed)
     masks = torch.randint(0, 256, (count, *size), generator=generator, dtype=torch.uint8)
     others = torch.randint(0, 256, (count, 2, *size), generator=generator, dtype=torch.uint8)
@@ -101,19 +101,19 @@ def painted(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tenso
     flip=st.sampled_from([0.0, 0.5, 1.0]),
 )
 @settings(deadline=None, max_examples=60)
-def test_a_mask_goes_where_its_picture_goes(seed: int, size: tuple[int, int], crop: str, flip: float) -> None:
+def test_masks_follow_their_images(seed: int, size: tuple[int, int], crop: str, flip: float) -> None:
     images, masks = painted(5, size, seed % 1000)
     config = Augmentation(crop=crop, flip=flip)  # type: ignore[arg-type]
-    moved, with_them = augment_with_masks(images, masks, Draws(seed, 1, torch.arange(5)), config)
+    moved, with_them = augment_with_masks(images, masks, SampleRng(seed, 1, torch.arange(5)), config)
     assert torch.equal((moved[:, 0] * 255).round().byte(), with_them)
-    assert torch.equal(moved, augment(images, Draws(seed, 1, torch.arange(5)), config))
+    assert torch.equal(moved, augment(images, SampleRng(seed, 1, torch.arange(5)), config))
 
 
 def test_colours_and_erasing_leave_masks_alone() -> None:
     images, masks = painted(40, (16, 24), 0)
-    draws = Draws(3, 0, torch.arange(40))
+    rng = SampleRng(3, 0, torch.arange(40))
     plain = Augmentation(crop="padded")
-    _, expected = augment_with_masks(images, masks, draws, plain)
+    _, expected = augment_with_masks(images, masks, rng, plain)
     assert not torch.equal(expected, masks)
     for more in (
         Augmentation(crop="padded", colour_jitter=0.4),
@@ -121,10 +121,10 @@ def test_colours_and_erasing_leave_masks_alone() -> None:
         Augmentation(crop="padded", erasing=1.0),
         Augmentation(crop="padded", policy="three", colour_jitter=0.3, erasing=0.5),
     ):
-        changed, ours = augment_with_masks(images, masks, draws, more)
+        changed, ours = augment_with_masks(images, masks, rng, more)
         assert torch.equal(ours, expected)
-        assert torch.equal(changed, augment(images, draws, more))
-        assert not torch.equal(changed, augment(images, draws, plain))
+        assert torch.equal(changed, augment(images, rng, more))
+        assert not torch.equal(changed, augment(images, rng, plain))
 
 
 @pytest.mark.parametrize(
@@ -132,24 +132,74 @@ def test_colours_and_erasing_leave_masks_alone() -> None:
     [
         (
             Augmentation(policy="trivial"),
-            "policy is 'trivial', but must be 'none' or 'three' where pictures have masks",
+            "policy is 'trivial', but must be 'none' or 'three' for images with masks",
         ),
-        (Augmentation(policy="randaugment"), "policy is 'randaugment'.*masks would stay behind"),
-        (Augmentation(mixup=0.2), "mixup is 0.2, but must be 0 where pictures have masks"),
+        (Augmentation(policy="randaugment"), "policy is 'randaugment'.*but not masks"),
+        (Augmentation(mixup=0.2), "mixup is 0.2, but must be 0 for images with masks"),
         (Augmentation(cutmix=1.0), "cutmix is 1.0, but must be 0"),
     ],
 )
-def test_what_masks_cannot_follow_is_refused(config: Augmentation, message: str) -> None:
+def test_augmentation_that_masks_cannot_follow_is_rejected(config: Augmentation, message: str) -> None:
     images, masks = painted(2, (8, 8), 0)
     with pytest.raises(BadValue, match=message):
-        augment_with_masks(images, masks, Draws(0, 0, torch.arange(2)), config)
+        augment_with_masks(images, masks, SampleRng(0, 0, torch.arange(2)), config)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("config", EVERYTHING, ids=lambda config: config.policy)
 def test_a_gpu_augments_like_the_cpu(config: Augmentation) -> None:
-    images, indices = pictures(64), torch.arange(64)
-    cpu = augment(images, Draws(0, 0, indices), config)
-    for draws in (Draws(0, 0, indices), Draws(0, 0, indices.cuda())):
-        gpu = augment(images.cuda(), draws, config).cpu()
+    images, indices = random_images(64), torch.arange(64)
+    cpu = augment(images, SampleRng(0, 0, indices), config)
+    for rng in (SampleRng(0, 0, indices), SampleRng(0, 0, indices.cuda())):
+        gpu = augment(images.cuda(), rng, config).cpu()
         assert ((gpu - cpu).abs() > 1.5 / 255).float().mean() < 1e-3
+
+
+def erased(count: int = 2000, probability: float = 0.25) -> tuple[torch.Tensor, torch.Tensor]:
+    """Erase black images; return them with the pixels that changed in any channel."""
+    images = torch.zeros(count, 3, 40, 50, dtype=torch.uint8)
+    result = erase(images, SampleRng(0, 0, torch.arange(count)), probability)
+    return result, (result > 0).any(1)
+
+
+def test_erasing_has_the_given_probability() -> None:
+    _, where = erased()
+    assert 0.22 < where.any(dim=(1, 2)).float().mean() < 0.28
+    assert not erased(100, 0.0)[1].any()
+    assert erased(100, 1.0)[1].any(dim=(1, 2)).all()
+
+
+def test_rectangles_of_the_right_area_and_aspect_anywhere() -> None:
+    _, where = erased(probability=1.0)
+    rows, columns = where.any(2), where.any(1)
+    height, width = rows.sum(1).float(), columns.sum(1).float()
+    filled = where.sum((1, 2)) / (height * width)
+    assert (filled > 0.99).all()  # noise is black in all channels once in 2^24
+    area = height * width / 2000
+    assert area.min() > 0.01
+    assert area.max() < 0.36
+    assert area.mean().sub((0.02 + 1 / 3) / 2).abs() < 0.01
+    free = (height < 40) & (width < 50)
+    assert (height / width)[free].log().abs().max() < torch.tensor(ERASED_ASPECT[1]).log() + 0.3  # rounded to pixels
+    assert (height / width).log().mean().abs() < 0.1
+    assert where.any(0).all()  # every pixel has its turn
+
+
+def test_noise_is_uniform_and_its_own_for_every_image() -> None:
+    bytes_ = noise(torch.tensor([1, 2, 3]), (3, 33, 35))
+    for image in bytes_:
+        counts = torch.bincount(image.flatten().int(), minlength=256)
+        expected = image.numel() / 256
+        assert ((counts - expected) ** 2 / expected).sum() < 340  # 255 degrees of freedom: p = 0.0003
+    flat = bytes_.flatten(1).float()
+    assert (torch.corrcoef(torch.cat([flat, flat[:1].roll(1), flat[:1].roll(35)])) - torch.eye(5)).abs().max() < 0.06
+
+
+def test_pixels_outside_of_the_rectangle_are_unchanged() -> None:
+    images = torch.randint(0, 256, (50, 1, 20, 20), dtype=torch.uint8)
+    before = images.clone()
+    result = erase(images, SampleRng(0, 0, torch.arange(50)), 0.5)
+    assert torch.equal(images, before)
+    changed = (result != images)[:, 0]
+    outside = ~(changed.any(2)[:, :, None] & changed.any(1)[:, None, :])
+    assert torch.equal(result[:, 0][outside], images[:, 0][outside])

@@ -1,20 +1,20 @@
-"""Which operations are drawn, how often and how strong; each picture by itself."""
+"""Frequency and strength of the operations drawn for each image."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from vitreous.data.augment import colour, geometry, policy
-from vitreous.data.rng import Draws
+from vitreous.data.augment import policy, transforms
+from vitreous.data.rng import SampleRng
 
 
-def pictures(count: int, size: int = 12) -> Tensor:
+def random_images(count: int, size: int = 12) -> Tensor:
     return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
 
 
 def test_every_operation_at_its_strength() -> None:
     """Against each operation called directly, with the strengths of torchvision's tables."""
-    images = pictures(14, 20)
+    images = random_images(14, 20)
     space = policy.randaugment_space((20, 20))
     level, sign = torch.full((14,), 0.5), torch.tensor([1.0, -1.0]).repeat(7)
     ours = policy.apply(images, space.operations(), policy.Choice(torch.arange(14), level, sign))
@@ -24,19 +24,19 @@ def test_every_operation_at_its_strength() -> None:
 
     expected = [
         lambda x: x,
-        lambda x: geometry.warp(x, shear_x=one(-0.15)),
-        lambda x: geometry.warp(x, shear_y=one(0.15)),
-        lambda x: geometry.warp(x, right=one(-4.53)),
-        lambda x: geometry.warp(x, down=one(4.53)),
-        lambda x: geometry.warp(x, degrees=one(-15)),
-        lambda x: colour.brightness(x, one(1.45)),
-        lambda x: colour.contrast(x, one(0.55)),
-        lambda x: colour.saturation(x, one(1.45)),
-        lambda x: colour.sharpness(x, one(0.55)),
-        lambda x: colour.posterize(x, one(6)),
-        lambda x: colour.solarize(x, one(128)),
-        colour.autocontrast,
-        colour.equalize,
+        lambda x: transforms.warp(x, shear_x=one(-0.15)),
+        lambda x: transforms.warp(x, shear_y=one(0.15)),
+        lambda x: transforms.warp(x, right=one(-4.53)),
+        lambda x: transforms.warp(x, down=one(4.53)),
+        lambda x: transforms.warp(x, degrees=one(-15)),
+        lambda x: transforms.brightness(x, one(1.45)),
+        lambda x: transforms.contrast(x, one(0.55)),
+        lambda x: transforms.saturation(x, one(1.45)),
+        lambda x: transforms.sharpness(x, one(0.55)),
+        lambda x: transforms.posterize(x, one(6)),
+        lambda x: transforms.solarize(x, one(128)),
+        transforms.autocontrast,
+        transforms.equalize,
     ]
     for i, operation in enumerate(expected):
         assert torch.equal(ours[i : i + 1], operation(images[i : i + 1])), i  # type: ignore[no-untyped-call]
@@ -49,9 +49,9 @@ def test_spaces_are_torchvisions() -> None:
 
 
 def test_operations_are_drawn_evenly_and_unrelated_between_layers() -> None:
-    draws = Draws(0, 0, torch.arange(14_000))
-    first, second = (policy.draw_randaugment(draws, layer, 9.0) for layer in range(2))
-    trivial, three = policy.draw_trivial(draws), policy.draw_three(draws)
+    rng = SampleRng(0, 0, torch.arange(14_000))
+    first, second = (policy.draw_randaugment(rng, layer, 9.0) for layer in range(2))
+    trivial, three = policy.draw_trivial(rng), policy.draw_three(rng)
     for drawn, count in ((first, 14), (second, 14), (trivial, 14), (three, 3)):
         counts = torch.bincount(drawn.kind)
         assert len(counts) == count
@@ -67,38 +67,38 @@ def test_operations_are_drawn_evenly_and_unrelated_between_layers() -> None:
 
 
 def test_layers_follow_each_other() -> None:
-    images, draws = pictures(100), Draws(0, 0, torch.arange(100))
+    images, rng = random_images(100), SampleRng(0, 0, torch.arange(100))
     operations = policy.randaugment_space((12, 12)).operations()
-    expected = policy.apply(images, operations, policy.draw_randaugment(draws, 0, 5.0))
-    expected = policy.apply(expected, operations, policy.draw_randaugment(draws, 1, 5.0))
-    assert torch.equal(policy.randaugment(images, draws, 2, 5.0), expected)
+    expected = policy.apply(images, operations, policy.draw_randaugment(rng, 0, 5.0))
+    expected = policy.apply(expected, operations, policy.draw_randaugment(rng, 1, 5.0))
+    assert torch.equal(policy.randaugment(images, rng, 2, 5.0), expected)
 
 
 def test_three_is_grey_solarised_or_blurred() -> None:
-    images = pictures(60)
-    draws = Draws(0, 0, torch.arange(60))
-    result = policy.three(images, draws)
-    kind, level, _ = policy.draw_three(draws)
+    images = random_images(60)
+    rng = SampleRng(0, 0, torch.arange(60))
+    result = policy.three(images, rng)
+    kind, level, _ = policy.draw_three(rng)
     for i, k in enumerate(kind.tolist()):
         image = images[i : i + 1]
         expected = [
-            colour.luma(image.float()).round().to(torch.uint8).expand(-1, 3, -1, -1),
-            colour.solarize(image, torch.tensor([128.0])),
-            colour.blur(image, 0.1 + 1.9 * level[i : i + 1]),
+            transforms.luma(image.float()).round().to(torch.uint8).expand(-1, 3, -1, -1),
+            transforms.solarize(image, torch.tensor([128.0])),
+            transforms.blur(image, 0.1 + 1.9 * level[i : i + 1]),
         ][k]
         assert torch.equal(result[i : i + 1], expected)
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 15.0])
-def test_the_ends_of_the_scale_are_pictures(magnitude: float) -> None:
-    images = pictures(200)
-    result = policy.randaugment(images, Draws(0, 0, torch.arange(200)), 1, magnitude)
+def test_the_ends_of_the_scale_are_images(magnitude: float) -> None:
+    images = random_images(200)
+    result = policy.randaugment(images, SampleRng(0, 0, torch.arange(200)), 1, magnitude)
     assert result.shape == images.shape
     if magnitude == 0:  # only the operations that have no strength do anything
-        kind = policy.draw_randaugment(Draws(0, 0, torch.arange(200)), 0, 0.0).kind
+        kind = policy.draw_randaugment(SampleRng(0, 0, torch.arange(200)), 0, 0.0).kind
         assert torch.equal(result[kind < 12], images[kind < 12])
 
 
 def test_a_batch_of_none() -> None:
-    draws = Draws(0, 0, torch.arange(0))
-    assert policy.trivial(pictures(0), draws).shape == (0, 3, 12, 12)
+    rng = SampleRng(0, 0, torch.arange(0))
+    assert policy.trivial(random_images(0), rng).shape == (0, 3, 12, 12)

@@ -35,7 +35,7 @@ def test_a_row_for_every_class() -> None:
         assert (caption < 128).any()  # something is written
 
 
-def test_long_pictures_keep_their_shape() -> None:
+def test_long_images_keep_their_shape() -> None:
     sheet = np.asarray(contact_sheet({"train": source([0, 1, 2], size=(10, 40))}))
     red = (sheet == COLOURS[0]).all(axis=-1)
     rows, columns = np.flatnonzero(red.any(axis=1)), np.flatnonzero(red.any(axis=0))
@@ -53,15 +53,15 @@ def test_any_number_of_classes_fits(tmp_path: Path, classes: int) -> None:
     assert dark >= classes * THUMB**2
 
 
-def test_what_cannot_be_read_is_left_out() -> None:
+def test_unreadable_images_are_skipped() -> None:
     broken = source([0, 1, 2])
-    broken.picture = lambda index: b"nothing"  # type: ignore[method-assign]
+    broken.image = lambda index: b"nothing"  # type: ignore[method-assign]
     assert contact_sheet({"train": broken}).width > 0
 
 
 @pytest.mark.parametrize("name", ["sheet.txt", "sheet", "sheet.jpg"])
 def test_a_sheet_is_a_png_and_nothing_else_is_made(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadValue, match=f"{name}', but must be the name of a file that ends in .png"):
+    with pytest.raises(BadValue, match=f"{name}', but must be a file name that ends in .png"):
         write_sheet({"train": source([0, 1, 2])}, tmp_path / name)
     assert not list(tmp_path.iterdir())
 
@@ -118,5 +118,5 @@ def font_with(path: Path, family: str, letters: str) -> Path:
     return path
 
 
-def test_what_no_font_has_is_told_as_a_number() -> None:
+def test_class_names_without_a_font_become_numbers() -> None:
     assert font_for("\U0010fffd") is None  # for private use, so that no font has it

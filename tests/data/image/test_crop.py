@@ -1,4 +1,4 @@
-"""Random crops have the distribution that they are said to have, and the centre covers what it should."""
+"""Distribution of random crops, compared with torchvision's."""
 
 import math
 
@@ -15,34 +15,34 @@ RATIO = (3 / 4, 4 / 3)
 sides = st.integers(1, 2000)
 
 
-def by_rejection(picture: tuple[int, int], scale: tuple[float, float], count: int) -> np.ndarray:
-    """Area and log-aspect as torchvision draws them: again and again until the crop lies within the picture."""
+def by_rejection(image: tuple[int, int], scale: tuple[float, float], count: int) -> np.ndarray:
+    """Area and log-aspect as torchvision draws them: again and again until the crop lies within the image."""
     generator = np.random.default_rng(0)
-    area = picture[0] * picture[1] * generator.uniform(*scale, count)
+    area = image[0] * image[1] * generator.uniform(*scale, count)
     aspect = generator.uniform(math.log(RATIO[0]), math.log(RATIO[1]), count)
     width, height = np.sqrt(area * np.exp(aspect)), np.sqrt(area / np.exp(aspect))
-    fits = (width <= picture[1]) & (height <= picture[0])
-    return np.stack([area / picture[0] / picture[1], aspect])[:, fits]
+    fits = (width <= image[1]) & (height <= image[0])
+    return np.stack([area / image[0] / image[1], aspect])[:, fits]
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Kolmogorov and Smirnov's, between two samples."""
+    """Kolmogorov-Smirnov distance of two samples."""
     both = np.sort(np.concatenate([a, b]))
     below = [np.searchsorted(np.sort(x), both, side="right") / len(x) for x in (a, b)]
     return float(np.abs(below[0] - below[1]).max())
 
 
-@pytest.mark.parametrize("picture", [(3000, 4000), (4000, 3000), (2000, 2000), (1000, 4000)], ids=str)
+@pytest.mark.parametrize("image", [(3000, 4000), (4000, 3000), (2000, 2000), (1000, 4000)], ids=str)
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.2, 0.5)], ids=str)
-def test_area_and_aspect_are_distributed_as_torchvisions(picture: tuple[int, int], scale: tuple[float, float]) -> None:
+def test_area_and_aspect_are_distributed_as_torchvisions(image: tuple[int, int], scale: tuple[float, float]) -> None:
     numbers = torch.rand(20_000, 4).tolist()
-    boxes = np.array([crop_box(picture, four, scale, RATIO) for four in numbers])
+    boxes = np.array([crop_box(image, four, scale, RATIO) for four in numbers])
     _, _, height, width = boxes.T
-    area, aspect = by_rejection(picture, scale, 100_000)
-    assert distance(height * width / math.prod(picture), area) < 0.02
+    area, aspect = by_rejection(image, scale, 100_000)
+    assert distance(height * width / math.prod(image), area) < 0.02
     assert distance(np.log(width / height), aspect) < 0.02
     # Also together: the area of the wide ones alone.
-    assert distance((height * width / math.prod(picture))[width > height], area[aspect > 0]) < 0.03
+    assert distance((height * width / math.prod(image))[width > height], area[aspect > 0]) < 0.03
 
 
 def test_places_are_uniform_over_all_that_fit() -> None:
@@ -58,34 +58,34 @@ def test_places_are_uniform_over_all_that_fit() -> None:
 @given(
     st.tuples(sides, sides), st.tuples(*[st.floats(0, 1, exclude_max=True)] * 4), st.floats(0.01, 1), st.floats(0, 1)
 )
-def test_a_box_lies_within_the_picture(
-    picture: tuple[int, int], numbers: tuple[float, ...], low: float, part: float
+def test_a_box_lies_within_the_image(
+    image: tuple[int, int], numbers: tuple[float, ...], low: float, part: float
 ) -> None:
-    top, left, height, width = crop_box(picture, numbers, (low, low + (1 - low) * part), RATIO)
-    assert 0 <= top <= picture[0] - height
-    assert 0 <= left <= picture[1] - width
+    top, left, height, width = crop_box(image, numbers, (low, low + (1 - low) * part), RATIO)
+    assert 0 <= top <= image[0] - height
+    assert 0 <= left <= image[1] - width
     assert height >= 1
     assert width >= 1
 
 
 @pytest.mark.parametrize(
-    ("picture", "expected"), [((100, 1000), (100, 133)), ((1000, 100), (133, 100)), ((1, 50), (1, 1))]
+    ("image", "expected"), [((100, 1000), (100, 133)), ((1000, 100), (133, 100)), ((1, 50), (1, 1))]
 )
-def test_a_picture_too_long_for_any_crop_gives_the_largest_of_the_nearest_aspect(
-    picture: tuple[int, int], expected: tuple[int, int]
+def test_an_image_too_long_for_any_crop_gives_the_largest_of_the_nearest_aspect(
+    image: tuple[int, int], expected: tuple[int, int]
 ) -> None:
     for numbers in torch.rand(20, 4).tolist():
-        assert crop_box(picture, numbers, (0.5, 1.0), RATIO)[2:] == expected
+        assert crop_box(image, numbers, (0.5, 1.0), RATIO)[2:] == expected
 
 
-def test_all_of_a_picture_is_a_crop() -> None:
+def test_all_of_an_image_is_a_crop() -> None:
     assert crop_box((300, 400), (0.1, 0.2, 0.3, 0.4), (1.0, 1.0), RATIO) == (0, 0, 300, 400)
 
 
 @given(st.tuples(sides, sides), st.tuples(st.integers(1, 2000), st.integers(1, 2000)))
-def test_covering_covers_and_touches(picture: tuple[int, int], needed: tuple[int, int]) -> None:
-    resized = covering(picture, needed)
+def test_covering_covers_and_touches(image: tuple[int, int], needed: tuple[int, int]) -> None:
+    resized = covering(image, needed)
     assert all(have >= want for have, want in zip(resized, needed, strict=True))
     assert any(have == want for have, want in zip(resized, needed, strict=True))
-    scales = [have / side for have, side in zip(resized, picture, strict=True)]
-    assert abs(scales[0] - scales[1]) <= 1 / min(picture)  # the aspect stays, but for rounding
+    scales = [have / side for have, side in zip(resized, image, strict=True)]
+    assert abs(scales[0] - scales[1]) <= 1 / min(image)  # the aspect stays, but for rounding

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pictures import difference, encoded, jpeg_decoder, smooth
-from vitreous.data.image import jpeg
-from vitreous.data.image.decode import decode, size_of
+from images import difference, encoded, jpeg_decoder, smooth
+from vitreous.data.image import decode, jpeg, size_of
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow"])
@@ -36,14 +35,14 @@ def test_jpeg_is_as_pillow_reads_it(decoder: str, options: dict[str, Any], size:
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + bytes(12)]
 )
-def test_broken_exif_is_no_reason_to_refuse_a_picture(exif: bytes) -> None:
+def test_broken_exif_is_no_reason_to_refuse_an_image(exif: bytes) -> None:
     data = encoded(smooth(8, 12), "JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
     assert torch.equal(decode(data[:2] + segment + data[2:]), decode(data))
 
 
 @pytest.mark.parametrize("at_least", [(24, 30), (75, 100), (60, 100), (187, 250), (188, 250), (376, 500)], ids=str)
-def test_a_reduced_scale_stays_at_or_above_what_is_needed(decoder: str, at_least: tuple[int, int]) -> None:
+def test_reduced_scale_is_at_least_the_size_needed(decoder: str, at_least: tuple[int, int]) -> None:
     pixels = smooth(375, 500)
     data = encoded(pixels, "JPEG", quality=95)
     factor = max((f for f in (1, 2, 4, 8) if 375 // f >= at_least[0] and 500 // f >= at_least[1]), default=1)
@@ -79,7 +78,7 @@ def test_decoding_stops_below_the_rows_that_are_needed_and_they_are_the_same(
     bottom = data.draw(st.integers(1, size[0]))
     whole = jpeg.decode_rows(file, header, False, factor, size[0])
     part = jpeg.decode_rows(file, header, False, factor, bottom)
-    if whole is None or part is None:  # scales that collide on tiny pictures are left to Pillow
+    if whole is None or part is None:  # scales that collide on tiny images are left to Pillow
         assert min(size) < 8
         return
     assert whole.shape == (math.ceil(size[0] / factor), math.ceil(size[1] / factor), 3)

@@ -34,8 +34,8 @@ def test_lines_are_names_or_ids_and_names(text: str, expected: dict[int, str], t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names no class"),
-        ("# nothing\n\n", "names no class"),
+        ("", "lists no class"),
+        ("# nothing\n\n", "lists no class"),
         ("0 cat\ndog\n", "line 2 is 'dog', but others are 'ID NAME'"),
         ("0 cat\n\n0 dog\n", "line 3 gives 'dog' the id 0, which 'cat' has"),
         ("0 cat\n1 cat\n", "has 'cat' more than once"),
@@ -47,7 +47,7 @@ def test_lines_are_names_or_ids_and_names(text: str, expected: dict[int, str], t
         ("70000 cat\n1 dog\n", "line 1 has the id 70000, but a PNG holds ids from 0 to 65535"),
     ],
 )
-def test_what_is_wrong_with_a_list_is_said(text: str, message: str, tmp_path: Path) -> None:
+def test_problems_of_a_class_list(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_classes(listing(tmp_path, text))
 
@@ -71,16 +71,16 @@ def test_too_few_too_many_and_unknown_classes() -> None:
     names = {0: "sky", 1: "sea", 2: "border"}
     with pytest.raises(BadValue, match=r"ignore is 'boarder', but must be one of .*did you mean 'border'"):
         number_classes(names, ("boarder",))
-    with pytest.raises(ValueError, match=r"only 'sky' is left to learn, but at least 2 .*id 255 means 'ignored'"):
+    with pytest.raises(ValueError, match=r"only 'sky' is left to learn, but at least 2 .*id 255 means ignored"):
         number_classes(names, ("sea", "border"))
-    with pytest.raises(ValueError, match="nothing is left to learn"):
+    with pytest.raises(ValueError, match="no class is left to learn"):
         number_classes(names, ("sky", "sea", "border"))
     with pytest.raises(ValueError, match="300 classes, but at most 255"):
         number_classes({i: str(i) for i in range(300)})
     assert len(number_classes({i: str(i) for i in range(256)}, ("7",))[0]) == 255
 
 
-def test_the_order_of_a_model_that_knows_the_same_classes_is_taken() -> None:
+def test_order_of_a_model_with_the_same_classes_is_kept() -> None:
     names = {1: "pet", 2: "background", 3: "border"}
     classes, ids, table = number_classes(names, ("border",), order=("background", "pet"))
     assert (classes, ids, table[[1, 2, 3]].tolist()) == (("background", "pet"), (2, 1), [1, 0, 255])

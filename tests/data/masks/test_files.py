@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pictures import encoded, smooth
-from vitreous.data.image.decode import UnreadableImage
+from images import encoded, smooth
+from vitreous.data.image import UnreadableImage
 from vitreous.data.masks.files import ColouredMask, colours_in, ids_in, read_header, read_ids
 
 
 def png(ids: np.ndarray, bits: int, palette: bool = False) -> bytes:
-    """A PNG of so many bits, written by hand: Pillow cannot write grey of 2 and 4 bits."""
+    """A PNG of the given bit depth, written by hand: Pillow cannot write grey of 2 and 4 bits."""
     if bits == 16:
         rows = [row.astype(">u2").tobytes() for row in ids]
     else:
@@ -31,7 +31,7 @@ def png(ids: np.ndarray, bits: int, palette: bool = False) -> bytes:
 
 @pytest.mark.parametrize("palette", [False, True])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
-def test_ids_are_what_is_stored_whatever_the_bits(bits: int, palette: bool) -> None:
+def test_ids_of_any_bit_depth_are_read_unchanged(bits: int, palette: bool) -> None:
     if bits == 16 and palette:
         pytest.skip("a palette has 8 bits at most")
     ids = np.random.default_rng(1).integers(0, 2**bits, (7, 13))
@@ -42,7 +42,7 @@ def test_ids_are_what_is_stored_whatever_the_bits(bits: int, palette: bool) -> N
     assert read_header(png(ids, bits, palette)[:26]).size == (7, 13)
 
 
-def test_what_pillow_writes() -> None:
+def test_masks_written_by_pillow() -> None:
     ids = np.random.default_rng(1).integers(0, 6, (9, 8), dtype=np.uint8)
     indexed = Image.fromarray(ids)
     indexed.putpalette(list(range(30, 48)))

@@ -1,14 +1,15 @@
-"""Folders of pictures and masks: how they may lie, and what is read from them."""
+"""Layouts of folders with images and masks, and their problems."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from images import encoded, smooth
 from masked_folders import CLASSES, folder, ids_of, write
-from pictures import encoded, smooth
 from vitreous.data.masks.folders import open_masked
 from vitreous.data.sources.base import Source
 
@@ -17,10 +18,10 @@ def names(source: Source) -> list[str]:
     return [source.name(i) for i in range(len(source))]
 
 
-def test_pictures_beside_masks(tmp_path: Path) -> None:
+def test_images_beside_masks(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path / "set", 10)), val_fraction=0.3, seed=1)
     assert (len(data.train), len(data.val), data.test) == (7, 3, None)
-    assert data.note == "train 7, val 3; val is 30% of the pictures, chosen by seed 1"
+    assert data.note == "train 7, val 3; val is 30% of the images, drawn by seed 1"
     assert data.mask_classes == data.val.mask_classes == ("sky", "sea", "border")
     assert data.classes == ("picture",)
     for source in (data.train, data.val):
@@ -40,7 +41,7 @@ def test_ignored_classes_become_255(tmp_path: Path) -> None:
     assert np.array_equal(data.train.mask(0), np.select([stored == 1, stored == 3], [0, 1], 255))
 
 
-def test_parts_in_folders(tmp_path: Path) -> None:
+def test_splits_in_folders(tmp_path: Path) -> None:
     for part, count in (("train/", 4), ("validation/", 2), ("test/", 3)):
         folder(tmp_path, count, part)
     data = open_masked(str(tmp_path))
@@ -49,26 +50,26 @@ def test_parts_in_folders(tmp_path: Path) -> None:
     assert names(data.val) == ["images/validation/a/0.jpg", "images/validation/b/1.jpg"]
 
 
-def test_a_test_part_may_lack_masks_and_then_is_left_out(tmp_path: Path) -> None:
+def test_test_split_without_masks_is_ignored(tmp_path: Path) -> None:
     for part, count in (("train/", 4), ("val/", 2), ("test/", 3)):
         folder(tmp_path, count, part)
     shutil.rmtree(tmp_path / "masks/test")
     (tmp_path / "images/notes").mkdir()
     data = open_masked(str(tmp_path))
     assert data.test is None
-    assert "images/test has no masks and is left out" in data.note
-    assert "'images/notes' left out" in data.note
+    assert "images/test has no masks and is ignored" in data.note
+    assert "'images/notes' ignored" in data.note
 
 
-@pytest.mark.parametrize(("pictures", "masks"), [("image", "labels"), ("JPEGImages", "annotations"), ("img", "Mask")])
-def test_other_words_for_the_two_folders(pictures: str, masks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("images", "masks"), [("image", "labels"), ("JPEGImages", "annotations"), ("img", "Mask")])
+def test_other_words_for_the_two_folders(images: str, masks: str, tmp_path: Path) -> None:
     for i, part in enumerate(("training", "training", "val")):
-        write(tmp_path, f"{part}/{i}", i, pictures, masks)
+        write(tmp_path, f"{part}/{i}", i, images, masks)
     data = open_masked(str(tmp_path))
     assert (len(data.train), len(data.val)) == (2, 1)
 
 
-def test_of_two_folders_that_mean_masks_the_one_with_pictures_is_taken(tmp_path: Path) -> None:
+def test_of_two_mask_folders_the_one_with_images_is_used(tmp_path: Path) -> None:
     for i in range(4):
         write(tmp_path, str(i), i, "JPEGImages", "SegmentationClass")
     (tmp_path / "Annotations").mkdir()
@@ -79,8 +80,8 @@ def test_of_two_folders_that_mean_masks_the_one_with_pictures_is_taken(tmp_path:
         open_masked(str(tmp_path))
 
 
-def test_pascal_voc_is_taken_as_it_is(tmp_path: Path) -> None:
-    """Most of its pictures have boxes only; which have masks, and in which part they are, is in its lists."""
+def test_pascal_voc_layout(tmp_path: Path) -> None:
+    """Most of its images have only boxes; its lists name those with masks, and their split."""
     for i in range(5):
         write(tmp_path, f"2007_{i}", i, "JPEGImages", "SegmentationClass")
     for name in ("boxes", "more"):
@@ -91,22 +92,22 @@ def test_pascal_voc_is_taken_as_it_is(tmp_path: Path) -> None:
     data = open_masked(str(tmp_path))
     assert sorted(data.train.name(i) for i in range(2)) == ["JPEGImages/2007_0.jpg", "JPEGImages/2007_3.jpg"]
     assert [data.val.name(i) for i in range(len(data.val))] == ["JPEGImages/2007_1.jpg"]
-    assert "parts by ImageSets/Segmentation, 4 pictures left out" in data.note
+    assert "splits by ImageSets/Segmentation, 4 images ignored" in data.note
     (tmp_path / "ImageSets/Segmentation/test.txt").write_text("more\n2007_4\n")  # of which one has a mask
     assert open_masked(str(tmp_path)).test.name(0) == "JPEGImages/2007_4.jpg"  # type: ignore[union-attr]
     (tmp_path / "ImageSets/Segmentation/val.txt").write_text("boxes")
-    with pytest.raises(ValueError, match=r"1 of 4 pictures has no mask: 'JPEGImages/boxes\.jpg'"):
+    with pytest.raises(ValueError, match=r"1 of 4 images has no mask: 'JPEGImages/boxes\.jpg'"):
         open_masked(str(tmp_path))
 
 
-def test_parts_with_a_year(tmp_path: Path) -> None:
+def test_splits_with_a_year(tmp_path: Path) -> None:
     for i, part in enumerate(("train2017", "val2017", "val2017", "val2017")):
         write(tmp_path, f"{part}/{i}", i)
     data = open_masked(str(tmp_path))
     assert (len(data.train), len(data.val)) == (1, 3)
 
 
-def test_a_class_that_train_lacks_is_said(tmp_path: Path) -> None:
+def test_class_that_train_lacks_is_noted(tmp_path: Path) -> None:
     for i, part in enumerate(("train", "train", "val")):
         write(tmp_path, f"{part}/{i}", i)
     (tmp_path / "classes.txt").write_text("0 sky\n1 sea\n3 border\n5 ship\n")
@@ -114,11 +115,11 @@ def test_a_class_that_train_lacks_is_said(tmp_path: Path) -> None:
     ids = ids_of(2)
     ids[1] = 5
     (tmp_path / "masks/val/2.png").write_bytes(encoded(ids))
-    assert "no mask of train has 'ship', which cannot be learned then" in open_masked(str(tmp_path)).note
+    assert "no mask of train has 'ship', which cannot be learned" in open_masked(str(tmp_path)).note
     assert "no mask of train" not in open_masked(str(tmp_path), ignore=("ship",)).note
 
 
-def test_parts_above_the_two_folders(tmp_path: Path) -> None:
+def test_splits_above_the_two_folders(tmp_path: Path) -> None:
     for i, part in enumerate(("train", "train", "valid")):
         write(tmp_path, str(i), i, f"{part}/images", f"{part}/masks")
     data = open_masked("set", root=_renamed(tmp_path))
@@ -131,13 +132,13 @@ def _renamed(folder: Path) -> Path:
     return folder / "root"
 
 
-def test_without_a_list_ids_are_classes_and_that_is_said(tmp_path: Path) -> None:
+def test_ids_are_classes_without_a_list_with_a_note(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=None)), ignore=("3",))
     assert data.mask_classes == ("0", "1")
     assert "there is no classes.txt: the classes are the ids found, '0', '1', '3'; '3' ignored" in data.note
 
 
-def test_a_class_that_no_mask_has_is_said(tmp_path: Path) -> None:
+def test_class_without_pixels_is_noted(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=CLASSES + "9 sun\n")))
     assert data.mask_classes == ("sky", "sea", "border", "sun")
     assert "no mask has 'sun'" in data.note
@@ -173,3 +174,227 @@ def test_shapes_have_masks() -> None:
     assert "'background', 'square' ignored" in bare.note
     assert [sorted(set(bare.train.mask(i).ravel().tolist())) for i in range(3)] == [[0, 255], [255], [1, 255]]
     assert np.array_equal(bare.train.mask(0) == 0, data.train.mask(0) == 1)
+
+
+def put(name: str, pixels: np.ndarray | Image.Image) -> Callable[[Path], None]:
+    return lambda root: (root / name).write_bytes(encoded(pixels)) and None
+
+
+def several(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
+    return lambda root: [change(root) for change in changes] and None
+
+
+def remove(*paths: str) -> Callable[[Path], None]:
+    return lambda root: [(root / path).unlink() for path in paths] and None
+
+
+def stray(value: int) -> np.ndarray:
+    ids = ids_of(0)
+    ids[3, 3] = value
+    return ids
+
+
+BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "unknown ids": (
+        several(put("masks/a/0.png", stray(7)), put("masks/b/1.png", stray(2)), put("masks/a/2.png", stray(7))),
+        [
+            "3 masks have ids that classes.txt does not list: 7 (in 2 masks), 2 (in 1 mask); "
+            "see 'masks/a/0.png', 'masks/a/2.png', 'masks/b/1.png'"
+        ],
+    ),
+    "other sizes": (
+        several(put("masks/a/0.png", ids_of(0, 16, 12)), put("masks/a/2.png", ids_of(0, 6, 8))),
+        [
+            "2 masks of another size than the image: 'masks/a/0.png' (the mask is 16 x 12, the image 12 x 16); "
+            "'masks/a/2.png' (the mask is 6 x 8, the image 12 x 16)"
+        ],
+    ),
+    "missing masks": (
+        remove("masks/a/0.png", "masks/b/3.png"),
+        [
+            "2 of 6 images have no mask: 'images/a/0.jpg', 'images/b/3.jpg'; "
+            "expected 'masks/a/0.png' for 'images/a/0.jpg'"
+        ],
+    ),
+    "masks alone": (remove("images/a/4.jpg"), ["1 mask without an image: 'masks/a/4.png'"]),
+    "unreadable masks": (
+        several(
+            lambda root: (root / "masks/a/0.png").write_bytes(b"") and None,
+            lambda root: (root / "masks/b/1.png").write_bytes(b"<html>") and None,
+            lambda root: (root / "masks/b/3.png").write_bytes(encoded(ids_of(3))[:80]) and None,
+        ),
+        [
+            "3 masks cannot be read: 'masks/a/0.png' (the file is empty); 'masks/b/1.png' (not a PNG file); "
+            "'masks/b/3.png' (cannot be decoded: "
+        ],
+    ),
+    "colours": (
+        put("masks/a/0.png", Image.new("RGB", (16, 12), (128, 64, 0))),
+        [
+            "1 mask has colours, as (128, 64, 0), but a mask holds class ids, as grey levels or as indices into "
+            "a palette: 'masks/a/0.png'; give each colour a number, and save the numbers as grey PNG"
+        ],
+    ),
+    "unlabelled": (
+        several(remove("classes.txt"), lambda root: (root / "classes.txt").write_text("1 sea\n3 border\n") and None),
+        [
+            "6 masks have ids that classes.txt does not list: 0 (in 6 masks); see 'masks/a/0.png', 'masks/a/2.png', "
+            "'masks/a/4.png' and 3 more; "
+            'if 0 means unlabelled, list it as "0 unlabelled" and add --ignore unlabelled'
+        ],
+    ),
+    "JPEG masks": (
+        lambda root: (root / "masks/a/0.png").rename(root / "masks/a/0.jpg") and None,
+        ["1 of 6 images has no mask", "1 mask not in PNG, which keeps ids as they are: 'masks/a/0.jpg'"],
+    ),
+    "broken images": (
+        lambda root: (root / "images/a/0.jpg").write_bytes(b"<html>") and None,
+        ["1 image cannot be read: 'images/a/0.jpg' (not an image in a supported format)"],
+    ),
+    "all of it": (
+        several(
+            remove("masks/a/2.png", "images/a/4.jpg"),
+            put("masks/a/0.png", stray(8)),
+            put("masks/b/1.png", smooth(12, 16)),
+            put("masks/b/3.png", ids_of(3, 12, 15)),
+            lambda root: (root / "masks/b/5.png").write_bytes(b"") and None,
+        ),
+        [
+            "1 of 5 images has no mask",
+            "1 mask without an image",
+            "1 mask cannot be read",
+            "1 mask has colours",
+            "1 mask of another size",
+            "1 mask has ids",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_every_kind_of_problem_is_one_line_with_names_and_counts(name: str, tmp_path: Path) -> None:
+    spoil, expected = BAD[name]
+    spoil(folder(tmp_path / "set"))
+    with pytest.raises(ValueError, match="set: ") as caught:
+        open_masked(str(tmp_path / "set"))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(expected)
+    for line, start in zip(lines, expected, strict=True):
+        assert line.startswith(f"set: {start}")
+
+
+def test_long_lists_are_cut_but_counted(tmp_path: Path) -> None:
+    folder(tmp_path / "set", 40)
+    for i in range(0, 40, 2):
+        (tmp_path / f"set/masks/a/{i}.png").write_bytes(encoded(stray(100 + i)))
+        (tmp_path / f"set/masks/b/{i + 1}.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="set: ") as caught:
+        open_masked(str(tmp_path / "set"))
+    unreadable, unknown = str(caught.value).splitlines()
+    assert unreadable.startswith("set: 20 masks cannot be read")
+    assert unreadable.endswith("and 17 more")
+    assert "20 masks have ids" in unknown
+    assert "and 15 more; see " in unknown
+    assert len(unknown) < 300
+
+
+def test_two_colours_of_black_and_white_are_explained(tmp_path: Path) -> None:
+    """The most common mistake: 0 and 255, of which 255 means ignored."""
+    for i in range(4):
+        write(tmp_path, str(i), i)
+        (tmp_path / f"masks/{i}.png").write_bytes(encoded(np.where(ids_of(i) == 1, 255, 0).astype(np.uint8)))
+    with pytest.raises(ValueError, match=r"only '0' is left.*id 255 means ignored, unless classes.txt lists it"):
+        open_masked(str(tmp_path))
+    (tmp_path / "classes.txt").write_text("background\nship\n")
+    with pytest.raises(
+        ValueError, match=r'only 0 and 255, which means ignored unless classes.txt lists it: "255 ship"'
+    ):
+        open_masked(str(tmp_path))
+    (tmp_path / "classes.txt").write_text("0 background\n255 ship\n")
+    assert open_masked(str(tmp_path)).mask_classes == ("background", "ship")
+
+
+@pytest.mark.parametrize("each", [list(range(101)), None], ids=["in one mask", "in all"])
+def test_smoothed_masks_are_detected_by_their_many_ids(each: list[int] | None, tmp_path: Path) -> None:
+    for i in range(4):
+        write(tmp_path, str(i), i)
+        ids = np.resize(np.array(each or range(60 * i, 60 * i + 60), np.uint8), (12, 16))
+        (tmp_path / f"masks/{i}.png").write_bytes(encoded(ids))
+    found = "101" if each else "240"
+    with pytest.raises(ValueError, match=f"have {found} different ids.*smoothed, or saved as JPEG.*classes.txt"):
+        open_masked(str(tmp_path))
+    (tmp_path / "classes.txt").write_text("".join(f"{i} c{i}\n" for i in range(250)))
+    assert len(open_masked(str(tmp_path)).mask_classes) == 250
+
+
+def test_as_many_ids_as_data_sets_have_classes_are_none_too_many(tmp_path: Path) -> None:
+    for i in range(4):
+        write(tmp_path, str(i), i)
+        (tmp_path / f"masks/{i}.png").write_bytes(
+            encoded(np.resize(np.arange(46 * i, 46 * i + 46, dtype=np.uint8), (12, 16)))
+        )
+    assert len(open_masked(str(tmp_path)).mask_classes) == 184
+
+
+@pytest.mark.parametrize("ending", ["jpg", "npy"])
+def test_test_split_with_masks_in_another_format_is_a_problem(ending: str, tmp_path: Path) -> None:
+    for part in ("train", "val", "test"):
+        write(tmp_path, f"{part}/0", 0)
+    (tmp_path / "masks/test/0.png").rename(tmp_path / f"masks/test/0.{ending}")
+    with pytest.raises(ValueError, match=r"1 of 3 images has no mask: 'images/test/0.jpg'") as caught:
+        open_masked(str(tmp_path))
+    assert ("1 mask not in PNG, which keeps ids as they are: 'masks/test/0.jpg'" in str(caught.value)) == (
+        ending == "jpg"
+    )
+    (tmp_path / f"masks/test/0.{ending}").rename(tmp_path / "masks/test/.hidden")
+    assert "images/test has no masks and is ignored" in open_masked(str(tmp_path)).note
+
+
+def test_an_image_turned_by_exif_is_as_large_as_it_is_upright(tmp_path: Path) -> None:
+    folder(tmp_path, 4)
+    tag = Image.Exif()
+    tag[0x0112] = 6
+    (tmp_path / "images/a/0.jpg").write_bytes(encoded(smooth(16, 12), "JPEG", exif=tag))
+    assert len(open_masked(str(tmp_path)).train) == 3
+    # A long header before the size, as cameras write it with previews and colour profiles.
+    (tmp_path / "images/a/0.jpg").write_bytes(encoded(smooth(16, 12), "JPEG", exif=tag, icc_profile=bytes(200_000)))
+    assert len(open_masked(str(tmp_path)).train) == 3
+    (tmp_path / "images/a/0.jpg").write_bytes(encoded(smooth(12, 16), "JPEG", exif=tag))
+    with pytest.raises(ValueError, match="the mask is 12 x 16, the image 16 x 12"):
+        open_masked(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ([], "has no folders: expected DIR/masks beside DIR/images"),
+        (["cats", "dogs"], "has 'cats', 'dogs', but no images beside masks: expected DIR/masks beside"),
+        (["images", "masks"], "has no images in 'images'"),
+        (["images", "img", "masks"], "has 'images', 'img', which mean the same: keep one"),
+        (["images/train", "images/training", "masks"], "'train', 'training', which mean the same split"),
+    ],
+    ids=str,
+)
+def test_other_folders_are_explained(make: list[str], message: str, tmp_path: Path) -> None:
+    for name in make:
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(ValueError, match=message):
+        open_masked(str(tmp_path))
+
+
+def test_other_names_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="digits has labels for its images, but no masks"):
+        open_masked("digits")
+    with pytest.raises(ValueError, match="there is no folder 'nowhere'"):
+        open_masked("nowhere", root=tmp_path)
+    with pytest.raises(ValueError, match="ignore is 'sun', but must be one of the classes 'sky'"):
+        open_masked(str(folder(tmp_path)), ignore=("sun",))
+    (tmp_path / "masks/a/0.png").unlink()  # a wrong name is said before any mask is read
+    with pytest.raises(ValueError, match="ignore is 'sun'"):
+        open_masked(str(tmp_path), ignore=("sun",))
+
+
+def test_a_val_split_alone_is_not_enough(tmp_path: Path) -> None:
+    folder(tmp_path, 3, "val/")
+    with pytest.raises(ValueError, match="has val, but no train"):
+        open_masked(str(tmp_path))

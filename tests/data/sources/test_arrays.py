@@ -9,7 +9,7 @@ from vitreous.data.sources.base import ArraySource
 RANDOM = np.random.default_rng(0)
 
 
-def images(count: int, *shape: int) -> np.ndarray:
+def noise(count: int, *shape: int) -> np.ndarray:
     return RANDOM.integers(0, 256, (count, *shape), np.uint8)
 
 
@@ -18,7 +18,12 @@ def images(count: int, *shape: int) -> np.ndarray:
 )
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 1), (6, 5, 3)])
 def test_train_and_test(tmp_path: Path, keys: tuple[str, ...], shape: tuple[int, ...]) -> None:
-    x, y, x_test, y_test = images(20, *shape), np.arange(20) % 12, images(12, *shape), np.arange(12)[:, None]
+    x, y, x_test, y_test = (
+        noise(20, *shape),
+        np.arange(20) % 12,
+        noise(12, *shape),
+        np.arange(12)[:, None],
+    )
     np.savez(tmp_path / "a.npz", **dict(zip(keys, (x, y, x_test, y_test), strict=True)))
     data = open_data(str(tmp_path / "a.npz"))
     assert isinstance(data.train, ArraySource)
@@ -29,22 +34,22 @@ def test_train_and_test(tmp_path: Path, keys: tuple[str, ...], shape: tuple[int,
     assert np.array_equal(data.train.labels, y)
     assert np.array_equal(data.val.labels, np.arange(12))
     assert data.test is None
-    assert "test part is used as val" in data.note
+    assert "test split is used as val" in data.note
     assert data.val.name(3) == "a/test[3]"
 
 
-def test_three_parts(tmp_path: Path) -> None:
-    parts = {f"x_{part}": images(4, 2, 2) for part in ("train", "val", "test")}
+def test_three_splits(tmp_path: Path) -> None:
+    parts = {f"x_{part}": noise(4, 2, 2) for part in ("train", "val", "test")}
     labels = {f"y_{part}": np.array([0, 1, 0, 1]) for part in ("train", "val", "test")}
     np.savez_compressed(tmp_path / "a.npz", **parts, **labels)
     data = open_data(str(tmp_path / "a.npz"))
     assert data.test is not None
-    assert np.array_equal(data.test.picture(1), parts["x_test"][1][..., None])
+    assert np.array_equal(data.test.image(1), parts["x_test"][1][..., None])
 
 
 @pytest.mark.parametrize("keys", [("images", "labels"), ("X", "Y"), ("data", "target"), ("x_train", "y_train")])
-def test_one_part_is_split(tmp_path: Path, keys: tuple[str, str]) -> None:
-    x = images(20, 4, 4)
+def test_one_split_is_split(tmp_path: Path, keys: tuple[str, str]) -> None:
+    x = noise(20, 4, 4)
     np.savez(tmp_path / "a.npz", **{keys[0]: x, keys[1]: np.array(["b", "a"] * 10), "mean": np.zeros(3)})
     data = open_data(str(tmp_path / "a.npz"))
     assert data.classes == ("a", "b")
@@ -52,12 +57,12 @@ def test_one_part_is_split(tmp_path: Path, keys: tuple[str, str]) -> None:
     for source in (data.train, data.val):
         for i in range(len(source)):
             original = int(source.name(i).split("[")[1].rstrip("]"))
-            assert np.array_equal(source.picture(i), x[original][..., None])
+            assert np.array_equal(source.image(i), x[original][..., None])
             assert source.labels[i] == 1 - original % 2
 
 
 def test_class_names_in_the_file(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=images(6, 2, 2), y=np.array([1, 0] * 3), classes=np.array(["zebra", "ant"]))
+    np.savez(tmp_path / "a.npz", x=noise(6, 2, 2), y=np.array([1, 0] * 3), classes=np.array(["zebra", "ant"]))
     data = open_data(str(tmp_path / "a.npz"))
     assert data.classes == ("zebra", "ant")
     assert sorted(data.train.labels.tolist()) == [0, 0, 1, 1]
@@ -66,24 +71,33 @@ def test_class_names_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x_train": images(4, 2, 2)}, "has the arrays 'x_train', but needs x_train and y_train"),
+        ({"x_train": noise(4, 2, 2)}, "has the arrays 'x_train', but needs x_train and y_train"),
         ({"a": np.zeros(3)}, "has the arrays 'a'"),
         (
-            {"x": images(4, 2, 2).astype(np.float32), "y": np.zeros(4, int)},
+            {"x": noise(4, 2, 2).astype(np.float32), "y": np.zeros(4, int)},
             r"float32 \[4, 2, 2, 1\], but must be uint8",
         ),
-        ({"x": images(4, 3, 8, 8), "y": np.zeros(4, int)}, r"uint8 \[4, 3, 8, 8\], but must be uint8 \[n, h, w\]"),
-        ({"x": images(4, 2, 2), "y": np.zeros(3, int)}, r"labels are int64 \[3\], but must be numbers or text \[4\]"),
-        ({"x": images(4, 2, 2), "y": np.zeros((4, 3), int)}, r"labels are int64 \[4, 3\]"),
-        ({"x": images(4, 2, 2), "y": np.zeros(4, int)}, "'0' as its only class"),
-        ({"x": images(0, 2, 2), "y": np.zeros(0, int)}, "is empty"),
-        ({"x": images(2, 2, 2), "images": images(2, 2, 2), "y": np.array([0, 1])}, "two arrays of all like 'images'"),
         (
-            {"x": images(2, 2, 2), "y": np.array([0, 5]), "classes": np.array(["a", "b"])},
+            {"x": noise(4, 3, 8, 8), "y": np.zeros(4, int)},
+            r"uint8 \[4, 3, 8, 8\], but must be uint8 \[n, h, w\]",
+        ),
+        (
+            {"x": noise(4, 2, 2), "y": np.zeros(3, int)},
+            r"labels are int64 \[3\], but must be numbers or text \[4\]",
+        ),
+        ({"x": noise(4, 2, 2), "y": np.zeros((4, 3), int)}, r"labels are int64 \[4, 3\]"),
+        ({"x": noise(4, 2, 2), "y": np.zeros(4, int)}, "'0' as its only class"),
+        ({"x": noise(0, 2, 2), "y": np.zeros(0, int)}, "is empty"),
+        (
+            {"x": noise(2, 2, 2), "images": noise(2, 2, 2), "y": np.array([0, 1])},
+            "two arrays of all like 'images'",
+        ),
+        (
+            {"x": noise(2, 2, 2), "y": np.array([0, 5]), "classes": np.array(["a", "b"])},
             "'5', but there are 2 class names",
         ),
         (
-            {"x": images(2, 2, 2), "y": np.array([{}, 1], dtype=object)},
+            {"x": noise(2, 2, 2), "y": np.array([{}, 1], dtype=object)},
             "cannot be read as arrays: Object arrays cannot",
         ),
     ],

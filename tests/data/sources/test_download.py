@@ -14,7 +14,7 @@ MD5, SHA256 = hashlib.md5(BODY).hexdigest(), hashlib.sha256(BODY).hexdigest()
 
 
 @pytest.mark.parametrize("checksum", [MD5, SHA256, None])
-def test_a_file_arrives_whole_and_is_not_fetched_again(web, tmp_path, checksum) -> None:  # type: ignore[no-untyped-def]
+def test_file_is_downloaded_whole_and_only_once(web, tmp_path, checksum) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     target = tmp_path / "below" / "a.bin"
     assert fetch(f"{web.url}/a.bin", target, checksum) == target
@@ -23,14 +23,14 @@ def test_a_file_arrives_whole_and_is_not_fetched_again(web, tmp_path, checksum) 
     assert len(web.asked) == 1
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_broken_connection_is_resumed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.breaks = BODY, 3
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", SHA256).read_bytes() == BODY
     starts = [int(wanted.removeprefix("bytes=").rstrip("-")) for _, wanted in web.asked[1:]]
     assert starts == [1_500_000, 2_250_000, 2_625_000]
 
 
-def test_a_process_that_died_is_continued(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_download_of_a_killed_process_is_resumed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     (tmp_path / "a.bin.part").write_bytes(BODY[:1000])
     (tmp_path / "a.bin.part.tag").write_text(web.tag)
@@ -39,7 +39,7 @@ def test_a_process_that_died_is_continued(web, tmp_path) -> None:  # type: ignor
     assert {path.name for path in tmp_path.iterdir()} == {"a.bin", "a.bin.lock"}
 
 
-def test_a_file_that_changed_meanwhile_is_fetched_anew(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_changed_file_is_downloaded_again(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.tag = BODY, '"2"'
     (tmp_path / "a.bin.part").write_bytes(b"old" * 1000)
     (tmp_path / "a.bin.part.tag").write_text('"1"')
@@ -47,23 +47,23 @@ def test_a_file_that_changed_meanwhile_is_fetched_anew(web, tmp_path) -> None:  
 
 
 @pytest.mark.parametrize("have", [len(BODY), len(BODY) + 5])
-def test_a_part_that_is_as_long_as_the_file(web, tmp_path, have: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_split_that_is_as_long_as_the_file(web, tmp_path, have: int) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     (tmp_path / "a.bin.part").write_bytes((BODY + b".....")[:have])
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5).read_bytes() == BODY
 
 
-def test_a_server_that_cannot_resume(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_server_without_ranges(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.breaks, web.ranges = BODY, 1, False
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5).read_bytes() == BODY
 
 
-def test_a_server_that_does_not_say_the_length(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_server_without_content_length(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.length = BODY, False
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin").read_bytes() == BODY
 
 
-def test_a_wrong_checksum_is_refused_and_the_file_removed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_checksum_raises_and_removes_the_file(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY + b"!"
     with pytest.raises(ValueError, match=f"a.bin has the checksum [0-9a-f]{{32}}, but should have {MD5}"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5)
@@ -73,30 +73,30 @@ def test_a_wrong_checksum_is_refused_and_the_file_removed(web, tmp_path) -> None
 
 
 @pytest.mark.parametrize("length", [True, False], ids=["declared", "undeclared"])
-def test_a_file_that_is_too_long_is_refused(web, tmp_path, length: bool) -> None:  # type: ignore[no-untyped-def]
+def test_too_long_file_is_rejected(web, tmp_path, length: bool) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.length = BODY, length
-    with pytest.raises(OSError, match=r"127.*a\.bin (has 3,000,000|is longer than the 1,000) bytes"):
+    with pytest.raises(OSError, match=r"127.*a\.bin (has 3,000,000|is longer than the limit of 1,000) bytes"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin", max_bytes=1000)
     assert not (tmp_path / "a.bin").exists()
 
 
-def test_a_slow_server_is_given_up(web, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_slow_server_is_abandoned(web, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("vitreous.common.network.WINDOW_SECONDS", 0.5)
     web.files["/a.bin"], web.seconds_per_byte = BODY, 0.05
     with pytest.raises(OSError, match=r"127.*a\.bin is too slow"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
 
 
-def test_a_connection_that_falls_silent_is_resumed(web, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_stalled_connection_is_resumed(web, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("vitreous.data.sources.download.TIMEOUT", 0.3)
     web.files["/a.bin"], web.silences = BODY, 1
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", SHA256).read_bytes() == BODY
     assert len(web.asked) == 2
 
 
-def test_a_server_that_begins_anew_for_ever_is_given_up(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_endless_restarts_are_abandoned(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.ranges, web.breaks = BODY, False, 100
-    with pytest.raises(OSError, match=r"127.*a\.bin: it began anew \d times"):
+    with pytest.raises(OSError, match=r"127.*a\.bin: it restarted \d times"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
     assert len(web.asked) < 10
 
@@ -122,7 +122,7 @@ def test_two_processes_fetch_a_file_once(web, tmp_path) -> None:  # type: ignore
     assert len(web.asked) == 1
 
 
-def test_the_cache_is_where_it_is_told_to_be(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_follows_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder("data", "x") == cache / "data" / "x"
     assert (cache / "data" / "x").is_dir()
     monkeypatch.delenv("VITREOUS_CACHE")

@@ -1,4 +1,4 @@
-"""No picture is decoded to open a folder, so most of these are not even pictures."""
+"""No image is decoded to open a folder, so most of these are not even images."""
 
 import contextlib
 from pathlib import Path
@@ -18,8 +18,8 @@ def fill(root: Path, *paths: str) -> Path:
 
 
 def contents(source) -> dict[str, str]:  # type: ignore[no-untyped-def]
-    """Class by name; and reading gives what lies in the file."""
-    assert all(source.picture(i).decode() == source.name(i) for i in range(len(source)))
+    """Class by name, after checking the content of every file."""
+    assert all(source.image(i).decode() == source.name(i) for i in range(len(source)))
     return {source.name(i): source.classes[source.labels[i]] for i in range(len(source))}
 
 
@@ -55,7 +55,7 @@ def test_only_train_is_split_too(tmp_path: Path) -> None:
 def test_nested_folders_hidden_files_and_other_files(tmp_path: Path) -> None:
     fill(tmp_path, "a/x/y/1.jpg", "a/x/2.jpg", "a/3.gif", "b/1.ppm", "b/z/2.jpeg")
     fill(tmp_path, "a/.4.jpg", "a/.hidden/5.jpg", "a/notes.txt", ".git/6.jpg", "b/jpg", "__MACOSX/a/._7.jpg")
-    parts = open_folder(tmp_path).parts
+    parts = open_folder(tmp_path).splits
     assert sorted(contents(parts["all"])) == ["a/3.gif", "a/x/2.jpg", "a/x/y/1.jpg", "b/1.ppm", "b/z/2.jpeg"]
 
 
@@ -68,18 +68,18 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     fill(tmp_path, "data/a/1.jpg", "data/b/2.jpg", "elsewhere/3.jpg")
     (tmp_path / "data/a/more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data/a/circle").symlink_to(tmp_path / "data")
-    source = open_folder(tmp_path / "data").parts["all"]
+    source = open_folder(tmp_path / "data").splits["all"]
     names = [source.name(i) for i in range(len(source))]
     assert [name for name in names if name.startswith("a/") and "circle" not in name] == ["a/1.jpg", "a/more/3.jpg"]
     assert len(names) < 10
 
 
-def test_pictures_beside_the_classes_are_noted(tmp_path: Path) -> None:
+def test_images_beside_the_classes_are_noted(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{name}/{i}.jpg" for name in "ab" for i in range(5)), "cover.jpg")
-    assert "1 picture outside the class folders left out" in open_data(str(tmp_path)).note
+    assert "1 image outside the class folders ignored" in open_data(str(tmp_path)).note
 
 
-def test_a_test_folder_without_labels_is_left_out(tmp_path: Path) -> None:
+def test_test_folder_without_labels_is_ignored(tmp_path: Path) -> None:
     fill(
         tmp_path,
         *(f"{part}/{name}/{i}.jpg" for part in ("train", "val") for name in "ab" for i in range(2)),
@@ -87,30 +87,31 @@ def test_a_test_folder_without_labels_is_left_out(tmp_path: Path) -> None:
     )
     data = open_data(str(tmp_path))
     assert data.test is None
-    assert "test has no class folders and is left out" in data.note
+    assert "test has no class folders and is ignored" in data.note
 
 
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ([], "has no pictures"),
-        (["a/1.txt", "b/2.txt"], "has folders, but no pictures in them"),
-        (["1.jpg", "2.jpg"], "has 2 pictures but no class folders: pictures belong into <class>/"),
+        ([], "is empty"),
+        (["notes.txt"], "has no images, only 'notes.txt'"),
+        (["a/1.txt", "b/2.txt"], "has folders, but no images in them"),
+        (["1.jpg", "2.jpg"], "has 2 images but no class folders: put images in <class>/"),
         (["labels.csv", "1.jpg"], r"has no class folders; is '.*labels.csv' the data set\?"),
-        (["a/1.jpg", "a/2.jpg"], "has 'a' as its only class, but at least 2"),
+        (["a/1.jpg", "a/2.jpg"], "has 'a' as its only class, but needs at least 2"),
         (["a/1.jpg", "a/2.jpg", "b/notes.txt"], "'b' is an empty class"),
         (
             ["train/a/1.jpg", "train/b/x", "val/a/2.jpg", "val/b/x"],
             "'train/b', 'val/b' are empty classes|'train/b' is an empty",
         ),
-        (["a/1.jpg", "a/2.jpg", "b/1.jpg"], "'b' has one picture only"),
+        (["a/1.jpg", "a/2.jpg", "b/1.jpg"], "'b' has only one image"),
         (
             ["train/a/1.jpg", "train/b/2.jpg", "val/a/1.jpg", "val/c/2.jpg"],
             "val has 'c', which train lacks; train has 'b'",
         ),
-        (["train/1.jpg", "val/2.jpg"], "has 1 picture but no class folders: pictures belong into train/<class>/"),
-        (["val/a/1.jpg", "test/a/2.jpg"], "but no folder train"),
-        (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "'val', 'valid', which mean the same part"),
+        (["train/1.jpg", "val/2.jpg"], "has 1 image and no class folders: put images in train/<class>/"),
+        (["val/a/1.jpg", "test/a/2.jpg"], "but no folder 'train'"),
+        (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "'val', 'valid', which mean the same split"),
     ],
 )
 def test_mistakes(tmp_path: Path, paths: list[str], message: str) -> None:
@@ -122,7 +123,7 @@ def test_mistakes(tmp_path: Path, paths: list[str], message: str) -> None:
     assert "pets" in str(caught.value)
 
 
-def test_a_folder_tells_all_its_problems(tmp_path: Path) -> None:
+def test_all_problems_of_a_folder_are_found(tmp_path: Path) -> None:
     fill(tmp_path, "train/a/1.jpg", "train/b/x", "val/c/1.jpg")
     found = open_folder(tmp_path)
     assert len(found.problems) == 1
@@ -143,27 +144,27 @@ def test_a_folder_tells_all_its_problems(tmp_path: Path) -> None:
     ],
     ids=["flat", "one class", "a class of one", "some loose", "masks beside them"],
 )
-def test_whoever_needs_no_labels_gets_all_pictures(tmp_path: Path, paths: list[str]) -> None:
+def test_unlabelled_data_has_all_images(tmp_path: Path, paths: list[str]) -> None:
     root = fill(tmp_path / "set", *paths)
     data = open_data(str(root), labelled=False)
     names = [source.name(i) for source in (data.train, data.val) for i in range(len(source))]
     assert sorted(names) == sorted(path for path in paths if not path.startswith("masks"))
     assert len(data.val) == 2
     with (
-        pytest.raises(ValueError, match=r"no class folders|only class|one picture only|it is for segmenters")
+        pytest.raises(ValueError, match=r"no class folders|only class|only one image|it is for segmenters")
         if ("loose.png" not in paths)
         else contextlib.nullcontext()
     ):
         open_data(str(root))
 
 
-def test_parts_without_labels(tmp_path: Path) -> None:
+def test_splits_without_labels(tmp_path: Path) -> None:
     root = fill(tmp_path / "set", "train/1.png", "train/deep/2.png", "val/3.png", "test/4.png")
     data = open_data(str(root), labelled=False)
     assert [contents(part) is not None and len(part) for part in (data.train, data.val, data.test)] == [2, 1, 1]
 
 
 def test_folders_called_images_and_masks_may_be_classes(tmp_path: Path) -> None:
-    """Of things called so: no picture has a mask of its own name."""
+    """No image has a mask with the same name."""
     root = fill(tmp_path / "set", *(f"image/a{i}.png" for i in range(5)), *(f"mask/b{i}.png" for i in range(5)))
     assert open_data(str(root)).classes == ("image", "mask")

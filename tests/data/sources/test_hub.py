@@ -1,4 +1,4 @@
-"""Against a small hub of our own, which answers the questions that huggingface_hub asks."""
+"""Data sets of a small local hub that answers the requests of huggingface_hub."""
 
 import io
 import json
@@ -14,7 +14,8 @@ from huggingface_hub import constants
 from hostile_hub import HostileHub, response, start, use
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import Source
-from vitreous.data.sources.hub import CONVERTED, choose
+from vitreous.data.sources.hub import CONVERTED
+from vitreous.data.sources.tables import choose_files
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
@@ -27,7 +28,7 @@ def parquet(start: int, count: int) -> bytes:
     features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
     table = pa.table(
         {
-            "image": [{"bytes": f"picture {i}".encode(), "path": f"{i}.jpg"} for i in numbers],
+            "image": [{"bytes": f"image {i}".encode(), "path": f"{i}.jpg"} for i in numbers],
             "label": [i % 2 for i in numbers],
         }
     ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
@@ -37,11 +38,11 @@ def parquet(start: int, count: int) -> bytes:
 
 
 def contents(source: Source) -> dict[bytes, str]:
-    return {bytes(source.picture(i)): source.classes[source.labels[i]] for i in range(len(source))}
+    return {bytes(source.image(i)): source.classes[source.labels[i]] for i in range(len(source))}
 
 
 class Hub:
-    """Data sets by name and revision, each a dictionary of files; and the pages that were asked for."""
+    """Data sets by name and revision, each a dictionary of files; and the requested pages."""
 
     def __init__(self) -> None:
         self.sets: dict[tuple[str, str], dict[str, bytes]] = {}
@@ -101,7 +102,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path, offline: bool = False) -> None:
-    """What HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE would do in a new process."""
+    """Apply HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE as a new process would."""
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -118,7 +119,7 @@ def test_from_the_repository_then_from_the_cache(hub: Hub, tmp_path: Path, monke
     }
     data = open_data("hf:ann/pets")
     assert data.classes == ("cat", "dog")
-    assert contents(data.train) == {f"picture {i}".encode(): ["cat", "dog"][i % 2] for i in range(12)}
+    assert contents(data.train) == {f"image {i}".encode(): ["cat", "dog"][i % 2] for i in range(12)}
     assert len(data.val) == 4
     assert data.train.name(7) == "train-00001-of-00002.parquet[1]"
     assert not any("README" in page for page in hub.asked)
@@ -146,9 +147,9 @@ def test_a_revision_and_a_configuration(hub: Hub) -> None:
     hub.sets["ann/pets", "v1"] = {"train.parquet": parquet(0, 20)}
     assert len(open_data("hf:ann/pets:y").train) == 4
     assert len(open_data("hf:ann/pets@v1").train) == 16
-    with pytest.raises(ValueError, match="has the configurations 'x', 'y': add one, as in hf:ann/pets:x"):
+    with pytest.raises(ValueError, match="has the configurations 'x', 'y': choose one, as in hf:ann/pets:x"):
         open_data("hf:ann/pets")
-    with pytest.raises(ValueError, match="there is no configuration 'z', but 'x', 'y'"):
+    with pytest.raises(ValueError, match="has no configuration 'z', but 'x', 'y'"):
         open_data("hf:ann/pets:z")
 
 
@@ -165,12 +166,12 @@ def test_mistakes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     use_hub(monkeypatch, address, tmp_path / "hf")
     with pytest.raises(
-        OSError, match=rf"hf:ann/text is not in the cache, and {address}/datasets/ann/text is out of reach"
+        OSError, match=rf"hf:ann/text is not in the cache, and {address}/datasets/ann/text is unreachable"
     ):
         open_data("hf:ann/text")
 
 
-def test_a_hostile_hub_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_hub_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = HostileHub(files={"train.parquet": parquet(0, 8)})
     stop = start(site)
     use(monkeypatch, site, tmp_path / "hf")
@@ -207,8 +208,10 @@ def test_a_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: p
 
 def test_files_of_a_configuration() -> None:
     files = ["plain_text/train-00000-of-00001.parquet", "plain_text/test-00000-of-00001.parquet"]
-    assert choose("x", files, None) == {"train": files[:1], "test": files[1:]}
-    assert choose("x", ["data/all.parquet"], None) == {"all": ["data/all.parquet"]}
+    assert choose_files("x", files, None) == {"train": files[:1], "test": files[1:]}
+    assert choose_files("x", ["data/all.parquet"], None) == {"all": ["data/all.parquet"]}
     extra = ["default/train/0000.parquet", "default/unsupervised/0000.parquet"]
-    assert choose("x", ["a/train.parquet", "default/train/0.parquet"], None) == {"train": ["default/train/0.parquet"]}
-    assert choose("x", extra, "default")["train"] == extra[:1]
+    assert choose_files("x", ["a/train.parquet", "default/train/0.parquet"], None) == {
+        "train": ["default/train/0.parquet"]
+    }
+    assert choose_files("x", extra, "default")["train"] == extra[:1]

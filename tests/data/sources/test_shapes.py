@@ -11,37 +11,37 @@ from vitreous.data.sources.shapes import CLASSES, NUMBERS, ShapesSource, _signed
 def test_sizes_and_counts() -> None:
     data = open_data("shapes")
     assert (len(data.train), len(data.val)) == (2000, 500)
-    assert data.train.picture(0).shape == (64, 64, 3)  # type: ignore[union-attr]
+    assert data.train.image(0).shape == (64, 64, 3)  # type: ignore[union-attr]
     data = open_data("shapes:size=96,count=40,val=12", seed=3)
     assert (len(data.train), len(data.val)) == (40, 12)
-    assert data.train.picture(0).shape == (96, 96, 3)  # type: ignore[union-attr]
+    assert data.train.image(0).shape == (96, 96, 3)  # type: ignore[union-attr]
     assert "96 pixels by seed 3" in data.note
     assert data.classes == CLASSES
 
 
-def test_a_picture_is_a_function_of_seed_part_and_index() -> None:
+def test_an_image_is_a_function_of_seed_split_and_index() -> None:
     few, many = ShapesSource(12, 32, 0, "train"), ShapesSource(5000, 32, 0, "train")
     other, val = ShapesSource(12, 32, 1, "train"), ShapesSource(12, 32, 0, "val")
     for i in range(12):
-        assert np.array_equal(few.picture(i), many.picture(i))
+        assert np.array_equal(few.image(i), many.image(i))
         assert np.array_equal(few.mask(i), many.mask(i))
-    pictures = {bytes(np.asarray(s.picture(i))) for s in (few, other, val) for i in range(12)}
-    assert len(pictures) == 36
+    images = {bytes(np.asarray(s.image(i))) for s in (few, other, val) for i in range(12)}
+    assert len(images) == 36
 
 
 @pytest.mark.parametrize("size", [32, 64, (48, 80)])
 def test_masks_show_the_shape_and_nothing_else(size) -> None:  # type: ignore[no-untyped-def]
     source = ShapesSource(24, size, 0, "train")
     for i in range(24):
-        mask, picture = source.mask(i), np.asarray(source.picture(i)).astype(float)
+        mask, image = source.mask(i), np.asarray(source.image(i)).astype(float)
         assert mask.dtype == np.uint8
-        assert mask.shape == picture.shape[:2] == source.size
+        assert mask.shape == image.shape[:2] == source.size
         assert set(np.unique(mask)) == {0, source.labels[i] + 1}
         inside = mask > 0
         assert 0.01 < inside.mean() < 0.55
         # All of the shape is one colour, give or take the noise and its soft edge; the background is another.
-        colour = np.median(picture[inside], axis=0)
-        near = np.abs(picture - colour).max(axis=-1) < 20
+        colour = np.median(image[inside], axis=0)
+        near = np.abs(image - colour).max(axis=-1) < 20
         assert near[inside].mean() > 0.5
         assert near[~inside].mean() < 0.3
 

@@ -1,5 +1,7 @@
 import csv
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,10 @@ import pyarrow.parquet as pq  # noqa: E402
 ROWS = [{"path": f"img/{i}.jpg", "label": ["dog", "cat"][i % 2]} for i in range(10)]
 
 
-def pictures(root: Path, count: int = 10) -> None:
+def random_images(root: Path, count: int = 10) -> None:
     (root / "img").mkdir(parents=True, exist_ok=True)
     for i in range(count):
-        (root / "img" / f"{i}.jpg").write_text(f"picture {i}")
+        (root / "img" / f"{i}.jpg").write_text(f"image {i}")
 
 
 def write(path: Path, rows: list[dict]) -> Path:  # type: ignore[type-arg]
@@ -33,7 +35,7 @@ def write(path: Path, rows: list[dict]) -> Path:  # type: ignore[type-arg]
 
 
 def contents(source: Source) -> dict[bytes, str]:
-    return {bytes(source.picture(i)): source.classes[source.labels[i]] for i in range(len(source))}
+    return {bytes(source.image(i)): source.classes[source.labels[i]] for i in range(len(source))}
 
 
 EVERY = pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"])
@@ -41,11 +43,11 @@ EVERY = pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".ndjson", 
 
 @EVERY
 def test_paths_and_labels(tmp_path: Path, suffix: str) -> None:
-    pictures(tmp_path)
+    random_images(tmp_path)
     data = open_data(str(write(tmp_path / f"t{suffix}", ROWS)))
     assert data.classes == ("cat", "dog")
     assert contents(data.train) | contents(data.val) == {
-        f"picture {i}".encode(): ["dog", "cat"][i % 2] for i in range(10)
+        f"image {i}".encode(): ["dog", "cat"][i % 2] for i in range(10)
     }
     assert (len(data.train), len(data.val)) == (8, 2)
     assert data.train.name(0) == "img/0.jpg"
@@ -53,26 +55,26 @@ def test_paths_and_labels(tmp_path: Path, suffix: str) -> None:
 
 @EVERY
 def test_a_split_column(tmp_path: Path, suffix: str) -> None:
-    pictures(tmp_path)
+    random_images(tmp_path)
     words = ["train"] * 6 + ["Validation"] * 2 + ["test"] * 2
     rows = [row | {"split": word} for row, word in zip(ROWS, words, strict=True)]
     data = open_data(str(write(tmp_path / f"t{suffix}", rows)))
     assert (len(data.train), len(data.val)) == (6, 2)
     assert data.test is not None
-    assert set(contents(data.test)) == {b"picture 8", b"picture 9"}
+    assert set(contents(data.test)) == {b"image 8", b"image 9"}
 
 
 @EVERY
 @pytest.mark.parametrize("label", [lambda i: i % 11, lambda i: str(i % 11)])
 def test_numbers_are_ordered_as_numbers(tmp_path: Path, suffix: str, label) -> None:  # type: ignore[no-untyped-def]
-    pictures(tmp_path, 22)
+    random_images(tmp_path, 22)
     rows = [{"File": f"img/{i}.jpg", "Target": label(i)} for i in range(22)]
     assert open_data(str(write(tmp_path / f"t{suffix}", rows))).classes == tuple(map(str, range(11)))
 
 
 @EVERY
 def test_a_root_for_the_paths(tmp_path: Path, suffix: str) -> None:
-    pictures(tmp_path / "far")
+    random_images(tmp_path / "far")
     (tmp_path / "near").mkdir()
     table = write(tmp_path / "near" / f"t{suffix}", ROWS)
     assert len(open_data(str(table), root=tmp_path / "far").train) == 8
@@ -82,7 +84,7 @@ def test_a_root_for_the_paths(tmp_path: Path, suffix: str) -> None:
 
 @EVERY
 def test_missing_files_are_counted_and_named(tmp_path: Path, suffix: str) -> None:
-    pictures(tmp_path)
+    random_images(tmp_path)
     (tmp_path / "img/3.jpg").unlink()
     rows = [*ROWS, {"path": "nowhere/x.jpg", "label": "cat"}]
     with pytest.raises(ValueError, match=r"2 of 11 files do not exist below .*'img/3.jpg' \(row 4\), 'nowhere/x.jpg'"):
@@ -91,18 +93,18 @@ def test_missing_files_are_counted_and_named(tmp_path: Path, suffix: str) -> Non
 
 @EVERY
 def test_unknown_columns_are_listed(tmp_path: Path, suffix: str) -> None:
-    pictures(tmp_path)
+    random_images(tmp_path)
     rows = [{"where": row["path"], "label": row["label"]} for row in ROWS]
-    with pytest.raises(ValueError, match=r"no picture column: call one of .*\('where', 'label'\) path, file, image"):
+    with pytest.raises(ValueError, match=r"no image column, but 'where', 'label': name one of them path, file, image"):
         open_data(str(write(tmp_path / f"t{suffix}", rows)))
     rows = [{"path": row["path"], "breed": row["label"]} for row in ROWS]
-    with pytest.raises(ValueError, match=r"no label column: call one of .*\('path', 'breed'\) label, class, target"):
+    with pytest.raises(ValueError, match=r"no label column, but 'path', 'breed': name one of them label, class"):
         open_data(str(write(tmp_path / f"t{suffix}", rows)))
 
 
 @EVERY
 def test_labels_that_only_val_has(tmp_path: Path, suffix: str) -> None:
-    pictures(tmp_path)
+    random_images(tmp_path)
     rows = [row | {"split": "train"} for row in ROWS] + [{"path": "img/1.jpg", "label": "owl", "split": "val"}]
     with pytest.raises(ValueError, match="val has 'owl', which train lacks"):
         open_data(str(write(tmp_path / f"t{suffix}", rows)))
@@ -110,7 +112,7 @@ def test_labels_that_only_val_has(tmp_path: Path, suffix: str) -> None:
 
 @EVERY
 def test_rows_without_a_label(tmp_path: Path, suffix: str) -> None:
-    pictures(tmp_path)
+    random_images(tmp_path)
     rows = [row | {"label": None} if i in (2, 5) else row for i, row in enumerate(ROWS)]
     with pytest.raises(ValueError, match="2 of 10 rows have no label, the first: 3, 6"):
         open_data(str(write(tmp_path / f"t{suffix}", rows)))
@@ -121,12 +123,12 @@ def test_rows_without_a_label(tmp_path: Path, suffix: str) -> None:
     ]
     data = open_data(str(write(tmp_path / f"t{suffix}", rows)))
     assert data.test is None
-    assert "the test part has no labels and is left out" in data.note
+    assert "the test split has no labels and is ignored" in data.note
 
 
 @EVERY
 def test_an_unknown_part(tmp_path: Path, suffix: str) -> None:
-    pictures(tmp_path)
+    random_images(tmp_path)
     rows = [row | {"split": "fold1"} for row in ROWS]
     with pytest.raises(ValueError, match="column 'split' holds 'fold1', but must hold train, val or test"):
         open_data(str(write(tmp_path / f"t{suffix}", rows)))
@@ -136,7 +138,7 @@ def test_an_unknown_part(tmp_path: Path, suffix: str) -> None:
     ("name", "text", "message"),
     [
         ("t.csv", "", "is empty"),
-        ("t.csv", "path,label\n", "no labelled pictures"),
+        ("t.csv", "path,label\n", "no labelled images"),
         ("t.csv", "path,label\na.jpg,cat,3\n", "row 1 has 3 cells, but the header has 2"),
         ("t.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": ', "line 2 is not JSON"),
         ("t.jsonl", "[1, 2]\n", "line 1 is .* but must be an object"),
@@ -152,7 +154,126 @@ def test_broken_tables(tmp_path: Path, name: str, text: str, message: str) -> No
 
 
 def test_semicolons_and_a_byte_order_mark(tmp_path: Path) -> None:
-    pictures(tmp_path)
+    random_images(tmp_path)
     lines = ["path;label", *(f"{row['path']};{row['label']}" for row in ROWS)]
     (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8-sig")
     assert open_data(str(tmp_path / "t.csv")).classes == ("cat", "dog")
+
+
+pa = pytest.importorskip("pyarrow")
+
+NAMES = ["zebra", "ant", "bee"]
+
+
+def table(  # type: ignore[no-untyped-def]
+    start: int,
+    count: int,
+    image: str = "image",
+    label: str = "label",
+    struct: bool = True,
+    names: list[str] | None = NAMES,
+):
+    """As the hub's library writes it: images as {bytes, path}, labels as indices, their names in the metadata."""
+    numbers = range(start, start + count)
+    cells = [os.urandom(50 + 13 * i % 97) if i % 7 else f"image {i}".encode() for i in numbers]
+    cells = [f"image {i} ".encode() + cell for i, cell in zip(numbers, cells, strict=True)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())]) if struct else pa.binary()
+    values = [{"bytes": cell, "path": None} for cell in cells] if struct else cells
+    made = pa.table({"id": list(numbers), image: pa.array(values, kind), label: [i % 3 for i in numbers]})
+    if names:
+        features = {label: {"names": names, "_type": "ClassLabel"}, image: {"_type": "Image"}}
+        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    return made, cells
+
+
+def test_a_folder_as_the_hub_converts_it(tmp_path: Path) -> None:
+    for part, count in (("train", 9), ("test", 6)):
+        (tmp_path / "default" / part).mkdir(parents=True)
+        pq.write_table(table(0, count)[0], tmp_path / "default" / part / "0000.parquet")
+    data = open_data(str(tmp_path))
+    assert (len(data.train), len(data.val)) == (9, 6)
+
+
+@pytest.mark.parametrize("struct", [True, False])
+@pytest.mark.parametrize(("image", "label"), [("image", "label"), ("img", "fine_label"), ("scan", "species")])
+def test_images_in_the_table(tmp_path: Path, struct: bool, image: str, label: str) -> None:
+    made, cells = table(0, 30, image, label, struct)
+    pq.write_table(made, tmp_path / "t.parquet", row_group_size=4)
+    data = open_data(str(tmp_path / "t.parquet"))
+    assert data.classes == tuple(NAMES)
+    assert contents(data.train) | contents(data.val) == {cell: NAMES[i % 3] for i, cell in enumerate(cells)}
+    assert data.train.name(0) == "t.parquet[0]"
+
+
+def test_it_is_unpacked_once_and_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
+    for count in (30, 60):
+        made, cells = table(0, count)
+        pq.write_table(made, tmp_path / "t.parquet")
+        open_data(str(tmp_path / "t.parquet"))
+        packed = {path: path.stat().st_mtime_ns for path in cache.rglob("*.bin")}
+        data = open_data(str(tmp_path / "t.parquet"))
+        assert contents(data.train) | contents(data.val) == {cell: NAMES[i % 3] for i, cell in enumerate(cells)}
+        assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.bin")} == packed
+    assert len(packed) == 2
+    assert not list(cache.rglob("*.part*"))
+
+
+def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    expected: dict[bytes, str] = {}
+    for n in range(2):
+        made, cells = table(30 * n, 30)
+        expected |= {cell: NAMES[(30 * n + i) % 3] for i, cell in enumerate(cells)}
+        pq.write_table(made, tmp_path / "data" / f"train-0000{n}-of-00002.parquet")
+    pq.write_table(table(60, 9)[0], tmp_path / "data" / "validation-00000-of-00001.parquet")
+    data = open_data(str(tmp_path))
+    assert contents(data.train) == expected
+    assert len(data.val) == 9
+    (tmp_path / "data" / "train-00001-of-00002.parquet").unlink()
+    with pytest.raises(ValueError, match="train has only 1 of 2 files"):
+        open_data(str(tmp_path))
+
+
+def test_labels_without_names(tmp_path: Path) -> None:
+    pq.write_table(table(0, 30, names=None)[0], tmp_path / "t.parquet")
+    assert open_data(str(tmp_path / "t.parquet")).classes == ("0", "1", "2")
+
+
+def test_hidden_labels_and_unused_classes(tmp_path: Path) -> None:
+    made, _ = table(0, 12, names=[*NAMES, "never"])
+    split = pa.array(["train"] * 6 + ["val"] * 3 + ["test"] * 3)
+    hidden = pa.array([i % 3 if i < 9 else -1 for i in range(12)])
+    made = made.set_column(2, "label", hidden).append_column("split", split)
+    pq.write_table(made, tmp_path / "t.parquet")
+    data = open_data(str(tmp_path / "t.parquet"))
+    assert data.test is None
+    assert data.classes == (*NAMES, "never")
+    assert "no labels and is ignored" in data.note
+    assert "1 of 4 classes have no images" in data.note
+
+
+def test_label_problems_are_raised_before_unpacking(tmp_path: Path, cache: Path) -> None:
+    made, _ = table(0, 12)
+    one = made.set_column(2, "label", pa.array([1] * 12))
+    pq.write_table(one, tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="'ant' as its only class"):
+        open_data(str(tmp_path / "t.parquet"))
+    beyond = made.set_column(2, "label", pa.array([7] * 12))
+    pq.write_table(beyond, tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="a label is '7', but there are 3 classes"):
+        open_data(str(tmp_path / "t.parquet"))
+    assert not list(cache.rglob("*.bin"))
+
+
+def test_a_row_without_an_image(tmp_path: Path) -> None:
+    made, cells = table(0, 12, struct=False)
+    pq.write_table(made.set_column(1, "image", pa.array([*cells[:-1], None], pa.binary())), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="row 12 of column 'image' holds no image"):
+        open_data(str(tmp_path / "t.parquet"))
+
+
+def test_without_pyarrow_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(table(0, 30)[0], tmp_path / "t.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ValueError, match=r"needs pyarrow: pip install .vitreous\[data\]"):
+        open_data(str(tmp_path / "t.parquet"))

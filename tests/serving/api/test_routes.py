@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from images import encoded, smooth
 from live_server import Live, in_thread
-from pictures import encoded, smooth
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
@@ -170,7 +170,7 @@ def test_explanations(live: Live, served: list[ServedModel], method: str) -> Non
     assert answer["picture"] == {"width": 90, "height": 60}
     assert answer["predictions"] == live.ask("POST", "/v1/explain?method=attention", picture()).json["predictions"]
     if method == "occlusion":
-        from vitreous.data.image.decode import fit
+        from vitreous.data.image import fit
         from vitreous.explanation.captured import capture
         from vitreous.explanation.occlusion import as_patches, occlusion
         from vitreous.model.inputs import normalise

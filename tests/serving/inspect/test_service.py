@@ -10,10 +10,10 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
+from images import encoded, smooth
 from inspected import inspect_client
 from live_server import HOST, in_thread
-from pictures import encoded, smooth
-from vitreous.data.image.decode import fit
+from vitreous.data.image import fit
 from vitreous.explanation.captured import capture
 from vitreous.explanation.faithfulness import random_faithfulness
 from vitreous.explanation.occlusion import as_patches, occlusion

@@ -6,7 +6,6 @@ import pytest
 import vitreous
 from inspected import SMALL, get, inspect_client, picture, send
 from live_server import Live
-from pictures import encoded
 from vitreous.common.checks import BadValue
 from vitreous.explanation.result import class_index
 from vitreous.model.build import build_vit

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from images import encoded
 from inspected import LABELS, NAMES, as_given, erase, get, name, picture
 from live_server import Live
-from pictures import encoded
 from planted import DECOY, KINDS, PLACE, SHOWN
 from vitreous.explanation.captured import capture
 from vitreous.explanation.faithfulness import faithfulness, random_faithfulness

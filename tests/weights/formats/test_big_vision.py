@@ -1,4 +1,4 @@
-"""big_vision's `.npz`, in all its forms: read by timm's own loader, and written from timm's models."""
+"""big_vision's `.npz` in all variants, compared with timm's models, which read the same files."""
 
 import dataclasses
 from pathlib import Path
@@ -81,7 +81,7 @@ def arrays_of(model: Any, root: str = "params/") -> Arrays:
 
 
 def stacked(arrays: Arrays) -> Arrays:
-    """As a scan keeps its layers: one array for all of them, with an axis for the depth in front."""
+    """Stack the arrays of all layers, as a scan stores them."""
     result = {}
     for name, array in arrays.items():
         if f"{BLOCKS}_0/" in name:
@@ -97,7 +97,7 @@ def stacked(arrays: Arrays) -> Arrays:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", ["apart", "stacked"])
-def test_reads(tmp_path: Path, case: str, form: str) -> None:
+def test_outputs_equal_timms(tmp_path: Path, case: str, form: str) -> None:
     theirs = timm_model(case)
     arrays = arrays_of(theirs)
     ours = vitreous.load(saved(tmp_path / "theirs.npz", stacked(arrays) if form == "stacked" else arrays))
@@ -106,7 +106,7 @@ def test_reads(tmp_path: Path, case: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_timm_reads_ours(tmp_path: Path, case: str) -> None:
+def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
     ours = noisy(build(config_of(case)))
     vitreous.save(ours, tmp_path / "ours.npz", format="big_vision")
     theirs = unknown(timm_model(case))
@@ -115,14 +115,14 @@ def test_timm_reads_ours(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_names_and_shapes_are_big_visions(tmp_path: Path, case: str) -> None:
+def test_written_names_and_shapes_are_big_visions(tmp_path: Path, case: str) -> None:
     expected = {name: array.shape for name, array in arrays_of(timm_model(case)).items()}
     vitreous.save(build(config_of(case)), tmp_path / "ours.npz", format="big_vision")
     with np.load(tmp_path / "ours.npz") as file:
         assert {name: file[name].shape for name in file.files} == expected
 
 
-def test_a_grid_that_is_not_square(tmp_path: Path) -> None:
+def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
     theirs = timm_model("MAP", img_size=OTHER)
     path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
     with pytest.raises(BadCheckpoint, match=r"15 positions.*give the size it was made for"):
@@ -130,8 +130,8 @@ def test_a_grid_that_is_not_square(tmp_path: Path) -> None:
     check_close(vitreous.load(path, overrides={"image_size": OTHER}), theirs, OTHER)
 
 
-def test_resamples_positions_as_big_vision_does(tmp_path: Path) -> None:
-    """By scipy's zoom, here to a grid that is not square; timm then computes with the result."""
+def test_positions_are_resampled_as_in_big_vision(tmp_path: Path) -> None:
+    """Resample with scipy's zoom to a rectangular grid, and compare with timm's outputs."""
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     arrays = arrays_of(timm_model("class token"))
     ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays), image_size=OTHER)
@@ -142,8 +142,8 @@ def test_resamples_positions_as_big_vision_does(tmp_path: Path) -> None:
     check_close(ours, theirs, OTHER)
 
 
-def test_positions_of_sines_and_cosines(tmp_path: Path) -> None:
-    """They are no part of the file. timm is given those of big_vision's formula as if they were learned."""
+def test_missing_positions_are_sines_and_cosines(tmp_path: Path) -> None:
+    """A file without positions: timm gets big_vision's sines and cosines as a learned table."""
     arrays = arrays_of(timm_model("average"))
     y, x = np.mgrid[:5, :3]
     omega = 1 / 10_000 ** (np.arange(12) / 11)
@@ -174,7 +174,7 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", ROUND_TRIPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_comes_back_identical(tmp_path: Path, case: str, dtype: torch.dtype) -> None:
+def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dtype) -> None:
     model = noisy(build(dataclasses.replace(AVERAGE, **ROUND_TRIPS[case]))).to(dtype)
     assert isinstance(model, ViT)
     vitreous.save(model, tmp_path / "model.npz", format="big_vision")
@@ -190,13 +190,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "stem": ({"stem": ResNetStem((1,), 32), "patch_size": (2, 2)}, "stem"),
     "norm after the mean": ({"pool": GlobalAverage("after")}, r"pool GlobalAverage.*after"),
     "MAP beside a token": ({"class_token": True, "pool": AttentionPool()}, r"pool AttentionPool\(\): with a class"),
-    "SwiGLU": ({"mlp": SwiGlu()}, "mlp SwiGlu"),
-    "qkv_bias": ({"qkv_bias": False}, "qkv_bias=False"),
+    "SwiGLU": ({"mlp": SwiGlu()}, "SwiGLU"),
+    "qkv_bias": ({"qkv_bias": False}, "no qkv_bias"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_says_what_it_cannot_hold(tmp_path: Path, case: str) -> None:
+def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> None:
     changes, part = REFUSED[case]
     with pytest.raises(CannotHold, match=f"big_vision cannot hold this model: {part}"):
         vitreous.save(build(dataclasses.replace(AVERAGE, **changes)), tmp_path / "m.npz", "big_vision", lossy=True)
@@ -204,7 +204,7 @@ def test_says_what_it_cannot_hold(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"mlp": Gelu("erf")}])
-def test_says_what_is_lost(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_other_numerics_require_lossy(tmp_path: Path, changes: dict[str, Any]) -> None:
     model = build(dataclasses.replace(AVERAGE, **changes))
     with pytest.raises(CannotHold, match=r"big_vision would compute otherwise"):
         vitreous.save(model, tmp_path / "model.npz", format="big_vision")
@@ -222,7 +222,7 @@ def model() -> ViT:
 
 @pytest.fixture
 def arrays(tmp_path: Path, model: ViT) -> Arrays:
-    """Without the root."""
+    """Arrays without a root."""
     vitreous.save(model, tmp_path / "model.npz", format="big_vision")
     with np.load(tmp_path / "model.npz") as file:
         return {name.removeprefix("params/"): array for name, array in file.items()}
@@ -230,14 +230,14 @@ def arrays(tmp_path: Path, model: ViT) -> Arrays:
 
 @pytest.mark.parametrize("root", ["", "opt/target/", "params/", "params/img/", "img/"])
 @pytest.mark.parametrize("form", ["apart", "stacked"])
-def test_under_any_root(tmp_path: Path, model: ViT, arrays: Arrays, root: str, form: str) -> None:
+def test_any_root_is_read(tmp_path: Path, model: ViT, arrays: Arrays, root: str, form: str) -> None:
     arrays = stacked(arrays) if form == "stacked" else arrays
     rooted = {f"{root}{name}": array for name, array in arrays.items()}
     check_identical(vitreous.load(saved(tmp_path / "theirs.npz", rooted)), model)
 
 
-def test_beside_a_text_model(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """SigLIP: two models, and the logits' temperature and bias."""
+def test_text_model_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+    """SigLIP has two models, and the temperature and bias of its logits."""
     text = {
         "txt/Encoder_0/encoder_norm/scale": np.zeros(4),
         "txt/head/bias": np.zeros(3),
@@ -252,7 +252,7 @@ def test_beside_a_text_model(tmp_path: Path, model: ViT, arrays: Arrays) -> None
         assert vars(loaded)["provenance"]["left_out"] == list(text)
 
 
-def test_beside_an_optimizers_state(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+def test_optimizer_state_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
     rest = {"opt/0/count": np.zeros((), np.int32), "opt/0/mu/cls": np.zeros(2, np.float32), "chrono/time": np.zeros(())}
     trained = {f"params/{name}": array for name, array in arrays.items()} | rest
     loaded = vitreous.load(saved(tmp_path / "trained.npz", trained))
@@ -260,8 +260,8 @@ def test_beside_an_optimizers_state(tmp_path: Path, model: ViT, arrays: Arrays) 
     assert vars(loaded)["provenance"]["left_out"] == list(rest)
 
 
-def test_what_older_versions_saved(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """Positions in the encoder, MAP not a layer of its own, and the layers of a block counted together."""
+def test_names_of_older_versions_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+    """Positions in the encoder, MAP without a layer name, and layers of a block counted together."""
     older = {}
     for name, array in arrays.items():
         name = "Transformer/pos_embedding" if name == "pos_embedding" else name.removeprefix("MAPHead_0/")
@@ -273,8 +273,8 @@ def test_what_older_versions_saved(tmp_path: Path, model: ViT, arrays: Arrays) -
     check_identical(vitreous.load(saved(tmp_path / "older.npz", older)), model)
 
 
-def test_positions_in_bfloat16(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """A model that computes in bfloat16 keeps its positions so, as two bytes of no type that numpy knows."""
+def test_bfloat16_positions_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+    """numpy reads the positions of a bfloat16 model as two bytes of unknown type."""
     table = model.position.table.detach().bfloat16()
     arrays["pos_embedding"] = table.reshape(1, 16, 48).view(torch.int16).numpy().view("V2")
     loaded = vitreous.load(saved(tmp_path / "theirs.npz", arrays))
@@ -299,7 +299,7 @@ def test_positions_in_bfloat16(tmp_path: Path, model: ViT, arrays: Arrays) -> No
         ),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, arrays: Arrays, change: Any, message: str) -> None:
+def test_wrong_tensors_are_rejected_in_one_line(tmp_path: Path, arrays: Arrays, change: Any, message: str) -> None:
     arrays = stacked(arrays)
     change(arrays)
     with pytest.raises(BadCheckpoint, match=message) as error:

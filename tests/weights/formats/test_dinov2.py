@@ -1,4 +1,4 @@
-"""DINOv2's own files, against transformers' and timm's models of them."""
+"""DINOv2's files, compared with transformers' and timm's models."""
 
 import dataclasses
 import re
@@ -74,7 +74,7 @@ def theirs(case: str) -> nn.Module:
 
 
 def as_dinov2(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model of transformers' as DINOv2's own code calls and packs them."""
+    """The tensors of a transformers model under DINOv2's names, packed as in DINOv2."""
     state = dict(model.state_dict())
     result = {}
     for name in list(state):
@@ -91,7 +91,7 @@ def as_dinov2(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tokens(model: ViT) -> Callable[[Tensor], Tensor]:
-    """All of them, as transformers gives them: class, registers, patches."""
+    """All tokens, in transformers' order: class token, registers, patches."""
     return lambda images: torch.cat(model.features(images)[:2], dim=1)
 
 
@@ -103,7 +103,7 @@ def last(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_file_of_dinov2s_goes_there_and_back(case: str, tmp_path: Path) -> None:
+def test_reads_and_writes_dinov2_files(case: str, tmp_path: Path) -> None:
     model = theirs(case)
     file = as_dinov2(model)
     torch.save(file, tmp_path / "theirs.pth")
@@ -122,8 +122,8 @@ def test_a_file_of_dinov2s_goes_there_and_back(case: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_timm_reads_what_we_write(case: str, tmp_path: Path) -> None:
-    """It knows DINOv2's files, and fills its own model of them with every key or none."""
+def test_timm_reads_written_files(case: str, tmp_path: Path) -> None:
+    """timm converts DINOv2's files, and requires every key."""
     model = build(CASES[case])
     noisy(model)
     vitreous.save(model, tmp_path / "m.pth", format="dinov2")
@@ -135,15 +135,15 @@ def test_timm_reads_what_we_write(case: str, tmp_path: Path) -> None:
     check_close(filled.forward_features, tokens(model), NATIVE)
 
 
-def test_positions_of_registers_models_are_resampled_as_there(tmp_path: Path) -> None:
+def test_positions_with_registers_are_resampled_antialiased(tmp_path: Path) -> None:
     model = theirs("registers")
     torch.save(as_dinov2(model), tmp_path / "m.pth")
     check_close(tokens(vitreous.load(tmp_path / "m.pth")), last(model), OTHER, (84, 28))
     check_close(tokens(vitreous.load(tmp_path / "m.pth", image_size=OTHER)), last(model), OTHER)
 
 
-def test_positions_of_the_first_models_are_resampled_a_tenth_of_a_patch_off(tmp_path: Path) -> None:
-    """transformers does not do so; DINOv2 has kept it for the sake of its weights."""
+def test_positions_without_registers_are_resampled_with_offset(tmp_path: Path) -> None:
+    """DINOv2 resamples with an offset of a tenth of a patch, transformers does not."""
     model = theirs("plain")
     torch.save(as_dinov2(model), tmp_path / "m.pth")
     places = model.embeddings.position_embeddings.detach()
@@ -163,7 +163,7 @@ def test_positions_of_the_first_models_are_resampled_a_tenth_of_a_patch_off(tmp_
 # ---- What its training writes ----------------------------------------------------------------------------------------
 
 
-def test_blocks_in_chunks(tmp_path: Path) -> None:
+def test_chunked_blocks_are_read(tmp_path: Path) -> None:
     model = theirs("plain")
     chunked = {re.sub(r"^blocks\.(\d+)", lambda m: f"blocks.{int(m[1]) // 2}.{m[1]}", name): tensor
                for name, tensor in as_dinov2(model).items()}  # fmt: skip
@@ -173,7 +173,7 @@ def test_blocks_in_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("heads", [True, False], ids=["with its heads", "alone"])
-def test_a_teacher(heads: bool, tmp_path: Path) -> None:
+def test_teacher_checkpoint_is_read_without_heads(heads: bool, tmp_path: Path) -> None:
     model = theirs("registers")
     teacher = {f"backbone.{name}": tensor for name, tensor in as_dinov2(model).items()}
     if heads:
@@ -208,12 +208,12 @@ def test_a_teacher(heads: bool, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_dinov2_has_no_place_for_is_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match=f"DINOv2 cannot hold this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="dinov2")
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"mlp": Gelu("tanh")}], ids=str)
-def test_other_numerics_need_a_word(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match="would compute otherwise"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="dinov2")

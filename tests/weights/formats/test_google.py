@@ -1,7 +1,8 @@
-"""Google's `.npz`, read: as timm's models compute with the same weights, and one block by flax's definition."""
+"""Google's `.npz`, compared with timm's models, which read the same files."""
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,15 +10,29 @@ import torch
 from torch import nn
 
 import vitreous
-from flax_arrays import dense, saved
-from google_models import CASES, HYBRIDS, NATIVE, OTHER, POSITION, arrays_of, config_of, timm_model
-from parity import check_close, noisy
-from vitreous.model.options import TanhHead
+from flax_arrays import Arrays, dense, saved, unknown
+from google_models import CASES, HYBRIDS, NATIVE, OTHER, PLAIN, POSITION, arrays_of, config_of, timm_model
+from parity import check_close, check_identical, noisy
+from vitreous.model.build import build
+from vitreous.model.options import (
+    AttentionPool,
+    ClassToken,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    MlpHead,
+    NoPosition,
+    ResNetStem,
+    SwiGlu,
+    TanhHead,
+)
+from vitreous.model.vit import ViT
+from vitreous.weights.convert import CannotHold
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_reads(tmp_path: Path, case: str) -> None:
+def test_outputs_equal_timms(tmp_path: Path, case: str) -> None:
     theirs = timm_model(case)
     ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays_of(theirs)))
     assert ours.config == config_of(case)
@@ -25,8 +40,8 @@ def test_reads(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", HYBRIDS)
-def test_reads_hybrids(tmp_path: Path, case: str) -> None:
-    """timm's ResNets divide by deviations with other small numbers, so ours is told to do the same."""
+def test_outputs_of_hybrids_equal_timms(tmp_path: Path, case: str) -> None:
+    """timm's ResNets have another eps in their norms, which is overridden here."""
     theirs = timm_model(case)
     path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
     stem = HYBRIDS[case]["stem"]
@@ -36,8 +51,8 @@ def test_reads_hybrids(tmp_path: Path, case: str) -> None:
     check_close(ours, theirs, ours.config.image_size)
 
 
-def test_resamples_positions_as_vit_jax_does(tmp_path: Path) -> None:
-    """By scipy's zoom, here to a grid that is not square; timm then computes with the result."""
+def test_positions_are_resampled_as_in_vit_jax(tmp_path: Path) -> None:
+    """Resample with scipy's zoom to a rectangular grid, and compare with timm's outputs."""
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     arrays = arrays_of(timm_model("class token"))
     ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays), image_size=OTHER)
@@ -50,7 +65,7 @@ def test_resamples_positions_as_vit_jax_does(tmp_path: Path) -> None:
     assert ours.config.image_size == OTHER
 
 
-def test_a_grid_that_is_not_square(tmp_path: Path) -> None:
+def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
     theirs = timm_model("class token", img_size=OTHER)
     path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
     with pytest.raises(BadCheckpoint, match=r"15 positions.*give the size it was made for, a multiple of 8 x 8"):
@@ -58,8 +73,8 @@ def test_a_grid_that_is_not_square(tmp_path: Path) -> None:
     check_close(vitreous.load(path, overrides={"image_size": OTHER}), theirs, OTHER)
 
 
-def test_pre_logits(tmp_path: Path) -> None:
-    """timm has none any more, so its features go through the two layers here."""
+def test_pre_logits_layer_is_read(tmp_path: Path) -> None:
+    """timm no longer has this layer, so it is applied to timm's features here."""
     theirs = timm_model("no head")
     hidden, head = noisy(nn.Linear(48, 40)), noisy(nn.Linear(40, 5))
     extra = dense(hidden, "pre_logits") | dense(head, "head")
@@ -69,8 +84,8 @@ def test_pre_logits(tmp_path: Path) -> None:
     check_close(ours, lambda images: head(hidden(theirs(images)).tanh()), NATIVE)
 
 
-def test_one_block_by_flaxs_definition(tmp_path: Path) -> None:
-    """A file and an encoder of one layer in plain numpy, from what flax's layers are documented to compute."""
+def test_one_block_equals_flax_in_numpy(tmp_path: Path) -> None:
+    """A file and an encoder of one layer in numpy, from the documentation of flax's layers."""
     rng = np.random.default_rng(0)
     d, heads, head_dim, hidden = 24, 3, 8, 32
     block = "Transformer/encoderblock_0"
@@ -116,3 +131,144 @@ def test_one_block_by_flaxs_definition(tmp_path: Path) -> None:
         found = ours(torch.from_numpy(image).permute(2, 0, 1)[None])
     assert found.dtype == torch.float64
     assert np.abs(found[0].numpy() - expected).max() < 1e-12
+
+
+@pytest.fixture
+def model() -> ViT:
+    stem = {"stem": ResNetStem((1,), 32), "patch_size": (2, 2)}
+    return noisy(build(dataclasses.replace(PLAIN, **stem)))  # type: ignore[return-value]
+
+
+@pytest.fixture
+def arrays(tmp_path: Path, model: ViT) -> Arrays:
+    vitreous.save(model, tmp_path / "model.npz", format="google")
+    with np.load(tmp_path / "model.npz") as file:
+        return dict(file)
+
+
+def test_optimizer_state_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+    rooted = {f"opt/target/{name}": array for name, array in arrays.items()}
+    check_identical(vitreous.load(saved(tmp_path / "a.npz", rooted)), model)
+    state = {"opt/state/step": np.zeros((), np.int32), "opt/state/param_states/cls/momentum": np.zeros(3, np.float32)}
+    loaded = vitreous.load(saved(tmp_path / "b.npz", rooted | state))
+    check_identical(loaded, model)
+    assert vars(loaded)["provenance"]["left_out"] == list(state)
+
+
+def test_text_model_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+    """LiT names the image model `img`."""
+    towers = {f"img/{name}": array for name, array in arrays.items()} | {"txt/head/bias": np.zeros(3), "t": np.zeros(1)}
+    check_identical(vitreous.load(saved(tmp_path / "lit.npz", towers)), model)
+
+
+def test_names_of_newer_flax_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
+    """Layers are counted by kind, and GroupNorm's vectors have one dimension."""
+    newer = {}
+    for name, array in arrays.items():
+        for old, new in (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpBlock_3", "MlpBlock_0")):
+            name = name.replace(old, new)
+        newer[name] = array.reshape(-1) if "gn" in name else array
+    assert newer.keys() != arrays.keys()
+    check_identical(vitreous.load(saved(tmp_path / "newer.npz", newer)), model)
+
+
+def test_provenance_lists_assumed_fields(tmp_path: Path, arrays: Arrays) -> None:
+    provenance = vars(vitreous.load(saved(tmp_path / "theirs.npz", arrays)))["provenance"]
+    assert provenance["origin"] == "Google's vision_transformer"
+    said = {line.split(":")[0] for line in provenance["assumed"]}
+    assert said == {"image_size", "norm_eps", "mlp", "preprocessing"}
+
+
+def test_unknown_arrays_are_rejected(tmp_path: Path) -> None:
+    mixer = {"stem/kernel": np.zeros((16, 16, 3, 8), "f4"), "MixerBlock_0/LayerNorm_0/scale": np.zeros(8, "f4")}
+    with pytest.raises(BadCheckpoint, match=r"mixer.npz is of no known format; its 2 tensors are called stem/kernel"):
+        vitreous.load(saved(tmp_path / "mixer.npz", mixer))
+
+
+@pytest.mark.parametrize("case", [*CASES, *HYBRIDS, "R50"])
+def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
+    config = config_of(case)
+    ours = noisy(build(config))
+    vitreous.save(ours, tmp_path / "ours.npz", format="google", lossy=config.stem is not None)
+    theirs = unknown(timm_model(case))
+    theirs.load_pretrained(str(tmp_path / "ours.npz"))
+    check_close(ours, theirs, config.image_size, channels=config.channels)
+
+
+@pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
+def test_written_names_and_shapes_are_googles(tmp_path: Path, case: str) -> None:
+    """The arrays of a file that was built by hand are exactly those that are written."""
+    expected = {name: array.shape for name, array in arrays_of(timm_model(case)).items()}
+    vitreous.save(build(config_of(case)), tmp_path / "ours.npz", format="google", lossy=case in HYBRIDS)
+    with np.load(tmp_path / "ours.npz") as file:
+        assert {name: file[name].shape for name in file.files} == expected
+
+
+ROUND_TRIPS: dict[str, dict[str, Any]] = {
+    **{case: changes for case, (changes, _) in CASES.items()},
+    "hybrid": {"stem": ResNetStem((1, 2), 32), "patch_size": (1, 1)},
+    "root of a hybrid": {"stem": ResNetStem((), 32), "patch_size": (2, 2)},
+    "pre-logits": {"head": TanhHead(40)},
+    "pre-logits, no head": {"head": TanhHead(40), "num_classes": 0},
+}
+
+
+@pytest.mark.parametrize("case", ROUND_TRIPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dtype) -> None:
+    model = noisy(build(dataclasses.replace(PLAIN, **ROUND_TRIPS[case]))).to(dtype)
+    assert isinstance(model, ViT)
+    vitreous.save(model, tmp_path / "model.npz", format="google")
+    check_identical(vitreous.load(tmp_path / "model.npz"), model)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "position": ({"position": NoPosition()}, "position NoPosition"),
+    "entry": ({"position": Learned1d(prefix_entries=False)}, "position without an entry for the class token"),
+    "pool": ({"class_token": False, "pool": AttentionPool()}, r"pool AttentionPool\(\)"),
+    "norm after the mean": ({"class_token": False, "pool": GlobalAverage("after")}, r"pool GlobalAverage.*after"),
+    "average beside a token": ({"pool": GlobalAverage("before")}, r"pool GlobalAverage.*with a class token"),
+    "registers": ({"registers": 2}, "registers"),
+    "distillation": ({"distillation_token": True, "pool": ClassToken()}, "distillation_token"),
+    "LayerScale": ({"layer_scale": 0.1}, "layer_scale"),
+    "SwiGLU": ({"mlp": SwiGlu()}, "SwiGLU"),
+    "head": ({"head": MlpHead(8)}, "head MlpHead"),
+    "qk_norm": ({"qk_norm": True}, "qk_norm"),
+    "qkv_bias": ({"qkv_bias": False}, "no qkv_bias"),
+    "head_dim": ({"head_dim": 16}, "head_dim 16"),
+    "qk_scale": ({"qk_scale": 0.5}, "qk_scale 0.5"),
+    "pad": ({"pad": True}, "pad"),
+    "patch_norm": ({"patch_norm": True, "patch_method": "linear"}, "patch_norm"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> None:
+    changes, part = REFUSED[case]
+    with pytest.raises(CannotHold, match=f"Google's vision_transformer cannot hold this model: {part}"):
+        vitreous.save(build(dataclasses.replace(PLAIN, **changes)), tmp_path / "m.npz", format="google", lossy=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"norm_eps": 1e-5}, "eps is 1e-05"),
+        ({"mlp": Gelu("erf")}, "GELU is computed by erf"),
+        ({"stem": ResNetStem((1,), 32, "timm"), "patch_size": (2, 2)}, "timm's eps, not Google's"),
+    ],
+)
+def test_other_numerics_require_lossy(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
+    model = build(dataclasses.replace(PLAIN, **changes))
+    with pytest.raises(CannotHold, match=part):
+        vitreous.save(model, tmp_path / "model.npz", format="google")
+    vitreous.save(model, tmp_path / "model.npz", format="google", lossy=True)
+    field = next(iter(changes))
+    check_identical(vitreous.load(tmp_path / "model.npz", overrides={field: changes[field]}), model)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model"])
+def test_other_suffixes_than_npz_are_rejected(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"must end in it|\.npz"):
+        vitreous.save(build(PLAIN), tmp_path / name, format="google")
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""lucidrains' vit-pytorch, in both directions, and its names of earlier years."""
+"""lucidrains' vit-pytorch: reading, writing, and names of earlier versions."""
 
 import dataclasses
 from pathlib import Path
@@ -73,7 +73,7 @@ def theirs(**given: Any) -> nn.Module:
 
 
 def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As it called them before August 2023: every norm in a wrapper around what it is for."""
+    """The names before August 2023, with every norm in a wrapper."""
     changes = [
         *((f"layers.{i}.1.net.{new}.", f"layers.{i}.1.fn.net.{old}.") for i in (0, 1) for new, old in ((1, 0), (4, 3))),
         *((f"layers.{i}.1.net.0.", f"layers.{i}.1.norm.") for i in (0, 1)),
@@ -95,7 +95,7 @@ def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_of_vit_pytorchs_goes_there_and_back(case: str, tmp_path: Path) -> None:
+def test_reads_and_writes_vit_pytorch_models(case: str, tmp_path: Path) -> None:
     given, untold, changes = CASES[case]
     model = theirs(**given)
     torch.save(model.state_dict(), tmp_path / "theirs.pth")
@@ -110,7 +110,7 @@ def test_a_model_of_vit_pytorchs_goes_there_and_back(case: str, tmp_path: Path) 
         check_close(filled, ours, ours.config.image_size, channels=ours.config.channels)
 
 
-def test_one_head_as_wide_as_the_model_has_no_output_projection(tmp_path: Path) -> None:
+def test_single_wide_head_has_no_output_projection(tmp_path: Path) -> None:
     model = theirs(heads=1, dim_head=128)
     assert "transformer.layers.0.0.to_out.0.weight" not in model.state_dict()
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -121,7 +121,7 @@ def test_one_head_as_wide_as_the_model_has_no_output_projection(tmp_path: Path) 
         vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
 
 
-def test_without_a_classifier(tmp_path: Path) -> None:
+def test_model_without_classifier_is_read(tmp_path: Path) -> None:
     model = theirs(num_classes=0)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     ours = vitreous.load(tmp_path / "m.pth")
@@ -133,7 +133,7 @@ def test_without_a_classifier(tmp_path: Path) -> None:
 # ---- Of earlier years ------------------------------------------------------------------------------------------------
 
 
-def test_names_of_2023(tmp_path: Path) -> None:
+def test_names_of_2023_are_read(tmp_path: Path) -> None:
     model = theirs()
     torch.save(old_names(model.state_dict()), tmp_path / "m.pth")
     ours = vitreous.load(tmp_path / "m.pth")
@@ -142,7 +142,7 @@ def test_names_of_2023(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("residual", [False, True], ids=["2022", "early 2021"])
-def test_before_there_were_norms_on_patches(residual: bool, tmp_path: Path) -> None:
+def test_models_without_patch_norms_are_read(residual: bool, tmp_path: Path) -> None:
     model = theirs()
     model.to_patch_embedding = nn.Sequential(model.to_patch_embedding[0], model.to_patch_embedding[2])
     state = old_names(model.state_dict())
@@ -157,10 +157,10 @@ def test_before_there_were_norms_on_patches(residual: bool, tmp_path: Path) -> N
         vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
 
 
-def test_the_mean_of_earlier_years_is_not_ours(tmp_path: Path) -> None:
+def test_mean_over_class_token_is_rejected(tmp_path: Path) -> None:
     torch.save(theirs().state_dict(), tmp_path / "m.pth")
     for pool in (GlobalAverage(), {"kind": "GlobalAverage"}):
-        with pytest.raises(BadCheckpoint, match="class token, which vit-pytorch's mean takes in"):
+        with pytest.raises(BadCheckpoint, match="class token, which vit-pytorch's mean includes"):
             vitreous.load(tmp_path / "m.pth", overrides={"pool": pool})
     assert vitreous.load(tmp_path / "m.pth", overrides={"pool": ClassToken()}).config == CONFIG
 
@@ -180,7 +180,7 @@ def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
 # ---- Refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_vit_does_not_fit(small: ViTConfig, tmp_path: Path) -> None:
+def test_plain_vit_is_rejected(small: ViTConfig, tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match=r"vit-pytorch cannot hold this model: no patch_norm.*; bias on queries"):
         vitreous.save(build(small), tmp_path / "m.pth", format="lucidrains")
 
@@ -204,13 +204,13 @@ def test_a_plain_vit_does_not_fit(small: ViTConfig, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_vit_pytorch_has_no_place_for_is_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match=f"vit-pytorch cannot hold this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="lucidrains")
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-6}, {"mlp": Gelu("tanh")}], ids=str)
-def test_other_numerics_need_a_word(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match="would compute otherwise"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="lucidrains")
 
@@ -218,13 +218,13 @@ def test_other_numerics_need_a_word(changes: dict[str, Any], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"channels": 1}, r"patches of 64 numbers, which are no square of 3 channels: give overrides="),
-        ({"heads": 4, "dim_head": 24}, r"heads.*\(96\) are no multiple of 64 wide: give overrides="),
+        ({"channels": 1}, r"patches of 64 values, which are no square with 3 channels: give overrides="),
+        ({"heads": 4, "dim_head": 24}, r"heads.*\(96\) is no multiple of 64: give overrides="),
         ({"image_size": (24, 48)}, "has 19 positions, 18 without the prefix, which is no square: give the size"),
     ],
     ids=str,
 )
-def test_what_cannot_be_told_is_asked_for(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_ambiguous_shapes_require_overrides(given: dict[str, Any], said: str, tmp_path: Path) -> None:
     torch.save(theirs(**given).state_dict(), tmp_path / "m.pth")
     with pytest.raises(BadCheckpoint, match=said):
         vitreous.load(tmp_path / "m.pth")

@@ -1,4 +1,4 @@
-"""MAE's own files, against transformers' ViTMAE, and timm's models for what MAE fine-tunes (its own are a subclass)."""
+"""MAE's files, compared with transformers' ViTMAE, and with timm's models for fine-tuned ones."""
 
 import dataclasses
 import re
@@ -70,7 +70,7 @@ def theirs() -> nn.Module:
 
 
 def as_mae(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of transformers' model as MAE's own code calls and packs them."""
+    """The tensors of a transformers model under MAE's names, packed as in MAE."""
     state = dict(model.state_dict())
     result = {}
     for name in [name for name in state if "q_proj" in name]:
@@ -87,7 +87,7 @@ def encoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def last(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Nothing is masked, and nothing shuffled."""
+    """Noise that masks and shuffles nothing."""
 
     def run(images: Tensor) -> Tensor:
         patches = images.shape[2] * images.shape[3] // 64
@@ -102,7 +102,7 @@ def tokens(model: ViT) -> Callable[[Tensor], Tensor]:
 
 
 def sines_and_cosines(side: int, width: int) -> Tensor:
-    """MAE's positions: of the column, then of the row, computed with double precision."""
+    """MAE's positions, first of the column, then of the row, in double precision."""
     turns = 10_000.0 ** -(np.arange(width // 4) / (width / 4))
     rows, columns = (np.outer(places, turns) for places in np.mgrid[:side, :side].reshape(2, -1))
     table = np.concatenate([np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)], axis=1)
@@ -118,7 +118,7 @@ def fine_tuned(pool: str, **options: Any) -> nn.Module:
 # ---- Pre-trained -----------------------------------------------------------------------------------------------------
 
 
-def test_an_autoencoder_is_read_without_its_decoder(tmp_path: Path) -> None:
+def test_decoder_is_ignored(tmp_path: Path) -> None:
     model = noisy(theirs())
     state = as_mae(model)
     assert {"mask_token", "decoder_pos_embed", "decoder_blocks.0.attn.qkv.weight", "decoder_pred.bias"} < set(state)
@@ -131,8 +131,8 @@ def test_an_autoencoder_is_read_without_its_decoder(tmp_path: Path) -> None:
     check_close(tokens(vitreous.load(tmp_path / "mae.pth", image_size=OTHER)), last(model), OTHER)
 
 
-def test_an_encoder_alone_is_known_by_its_positions(tmp_path: Path) -> None:
-    """As MAE publishes it. Sines and cosines are kept as a table: the same numbers, to the last bit."""
+def test_encoder_alone_is_detected_by_its_positions(tmp_path: Path) -> None:
+    """MAE publishes encoders alone. Their sines and cosines are read as a table, bit-identically."""
     model = noisy(theirs())
     model.vit.embeddings.position_embeddings.data = sines_and_cosines(4, 128)
     state = encoder(as_mae(model))
@@ -148,8 +148,8 @@ def test_an_encoder_alone_is_known_by_its_positions(tmp_path: Path) -> None:
     assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
 
 
-def test_positions_that_were_learned_are_not_maes(tmp_path: Path) -> None:
-    """MAE's class token has no position; a table that gives it one went through somebody's training."""
+def test_learned_positions_are_not_detected_as_mae(tmp_path: Path) -> None:
+    """MAE's class token has a position of zeros; training changes it."""
     model = noisy(theirs())
     state = encoder(as_mae(model)) | {"pos_embed": sines_and_cosines(4, 128)}
     state["pos_embed"][0, 0, 5] += 0.01
@@ -161,8 +161,8 @@ def test_positions_that_were_learned_are_not_maes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
-def test_what_we_write_can_be_fine_tuned_by_mae(pool: str, tmp_path: Path) -> None:
-    """Its script wants nothing missing but the head, and the mean's norm where it takes the mean."""
+def test_mae_can_fine_tune_written_files(pool: str, tmp_path: Path) -> None:
+    """MAE's script accepts only a missing head, and a missing norm for mean pooling."""
     model = build(CONFIG)
     noisy(model)
     vitreous.save(model, tmp_path / "m.pth", format="mae")
@@ -179,7 +179,7 @@ def test_what_we_write_can_be_fine_tuned_by_mae(pool: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
-def test_a_fine_tuned_model_goes_there_and_back(pool: str, tmp_path: Path) -> None:
+def test_reads_and_writes_fine_tuned_models(pool: str, tmp_path: Path) -> None:
     model = fine_tuned(pool)
     torch.save({"model": model.state_dict(), "epoch": 99}, tmp_path / "theirs.pth")
     ours = vitreous.load(tmp_path / "theirs.pth", format="mae")
@@ -193,8 +193,8 @@ def test_a_fine_tuned_model_goes_there_and_back(pool: str, tmp_path: Path) -> No
     check_identical(vitreous.load(tmp_path / "ours.pth", format="mae"), ours)
 
 
-def test_a_class_token_without_a_position_stays_so(tmp_path: Path) -> None:
-    """Read where it is asked for, though MAE itself has no such models, and none is written."""
+def test_class_token_without_position_is_read(tmp_path: Path) -> None:
+    """It is read with format="mae", but cannot be written."""
     model = fine_tuned("token", no_embed_class=True)
     torch.save({"model": model.state_dict()}, tmp_path / "theirs.pth")
     ours = vitreous.load(tmp_path / "theirs.pth", format="mae")
@@ -202,7 +202,7 @@ def test_a_class_token_without_a_position_stays_so(tmp_path: Path) -> None:
     check_close(ours, model, NATIVE)
 
 
-def test_pictures_above_224_pixels_are_shown_whole(tmp_path: Path) -> None:
+def test_images_above_224_pixels_are_not_cropped(tmp_path: Path) -> None:
     model = build(dataclasses.replace(CONFIG, image_size=(448, 448), patch_size=(112, 112)))
     vitreous.save(model, tmp_path / "m.pth", format="mae")
     again = vitreous.load(tmp_path / "m.pth", format="mae")
@@ -220,7 +220,7 @@ def test_pictures_above_224_pixels_are_shown_whole(tmp_path: Path) -> None:
         ({"registers": 1}, "registers"),
         ({"qk_norm": True}, "qk_norm"),
         ({"layer_scale": 0.1}, "layer_scale"),
-        ({"qkv_bias": False}, "no bias on queries"),
+        ({"qkv_bias": False}, "no qkv_bias"),
         ({"head_dim": 16}, "head_dim"),
         ({"mlp": SwiGlu()}, "SwiGLU"),
         ({"head": TanhHead(8)}, "head of two layers"),
@@ -233,12 +233,12 @@ def test_pictures_above_224_pixels_are_shown_whole(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_mae_has_no_place_for_is_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match=f"MAE cannot hold this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="mae")
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"mlp": Gelu("tanh")}], ids=str)
-def test_other_numerics_need_a_word(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match="would compute otherwise"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="mae")

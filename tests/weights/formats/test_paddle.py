@@ -1,11 +1,11 @@
-"""PaddleClas's and PaddleViT's files are read, without Paddle: compared with a forward pass on its layout.
+"""PaddleClas's and PaddleViT's files, compared with a forward pass on their layouts, without Paddle.
 
-`benchmarks.paddle_parity` is the same with the real Paddle, which is too large to be a dependency. Two files that it
-wrote are kept here, with what it answered (see `PADDLE`).
-"""
+`benchmarks.paddle_parity` does the same with Paddle, which is too large for a dependency. Two files that it wrote are
+stored here with its outputs (see `PADDLE`)."""
 
 import base64
 import dataclasses
+import pickle
 import zlib
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,42 @@ import torch
 import torch.nn.functional as F
 
 import vitreous
-from paddle_reference import CLAS, HEADS, IMAGE, LAYOUTS, PATCH, VIT, WIDTH, loaded, reference, saved, state
-from parity import TOLERANCE, check_close, check_identical
-from vitreous.model.options import IMAGENET, Preprocessing
+from paddle_reference import (
+    CLAS,
+    CLASSES,
+    DEPTH,
+    HEADS,
+    IMAGE,
+    LAYOUTS,
+    MLP,
+    NAMES,
+    PATCH,
+    VIT,
+    WIDTH,
+    loaded,
+    reference,
+    saved,
+    state,
+)
+from parity import TOLERANCE, check_close, check_identical, noisy
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import (
+    IMAGENET,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    Preprocessing,
+    ResNetStem,
+    SinCos2d,
+    SwiGlu,
+    TanhHead,
+)
+from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
-from vitreous.weights.formats.base import Found, Inference
-from vitreous.weights.formats.paddle import Paddle
-from vitreous.weights.formats.paddlevit import PaddleViT
+from vitreous.weights.convert import CannotHold
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
+from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -38,7 +67,7 @@ READ: dict[str, tuple[str, dict[str, Any], float]] = {
 
 
 @pytest.mark.parametrize("case", READ)
-def test_a_file_is_computed_as_paddle_computes_it(case: str, tmp_path: Path) -> None:
+def test_outputs_equal_reference(case: str, tmp_path: Path) -> None:
     format, options, eps = READ[case]
     tensors = state(LAYOUTS[format], **options)
     model = loaded(saved(tensors, tmp_path / "a.pdparams"))
@@ -47,21 +76,21 @@ def test_a_file_is_computed_as_paddle_computes_it(case: str, tmp_path: Path) -> 
     check_close(model, lambda images: reference(tensors, LAYOUTS[format], images, eps), (IMAGE, IMAGE))
 
 
-def test_heads_of_their_own_width(tmp_path: Path) -> None:
+def test_head_dim_is_read(tmp_path: Path) -> None:
     tensors = state(VIT, inner=80)
     model = loaded(saved(tensors, tmp_path / "a.pdparams"), overrides={"num_heads": HEADS})
     assert model.config.head_dim == 40
     check_close(model, lambda images: reference(tensors, VIT, images, 1e-6), (IMAGE, IMAGE))
 
 
-def test_a_scale_and_an_eps_of_ones_own(tmp_path: Path) -> None:
+def test_scale_and_eps_can_be_overridden(tmp_path: Path) -> None:
     tensors = state(CLAS)
     given = {"qk_scale": 0.3, "norm_eps": 1e-3}
     model = loaded(saved(tensors, tmp_path / "a.pdparams"), overrides=given)
     check_close(model, lambda images: reference(tensors, CLAS, images, 1e-3, 0.3), (IMAGE, IMAGE))
 
 
-def test_names_of_the_year_before(tmp_path: Path) -> None:
+def test_names_of_2021_are_read(tmp_path: Path) -> None:
     tensors = state(VIT)
     older = dict(tensors)
     older["patch_embedding.cls_token"] = older.pop("cls_token")
@@ -71,8 +100,8 @@ def test_names_of_the_year_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", LAYOUTS)
-def test_positions_at_another_size_are_a_smaller_picture_of_their_own(format: str, tmp_path: Path) -> None:
-    """Bicubic for both of them; for PaddleClas, which has no way of its own, smoothed besides, as timm does it."""
+def test_positions_are_resampled_bicubically(format: str, tmp_path: Path) -> None:
+    """Bicubic in both; for PaddleClas, which cannot resample, antialiased as in timm."""
     tensors, layout, size = state(LAYOUTS[format]), LAYOUTS[format], (24, 16)
     model = loaded(saved(tensors, tmp_path / "a.pdparams"), image_size=size)
     table = tensors[layout.position][0, 1:].mT.reshape(1, WIDTH, IMAGE // PATCH, IMAGE // PATCH)
@@ -81,25 +110,25 @@ def test_positions_at_another_size_are_a_smaller_picture_of_their_own(format: st
     check_close(model, lambda images: reference(there, layout, images, 1e-6), size)
 
 
-def shapes_of(width: int, depth: int, mlp: int, bias: bool, image: int = 224) -> Found:
-    """A model of PaddleClas's at its real size, without memory."""
+def shapes_of(width: int, depth: int, mlp: int, bias: bool, image: int = 224) -> StateDict:
+    """A PaddleClas model of real size on the meta device."""
     shapes = {"patch_embed.proj.weight": (width, 3, 16, 16), "pos_embed": (1, (image // 16) ** 2 + 1, width)}
     for i in range(depth):
         shapes |= {f"blocks.{i}.norm1.weight": (width,), f"blocks.{i}.attn.qkv.weight": (width, 3 * width)}
         shapes |= {f"blocks.{i}.mlp.fc1.weight": (width, mlp), f"blocks.{i}.mlp.fc2.weight": (mlp, width)}
     shapes |= {"cls_token": (1, 1, width), "head.weight": (width, 1000)}
     shapes |= {f"blocks.{i}.attn.qkv.bias": (3 * width,) for i in range(depth) if bias}
-    return Found(Path("x.pdparams"), {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    return StateDict(Path("x.pdparams"), {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
 
 
-def inferred(found: Found) -> tuple[dict[str, Any], list[str]]:
-    guess = Inference(found, {})
+def inferred(found: StateDict) -> tuple[dict[str, Any], list[str]]:
+    builder = ConfigBuilder(found, {})
     assert Paddle().recognises(found)
-    Paddle().infer(found, guess)
-    return guess.fields, guess.assumed
+    Paddle().infer(found, builder)
+    return builder.fields, builder.assumed
 
 
-def test_the_small_one_that_is_not_small_is_known_by_its_shape() -> None:
+def test_paddleclas_vit_small_is_detected_by_shape() -> None:
     fields, assumed = inferred(shapes_of(768, 8, 2304, bias=False))
     assert (fields["num_heads"], fields["qk_scale"], fields["norm_eps"]) == (8, 768**-0.5, 1e-5)
     assert sum(line.startswith("num_heads:") for line in assumed) == 1
@@ -107,7 +136,7 @@ def test_the_small_one_that_is_not_small_is_known_by_its_shape() -> None:
     assert (fields["num_heads"], fields.get("qk_scale"), fields["norm_eps"]) == (12, None, 1e-5)
 
 
-def test_pictures_are_prepared_as_paddleclas_prepares_them() -> None:
+def test_preprocessing_is_paddleclass() -> None:
     vit = Preprocessing(mean=(0.5,), std=(0.5,), crop_fraction=0.875, interpolation="bilinear")
     assert inferred(shapes_of(768, 12, 3072, bias=True))[0]["preprocessing"] == vit
     at_384 = inferred(shapes_of(1024, 24, 4096, bias=True, image=384))[0]
@@ -117,14 +146,14 @@ def test_pictures_are_prepared_as_paddleclas_prepares_them() -> None:
 
 @pytest.mark.parametrize(("image", "crop"), [(224, 0.875), (368, 0.875), (384, 1.0)])
 @pytest.mark.parametrize("distilled", [False, True])
-def test_pictures_are_prepared_as_paddlevit_prepares_them(image: int, crop: float, distilled: bool) -> None:
+def test_preprocessing_is_paddlevits(image: int, crop: float, distilled: bool) -> None:
     tensors = {name: tensor.to("meta") for name, tensor in state(VIT, distilled=distilled).items()}
     tensors[f"{VIT.patch}.weight"] = torch.empty(WIDTH, 3, 16, 16, device="meta")
     tensors[VIT.position] = torch.empty(1, (image // 16) ** 2 + 1 + distilled, WIDTH, device="meta")
-    guess = Inference(found := Found(Path("x.pdparams"), tensors), {})
-    PaddleViT().infer(found, guess)
+    builder = ConfigBuilder(found := StateDict(Path("x.pdparams"), tensors), {})
+    PaddleViT().infer(found, builder)
     means = IMAGENET if distilled else Preprocessing()
-    assert guess.fields["preprocessing"] == dataclasses.replace(means, crop_fraction=crop)
+    assert builder.fields["preprocessing"] == dataclasses.replace(means, crop_fraction=crop)
 
 
 # ---- Files that are wrong --------------------------------------------------------------------------------------------
@@ -144,7 +173,7 @@ def test_pictures_are_prepared_as_paddlevit_prepares_them(image: int, crop: floa
         ("{position}", (1, 19, 128), "has 19 positions, 18 without the prefix, which is no square"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_in_one_line(
+def test_wrong_tensors_are_rejected_in_one_line(
     part: str, change: tuple[int, ...] | None, message: str, format: str, tmp_path: Path
 ) -> None:
     names = dataclasses.asdict(LAYOUTS[format])
@@ -157,7 +186,7 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_hidden_layer_with_relu_is_refused_by_name(tmp_path: Path) -> None:
+def test_hidden_layer_with_relu_is_rejected_by_name(tmp_path: Path) -> None:
     tensors = state(VIT) | {"pre_logits.0.weight": torch.zeros(WIDTH, WIDTH), "pre_logits.0.bias": torch.zeros(WIDTH)}
     with pytest.raises(BadCheckpoint, match=r"ReLU before its classifier \(pre_logits\.0\)"):
         vitreous.load(saved(tensors, tmp_path / "a.pdparams"))
@@ -220,7 +249,7 @@ PADDLE = {
 
 @pytest.mark.parametrize("format", PADDLE)
 @torch.no_grad()
-def test_what_paddle_wrote_answers_as_paddle_did(format: str, tmp_path: Path) -> None:
+def test_files_written_by_paddle_give_its_outputs(format: str, tmp_path: Path) -> None:
     packed, logits = PADDLE[format]
     path = tmp_path / "a.pdparams"
     path.write_bytes(zlib.decompress(base64.b85decode(packed)))
@@ -228,3 +257,127 @@ def test_what_paddle_wrote_answers_as_paddle_did(format: str, tmp_path: Path) ->
     assert provenance_of(model)["format"] == format
     images = torch.arange(192.0).mul(0.7).sin().view(1, 3, 8, 8)
     assert (model(images) - torch.tensor([logits])).abs().max() <= TOLERANCE
+
+
+PLAIN = ViTConfig(
+    image_size=(IMAGE, IMAGE), patch_size=(PATCH, PATCH), width=WIDTH, depth=DEPTH, num_heads=HEADS, mlp_width=MLP,
+    mlp=Gelu("erf"), num_classes=CLASSES,
+)  # fmt: skip
+SHOWN = {  # what is assumed of a file, which says nothing of it
+    "paddle": {"position": Learned1d(True, "timm"), "preprocessing": Preprocessing(interpolation="bilinear")},
+    "paddlevit": {"position": Learned1d(True, "huggingface"), "preprocessing": Preprocessing()},
+}
+WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "PaddleClas": ("paddle", {}),
+    "PaddleClas, a tutorial's defaults": ("paddle", {"qkv_bias": False, "norm_eps": 1e-5}),
+    "PaddleClas, distilled": ("paddle", {"distillation_token": True, "preprocessing": IMAGENET}),
+    "PaddleClas, no classifier": ("paddle", {"num_classes": 0}),
+    "PaddleViT": ("paddlevit", {}),
+    "PaddleViT, no bias": ("paddlevit", {"qkv_bias": False}),
+    "PaddleViT, distilled": ("paddlevit", {"distillation_token": True, "preprocessing": IMAGENET}),
+    "PaddleViT, heads of their own width": ("paddlevit", {"head_dim": 40}),
+}
+
+
+def ours(case: str) -> tuple[str, ViT]:
+    format, options = WRITTEN[case]
+    model = noisy(build_vit(dataclasses.replace(PLAIN, **SHOWN[format] | options)))
+    assert isinstance(model, ViT)
+    return format, model
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_reference_gives_same_outputs_from_written_file(case: str, tmp_path: Path) -> None:
+    format, model = ours(case)
+    vitreous.save(model, tmp_path / "a.pdparams", format=format)
+    arrays = pickle.loads((tmp_path / "a.pdparams").read_bytes())  # as paddle.load does
+    assert list(arrays.pop(NAMES)) == list(arrays)
+    config = model.config
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    inner = config.num_heads * config.head_width
+    options = {"bias": config.qkv_bias, "distilled": config.distillation_token, "classes": config.num_classes}
+    expected = state(LAYOUTS[format], inner=inner, **options)
+    assert {name: x.shape for name, x in tensors.items()} == {name: x.shape for name, x in expected.items()}
+    check_close(model, lambda images: reference(tensors, LAYOUTS[format], images, config.norm_eps), (IMAGE, IMAGE))
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_round_trip_is_bit_identical(case: str, tmp_path: Path) -> None:
+    format, model = ours(case)
+    vitreous.save(model, tmp_path / "a.pdparams", format=format)
+    overrides = {"num_heads": HEADS} if model.config.head_dim else None
+    again = loaded(tmp_path / "a.pdparams", overrides=overrides)
+    check_identical(again, model)
+    assert provenance_of(again)["format"] == format
+
+
+@pytest.mark.parametrize("format", SHOWN)
+@pytest.mark.parametrize("target", ["folder", "a.safetensors"])
+def test_other_file_kinds_round_trip(format: str, target: str, tmp_path: Path) -> None:
+    _, model = ours("PaddleClas" if format == "paddle" else "PaddleViT")
+    for _ in range(2):  # the second time it replaces the first
+        vitreous.save(model, tmp_path / target, format=format)
+    check_identical(loaded(tmp_path / target), model)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "registers": {"registers": 2},
+    "layer_scale": {"layer_scale": 0.1},
+    "qk_norm": {"qk_norm": True},
+    "SwiGLU": {"mlp": SwiGlu()},
+    "head of two layers": {"head": TanhHead(32)},
+    "pool GlobalAverage": {"pool": GlobalAverage()},
+    "position SinCos2d": {"position": SinCos2d()},
+    "position without an entry": {"position": Learned1d(False)},
+    "patch_norm": {"patch_norm": True, "patch_method": "linear"},
+    "stem": {"stem": ResNetStem(()), "patch_size": (2, 2)},
+    "image_size 32 x 64": {"image_size": (32, 64)},
+    "pad": {"image_size": (30, 30), "pad": True},
+}
+
+
+@pytest.mark.parametrize("format", SHOWN)
+@pytest.mark.parametrize("part", REFUSED)
+def test_unsupported_parts_are_rejected_by_name(part: str, format: str, tmp_path: Path) -> None:
+    model = build_vit(dataclasses.replace(PLAIN, **REFUSED[part]))
+    with pytest.raises(CannotHold, match=f"cannot hold this model: .*{part}"):
+        vitreous.save(model, tmp_path / "a.pdparams", format=format, lossy=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("format", "change", "message"),
+    [
+        ("paddle", {"head_dim": 40}, "head_dim 40"),
+        ("paddlevit", {"qk_scale": 0.3}, r"qk_scale 0\.3"),
+        ("paddlevit", {"num_classes": 0}, "no classifier"),
+    ],
+)
+def test_parts_unsupported_by_one_system_are_rejected(format: str, change: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotHold, match=message):
+        vitreous.save(build_vit(dataclasses.replace(PLAIN, **change)), tmp_path / "a.pdparams", format=format)
+
+
+@pytest.mark.parametrize(
+    ("format", "change", "message"),
+    [
+        ("paddle", {"mlp": Gelu("tanh")}, "GELU"),
+        ("paddle", {"norm_eps": 1e-5}, "eps is 1e-05, and PaddleClas's is 1e-06"),
+        ("paddle", {"qkv_bias": False}, "eps is 1e-06, and PaddleClas's is 1e-05"),
+        ("paddle", {"qk_scale": 0.3}, r"attention is scaled by 0\.3"),
+        ("paddlevit", {"mlp": Gelu("tanh")}, "GELU"),
+        ("paddlevit", {"norm_eps": 1e-5}, "eps is 1e-05"),
+    ],
+)
+def test_other_numerics_require_lossy(format: str, change: Any, message: str, tmp_path: Path) -> None:
+    model, path = build_vit(dataclasses.replace(PLAIN, **SHOWN[format] | change)), tmp_path / "a.pdparams"
+    with pytest.raises(CannotHold, match=message):
+        vitreous.save(model, path, format=format)
+    vitreous.save(model, path, format=format, lossy=True)
+    check_identical(loaded(path, overrides={"norm_eps": model.config.norm_eps} | change), model)
+
+
+def test_scale_of_paddleclas_vit_small_is_no_difference() -> None:
+    small = dataclasses.replace(PLAIN, width=768, depth=8, num_heads=8, mlp_width=2304, qkv_bias=False, norm_eps=1e-5)
+    assert Paddle().differences(dataclasses.replace(small, qk_scale=768**-0.5)) == []
+    assert "attention is scaled" in Paddle().differences(small)[0]

@@ -1,4 +1,4 @@
-"""torchvision's `VisionTransformer`, in both directions."""
+"""torchvision's `VisionTransformer`: reading and writing."""
 
 import dataclasses
 import warnings
@@ -52,7 +52,7 @@ def theirs(image_size: int = 32, num_heads: int = 2, representation_size: int | 
 
 @pytest.mark.parametrize("hidden", [None, 48], ids=["one layer", "two layers"])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_model_of_torchvisions_goes_there_and_back(hidden: int | None, suffix: str, tmp_path: Path) -> None:
+def test_reads_and_writes_torchvision_models(hidden: int | None, suffix: str, tmp_path: Path) -> None:
     model = theirs(representation_size=hidden)
     torch.save(model.state_dict(), tmp_path / "theirs.pth")
     ours = vitreous.load(tmp_path / "theirs.pth")
@@ -66,14 +66,14 @@ def test_a_model_of_torchvisions_goes_there_and_back(hidden: int | None, suffix:
     check_close(filled, ours, (32, 32))
 
 
-def test_heads_of_another_width_have_to_be_given(tmp_path: Path) -> None:
+def test_unusual_head_width_requires_num_heads(tmp_path: Path) -> None:
     model = theirs(num_heads=8)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     check_close(vitreous.load(tmp_path / "m.pth", overrides={"num_heads": 8}), model, (32, 32))
 
 
 @pytest.mark.parametrize("size", [16, 40, 48])
-def test_another_size_is_torchvisions_interpolation(size: int, tmp_path: Path) -> None:
+def test_positions_are_resampled_as_in_torchvision(size: int, tmp_path: Path) -> None:
     model = theirs()
     torch.save(model.state_dict(), tmp_path / "m.pth")
     resize = import_torchvision().models.vision_transformer.interpolate_embeddings
@@ -83,7 +83,7 @@ def test_another_size_is_torchvisions_interpolation(size: int, tmp_path: Path) -
     check_close(vitreous.load(tmp_path / "m.pth", image_size=size), resized, (size, size))
 
 
-def test_older_names_of_the_mlp(tmp_path: Path) -> None:
+def test_names_before_2022_are_read(tmp_path: Path) -> None:
     model = theirs()
     state = {name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
              for name, tensor in model.state_dict().items()}  # fmt: skip
@@ -92,13 +92,13 @@ def test_older_names_of_the_mlp(tmp_path: Path) -> None:
     check_close(vitreous.load(tmp_path / "m.pth"), model, (32, 32))
 
 
-def test_averaged_weights_of_its_training_script(tmp_path: Path) -> None:
+def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
     average = torch.optim.swa_utils.AveragedModel(theirs())
     torch.save({"model": theirs().state_dict(), "model_ema": average.state_dict()}, tmp_path / "m.pth")
     check_close(vitreous.load(tmp_path / "m.pth"), average.module, (32, 32))
 
 
-def test_larger_models_see_the_whole_picture(tmp_path: Path) -> None:
+def test_larger_models_do_not_crop(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a layer with nothing in it
         model = import_torchvision().models.VisionTransformer(384, 128, 1, 1, 64, 32)
@@ -108,7 +108,7 @@ def test_larger_models_see_the_whole_picture(tmp_path: Path) -> None:
     assert ours.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0)
 
 
-def test_without_a_classifier(tmp_path: Path) -> None:
+def test_model_without_classifier_is_read(tmp_path: Path) -> None:
     model = theirs()
     model.heads = nn.Sequential()
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -133,7 +133,7 @@ def test_without_a_classifier(tmp_path: Path) -> None:
         ({"qk_norm": True}, "qk_norm"),
         ({"qk_scale": 0.5}, "qk_scale"),
         ({"head_dim": 16}, "head_dim"),
-        ({"qkv_bias": False}, "no bias on queries"),
+        ({"qkv_bias": False}, "no qkv_bias"),
         ({"mlp": SwiGlu()}, "SwiGLU"),
         ({"patch_norm": True, "patch_method": "linear"}, "patch_norm"),
         ({"position": Conditional()}, "position Conditional"),
@@ -144,13 +144,13 @@ def test_without_a_classifier(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_torchvision_has_no_place_for_is_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
     with pytest.raises(CannotHold, match=f"torchvision cannot hold this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="torchvision")
 
 
 @pytest.mark.parametrize("name", ["folder", "m.npz", "m.pdparams"])
-def test_it_is_one_file_of_torchs(name: str, tmp_path: Path) -> None:
+def test_other_suffixes_are_rejected(name: str, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"but torchvision is one file that ends in \.pth, \.pt, \.bin, \.safetensors$"
     ):
@@ -159,7 +159,7 @@ def test_it_is_one_file_of_torchs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"mlp": Gelu("tanh")}], ids=str)
-def test_other_numerics_need_a_word(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -> None:
     model = build(dataclasses.replace(CONFIG, **changes))
     with pytest.raises(CannotHold, match="would compute otherwise"):
         vitreous.save(model, tmp_path / "m.pth", format="torchvision")

@@ -1,120 +1,82 @@
-"""What stands around the tensors: wrappers, prefixes, shards, the config.json beside a file."""
+"""The content of a file decides how it is read, and other kinds of files are named in the error."""
 
-import json
-from collections.abc import Callable
+import pickle
+import pickletools
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
-from torch import Tensor
 
 import vitreous
-from vitreous.common.checks import BadValue
-from vitreous.model.build import build_vit
+from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
-from vitreous.weights.adapt import provenance_of
-from vitreous.weights.io.containers import open_found
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.model.vit import ViT
+from vitreous.weights.io.errors import BadCheckpoint
 
-CONFIG = ViTConfig(
-    image_size=(16, 16), patch_size=(8, 8), width=64, depth=1, num_heads=2, mlp_width=8, mlp=Gelu("erf"), num_classes=3
+SMALL = ViTConfig(
+    image_size=(32, 32), patch_size=(8, 8), width=64, depth=1, num_heads=1, mlp_width=64, num_classes=3, mlp=Gelu("erf")
 )
-Tensors = dict[str, Tensor]
 
 
-@pytest.fixture
-def tensors(tmp_path: Path) -> Tensors:
-    """Of a model, as timm has them."""
-    vitreous.save(build_vit(CONFIG), tmp_path / "plain.safetensors", format="timm")
-    return {name: tensor.clone() for name, tensor in open_found(tmp_path / "plain.safetensors").tensors.items()}
+def timm_state(folder: Path) -> tuple[ViT, dict[str, torch.Tensor]]:
+    """A model, and its tensors as timm names them."""
+    model = build(SMALL).eval()
+    vitreous.save(model, folder / "x.safetensors", format="timm")
+    return model, safetensors.torch.load_file(folder / "x.safetensors")
 
 
-def prefixed(tensors: Tensors, prefix: str) -> Tensors:
-    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+def check_same(file: Path, model: ViT) -> None:
+    images = torch.linspace(-1, 1, 3 * 32 * 32).view(1, 3, 32, 32)
+    assert torch.equal(vitreous.load(file)(images), model(images))
+
+
+def test_content_decides_the_kind_of_a_file(tmp_path: Path) -> None:
+    model, state = timm_state(tmp_path)
+    for name in ("a.pth", "a.npz", "a.pt.tar"):
+        safetensors.torch.save_file(state, tmp_path / name)
+        check_same(tmp_path / name, model)
+    for name in ("b.safetensors", "b.npz"):
+        for zipped in (True, False):
+            torch.save(state, tmp_path / name, _use_new_zipfile_serialization=zipped)
+            check_same(tmp_path / name, model)
+    with open(tmp_path / "c.bin", "wb") as stream:
+        np.savez(stream, **{name: tensor.numpy() for name, tensor in state.items()})
+    check_same(tmp_path / "c.bin", model)
 
 
 @pytest.mark.parametrize(
-    ("wrap", "inside"),
+    ("data", "message"),
     [
-        (lambda x: x, None),
-        (lambda x: {"state_dict": prefixed(x, "module.")}, ["state_dict"]),
-        (lambda x: {"state_dict": prefixed(x, "model.")}, ["state_dict"]),
-        (lambda x: {"model": {"module": prefixed(x, "_orig_mod.module.")}}, ["model", "module"]),
-        (lambda x: {"loss": torch.tensor(0.5), "model": x}, ["model"]),
-        (lambda x: {"state_dict": {"a": torch.zeros(1)}, "state_dict_ema": x}, ["state_dict_ema"]),
-        (lambda x: {"student": {"a": torch.zeros(1)}, "teacher": prefixed(x, "backbone.")}, ["teacher"]),
-        (lambda x: {"n_averaged": torch.tensor(3), **prefixed(x, "module.")}, None),
-    ],
-    ids=["none", "DDP", "Lightning", "twice", "beside a number", "averaged", "teacher", "AveragedModel"],
-)
-def test_wrappers_are_taken_off_and_said(
-    wrap: Callable[[Tensors], Any], inside: list[str] | None, tensors: Tensors, tmp_path: Path
-) -> None:
-    torch.save(wrap(tensors), tmp_path / "x.pth")
-    found = vitreous.load(tmp_path / "x.pth", overrides={"num_heads": 2})
-    assert torch.equal(found.state_dict()["head.weight"], tensors["head.weight"])
-    assert provenance_of(found).get("inside") == inside
-
-
-def test_numbers_of_several_types_become_those_of_the_widest(tensors: Tensors, tmp_path: Path) -> None:
-    mixed = {name: tensor.half() if "mlp" in name else tensor for name, tensor in tensors.items()}
-    torch.save(mixed, tmp_path / "x.pth")
-    found = vitreous.load(tmp_path / "x.pth")
-    assert {tensor.dtype for tensor in found.state_dict().values()} == {torch.float32}
-    assert found(torch.zeros(1, 3, 16, 16)).isfinite().all()
-
-
-@pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_a_file_of_a_folder_is_read_with_the_config_beside_it(format: str, tmp_path: Path) -> None:
-    vitreous.save(build_vit(CONFIG), tmp_path / "theirs", format=format)
-    found = vitreous.load(tmp_path / "theirs" / "model.safetensors")
-    assert found.config == vitreous.load(tmp_path / "theirs").config
-    assert isinstance(found.config, ViTConfig)
-    assert found.config.num_heads == 2
-
-
-def test_what_was_given_is_kept_as_provenance(tensors: Tensors, tmp_path: Path) -> None:
-    torch.save(tensors, tmp_path / "x.pth")
-    found = vitreous.load(tmp_path / "x.pth", overrides={"num_heads": 2, "mlp": Gelu("tanh")})
-    assert not any(line.startswith(("num_heads:", "mlp:")) for line in provenance_of(found)["assumed"])
-    vitreous.save(found, tmp_path / "ours")
-    given = provenance_of(vitreous.load(tmp_path / "ours"))["given"]
-    assert given == {"num_heads": 2, "mlp": {"kind": "Gelu", "approximation": "tanh"}}
-
-
-def test_what_is_changed_later_is_added_to_what_was_changed_before(tensors: Tensors, tmp_path: Path) -> None:
-    torch.save(tensors, tmp_path / "x.pth")
-    vitreous.save(vitreous.load(tmp_path / "x.pth", image_size=24), tmp_path / "ours")
-    changes = provenance_of(vitreous.load(tmp_path / "ours", image_size=32))["changes"]
-    assert [(one["from"], one["to"]) for one in changes] == [([16, 16], [24, 24]), ([24, 24], [32, 32])]
-
-
-@pytest.mark.parametrize(
-    ("shard", "content", "message"),
-    [
-        ("model.safetensors.index.json", None, "but weights are in"),
-        ("a\0.bin", None, "but weights are in"),
-        ("..", None, "but weights are in"),
-        ("sub/a.bin", None, "not in its own folder"),
-        ("missing.safetensors", None, "cannot be read"),
-        ("a.bin", [torch.zeros(1)], "holds a list"),
-        ("a.bin", {"b": torch.zeros(1)}, "promises a"),
+        (b"\n<!DOCTYPE html><html>", "is a web page, not weights"),
+        (b"<html>", "is a web page, not weights"),
+        (b"<?xml version='1.0'?><Error>", "is XML, probably an error message"),
+        (b'{"message": "Not Found"}', "is JSON, not weights"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "only the pointer of Git LFS"),
+        (b"\x1f\x8b\x08\0", "is compressed by gzip: unpack it first"),
+        (b"\x89HDF\r\n\x1a\n", "is HDF5, which is not supported"),
+        (b"last/".ljust(257, b"\0") + b"ustar\0", "is a tar archive: unpack it first"),
     ],
 )
-def test_an_index_names_files_of_weights_beside_it(shard: str, content: Any, message: str, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
-    if content is not None:
-        torch.save(content, tmp_path / shard)
-    with pytest.raises(BadCheckpoint, match=message):
-        vitreous.load(tmp_path)
+@pytest.mark.parametrize("name", ["x.pth", "x.safetensors", "x.npz", "x.pth.tar"])
+def test_other_kinds_of_files_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadCheckpoint, match=f"{name} .*{message}") as refusal:
+        vitreous.load(tmp_path / name)
+    assert "\n" not in str(refusal.value)
 
 
-def test_what_was_given_and_cannot_be_is_the_givers_mistake(tensors: Tensors, tmp_path: Path) -> None:
-    for given, message in (({"num_heads": 5}, "num_heads"), ({"num_head": 2}, "did you mean 'num_heads'")):
-        with pytest.raises(BadValue, match=message):
-            vitreous.load(tmp_path / "plain.safetensors", overrides=given)
-    vitreous.save(build_vit(CONFIG), tmp_path / "ours")
-    with pytest.raises(BadValue, match="num_heads"):
-        vitreous.load(tmp_path / "ours", overrides={"num_heads": 5})
+def test_a_pickle_that_begins_like_safetensors(tmp_path: Path) -> None:
+    data = pickletools.optimize(pickle.dumps({"{ab}": 1}, 2))
+    assert data[8:9] == b"{"
+    (tmp_path / "x.pth").write_bytes(data)
+    with pytest.raises(BadCheckpoint, match=r"no tensors under a known key; it has \{ab\}"):
+        vitreous.load(tmp_path / "x.pth")
+
+
+def test_plain_tar_is_refused(tmp_path: Path) -> None:
+    torch.save(timm_state(tmp_path)[1], tmp_path / "x.tar")
+    with pytest.raises(BadCheckpoint, match=r"ends in '\.tar', but weights are in"):
+        vitreous.load(tmp_path / "x.tar")

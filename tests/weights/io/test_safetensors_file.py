@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.safetensors_file import (
-    BadCheckpoint,
     Entry,
     check_tensors,
     read_header,
@@ -22,7 +22,7 @@ TENSORS = {
 }
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_tensors_are_read_back(tmp_path: Path) -> None:
     write_tensors(TENSORS, tmp_path / "x")
     read = read_tensors(tmp_path / "x")
     assert read.keys() == TENSORS.keys()
@@ -33,7 +33,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_header(tmp_path / "x")["transposed"] == Entry("F32", (5, 3))
 
 
-def test_the_library_reads_what_we_write_and_we_what_it_writes(tmp_path: Path) -> None:
+def test_files_are_exchanged_with_the_safetensors_library(tmp_path: Path) -> None:
     write_tensors(TENSORS, tmp_path / "ours")
     save_file({name: tensor.contiguous() for name, tensor in TENSORS.items()}, tmp_path / "theirs")
     for read in (load_file(tmp_path / "ours"), read_tensors(tmp_path / "theirs")):
@@ -41,7 +41,7 @@ def test_the_library_reads_what_we_write_and_we_what_it_writes(tmp_path: Path) -
         assert all(torch.equal(read[name], tensor) for name, tensor in TENSORS.items())
 
 
-def test_tensors_lie_in_memory_as_torch_would_have_them(tmp_path: Path) -> None:
+def test_tensors_are_aligned_like_torch_memory(tmp_path: Path) -> None:
     tensors = {f"{i}": torch.randn(i) for i in range(1, 200)} | {"x": torch.randn(48).half()}
     write_tensors(tensors, tmp_path / "x")
     mapped, read = load_file(tmp_path / "x"), read_tensors(tmp_path / "x")
@@ -52,19 +52,19 @@ def test_tensors_lie_in_memory_as_torch_would_have_them(tmp_path: Path) -> None:
         assert str(tmp_path / "x") in maps.read_text()
 
 
-def test_a_change_does_not_reach_the_file(tmp_path: Path) -> None:
+def test_changes_do_not_reach_the_file(tmp_path: Path) -> None:
     write_tensors(TENSORS, tmp_path / "x")
     read_tensors(tmp_path / "x")["a"].zero_()
     assert torch.equal(read_tensors(tmp_path / "x")["a"], TENSORS["a"])
 
 
-def test_what_was_read_can_be_written_over_itself(tmp_path: Path) -> None:
+def test_mapped_tensors_can_overwrite_their_file(tmp_path: Path) -> None:
     write_tensors(TENSORS, tmp_path / "x")
     write_tensors(read_tensors(tmp_path / "x"), tmp_path / "y")
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
 
 
-def test_what_was_forgotten_is_read_again(tmp_path: Path) -> None:
+def test_forgotten_pages_are_read_again(tmp_path: Path) -> None:
     write_tensors({"a": torch.arange(5000.0)}, tmp_path / "x")
     read = read_tensors(tmp_path / "x")
     assert read["a"].sum() == torch.arange(5000.0).sum()
@@ -72,7 +72,7 @@ def test_what_was_forgotten_is_read_again(tmp_path: Path) -> None:
     assert torch.equal(read["a"], torch.arange(5000.0))
 
 
-def test_what_begins_where_it_may_is_not_copied(tmp_path: Path) -> None:
+def test_aligned_tensors_are_not_copied(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(3), "b": torch.zeros(2000), "none": torch.zeros(0, 4)}, tmp_path / "x")
     read = read_tensors(tmp_path / "x", alignment=4)
     assert read["none"].shape == (0, 4)
@@ -81,7 +81,7 @@ def test_what_begins_where_it_may_is_not_copied(tmp_path: Path) -> None:
     assert read_tensors(tmp_path / "x")["b"].data_ptr() % 64 == 0
 
 
-def test_other_types_are_read_so_that_they_can_be_named(tmp_path: Path) -> None:
+def test_other_dtypes_are_read(tmp_path: Path) -> None:
     tensors = {
         "steps": torch.tensor([1, 2]),
         "mask": torch.tensor([True, False]),
@@ -108,7 +108,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_header(tmp_path / "y")
 
 
-def test_all_that_differs_is_listed_in_one_line() -> None:
+def test_all_differences_are_listed_in_one_line() -> None:
     found = {"head.weight": Entry("F32", (3, 4)), "head.bais": Entry("F32", (3,)), "norm": Entry("I64", (2,))}
     expected = {"head.weight": (5, 4), "head.bias": (3,), "norm": (2,), **{f"layer{i}": (1,) for i in range(9)}}
     with pytest.raises(BadCheckpoint) as error:
@@ -122,5 +122,5 @@ def test_all_that_differs_is_listed_in_one_line() -> None:
     )
 
 
-def test_nothing_is_said_of_what_fits() -> None:
+def test_matching_tensors_pass() -> None:
     check_tensors(Path("x"), {"a": Entry("BF16", (1,))}, {"a": (1,)})

@@ -1,10 +1,10 @@
-"""Whatever ends a process that saves, the folder holds a checkpoint that is whole."""
+"""A complete checkpoint remains when a saving process is killed or fails."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from native_models import assert_same
+from parity import check_identical
 from vitreous.model.config import ViTConfig
 from vitreous.weights.native import load_folder
 
@@ -48,21 +48,21 @@ assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
 """
 
 
-def test_killed_while_saving(tmp_path: Path) -> None:
-    """Twenty times at random moments: the checkpoint always loads, and is one that was saved, whole."""
+def test_kill_while_saving_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """After twenty kills at random moments, the checkpoint loads and is one complete version."""
     path = tmp_path / "folder" / "x"
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", KILLER, path], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 
-def test_killed_between_two_renames(saved: Path) -> None:
+def test_kill_between_two_renames_is_recovered(saved: Path) -> None:
     before = load_folder(saved)
     saved.rename(saved.with_name(".x.old"))
-    assert_same(load_folder(saved), before)
+    check_identical(load_folder(saved), before)
 
 
-def test_a_disk_that_is_full(saved: Path, small: ViTConfig) -> None:
-    """A limit on the size of files fails like a full disk; in a process of its own, as it holds for all of it."""
+def test_full_disk_keeps_the_previous_checkpoint(saved: Path, small: ViTConfig) -> None:
+    """A limit on file sizes fails like a full disk; it is set in a separate process."""
     before = load_folder(saved)
     code = (
         "import resource, sys; from vitreous.weights.native import *; model = load_folder(sys.argv[1])\n"
@@ -71,8 +71,8 @@ def test_a_disk_that_is_full(saved: Path, small: ViTConfig) -> None:
         "except OSError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code, saved], capture_output=True, text=True, check=True)
-    assert run.stdout.endswith("what was there before is intact\n"), run
+    assert run.stdout.endswith("the previous version is intact\n"), run
     assert "could not write" in run.stdout
     assert run.stdout.count("\n") == 1
-    assert_same(load_folder(saved), before)
+    check_identical(load_folder(saved), before)
     assert [path.name for path in saved.parent.iterdir()] == ["x"]

@@ -1,4 +1,4 @@
-"""What is not a checkpoint of ours, or no longer: it is named, and never overwritten."""
+"""Invalid checkpoint folders are named in errors and never overwritten."""
 
 import json
 import os
@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 import vitreous
+from native_models import load_state
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
-from vitreous.weights.io.safetensors_file import BadCheckpoint
-from vitreous.weights.native import is_checkpoint, load_folder, load_state, save_folder
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.native import is_checkpoint, load_folder, save_folder
 
 
 def edit(folder: Path, change: Any) -> None:
@@ -23,7 +24,7 @@ def edit(folder: Path, change: Any) -> None:
     (folder / "config.json").write_text(json.dumps(document))
 
 
-def test_a_folder_of_something_else_is_not_deleted(tmp_path: Path, small: ViTConfig, saved: Path) -> None:
+def test_other_folders_are_not_replaced(tmp_path: Path, small: ViTConfig, saved: Path) -> None:
     model = build(small)
     (tmp_path / "pictures").mkdir()
     save_folder(model, tmp_path / "pictures")  # empty
@@ -33,7 +34,7 @@ def test_a_folder_of_something_else_is_not_deleted(tmp_path: Path, small: ViTCon
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"pictures holds cat.jpg, which saving would delete"):
         save_folder(model, tmp_path / "pictures")
-    with pytest.raises(ValueError, match=r"other holds a config.json that is not ours"):
+    with pytest.raises(ValueError, match=r"other holds a config.json of another program"):
         save_folder(model, tmp_path / "other")
     with pytest.raises(OSError, match="file is not a folder"):
         save_folder(model, tmp_path / "file")
@@ -42,7 +43,7 @@ def test_a_folder_of_something_else_is_not_deleted(tmp_path: Path, small: ViTCon
     assert is_checkpoint(saved)
 
 
-def test_a_folder_that_is_none_says_so_and_points_to_one(tmp_path: Path, saved: Path) -> None:
+def test_folder_without_checkpoint_suggests_one(tmp_path: Path, saved: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"there is no checkpoint .*nowhere"):
         load_folder(tmp_path / "nowhere")
     with pytest.raises(BadCheckpoint, match=r"is not a checkpoint: it has no config.json$"):
@@ -63,7 +64,7 @@ def test_a_folder_that_is_none_says_so_and_points_to_one(tmp_path: Path, saved: 
 
 
 @pytest.mark.parametrize("format", [None, "vitreous", "timm"])
-def test_a_preset_is_no_checkpoint(format: str | None) -> None:
+def test_preset_is_not_a_checkpoint(format: str | None) -> None:
     with pytest.raises(BadCheckpoint, match=r"^ViT-S/16 is a preset, which has no weights: a checkpoint is a folder"):
         vitreous.load("ViT-S/16", format=format)
 
@@ -88,7 +89,7 @@ def test_a_preset_is_no_checkpoint(format: str | None) -> None:
         (lambda d: d.update(provenance=1), r"provenance is 1, but must be an object"),
     ],
 )
-def test_a_wrong_config_is_explained(saved: Path, change: Any, message: str) -> None:
+def test_invalid_config_is_explained(saved: Path, change: Any, message: str) -> None:
     edit(saved, change)
     with pytest.raises(BadCheckpoint, match=message) as error:
         load_folder(saved)
@@ -96,7 +97,7 @@ def test_a_wrong_config_is_explained(saved: Path, change: Any, message: str) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "vitreous", ', "[" * 100_000, "1" * 5000, "\x00"])
-def test_a_config_that_is_no_config(saved: Path, text: str) -> None:
+def test_invalid_json_is_refused(saved: Path, text: str) -> None:
     (saved / "config.json").write_text(text)
     with pytest.raises(BadCheckpoint, match=r"config.json (is not JSON|holds a|has format None|is nested too deeply)"):
         load_folder(saved)
@@ -105,13 +106,13 @@ def test_a_config_that_is_no_config(saved: Path, text: str) -> None:
         load_folder(saved)
 
 
-def test_a_huge_config_is_not_read(saved: Path) -> None:
+def test_huge_config_is_not_read(saved: Path) -> None:
     os.truncate(saved / "config.json", 1 << 40)
     with pytest.raises(BadCheckpoint, match="must have at most"):
         load_folder(saved)
 
 
-def test_other_tensors_are_listed(saved: Path) -> None:
+def test_missing_and_unexpected_tensors_are_listed(saved: Path) -> None:
     state = load_state(saved)
     state["head.weight"] = torch.zeros(6, 32)
     state["head.bais"] = state.pop("head.bias")
@@ -124,8 +125,8 @@ def test_other_tensors_are_listed(saved: Path) -> None:
     assert "norm.bias is I64" in str(e.value)
 
 
-def test_damaged_bytes_fail_by_name_or_not_at_all(saved: Path) -> None:
-    """Whatever happens to the header: an error of ours, or a model of the right shapes."""
+def test_damaged_header_is_refused_or_harmless(saved: Path) -> None:
+    """A damaged header gives a BadCheckpoint or a model of the right shapes."""
     whole = (saved / "model.safetensors").read_bytes()
     header = int.from_bytes(whole[:8], "little") + 8
     generator = random.Random(0)

@@ -1,4 +1,4 @@
-"""A model that is saved and loaded is the same to the last bit, and may be asked for with changes."""
+"""Saving and loading is bit-identical, with changes on request."""
 
 import dataclasses
 from pathlib import Path
@@ -6,30 +6,34 @@ from pathlib import Path
 import pytest
 import torch
 
-from native_models import MODELS, assert_same, randomised, thin
+from native_models import MODELS, load_state, thin
+from parity import check_identical, noisy
 from vitreous.model import options
+from vitreous.model.build import build
 from vitreous.model.presets import PRESETS
-from vitreous.weights.native import describe, load_folder, load_state, provenance_of, save_folder
+from vitreous.weights.adapt import provenance_of
+from vitreous.weights.load import describe
+from vitreous.weights.native import load_folder, save_folder
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back_is_bit_identical(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    model = randomised(MODELS[name]).to(dtype)
+def test_round_trip_is_bit_identical(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    model = noisy(build(MODELS[name])).to(dtype)
     save_folder(model, tmp_path / "x")
     loaded = load_folder(tmp_path / "x")
-    assert_same(model, loaded)
+    check_identical(model, loaded)
     assert not loaded.training
     images = torch.randn(1, 3, *model.config.image_size, dtype=dtype)
     assert torch.equal(model(images), loaded(images))
 
 
-def test_every_preset_belongs_to_a_kind_that_is_tested() -> None:
+def test_every_preset_is_covered() -> None:
     assert {repr(thin(config)) for config in PRESETS.values()} <= {repr(config) for config in MODELS.values()}
     assert len(MODELS) < len(PRESETS)
 
 
-def test_a_loaded_model_trains_and_its_file_stays(saved: Path) -> None:
+def test_training_a_loaded_model_keeps_its_file(saved: Path) -> None:
     before = (saved / "model.safetensors").read_bytes()
     model = load_folder(saved)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -39,10 +43,10 @@ def test_a_loaded_model_trains_and_its_file_stays(saved: Path) -> None:
     assert not torch.equal(model.state_dict()["head.weight"], load_state(saved)["head.weight"])
     assert (saved / "model.safetensors").read_bytes() == before
     save_folder(model, saved)  # over the file that it is mapped from
-    assert_same(model, load_folder(saved))
+    check_identical(model, load_folder(saved))
 
 
-def test_the_files_are_for_everyone_who_may_read_their_folder(saved: Path) -> None:
+def test_files_have_default_permissions(saved: Path) -> None:
     (saved.parent / "usual").write_text("")
     modes = {path.name: path.stat().st_mode for path in saved.iterdir()}
     assert modes == dict.fromkeys(
@@ -50,9 +54,9 @@ def test_the_files_are_for_everyone_who_may_read_their_folder(saved: Path) -> No
     )
 
 
-def test_the_folder_may_be_named_by_its_files(saved: Path) -> None:
+def test_path_of_a_file_means_its_folder(saved: Path) -> None:
     for name in ("model.safetensors", "config.json"):
-        assert_same(load_folder(saved / name), load_folder(str(saved)))
+        check_identical(load_folder(saved / name), load_folder(str(saved)))
 
 
 # ---- Changes ---------------------------------------------------------------------------------------------------------
@@ -63,11 +67,11 @@ def test_the_folder_may_be_named_by_its_files(saved: Path) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_another_image_size(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    model = randomised(MODELS[name]).to(dtype)
+    model = noisy(build(MODELS[name])).to(dtype)
     size = (model.config.image_size[0] * 2, model.config.image_size[1])
     save_folder(model, tmp_path / "x")
     loaded = load_folder(tmp_path / "x", image_size=size)
-    assert_same(loaded, model.resized(size))
+    check_identical(loaded, model.resized(size))
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     save_folder(loaded, tmp_path / "y")
     assert describe(tmp_path / "y").provenance["changes"] == [
@@ -79,8 +83,8 @@ def test_another_image_size(tmp_path: Path, name: str, dtype: torch.dtype) -> No
     "name", ["ViT-Ti/8", "TanhHead", "MlpHead", "DeiT-Ti/16-distilled", "DINOv2-S/14", "BiT-R50x1"]
 )
 @pytest.mark.parametrize("classes", [0, 3, 7])
-def test_a_fresh_head(tmp_path: Path, name: str, classes: int) -> None:
-    model = randomised(MODELS[name]).bfloat16()
+def test_new_head(tmp_path: Path, name: str, classes: int) -> None:
+    model = noisy(build(MODELS[name])).bfloat16()
     save_folder(model, tmp_path / "x")
     loaded = load_folder(tmp_path / "x", num_classes=classes)
     linear = {"head": options.LinearHead()} if name == "TanhHead" else {}  # pre-logits belong to pre-training
@@ -94,11 +98,11 @@ def test_a_fresh_head(tmp_path: Path, name: str, classes: int) -> None:
     pictures = torch.randn(1, 3, *model.config.image_size, dtype=torch.bfloat16)
     assert loaded(pictures).shape[1] == (classes or loaded(pictures).shape[1])
     save_folder(loaded, tmp_path / "y")
-    assert_same(loaded, load_folder(tmp_path / "y"))
+    check_identical(loaded, load_folder(tmp_path / "y"))
     assert {"field": "head", "to": "new"} in describe(tmp_path / "y").provenance["changes"]
 
 
-def test_overrides_change_what_has_no_shape(saved: Path) -> None:
+def test_overrides_change_fields_without_shape(saved: Path) -> None:
     model = load_folder(saved, overrides={"num_heads": 2, "norm_eps": 1e-5, "dropout": options.Dropout(hidden=0.5)})
     assert (model.config.num_heads, model.config.norm_eps, model.config.dropout.hidden) == (2, 1e-5, 0.5)
     fields = [change["field"] for change in provenance_of(model)["changes"]]

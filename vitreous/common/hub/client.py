@@ -1,4 +1,4 @@
-"""Listings and files of a Hugging Face hub, through huggingface_hub and into its cache."""
+"""Fetches listings and files of a Hugging Face hub into huggingface_hub's cache."""
 
 import contextlib
 import hashlib
@@ -31,10 +31,9 @@ def metadata() -> contextlib.AbstractContextManager[None]:
 
 
 def fetch(repository: str, files: Collection[RepoSibling], revision: str | None, repo_type: str = "model") -> Path:
-    """Fetch files of the hub's listing into huggingface_hub's cache, and return the folder of their commit.
+    """Fetch files of the hub's listing into the cache, and return the folder of their commit.
 
-    Each is compared with its checksum as soon as it has arrived, so that none stays in the cache unverified because
-    another failed. A size that the listing lacks is taken from the answer to the HEAD request.
+    Each file is compared with its checksum when it arrives, so that no unverified file stays in the cache.
     """
     pace = Pace(f"{constants.ENDPOINT}: the download of {repository}")
 
@@ -57,7 +56,7 @@ def fetch(repository: str, files: Collection[RepoSibling], revision: str | None,
 
     for file in files:
         check_file_name(file.rfilename)
-    # Xet has a client of its own, which has none of these bounds.
+    # The client of Xet has none of these bounds.
     with _FETCHING, _set(constants, "HF_HUB_DISABLE_XET", True), ThreadPoolExecutor(WORKERS) as pool:
         futures = [pool.submit(fetch_file, file) for file in files]
         try:
@@ -65,15 +64,12 @@ def fetch(repository: str, files: Collection[RepoSibling], revision: str | None,
         finally:
             pool.shutdown(cancel_futures=True)
     if len(folders) != 1:
-        raise BadAnswer(f"{repository} has changed while it was being fetched: try again")
+        raise BadAnswer(f"{repository} has changed during the download: try again")
     return folders.pop()
 
 
 def _check_sum(folder: Path, file: RepoSibling) -> None:
-    """Compare a file in the cache with its SHA-256 if it is large, otherwise with git's checksum.
-
-    A wrong file is removed, so that it will be fetched again.
-    """
+    """Compare a file with its SHA-256 if it is large, otherwise with git's checksum; remove a wrong one."""
     path = folder / file.rfilename
     with path.open("rb") as stream:
         if file.lfs is not None:
@@ -89,13 +85,10 @@ def _check_sum(folder: Path, file: RepoSibling) -> None:
 
 
 def _remove(folder: Path, path: Path) -> None:
-    """Remove a file of a snapshot and the blob that it links to, which must be in the cache's folder of blobs.
-
-    `unlink` removes an entry of a folder and never what a link points to; the path is compared without following links.
-    """
+    """Remove a file of a snapshot and the blob that it links to, if that is in the cache's folder of blobs."""
     blob = Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else None
     path.unlink()
-    if blob is not None and blob.parent == folder.parents[1] / "blobs":  # blobs/ lies beside snapshots/COMMIT/
+    if blob is not None and blob.parent == folder.parents[1] / "blobs":  # beside snapshots/COMMIT/
         blob.unlink(missing_ok=True)
 
 
@@ -110,14 +103,14 @@ def _set(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def check_file_name(name: object) -> None:
-    """Raise BadAnswer for a name that does not stay in its folder on every system."""
+    """Raise BadAnswer for a name that could leave its folder on any system."""
     good = isinstance(name, str) and len(name) <= MAX_PATH and name.isprintable() and not set(name) & set("\\:")
     if not good or {"", ".", ".."} & set(str(name).split("/")):
         raise BadAnswer(f"{constants.ENDPOINT} lists {str(name)[:100]!r}, which is not the name of a file")
 
 
 def check_commit(commit: object) -> str:
-    """Return a commit, which becomes the name of a folder. Raises BadAnswer if it is no hash."""
+    """Return a commit, which becomes the name of a folder. Raise BadAnswer if it is not a hash."""
     if not isinstance(commit, str) or not re.fullmatch("[0-9a-f]{40}", commit):
         raise BadAnswer(f"{constants.ENDPOINT} has sent the commit {str(commit)[:100]!r}, but must send 40 hex digits")
     return commit

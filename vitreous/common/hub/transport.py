@@ -1,7 +1,7 @@
 """Transport for huggingface_hub's HTTP client that bounds and checks every answer of a hub.
 
-huggingface_hub believes its hub: it reads an answer of any length for any time, and names files in its cache by the
-headers of an answer. Inside `exchange()` it does neither. Requests of other code in the same process are not touched.
+huggingface_hub reads answers of any length for any time, and names files in its cache by headers. Inside `exchange()`
+both are checked. Requests of other code in the same process are unaffected.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from vitreous.common.network import MIN_BYTES_PER_SECOND, BackgroundReader, BadA
 
 MAX_METADATA_BYTES = 1 << 26  # 64 MiB, the listing of about 250,000 files
 METADATA_SECONDS = 60.0  # for a whole answer
-MAX_WAIT_SECONDS = 60  # that a hub may ask to wait before the next request
+MAX_WAIT_SECONDS = 60  # the longest accepted Retry-After
 OFFICIAL = "https://huggingface.co"
 
 
 @dataclass
 class Exchange:
-    """The requests that one call makes: about a repository, or to fetch one of its files."""
+    """The requests of one call: about a repository, or for one of its files."""
 
     file: str | None = None
     size: int | None = None  # bytes of the file, as declared by the hub
@@ -43,7 +43,7 @@ _INSTALLING = threading.Lock()
 
 @contextlib.contextmanager
 def exchange(requests: Exchange) -> Iterator[None]:
-    """Bound and check the answers to all requests of this thread within the block."""
+    """Bound and check all answers in this thread within the block."""
     _install()
     token = _EXCHANGE.set(requests)
     try:
@@ -53,7 +53,7 @@ def exchange(requests: Exchange) -> Iterator[None]:
 
 
 def _install() -> None:
-    """Give huggingface_hub's client our transport, around that of the factory which was set before."""
+    """Wrap the transport of huggingface_hub's client."""
     with _INSTALLING:
         factory = _http._GLOBAL_CLIENT_FACTORY
         if not isinstance(factory, _BoundedFactory):
@@ -75,7 +75,7 @@ class _BoundedFactory:
 
 
 class BoundedTransport(httpx2.BaseTransport):
-    """Checks and bounds the answers to requests of an exchange; leaves all others alone."""
+    """Checks and bounds the answers to requests of an exchange, and no others."""
 
     def __init__(self, transport: httpx2.BaseTransport) -> None:
         self.transport = transport
@@ -85,8 +85,8 @@ class BoundedTransport(httpx2.BaseTransport):
         if exchange is None:
             return self.transport.handle_request(request)
         if exchange.pace is not None:
-            exchange.pace.add(0)  # connections that break again and again without bringing anything are slow, too
-        request.headers["Accept-Encoding"] = "identity"  # or few bytes could unpack to many
+            exchange.pace.add(0)  # connections that keep breaking are slow, too
+        request.headers["Accept-Encoding"] = "identity"  # a few compressed bytes could unpack to many
         if not may_see_token(request.url):
             request.headers.pop("Authorization", None)
 
@@ -121,18 +121,15 @@ class BoundedTransport(httpx2.BaseTransport):
         self.transport.close()
 
 
+@dataclass
 class _BoundedStream(httpx2.SyncByteStream):
-    """The body of an answer: at most `limit` bytes, and in time."""
+    """The body of an answer, bounded in size and time."""
 
-    def __init__(
-        self,
-        reader: BackgroundReader[httpx2.Response | bytes],
-        limit: int,
-        end: float | None,
-        pace: Pace | None,
-        name: str,
-    ) -> None:
-        self.reader, self.limit, self.end, self.pace, self.name = reader, limit, end, pace, name
+    reader: BackgroundReader[httpx2.Response | bytes]
+    limit: int
+    end: float | None
+    pace: Pace | None
+    name: str
 
     def __iter__(self) -> Iterator[bytes]:
         total = 0
@@ -156,12 +153,12 @@ class _BoundedStream(httpx2.SyncByteStream):
 
 
 def _named(request: httpx2.Request) -> str:
-    """The request, without its query: that may be a signature."""
+    """Describe a request without its query, which may be a signature."""
     return f"the answer to {request.method} {request.url.copy_with(query=None)}"
 
 
 def _deadline(request: httpx2.Request) -> float | None:
-    """The time by which an answer must be complete, with time to send a request that has a body."""
+    """Return the time by which an answer must be complete, including the time to send a body."""
     if "Transfer-Encoding" in request.headers:
         return None  # an upload of unknown length
     to_send = int(request.headers.get("Content-Length") or 0)
@@ -173,7 +170,7 @@ def _is_file(exchange: Exchange, request: httpx2.Request, response: httpx2.Respo
 
 
 def may_see_token(url: httpx2.URL) -> bool:
-    """True for the hub itself, on its own port or encrypted, and for the official hub, to which mirrors redirect."""
+    """Return True for the hub itself, on its port or encrypted, and for the official hub, to which mirrors redirect."""
     hub = httpx2.URL(constants.ENDPOINT)
     upgraded = url.scheme == "https" and url.host == hub.host
     return upgraded or url.origin in (hub.origin, httpx2.URL(OFFICIAL).origin)
@@ -193,7 +190,7 @@ def _check_headers(exchange: Exchange, request: httpx2.Request, response: httpx2
             raise bad(header, "no control characters")
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise bad("Content-Encoding", "none, as none was accepted")
-    # huggingface_hub makes names of files and folders of these.
+    # huggingface_hub names files and folders by these.
     if not re.fullmatch("[0-9a-f]{40}", response.headers.get("X-Repo-Commit", "0" * 40)):
         raise bad("X-Repo-Commit", "40 hex digits")
     if exchange.file is not None and request.method == "HEAD":
@@ -208,7 +205,7 @@ def _check_headers(exchange: Exchange, request: httpx2.Request, response: httpx2
 
 
 def _requested_wait(response: httpx2.Response) -> int:
-    """Return the seconds that huggingface_hub would sleep before it repeats the request."""
+    """Return the seconds that huggingface_hub would wait before a retry."""
     if response.status_code not in (408, 429, 500, 502, 503, 504):
         return 0
     limit = _http.parse_ratelimit_headers(response.headers)
@@ -219,8 +216,7 @@ def _requested_wait(response: httpx2.Response) -> int:
 
 
 def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
-    """Files may come from other hosts, as large ones do. Answers about a repository may not, nor anything unencrypted
-    in place of something encrypted."""
+    """Refuse redirects from encrypted to unencrypted, and of answers about a repository to other hosts."""
     location = response.headers["Location"]
     try:
         target = request.url.join(location)
@@ -233,7 +229,7 @@ def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2
 
 
 def _check_size(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> int:
-    """Return the bytes that the body may have. Raises BadAnswer for sizes that are too large or contradict."""
+    """Return the maximal size of the body. Raise BadAnswer for sizes that are too large or contradictory."""
     length = response.headers.get("Content-Length")
     if exchange.file is not None and request.method == "HEAD" and not response.is_error:
         size = response.headers.get("X-Linked-Size") or (None if response.is_redirect else length)

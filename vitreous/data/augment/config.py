@@ -1,4 +1,4 @@
-"""How training pictures are varied. Plain numbers, without torch, so that the command line can read and show them."""
+"""Configuration of augmentation: plain numbers, without torch, so that the command line can import it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,11 +7,12 @@ from vitreous.common.checks import check_choice, check_real, check_whole, fail
 
 CROPS = ("resized", "padded", "none")
 POLICIES = ("none", "randaugment", "trivial", "three")
+SCALE = "a (from, to) pair of numbers with 0 < from <= to <= 1"
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to a training picture, in this order. The default is the crop and flip that everyone uses.
+    """Augmentation of training images, applied in this order. The default is the usual crop and flip.
 
     >>> Augmentation(policy="randaugment", mixup=0.8, cutmix=1.0, repeats=3).crop
     'resized'
@@ -22,73 +23,63 @@ class Augmentation:
     """
 
     crop: Literal["resized", "padded", "none"] = "resized"
-    """"resized": a random part at a random scale and aspect. "padded", for small pictures: an eighth of the size is
-    added on every side, by reflection, and a window of the old size is cut out."""
+    """"resized": a random crop of random scale and aspect. "padded", for small images: pad by an eighth of the size on
+    every side, by reflection, and crop to the old size."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    """The part of the picture's area that a resized crop shows, from and to."""
+    """Smallest and largest fraction of the image's area in a resized crop."""
     flip: float = 0.5
-    """The probability of a horizontal flip."""
+    """Probability of a horizontal flip."""
     policy: Literal["none", "randaugment", "trivial", "three"] = "none"
-    """"trivial": TrivialAugment (wide), one operation of a random strength. "three": DeiT-III's, one of greyscale,
-    solarise and blur; its recipe adds colour_jitter=0.3."""
+    """"trivial": TrivialAugment (wide), one operation of random strength. "three": DeiT-III's 3-Augment, one of
+    greyscale, solarize and blur; its recipe adds colour_jitter=0.3."""
     policy_layers: int = 2
-    """RandAugment: how many operations, one after the other."""
+    """RandAugment: number of operations, in sequence."""
     policy_magnitude: float = 9.0
-    """RandAugment: how strong they are; 10 is the full strength of AutoAugment's table."""
+    """RandAugment: strength of the operations; 10 is the full strength of AutoAugment's table."""
     colour_jitter: float = 0.0
-    """Brightness, contrast and saturation are each multiplied by a number within this distance from 1."""
+    """Largest distance from 1 of the factors of brightness, contrast and saturation."""
     erasing: float = 0.0
-    """The probability that a rectangle is replaced by noise."""
+    """Probability that a rectangle is replaced by noise."""
     mixup: float = 0.0
-    """Mixup's Beta parameter; 0 is off. With cutmix as well, half of the pairs get either."""
+    """Mixup's Beta parameter; 0 is off. With cutmix as well, each is applied to half of the pairs."""
     cutmix: float = 0.0
     """CutMix's Beta parameter; 0 is off."""
     repeats: int = 1
-    """How many different variants of a picture an epoch shows (repeated augmentation); pictures per epoch stay."""
+    """Variants of an image in one epoch (repeated augmentation); the number of images per epoch is unchanged."""
 
     def __post_init__(self) -> None:
         check_choice("augmentation.crop", self.crop, CROPS)
-        check_range("augmentation.crop_scale", self.crop_scale)
+        if not isinstance(self.crop_scale, tuple) or len(self.crop_scale) != 2:
+            fail("augmentation.crop_scale", self.crop_scale, SCALE)
+        for number in self.crop_scale:
+            check_real("augmentation.crop_scale", number, 0, 1)
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1]:
+            fail("augmentation.crop_scale", self.crop_scale, SCALE)
         check_real("augmentation.flip", self.flip, 0, 1)
         check_choice("augmentation.policy", self.policy, POLICIES)
         check_whole("augmentation.policy_layers", self.policy_layers, 1, 8)
         check_real("augmentation.policy_magnitude", self.policy_magnitude, 0, 15)
         check_real("augmentation.colour_jitter", self.colour_jitter, 0, 1)
         check_real("augmentation.erasing", self.erasing, 0, 1)
-        check_beta("augmentation.mixup", self.mixup)
-        check_beta("augmentation.cutmix", self.cutmix)
+        for name, beta in (("augmentation.mixup", self.mixup), ("augmentation.cutmix", self.cutmix)):
+            check_real(name, beta, 0, 32)
+            if 0 < beta < 0.01:  # Beta's quantiles cannot be computed
+                fail(name, beta, "0 (off) or a number from 0.01 to 32")
         check_whole("augmentation.repeats", self.repeats, 1, 16)
 
 
 def check_with_masks(augmentation: Augmentation) -> None:
-    """Whether a mask can go along. It follows crops and flips, and colours do not concern it; nothing else is known.
+    """Reject augmentation that masks cannot follow: they follow crops and flips only.
 
     >>> check_with_masks(Augmentation(policy="trivial"))
     Traceback (most recent call last):
         ...
-    vitreous.common.checks.BadValue: augmentation.policy is 'trivial', but must be 'none' or 'three' where pictures \
-have masks: it rotates, shears and shifts pictures, and masks would stay behind
+    vitreous.common.checks.BadValue: augmentation.policy is 'trivial', but must be 'none' or 'three' for images \
+with masks: it rotates, shears and shifts images, but not masks
     """
     if augmentation.policy in ("randaugment", "trivial"):
-        why = "it rotates, shears and shifts pictures, and masks would stay behind"
-        fail("augmentation.policy", augmentation.policy, f"'none' or 'three' where pictures have masks: {why}")
+        why = "it rotates, shears and shifts images, but not masks"
+        fail("augmentation.policy", augmentation.policy, f"'none' or 'three' for images with masks: {why}")
     for name in ("mixup", "cutmix"):
         if value := getattr(augmentation, name):
-            fail(f"augmentation.{name}", value, "0 where pictures have masks: it mixes the labels of pictures only")
-
-
-def check_range(field: str, value: object) -> None:
-    allowed = "a (from, to) pair of numbers with 0 < from <= to <= 1"
-    if not isinstance(value, tuple) or len(value) != 2:
-        fail(field, value, allowed)
-    for number in value:
-        check_real(field, number, 0, 1)
-    if not 0 < value[0] <= value[1]:
-        fail(field, value, allowed)
-
-
-def check_beta(field: str, value: object) -> None:
-    """0, or a number that Beta's quantiles can be computed for."""
-    check_real(field, value, 0, 32)
-    if isinstance(value, int | float) and 0 < value < 0.01:
-        fail(field, value, "0 (off) or a number from 0.01 to 32")
+            fail(f"augmentation.{name}", value, "0 for images with masks: it mixes labels, but not masks")

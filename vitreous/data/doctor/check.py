@@ -1,133 +1,202 @@
-"""A data set's doctor: every picture is read and decoded once, and what is wrong or odd is named.
+"""Check a data set: read and decode every image once, and report everything that is wrong or odd.
 
-Unlike opening a data set to train on it, a check does not stop at the first problem.
+Unlike opening a data set for training, a check does not stop at the first problem.
 """
 
-import json
-import os
+import hashlib
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.progress import track
+import numpy as np
 
-from vitreous.common.checks import fail
-from vitreous.common.terminal import console as standard_output
-from vitreous.common.text import SafeConsole
+from vitreous.common.checks import Size, fail
 from vitreous.data.doctor.contact_sheet import check_name, write_sheet
-from vitreous.data.doctor.findings import Entry, Report
-from vitreous.data.doctor.image_report import Look, look_at
-from vitreous.data.doctor.mask_report import MaskReport, cover_of
-from vitreous.data.masks.folders import has_masks, open_mask_folder
+from vitreous.data.doctor.report import DataReport, MaskCoverage, MaskReport, Sample, UnreadableSample, unlearnable
+from vitreous.data.image import colour_modes
+from vitreous.data.image.decoding import UnreadableImage, decode, size_of
+from vitreous.data.masks.files import map_in_threads
+from vitreous.data.masks.folders import open_mask_folder
 from vitreous.data.open import find_data
-from vitreous.data.sources.base import Source
-from vitreous.data.split import Found, arrange, label_problems, occurring
+from vitreous.data.sources.base import Source, StoredImage
+from vitreous.data.sources.folders import has_masks, local_path
+from vitreous.data.split import FoundData, class_counts, label_problems, make_splits
+from vitreous.model.options import IGNORED
+
+SMALL = 32  # pixels of the shorter side
+EXTREME = 4  # ratio of the longer to the shorter side
+
+# Odd properties of an image, in the order of the report.
+ODDITIES = (
+    "grey",
+    "CMYK",
+    "more than 8 bits",
+    "palette",
+    "alpha",
+    "animated",
+    f"smaller than {SMALL} pixels",
+    f"more than {EXTREME} times as long as wide",
+    "turned by EXIF",
+)
 
 
-def check(spec: str, root: Path | None = None) -> Report:
-    """Look at every picture of a data set. Raises only if there is nothing to look at."""
-    return examine(*_divide(find_data(spec, root)))
+def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None = None) -> DataReport:
+    """Check every image, and every mask, of a data set; raises only if there is nothing to check.
 
-
-def run_check(spec: str, root: Path | None, out: Path | None, as_json: bool) -> int:
-    """`vitreous data check`: print the report, write a contact sheet to `out`, return the number of problems."""
-    path = Path(spec).expanduser()
-    path = root / path if root is not None and (root / path).exists() else path
+    `spec` and `root` are as in `open_data`. `contact_sheet` is the PNG file to draw some images of every class to.
+    """
+    path = local_path(spec, root)
     if has_masks(path):
-        if out is not None:
-            fail("out", out, "left out for pictures with masks: the contact sheet is one of classes")
-        return _run_mask_check(path, as_json)
-    if out is not None:
-        check_name(out)
-    found, parts, note = _divide(find_data(spec, root))
-    report = examine(found, parts, note)
-    sheet = write_sheet(parts, out) if out is not None else None
-    if as_json:
-        print(json.dumps(report.to_dict() | {"contact_sheet": str(sheet) if sheet else None}, indent=2))
-        return report.problems
-    console = standard_output(markup=True, soft_wrap=True)
-    console.print(report)
-    if sheet is not None:
-        console.print(f"contact sheet: {sheet}", markup=False)
-    return report.problems
+        if contact_sheet is not None:
+            fail("out", contact_sheet, "omitted for images with masks: the contact sheet shows classes of images")
+        return _check_masked(path)
+    if contact_sheet is not None:
+        check_name(contact_sheet)
+    found = find_data(spec, root)
+    splits, note = _divide(found)
+    report = _examine(found, splits, note)
+    if contact_sheet is not None:
+        report = replace(report, contact_sheet=str(write_sheet(splits, contact_sheet)))
+    return report
 
 
-def check_masks(path: Path) -> MaskReport:
-    """Look at every picture and every mask."""
+def _check_masked(path: Path) -> DataReport:
     try:
         found = open_mask_folder(path)
     except ValueError as error:
         name = path.resolve().name
-        return MaskReport(name, [line.removeprefix(f"{name}: ") for line in str(error).splitlines()])
-    found, parts, note = _divide(found)
-    classes = next(iter(parts.values())).mask_classes
-    cover = {part: cover_of(source) for part, source in parts.items()}
-    return MaskReport(found.name, [], classes, cover, examine(found, parts, note))
+        return DataReport(name, masks=MaskReport([line.removeprefix(f"{name}: ") for line in str(error).splitlines()]))
+    splits, note = _divide(found)
+    classes = next(iter(splits.values())).mask_classes
+    coverage = {split: _coverage(source) for split, source in splits.items()}
+    masks = MaskReport(unlearnable(classes, coverage), classes, coverage)
+    return replace(_examine(found, splits, note), masks=masks)
 
 
-def _run_mask_check(path: Path, as_json: bool) -> int:
-    report = check_masks(path)
-    if as_json:
-        print(json.dumps(report.to_dict(), indent=2))
-    else:
-        standard_output(markup=True, soft_wrap=True).print(report)
-    return report.count
-
-
-def _divide(found: Found) -> tuple[Found, dict[str, Source], str]:
-    """The parts as they would be trained on, or as they lie there if that cannot be; and how they came about."""
+def _divide(found: FoundData) -> tuple[dict[str, Source], str]:
+    """The splits as for training, or as found if that fails; and a note on their origin."""
     try:
-        data = arrange(found, val_fraction=0.2, seed=0)
+        data = make_splits(found, val_fraction=0.2, seed=0)
     except ValueError as error:
         if not found.problems and not label_problems(found):  # then dividing it failed
             found.problems.append(str(error).removeprefix(f"{found.name}: "))
-        return found, found.parts, "; ".join(found.notes)
-    parts = {"train": data.train, "val": data.val} | ({"test": data.test} if data.test is not None else {})
-    return found, parts, data.note
+        return found.splits, "; ".join(found.notes)
+    splits = {"train": data.train, "val": data.val} | ({"test": data.test} if data.test is not None else {})
+    return splits, data.note
 
 
-def examine(found: Found, parts: dict[str, Source], note: str) -> Report:
-    """The report on some parts. Decoding releases Python's lock, so threads are enough to use every core."""
-    places = [(part, index) for part, source in parts.items() for index in range(len(source))]
+def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataReport:
+    """Check every image of the splits."""
+    keys = [(split, index) for split, source in splits.items() for index in range(len(source))]
 
-    def look(place: tuple[str, int]) -> Look:
-        part, index = place
+    def check(key: tuple[str, int]) -> ImageCheck:
+        split, index = key
         try:
-            return look_at(parts[part].picture(index))
+            return check_image(splits[split].image(index))
         except OSError as error:
-            return Look(f"{place}".encode(), None, (), error.strerror or str(error))
+            return ImageCheck(error=error.strerror or str(error))
 
-    console = SafeConsole(stderr=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        some = (places[start : start + 4096] for start in range(0, len(places), 4096))  # a pool takes all it is given
-        stream = (seen for chunk in some for seen in pool.map(look, chunk))
-        looks = list(track(stream, "looking", len(places), console=console, disable=not console.is_terminal))
-    entries = [_entry(parts[part], part, index) for part, index in places]
-    odd: dict[str, list[Entry]] = defaultdict(list)
-    twins: dict[bytes, list[Entry]] = defaultdict(list)
-    for entry, seen in zip(entries, looks, strict=True):
-        twins[seen.digest].append(entry)
-        for kind in seen.odd:
-            odd[kind].append(entry)
-    groups = [group for group in twins.values() if len(group) > 1]
-    leaks = [group for group in groups if len({entry.part for entry in group}) > 1]
-    conflicts = [group for group in groups if len({entry.label for entry in group}) > 1]
-    told = {id(group) for group in (*leaks, *conflicts)}
-    sizes = sorted((seen.size for seen in looks if seen.size is not None), key=lambda size: size[0] * size[1])
-    return Report(
+    checks = map_in_threads(check, keys, "checking images")
+    odd: dict[str, list[Sample]] = defaultdict(list)
+    copies: dict[bytes, list[Sample]] = defaultdict(list)
+    unreadable, sizes = [], []
+    for (split, index), checked in zip(keys, checks, strict=True):
+        source = splits[split]
+        label = source.classes[source.labels[index]] if found.labelled else ""
+        sample = Sample(split, label, source.name(index))
+        if checked.size is None:  # one problem, even if another file is the same
+            unreadable.append(UnreadableSample(split, label, sample.name, checked.error))
+            continue
+        sizes.append(checked.size)
+        copies[checked.digest].append(sample)
+        for kind in checked.odd:
+            odd[kind].append(sample)
+    sizes.sort(key=lambda size: size[0] * size[1])
+    groups = [group for group in copies.values() if len(group) > 1]
+    leaks = [group for group in groups if len({sample.split for sample in group}) > 1]
+    conflicts = [group for group in groups if len({sample.label for sample in group}) > 1]
+    return DataReport(
         name=found.name,
         note=note,
-        counts={part: occurring(source) for part, source in parts.items()},
+        counts={split: class_counts(source) for split, source in splits.items()},
         label_problems=found.problems + label_problems(found),
-        unreadable=[(entry, seen.error) for entry, seen in zip(entries, looks, strict=True) if seen.error is not None],
+        unreadable=unreadable,
         leaks=leaks,
         conflicts=conflicts,
-        duplicates=[group for group in groups if id(group) not in told],
+        duplicates=[group for group in groups if len({(sample.split, sample.label) for sample in group}) == 1],
         odd=dict(odd),
-        sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1]) if sizes else None,
-        damaged=tuple(found.damaged),
+        sizes={"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]} if sizes else {},
+        damaged=found.damaged,
     )
 
 
-def _entry(source: Source, part: str, index: int) -> Entry:
-    return Entry(part, source.classes[source.labels[index]], source.name(index))
+# ---- One image -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ImageCheck:
+    """The size and oddities of an image, or the reason why it cannot be read."""
+
+    digest: bytes = b""  # of the stored bytes: equal for copies of a file
+    size: Size | None = None
+    odd: tuple[str, ...] = ()
+    error: str = ""
+
+
+def check_image(image: StoredImage) -> ImageCheck:
+    """Decode the image, as training will."""
+    stored = image if isinstance(image, bytes) else repr(image.shape).encode() + image.tobytes()
+    digest = hashlib.blake2b(stored, digest_size=16).digest()
+    try:
+        height, width = size_of(image)
+        decode(image, at_least=(SMALL, SMALL))
+        odd = _array_oddities(image) if isinstance(image, np.ndarray) else _file_oddities(image)
+    except UnreadableImage as error:
+        return ImageCheck(digest, error=str(error))
+    if min(height, width) < SMALL:
+        odd.add(f"smaller than {SMALL} pixels")
+    if max(height, width) > EXTREME * min(height, width):
+        odd.add(f"more than {EXTREME} times as long as wide")
+    return ImageCheck(digest, (height, width), tuple(name for name in ODDITIES if name in odd))
+
+
+def _array_oddities(pixels: np.ndarray) -> set[str]:
+    channels = pixels.shape[2] if pixels.ndim == 3 else 1
+    return {"grey"} if channels == 1 else {"alpha"} if channels == 4 else set()
+
+
+def _file_oddities(data: bytes) -> set[str]:
+    """Oddities by the header."""
+    image = colour_modes.open_image(data)
+    deep = image.mode == "F" or image.mode.startswith("I")
+    # A phone's MPO file has several frames too, but they are one image and its preview.
+    animated = image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    present = {
+        "grey": deep or image.mode in ("1", "L", "LA", "La"),
+        "CMYK": image.mode == "CMYK",
+        "more than 8 bits": deep,
+        "palette": image.mode in ("P", "PA"),
+        "alpha": image.has_transparency_data,
+        "animated": animated,
+        "turned by EXIF": colour_modes.orientation_of(image, data) != 1,
+    }
+    return {name for name, true in present.items() if true}
+
+
+# ---- Masks -----------------------------------------------------------------------------------------------------------
+
+
+def _coverage(source: Source) -> MaskCoverage:
+    """Count the pixels of every class in the masks of a split."""
+    k = len(source.mask_classes)
+
+    def count(index: int) -> np.ndarray:
+        return np.bincount(source.mask(index).ravel(), minlength=IGNORED + 1)
+
+    images, pixels = np.zeros(k, np.int64), np.zeros(IGNORED + 1, np.int64)
+    for counts in map_in_threads(count, range(len(source)), "counting pixels"):
+        images += counts[:k] > 0
+        pixels += counts
+    labelled = max(int(pixels[:k].sum()), 1)
+    ignored = float(pixels[IGNORED] / max(pixels.sum(), 1))
+    return MaskCoverage(images.tolist(), (pixels[:k] / labelled).tolist(), ignored)

@@ -1,4 +1,4 @@
-"""A contact sheet: some pictures of every class, with its name and how many there are."""
+"""A contact sheet: some images of every class, with its name and number of images."""
 
 import math
 from collections.abc import Mapping
@@ -9,29 +9,29 @@ from PIL import Image, ImageDraw
 
 from vitreous.common.checks import fail
 from vitreous.common.fonts import font_for
-from vitreous.data.image.decode import UnreadableImage, decode
+from vitreous.data.image.decoding import UnreadableImage, decode
 from vitreous.data.sources.base import Source
 
 THUMB, GAP, CAPTION = 96, 6, 18
 
 
 def check_name(path: Path) -> None:
-    """Whether a sheet can be called so."""
+    """Reject file names that are not PNG."""
     if path.suffix.lower() != ".png" or path.is_dir():
-        fail("out", path, "the name of a file that ends in .png")
+        fail("out", path, "a file name that ends in .png")
 
 
-def write_sheet(parts: Mapping[str, Source], path: Path) -> Path:
-    """Write the sheet as a PNG, in a new folder if need be."""
+def write_sheet(splits: Mapping[str, Source], path: Path) -> Path:
+    """Write the sheet as a PNG, and create its folder."""
     check_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    contact_sheet(parts).save(path)
+    contact_sheet(splits).save(path)
     return path
 
 
-def contact_sheet(parts: Mapping[str, Source]) -> Image.Image:
-    """A strip of pictures for each class; with many classes, shorter strips side by side."""
-    classes = next(iter(parts.values())).classes
+def contact_sheet(splits: Mapping[str, Source]) -> Image.Image:
+    """Draw a strip of images for each class; with many classes, shorter strips side by side."""
+    classes = next(iter(splits.values())).classes
     each = 8 if len(classes) <= 20 else 4 if len(classes) <= 200 else 2
     across = 1 if len(classes) <= 20 else max(1, round(math.sqrt(len(classes) / each)))
     down = math.ceil(len(classes) / across)
@@ -40,33 +40,33 @@ def contact_sheet(parts: Mapping[str, Source]) -> Image.Image:
     pen = ImageDraw.Draw(sheet)
     for number, name in enumerate(classes):
         x, y = number // down * width + GAP, number % down * height + GAP
-        total = sum(int((source.labels == number).sum()) for source in parts.values())
+        total = sum(int((source.labels == number).sum()) for source in splits.values())
         caption = f"{name}  ({total:,})"
         if (font := font_for(caption)) is None:
             caption, font = f"class {number}  ({total:,})", font_for("")
         pen.text((x, y + 2), caption, fill="black", font=font)
-        for place, thumb in enumerate(_some(parts, number, each)):
+        for place, thumb in enumerate(_thumbnails(splits, number, each)):
             left, top = x + place * (THUMB + GAP), y + CAPTION
             sheet.paste(thumb, (left + (THUMB - thumb.width) // 2, top + (THUMB - thumb.height) // 2))
     return sheet
 
 
-def _some(parts: Mapping[str, Source], label: int, count: int) -> list[Image.Image]:
-    """Small versions of pictures of a class, evenly spread over all of them, from each part in turn until enough."""
+def _thumbnails(splits: Mapping[str, Source], label: int, count: int) -> list[Image.Image]:
+    """Thumbnails of a class, evenly spread over its images, from each split in turn until there are enough."""
     thumbs: list[Image.Image] = []
-    for source in parts.values():
+    for source in splits.values():
         inside = np.flatnonzero(source.labels == label)
         wanted = min(count - len(thumbs), len(inside))
         for index in inside[np.linspace(0, len(inside) - 1, wanted).astype(int)].tolist() if wanted else []:
             try:
-                thumbs.append(_thumb(source, index))
+                thumbs.append(_thumbnail(source, index))
             except (UnreadableImage, OSError):
                 continue
     return thumbs
 
 
-def _thumb(source: Source, index: int) -> Image.Image:
-    pixels = decode(source.picture(index), at_least=(THUMB, THUMB)).permute(1, 2, 0).numpy()
+def _thumbnail(source: Source, index: int) -> Image.Image:
+    pixels = decode(source.image(index), at_least=(THUMB, THUMB)).permute(1, 2, 0).numpy()
     image = Image.fromarray(np.ascontiguousarray(pixels))
     scale = THUMB / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))

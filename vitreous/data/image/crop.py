@@ -1,41 +1,129 @@
-"""Random crops for training, and nearest-pixel sampling for masks. Arithmetic on sizes, no pixels."""
+"""Fit images to a model's size: a centre crop or padding for evaluation, a random resized crop for training.
+
+Masks are cropped exactly as their images, by taking the nearest pixel. Everything here runs in the loader's workers, on
+one image, with one antialiased resize on uint8.
+
+c: channels, h, w: height and width in pixels.
+"""
 
 import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
 
 from vitreous.common.checks import Size
+from vitreous.data.image.decoding import (
+    ImageHeader,
+    Interpolation,
+    UnreadableImage,
+    decode_pixels,
+    read_image_header,
+    reduction_factor,
+    repeat_grey,
+    reserve_memory,
+    resize,
+)
+from vitreous.data.sources.base import StoredImage
+from vitreous.model.centre_crop import centre, resized_for
+from vitreous.model.options import IGNORED, Preprocessing
+
+# ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 
-def nearest(start: int, length: int, resized: int, offset: int, count: int) -> np.ndarray:
-    """One axis of a crop without mixing pixels: which pixel of the picture each of `count` pixels shows.
+def fit(
+    image: StoredImage, size: Size, preprocessing: Preprocessing, channels: int = 3, fast: bool = False
+) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
+    """Resize and crop (or pad) an image for evaluation, as `preprocessing` describes."""
+    header = read_image_header(image)
+    resized = resized_for(header.size, size, preprocessing)
+    with reserve_memory(header.bytes):
+        pixels, _ = decode_pixels(image, header, channels, _fit_factor(header, resized) if fast else 1)
+        for axis in (0, 1):
+            pixels, side = _trim(pixels, axis + 1, resized[axis], size[axis])
+            resized = (side, resized[1]) if axis == 0 else (resized[0], side)
+        pixels = repeat_grey(resize(pixels, resized, preprocessing.interpolation), channels)
+    top, left = centre(resized, size, preprocessing)
+    if preprocessing.fit == "pad":
+        pixels, top, left = _pad(pixels, top, left, size, preprocessing)
+    return pixels[:, top : top + size[0], left : left + size[1]].contiguous()
 
-    `length` pixels from `start` are resized to `resized`, and of these the window begins at `offset`. A pixel's centre
-    decides, as in a resize that does mix.
 
-    >>> nearest(start=10, length=8, resized=4, offset=1, count=2)
-    array([13, 15])
+def _fit_factor(header: ImageHeader, resized: Size) -> int:
+    """The reduction that leaves twice the size needed, so that most of the smoothing is the resize's."""
+    return reduction_factor(header.size, (2 * resized[0], 2 * resized[1])) if header.jpeg else 1
+
+
+def _pad(
+    image: UInt8[Tensor, "c h w"], top: int, left: int, size: Size, preprocessing: Preprocessing
+) -> tuple[UInt8[Tensor, "c h2 w2"], int, int]:
+    """Surround an image that is smaller than `size` with the mean colour; return it with the window's new origin."""
+    mean = preprocessing.mean * (len(image) if len(preprocessing.mean) == 1 else 1)
+    colour = torch.tensor([min(max(round(255 * value), 0), 255) for value in mean], dtype=torch.uint8)
+    height, width = (max(side, want) for side, want in zip(image.shape[1:], size, strict=True))
+    padded = colour[:, None, None].repeat(1, height, width)
+    down, right = max(-top, 0), max(-left, 0)
+    padded[:, down : down + image.shape[1], right : right + image.shape[2]] = image
+    return padded, max(top, 0), max(left, 0)
+
+
+def _trim(image: UInt8[Tensor, "c h w"], dim: int, resized: int, wanted: int) -> tuple[Tensor, int]:
+    """Cut off both ends of a side that is far too long, before the resize instead of after it.
+
+    1 x 10000 pixels would become 256 x 2,560,000. Four times the crop and a margin remain, so that neither the new
+    ends nor the rounding of the new length affect the crop.
     """
-    at = np.arange(offset, offset + count)
-    return start + (2 * at + 1) * length // (2 * resized)
+    if resized <= 16 * wanted:
+        return image, resized
+    length = image.shape[dim]
+    keep = math.ceil(4 * wanted * length / resized) + 8
+    if keep >= length:
+        return image, resized
+    cut = (length - keep) // 2
+    kept = length - 2 * cut
+    return image.narrow(dim, cut, kept), round(resized * kept / length)
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+
+def random_resized_crop(
+    image: StoredImage,
+    size: Size,
+    numbers: Sequence[float],
+    scale: tuple[float, float],
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    interpolation: Interpolation = "bicubic",
+    channels: int = 3,
+    fast: bool = False,
+) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
+    """Resize a crop, chosen by four uniform `numbers` (see `crop_box`), to `size`; channels are last in memory."""
+    header = read_image_header(image)
+    top, left, height, width = crop_box(header.size, numbers, scale, ratio)
+    reduced = reduction_factor((height, width), size) if fast else 1
+    with reserve_memory(header.bytes):
+        pixels, factor = decode_pixels(image, header, channels, reduced, bottom=top + height)
+        crop = pixels[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
+        return repeat_grey(resize(crop, size, interpolation), channels)
 
 
 def crop_box(
-    picture: Size, numbers: Sequence[float], scale: tuple[float, float], ratio: tuple[float, float]
+    image: Size, numbers: Sequence[float], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random crop: Inception's, as torchvision draws it, without its retries.
+    """Top, left, height and width of Inception's random crop, distributed as torchvision's but without its retries.
 
-    torchvision draws the part of the area uniformly from `scale` and the logarithm of the aspect (width / height)
-    uniformly from `ratio`'s, up to ten times, until such a crop lies within the picture. That is the uniform
-    distribution over the pairs that do. A crop of log-aspect x in a picture of log-aspect y lies within it if its part
-    of the area is at most exp(-|x - y|); so the density of x is proportional to what that leaves of `scale`. The first
-    number is put through the inverse of x's distribution function, tabulated; given x, the second draws the area, and
-    the others the place. Where no pair fits, because the picture is too long, the crop is the largest of the nearest
-    allowed aspect, anywhere on it (torchvision: in its centre).
+    torchvision draws the fraction of the area uniformly from `scale` and the logarithm of the aspect (width / height)
+    uniformly from `ratio`'s, up to ten times, until such a crop lies within the image. That is the uniform distribution
+    over the pairs that do. A crop of log-aspect x in an image of log-aspect y lies within it if its fraction of the
+    area is at most exp(-|x - y|); so the density of x is proportional to what that leaves of `scale`. The first number
+    is put through the inverse of x's distribution function, tabulated; given x, the second draws the area, and the
+    others the position. If no pair fits, because the image is too long, the crop is the largest of the nearest allowed
+    aspect, anywhere in it (torchvision: in its centre).
     """
-    height, width = picture
+    height, width = image
     own = math.log(width / height)
     aspects, distribution = _aspects(own, scale, ratio)
     if distribution is not None:
@@ -51,12 +139,71 @@ def crop_box(
     return top, left, crop_height, crop_width
 
 
-@functools.lru_cache(4096)  # pictures of a data set share few sizes, and this takes longer than the rest of a crop
+@functools.lru_cache(4096)  # images of a data set share few sizes, and this takes longer than the rest of a crop
 def _aspects(
     own: float, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Log-aspects, evenly spaced, and the probability of a crop below each; None if no crop fits at all."""
+    """Log-aspects, evenly spaced, and the probability of a crop below each; None if no crop fits."""
     aspects = np.linspace(math.log(ratio[0]), math.log(ratio[1]), 65)
     room = np.maximum(np.minimum(np.exp(-np.abs(aspects - own)), scale[1]) - scale[0], 0)
     mass = np.concatenate([[0], np.cumsum(room[1:] + room[:-1])])
     return aspects, mass / mass[-1] if mass[-1] > 0 else None
+
+
+# ---- Masks -----------------------------------------------------------------------------------------------------------
+
+
+def fit_mask(
+    ids: UInt8[np.ndarray, "h w"], image: StoredImage, size: Size, preprocessing: Preprocessing, fast: bool = False
+) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
+    """Resize and crop a mask exactly as `fit` does its image, taking the nearest id; padding is ignored."""
+    header = _header_for_mask(ids, image)
+    resized = resized_for(header.size, size, preprocessing)
+    factor = _fit_factor(header, resized) if fast else 1
+    return _sample_mask(ids, (0, 0, *header.size), factor, resized, centre(resized, size, preprocessing), size)
+
+
+def crop_mask(
+    ids: UInt8[np.ndarray, "h w"],
+    image: StoredImage,
+    size: Size,
+    numbers: Sequence[float],
+    scale: tuple[float, float],
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    fast: bool = False,
+) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
+    """Crop and resize a mask exactly as `random_resized_crop` does its image with the same numbers."""
+    header = _header_for_mask(ids, image)
+    box = crop_box(header.size, numbers, scale, ratio)
+    factor = reduction_factor(box[2:], size) if header.jpeg and fast else 1
+    return _sample_mask(ids, box, factor, size, (0, 0), size)
+
+
+def _header_for_mask(ids: np.ndarray, image: StoredImage) -> ImageHeader:
+    """The image's header; a mask of another size would be cropped at different places."""
+    header = read_image_header(image)
+    if ids.shape != header.size:
+        sizes = [" x ".join(map(str, shape)) for shape in (ids.shape, header.size)]
+        raise UnreadableImage(f"the mask has {sizes[0]} pixels, but the image {sizes[1]}")
+    return header
+
+
+def _sample_mask(
+    ids: np.ndarray, box: tuple[int, int, int, int], factor: int, resized: Size, start: Size, size: Size
+) -> Tensor:
+    """Resize a box of the mask to `resized` and return the window of `size` that begins at `start`.
+
+    A JPEG that was decoded at 1 / factor shows whole groups of `factor` pixels. The mask's box must begin and end with
+    one as well, or the two would be apart by up to a pixel.
+    """
+    rows_columns, inside = [], []
+    for axis in (0, 1):
+        first = box[axis] // factor * factor
+        length = -(-(box[axis] + box[2 + axis]) // factor) * factor - first
+        window = np.arange(start[axis], start[axis] + size[axis])
+        # The nearest pixel by its centre, as in a resize that mixes pixels.
+        nearest = first + (2 * window + 1) * length // (2 * resized[axis])
+        rows_columns.append(np.clip(nearest, 0, ids.shape[axis] - 1))  # the last group may reach beyond the end
+        inside.append((window >= 0) & (window < resized[axis]))
+    sampled = ids.take(rows_columns[0], axis=0).take(rows_columns[1], axis=1)
+    return torch.from_numpy(np.where(np.logical_and.outer(*inside), sampled, np.uint8(IGNORED)))

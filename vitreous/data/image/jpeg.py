@@ -1,8 +1,8 @@
-"""JPEG files: what their header says, and quick decoding of the part that is needed (with simplejpeg, if installed).
+"""JPEG headers, and fast decoding of only the rows and the scale that are needed (with simplejpeg, if installed).
 
-Two things make decoding quick. A picture can be decoded at 1/2, 1/4 or 1/8 of its size, straight from its DCT
-coefficients. And rows are stored from top to bottom, so that decoding may stop where a crop ends: it does so when the
-height in the header is lowered. simplejpeg wraps libjpeg-turbo, as Pillow does, with less around it.
+An image can be decoded at 1/2, 1/4 or 1/8 of its size, straight from its DCT coefficients. And rows are stored from top
+to bottom, so decoding can stop where a crop ends: it does if the height in the header is lowered. simplejpeg wraps
+libjpeg-turbo, as Pillow does, with less overhead.
 """
 
 import functools
@@ -13,34 +13,34 @@ from types import ModuleType
 
 import numpy as np
 
-# Scales other than these have no vectorised code in libjpeg-turbo: 5/8 takes longer than the whole picture.
+# Scales other than these have no vectorised code in libjpeg-turbo: 5/8 takes longer than the full size.
 FACTORS = (8, 4, 2, 1)
-# Rows decoded below the last one asked for: smoothing of the colours looks one row ahead, at any scale.
+# Rows decoded below the last one needed: chroma upsampling reads one row ahead, at any scale.
 _MARGIN = 16
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 
 
 @dataclass(frozen=True)
 class JpegHeader:
-    """Of the picture as it is stored; `orientation` is EXIF's, from 1 (upright) to 8."""
+    """Header of the image as stored; `orientation` is EXIF's, from 1 (upright) to 8."""
 
     height: int
     width: int
     components: int
     orientation: int
-    height_at: int  # where the file says how high the picture is
-    scan_at: int  # where the coded pixels begin
+    height_at: int  # offset of the height
+    scan_at: int  # offset of the coded pixels
     one_scan: bool  # rows follow each other from top to bottom; a progressive file has several passes over all rows
 
     @property
     def bytes(self) -> int:
-        """Memory to decode it: the pixels, Pillow's copy where it decodes, and the coefficients of several passes."""
+        """Memory to decode it: the pixels, Pillow's copy if it decodes, and the coefficients of several passes."""
         copy = 4 if self.components == 4 or _simplejpeg() is None else 0
         return self.height * self.width * (3 + copy + (0 if self.one_scan else 2 * self.components))
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-    """Walk over the segments up to the coded pixels; None if this is not a JPEG, or not one that is easily read."""
+    """Parse the segments up to the coded pixels; None if this is not a JPEG, or an unusual one."""
     if not data.startswith(_START):
         return None
     try:
@@ -73,7 +73,7 @@ def _walk(data: bytes) -> JpegHeader | None:
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    """EXIF is a small TIFF: a byte order, then a table of 12-byte entries."""
+    """Read the orientation from EXIF, a small TIFF: a byte order, then a table of 12-byte entries."""
     order = "<" if tiff.startswith(b"II") else ">"
     try:
         (table,) = struct.unpack_from(order + "I", tiff, 4)
@@ -83,22 +83,22 @@ def _exif_orientation(tiff: bytes) -> int:
             if tag == 0x0112:
                 (value,) = struct.unpack_from(order + ("I" if kind == 4 else "H"), tiff, at + 8)
                 return int(value) if 1 <= value <= 8 else 1
-    except struct.error:  # broken EXIF does not make a picture unreadable
+    except struct.error:  # broken EXIF does not make an image unreadable
         pass
     return 1
 
 
 def decode_rows(data: bytes, header: JpegHeader, grey: bool, factor: int, bottom: int) -> np.ndarray | None:
-    """Pixels uint8 [h, w, 1 or 3] at 1 / factor of the size, at least down to row `bottom` of the full size.
+    """Decode uint8 [h, w, 1 or 3] at 1 / factor of the size, at least down to row `bottom` of the full size.
 
-    None if that needs Pillow: without simplejpeg, for the four inks of CMYK, and for data that is not quite in order.
+    None if that needs Pillow: without simplejpeg, for CMYK, and for data that is slightly invalid.
     """
     simplejpeg = _simplejpeg()
     if simplejpeg is None or header.components not in (1, 3):
         return None
     height, source = header.height, data
     lowered = bottom + _MARGIN
-    # A file without an end was cut off. It is decoded whole, so that it fails whichever part is asked for.
+    # A file without an end was truncated. It is decoded whole, so that it fails for every crop.
     if header.one_scan and lowered < height and data.rfind(_END, header.scan_at) >= 0:
         height, source = lowered, _with_height(data, header, lowered)
     size = -(-height // factor), -(-header.width // factor)
@@ -108,7 +108,7 @@ def decode_rows(data: bytes, header: JpegHeader, grey: bool, factor: int, bottom
             colorspace="GRAY" if grey else "RGB",
             min_height=size[0],
             min_width=size[1],
-            strict=source is data,  # the rows left over count as an error that can be recovered from
+            strict=source is data,  # the rows that remain count as a recoverable error
             # Not worth it: fastdct saves 3% and moves pixels by a level on average, fastupsample saves 5% and moves
             # colours at hard edges by up to 37 levels after the resize.
             fastdct=False,

@@ -1,4 +1,4 @@
-"""What the ids in masks mean: a list of classes with their ids, and from ids to the numbers that a model answers with.
+"""Classes of pixels: their ids in mask files, from a list of classes, and their indices in a model's output.
 
 `classes.txt` has a line for each class: `ID NAME`, or only `NAME`, and then the ids are 0, 1, 2, ...
 """
@@ -11,17 +11,17 @@ import numpy as np
 
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.regular_files import read_regular_text
-from vitreous.data.split import listed
+from vitreous.common.text import listed
 from vitreous.model.options import IGNORED
 
 FILE = "classes.txt"
-MOST_IDS = 1 << 16  # a PNG has 16 bits for a pixel at most
+MOST_IDS = 1 << 16  # a PNG has at most 16 bits per pixel
 _LINE = re.compile(r"(\d+)(?:\s*[\s:,;]\s*|\.\s+)(\S.*)")  # "1 pet", "1, pet", "1: pet" or "1. pet"
 _TURNED = re.compile(r"(.*[^\s:,;])\s*[\s:,;]\s*(\d+)")
 
 
 def read_classes(path: Path) -> dict[int, str]:
-    """Names by id. Empty lines, and lines that begin with #, are left out."""
+    """Read names by id, ignoring empty lines and lines that begin with #."""
     try:
         text = read_regular_text(path, encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -55,7 +55,7 @@ def _by_id(path: Path, lines: list[tuple[int, str]], matches: Sequence[re.Match[
 
 
 def _check_order(path: Path, lines: list[str]) -> None:
-    """Names may end in numbers, as 'lane 1' and 'lane 2' do; but names that differ without them have their ids last."""
+    """Reject 'NAME ID': names may end in numbers, as 'lane 1' and 'lane 2', unless they differ without them."""
     turned = [match for line in lines if (match := _TURNED.fullmatch(line))]
     if lines and len({match[1] for match in turned}) == len(lines):
         name, index = turned[0].groups()
@@ -67,22 +67,22 @@ def _check_order(path: Path, lines: list[str]) -> None:
 
 def _check_once(path: Path, names: list[str]) -> None:
     if not names:
-        raise ValueError(f"{path} names no class: it needs a line 'ID NAME' for each")
+        raise ValueError(f"{path} lists no class: it needs a line 'ID NAME' for each")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{path} has {listed(twice)} more than once")
 
 
 def found_classes(ids: Collection[int]) -> dict[int, str]:
-    """Where nothing says what ids mean, they are named by their number."""
+    """Name classes by their ids if there is no list of names."""
     return {index: str(index) for index in sorted(ids) if index != IGNORED}
 
 
 def number_classes(
     names: Mapping[int, str], ignore: Sequence[str] = (), order: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], tuple[int, ...], np.ndarray]:
-    """The classes to learn, their ids, and a table from ids to their numbers; every other id is IGNORED.
+    """The classes to learn, their ids, and a table from ids to class indices; every other id becomes IGNORED.
 
-    They are numbered by their ids, or as a model that knows the same classes has them in its own `order`.
+    Classes are sorted by id, or in the given `order` of a model with the same classes.
 
     >>> classes, ids, table = number_classes({1: "pet", 2: "background", 3: "border"}, ignore=("border",))
     >>> classes, ids, table[[1, 2, 3, 77]].tolist()
@@ -94,9 +94,9 @@ def number_classes(
             fail("ignore", name, f"one of the classes {known}{suggestion(name, names.values())}")
     kept = {index: name for index, name in names.items() if name not in ignore}
     if len(kept) < 2:
-        left = f"only {listed(list(kept.values()))} is" if kept else "nothing is"
-        also = f" (id {IGNORED} means 'ignored', unless {FILE} lists it)" if IGNORED not in names else ""
-        raise ValueError(f"{left} left to learn, but at least 2 classes are needed to tell pixels apart{also}")
+        left = f"only {listed(list(kept.values()))} is" if kept else "no class is"
+        also = f" (id {IGNORED} means ignored, unless {FILE} lists it)" if IGNORED not in names else ""
+        raise ValueError(f"{left} left to learn, but at least 2 classes are needed{also}")
     if len(kept) > IGNORED:
         raise ValueError(f"there are {len(kept):,} classes, but at most {IGNORED} can be learned")
     if set(order) == set(kept.values()):

@@ -1,8 +1,8 @@
-"""Pictures with masks, for segmentation: a folder of pictures beside one of masks, or the built-in `shapes`.
+"""Folders of images with masks: `images/[train|val|test/]...` beside `masks/[train|val|test/]...`, or
+`train/images` beside `train/masks` and so on.
 
-`images/[train|val|test/]...` beside `masks/[train|val|test/]...`, or `train/images` beside `train/masks` and so on. A
-mask is a PNG of class ids (mask_files.py) with its picture's path; `classes.txt` says what ids mean (mask_classes.py).
-Pascal VOC's folder is taken as it is: its lists say which of its pictures are for segmentation, and in which part.
+A mask is a PNG of class ids (files.py) with its image's path; `classes.txt` names the ids (classes.py). Pascal VOC's
+folder is accepted as it is: its lists name the images for segmentation, and their split.
 """
 
 import os
@@ -12,23 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.common.checks import check_real
+from vitreous.common.checks import check_real, path_suggestion
 from vitreous.common.regular_files import read_regular
-from vitreous.data.masks.check import Pair, black_and_white, look_at_masks, mask_problems, smoothed, unknown_ids
+from vitreous.common.text import listed, plural
 from vitreous.data.masks.classes import FILE, found_classes, number_classes, read_classes
-from vitreous.data.masks.files import read_ids
-from vitreous.data.sources.base import DataSet
-from vitreous.data.sources.builtin import NAMES, parse_options
-from vitreous.data.sources.folders import list_folder, pictures_below
+from vitreous.data.masks.files import Pair, check_masks, mask_problems, read_ids
+from vitreous.data.sources.base import DataSet, FileSource
+from vitreous.data.sources.folders import IMAGES, MASKS, UNLABELLED, images_below, list_folder, local_path
+from vitreous.data.sources.named import NAMES, parse_options
 from vitreous.data.sources.shapes import open_shapes
-from vitreous.data.sources.stored import FileSource
-from vitreous.data.split import WHOLE, Found, arrange, by_part, listed, part_name, plural
+from vitreous.data.split import SPLITS, UNSPLIT, FoundData, by_split, make_splits, split_folders
 
-# What people call the two folders.
-PICTURES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
-MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass")
-LISTS = "ImageSets/Segmentation"  # of Pascal VOC: train.txt, val.txt, ... with a picture's name in each line
-UNLABELLED = ("picture",)  # every picture's class, where only pixels have one that matters
+LISTS = "ImageSets/Segmentation"  # of Pascal VOC: train.txt, val.txt, ... with an image's name in each line
 
 
 def open_masked(
@@ -40,10 +35,10 @@ def open_masked(
     ignore: Sequence[str] = (),
     order: Sequence[str] = (),
 ) -> DataSet:
-    """The pictures and masks that `spec` means, in parts. All that is wrong with them is said here, a line for each.
+    """Open the images and masks that `spec` names, in splits; raises ValueError with a line for every problem.
 
-    `ignore` names classes whose pixels shall not count. `order` is that of a model that may know the same classes in
-    another one. `root` is where a path is looked for first.
+    `ignore` names classes whose pixels do not count. `order` is the order of a model that may have the same classes.
+    `root` is the first place to search a path.
 
     >>> data = open_masked("shapes:size=32,count=12", ignore=("star",))
     >>> data.mask_classes[:2], data.train.mask(0).shape
@@ -52,19 +47,17 @@ def open_masked(
     check_real("val_fraction", val_fraction, 0, 1)
     name, _, options = spec.partition(":")
     if name == "shapes":
-        return arrange(open_shapes(parse_options(name, options), seed, ignore), val_fraction, seed)
+        return make_splits(open_shapes(parse_options(name, options), seed, ignore), val_fraction, seed)
     if name in NAMES:
-        raise ValueError(f"{name} has labels for its pictures, but no masks: {_wanted(f'./{name}')}")
-    path = Path(spec).expanduser()
-    if root is not None and (root / path).exists():
-        path = root / path
+        raise ValueError(f"{name} has labels for its images, but no masks: {_expected(f'./{name}')}")
+    path = local_path(spec, root)
     if not path.is_dir():
-        raise ValueError(f"there is no folder {spec!r}: {_wanted('DIR')}")
-    return arrange(open_mask_folder(path, ignore, order), val_fraction, seed)
+        raise ValueError(f"there is no folder {spec!r}{path_suggestion(path)}: {_expected('DIR')}")
+    return make_splits(open_mask_folder(path, ignore, order), val_fraction, seed)
 
 
 class MaskedFiles(FileSource):
-    """A file for each picture and one for its mask. `table` is from the ids in masks to indices into mask_classes."""
+    """One file per image and one for its mask. `table` maps the ids in masks to indices into mask_classes."""
 
     def __init__(
         self,
@@ -74,7 +67,7 @@ class MaskedFiles(FileSource):
         mask_ids: tuple[int, ...],
         table: np.ndarray,
     ):
-        super().__init__(root, [picture for picture, _ in pairs], np.zeros(len(pairs)), UNLABELLED)
+        super().__init__(root, [image for image, _ in pairs], np.zeros(len(pairs), np.int64), (UNLABELLED,))
         self.masks = [mask for _, mask in pairs]
         self.mask_classes, self.mask_ids, self.table = mask_classes, mask_ids, table
 
@@ -82,193 +75,174 @@ class MaskedFiles(FileSource):
         return self.table.take(read_ids(read_regular(self.root / self.masks[index])))
 
 
-def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str] = ()) -> Found:
-    """What is in the folder. Every mask is read; raises everything that is wrong with them."""
+def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str] = ()) -> FoundData:
+    """Open a folder and read every mask; raises every problem with them."""
     name, listing = root.resolve().name, root / FILE
     names = read_classes(listing) if listing.is_file() else None
     if names is not None:
-        number_classes(names, ignore)  # what can be wrong with it is better said before all masks are read
-    sides, notes = _sides(root)
-    parts, pairs, problems = _pair(root, sides, notes)
-    looks = look_at_masks(root, pairs)
-    problems += mask_problems(pairs, looks)
-    if names is None:
-        problems += smoothed(looks)
-    else:
-        problems += unknown_ids(pairs, looks, names) + black_and_white(looks, names)
-    if problems:
+        number_classes(names, ignore)  # report its problems before all masks are read
+    folders, notes = _find_folders(root)
+    splits, pairs, problems = _pair(root, folders, notes)
+    checks = check_masks(root, pairs)
+    if problems := problems + mask_problems(pairs, checks, names):
         raise ValueError("\n".join(f"{name}: {problem}" for problem in problems))
-    occurring = {index for look in looks for index in look.ids}
+    present = {index for check in checks for index in check.ids}
     if names is None:
-        names = found_classes(occurring)
+        names = found_classes(present)
         notes.append(f"there is no {FILE}: the classes are the ids found, {listed(list(names.values()), 10)}")
-    elif unused := [name for index, name in names.items() if index not in occurring]:
+    elif unused := [name for index, name in names.items() if index not in present]:
         notes.append(f"no mask has {listed(unused)}")
-    trained = {index for part, look in zip(parts, looks, strict=True) if part in ("train", WHOLE) for index in look.ids}
-    held = [name for index, name in names.items() if index in occurring - trained and name not in ignore]
-    if held and trained:
-        notes.append(f"no mask of train has {listed(held)}, which cannot be learned then")
+    in_train = {
+        i for split, check in zip(splits, checks, strict=True) if split in ("train", UNSPLIT) for i in check.ids
+    }
+    held = [name for index, name in names.items() if index in present - in_train and name not in ignore]
+    if held and in_train:
+        notes.append(f"no mask of train has {listed(held)}, which cannot be learned")
     if ignore:
         notes.append(f"{listed(ignore)} ignored")
     try:
         source = MaskedFiles(root, pairs, *number_classes(names, ignore, order))
     except ValueError as error:
         raise type(error)(f"{name}: {error}") from None
-    return Found(name, by_part(source, parts), notes, labelled=False)
+    return FoundData(name, by_split(source, splits), notes, labelled=False)
+
+
+def open_unmasked(root: Path) -> FoundData:
+    """Open the images alone, without their masks."""
+    folders, notes = _find_folders(root)
+    items = [(pair.split, path) for pair in folders for path in images_below(root, pair.images)]
+    source = FileSource(root, [path for _, path in items], np.zeros(len(items), np.int64), (UNLABELLED,))
+    return FoundData(root.resolve().name, by_split(source, (split for split, _ in items)), notes, labelled=False)
 
 
 # ---- Folders ---------------------------------------------------------------------------------------------------------
 
 
-def has_masks(root: Path) -> bool:
-    """Whether a folder has one of pictures beside one of masks, in it or in its parts."""
+class FolderPair(NamedTuple):
+    """The folders of images and masks of one split, below the root."""
 
-    def names(folder: Path) -> set[str]:
-        return {entry.name.lower() for entry in folder.iterdir() if entry.is_dir()}
-
-    if not root.is_dir():
-        return False
-    inside = [root, *(entry for entry in root.iterdir() if entry.is_dir() and part_name(entry.name))]
-    return any(names(folder) & set(PICTURES) and names(folder) & set(MASKS) for folder in inside)
-
-
-def pairs_in(root: Path) -> int:
-    """How many pictures have a mask of the same name, where `has_masks`."""
-    return sum(
-        len({_name(path, side.pictures) for path in pictures_below(root, side.pictures)}
-            & {_name(path, side.masks) for path in pictures_below(root, side.masks)})
-        for side in _sides(root)[0] if (root / side.masks).is_dir()
-    )  # fmt: skip
-
-
-def open_unmasked(root: Path) -> Found:
-    """The pictures alone, for those who have no use for their masks."""
-    sides, notes = _sides(root)
-    items = [(side.part, path) for side in sides for path in pictures_below(root, side.pictures)]
-    source = FileSource(root, [path for _, path in items], np.zeros(len(items), np.int64), UNLABELLED)
-    return Found(root.resolve().name, by_part(source, (part for part, _ in items)), notes, labelled=False)
-
-
-class Side(NamedTuple):
-    """The folders of pictures and of masks that belong to one part, below the root."""
-
-    part: str
-    pictures: str
+    split: str
+    images: str
     masks: str
 
 
-def _sides(root: Path) -> tuple[list[Side], list[str]]:
-    """Where pictures and masks lie; and notes on what is left out."""
+def count_pairs(root: Path) -> int:
+    """Number of images with a mask of the same name, in a folder that `has_masks`."""
+
+    def keys(folder: str) -> set[str]:
+        return {_key(path, folder) for path in images_below(root, folder)}
+
+    pairs = [pair for pair in _find_folders(root)[0] if (root / pair.masks).is_dir()]
+    return sum(len(keys(pair.images) & keys(pair.masks)) for pair in pairs)
+
+
+def _find_folders(root: Path) -> tuple[list[FolderPair], list[str]]:
+    """Find the folders of images and masks, and note those that are ignored."""
     folders = list_folder(root)[0]
-    pictures, masks = _called(root, folders, PICTURES), _called(root, folders, MASKS)
-    if pictures and masks:
-        return _inside(root, pictures, masks)
-    sides = []
-    for folder, part in _parts(root, folders).items():
+    images, masks = _find(root, folders, IMAGES), _find(root, folders, MASKS)
+    if images and masks:
+        return _find_splits(root, images, masks)
+    found = []
+    for folder, split in split_folders(folders, root).items():
         within = list_folder(root / folder)[0]
-        pictures, masks = _called(root / folder, within, PICTURES), _called(root / folder, within, MASKS)
-        if pictures and masks:
-            sides.append(Side(part, os.path.join(folder, pictures), os.path.join(folder, masks)))
-    if not sides:
-        inside = f"{listed(folders)}, but no pictures beside masks" if folders else "no folders"
-        raise ValueError(f"{root} has {inside}: {_wanted('DIR')}")
-    used = {os.path.dirname(side.pictures) for side in sides}
+        images, masks = _find(root / folder, within, IMAGES), _find(root / folder, within, MASKS)
+        if images and masks:
+            found.append(FolderPair(split, os.path.join(folder, images), os.path.join(folder, masks)))
+    if not found:
+        inside = f"{listed(folders)}, but no images beside masks" if folders else "no folders"
+        raise ValueError(f"{root} has {inside}: {_expected('DIR')}")
+    used = {os.path.dirname(pair.images) for pair in found}
     others = [folder for folder in folders if folder not in used]
-    return sides, [f"{listed(others)} left out"] if others else []
+    return found, [f"{listed(others)} ignored"] if others else []
 
 
-def _inside(root: Path, pictures: str, masks: str) -> tuple[list[Side], list[str]]:
-    folders, loose, _ = list_folder(root / pictures)
-    parts = _parts(root / pictures, folders)
-    if not parts or ("train" not in parts.values() and len(parts) < len(folders)):
-        return [Side(WHOLE, pictures, masks)], []
-    theirs = {part: folder for folder, part in _parts(root / masks, list_folder(root / masks)[0]).items()}
-    sides = [
-        Side(part, os.path.join(pictures, folder), os.path.join(masks, theirs.get(part, folder)))
-        for folder, part in parts.items()
+def _find_splits(root: Path, images: str, masks: str) -> tuple[list[FolderPair], list[str]]:
+    """Find the splits inside a folder of images and one of masks."""
+    folders, loose, _ = list_folder(root / images)
+    splits = split_folders(folders, root / images)
+    if not splits or ("train" not in splits.values() and len(splits) < len(folders)):
+        return [FolderPair(UNSPLIT, images, masks)], []
+    of_masks = split_folders(list_folder(root / masks)[0], root / masks)
+    by_name = {split: folder for folder, split in of_masks.items()}
+    found = [
+        FolderPair(split, os.path.join(images, folder), os.path.join(masks, by_name.get(split, folder)))
+        for folder, split in splits.items()
     ]
-    others = [os.path.join(pictures, name) for name in (*folders, *loose) if name not in parts]
-    return sides, [f"{listed(others)} left out"] if others else []
+    others = [os.path.join(images, name) for name in (*folders, *loose) if name not in splits]
+    return found, [f"{listed(others)} ignored"] if others else []
 
 
-def _called(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
+def _find(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
     found = [folder for folder in folders if folder.lower() in names]
     if len(found) > 1:  # one may hold something else, as the XML files in Annotations of Pascal VOC
-        found = [folder for folder in found if pictures_below(root, folder)] or found
+        found = [folder for folder in found if images_below(root, folder)] or found
     if len(found) > 1:
         raise ValueError(f"{root} has {listed(found)}, which mean the same: keep one")
     return found[0] if found else None
 
 
-def _parts(root: Path, folders: list[str]) -> dict[str, str]:
-    parts = {folder: part for folder in folders if (part := part_name(folder))}
-    if doubled := [folder for folder, part in parts.items() if list(parts.values()).count(part) > 1]:
-        raise ValueError(f"{root} has {listed(doubled)}, which mean the same part: keep one")
-    return parts
-
-
 # ---- Pairs -----------------------------------------------------------------------------------------------------------
 
 
-def _pair(root: Path, sides: Sequence[Side], notes: list[str]) -> tuple[list[str], list[Pair], list[str]]:
-    """The part of each pair, the pairs, and what is wrong with their names. A test part may lack masks altogether."""
-    parts, pairs = [], []
+def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[list[str], list[Pair], list[str]]:
+    """The split of each pair, the pairs, and problems with their names. A test split may lack masks altogether."""
+    splits, pairs = [], []
     missing, alone, others, total = [], [], [], 0
-    lists, unlisted = _lists(root), 0
-    for part, pictures, masks in sides:
-        files = pictures_below(root, masks) if (root / masks).is_dir() else []
+    lists, unlisted = _read_lists(root), 0
+    for split, images, masks in folders:
+        files = images_below(root, masks) if (root / masks).is_dir() else []
         pngs = {path for path in files if path.lower().endswith(".png")}
-        by_name = {_name(path, masks): path for path in sorted(pngs)}
-        if part == "test" and not files and not _holds_files(root / masks):
-            notes.append(f"{pictures} has no masks and is left out")
+        by_key = {_key(path, masks): path for path in sorted(pngs)}
+        if split == "test" and not files and not _holds_files(root / masks):
+            notes.append(f"{images} has no masks and is ignored")
             continue
         others += [path for path in files if path not in pngs]
-        with_picture = set()
-        for path in pictures_below(root, pictures):
-            name = _name(path, pictures)
-            with_picture.add(name)
-            if lists and (name not in lists or (lists[name] == "test" and name not in by_name)):
-                unlisted += 1  # or one of a test whose masks are kept from us
+        with_image = set()
+        for path in images_below(root, images):
+            key = _key(path, images)
+            with_image.add(key)
+            if lists and (key not in lists or (lists[key] == "test" and key not in by_key)):
+                unlisted += 1  # or of a test split whose masks are secret
                 continue
             total += 1
-            if name in by_name:
-                parts.append(lists.get(name, part))
-                pairs.append((path, by_name[name]))
+            if key in by_key:
+                splits.append(lists.get(key, split))
+                pairs.append((path, by_key[key]))
             else:
-                missing.append((path, os.path.join(masks, f"{name}.png")))
-        alone += [path for name, path in by_name.items() if name not in with_picture]
+                missing.append((path, os.path.join(masks, f"{key}.png")))
+        alone += [path for key, path in by_key.items() if key not in with_image]
     if not total:
-        raise ValueError(f"{root} has no pictures in {listed([side.pictures for side in sides])}")
+        raise ValueError(f"{root} has no images in {listed([pair.images for pair in folders])}")
     problems = []
     if lists:
-        notes.append(f"parts by {LISTS}, {plural(unlisted, 'picture')} left out")
+        notes.append(f"splits by {LISTS}, {plural(unlisted, 'image')} ignored")
     if missing:
-        where = f"; that of {missing[0][0]!r} would be {missing[0][1]!r}"
+        where = f"; expected {missing[0][1]!r} for {missing[0][0]!r}"
         have = "has" if len(missing) == 1 else "have"
         names = listed([path for path, _ in missing], 3)
-        problems.append(f"{len(missing):,} of {plural(total, 'picture')} {have} no mask: {names}{where}")
+        problems.append(f"{len(missing):,} of {plural(total, 'image')} {have} no mask: {names}{where}")
     if alone:
-        problems.append(f"{plural(len(alone), 'mask')} without a picture: {listed(alone, 3)}")
+        problems.append(f"{plural(len(alone), 'mask')} without an image: {listed(alone, 3)}")
     if others:
         problems.append(f"{plural(len(others), 'mask')} not in PNG, which keeps ids as they are: {listed(others, 3)}")
-    return parts, pairs, problems
+    return splits, pairs, problems
 
 
-def _lists(root: Path) -> dict[str, str]:
-    """The part of every picture that Pascal VOC's lists name; nothing where there are no lists."""
-    files = {part: root / LISTS / f"{part}.txt" for part in ("train", "val", "test")}
-    return {name: part for part, file in files.items() if file.is_file() for name in file.read_text().split()}
+def _read_lists(root: Path) -> dict[str, str]:
+    """The split of every image that Pascal VOC's lists name; empty without lists."""
+    files = {split: root / LISTS / f"{split}.txt" for split in SPLITS}
+    return {name: split for split, file in files.items() if file.is_file() for name in file.read_text().split()}
 
 
 def _holds_files(folder: Path) -> bool:
-    """Whether there is anything at all, in whatever format, but hidden files."""
+    """True if there is any file, in any format, except hidden ones."""
     return any(not name.startswith(".") for _, _, names in os.walk(folder) for name in names)
 
 
-def _name(path: str, folder: str) -> str:
-    """What a picture and its mask have in common: the path below their folder, without its ending."""
+def _key(path: str, folder: str) -> str:
+    """The path below its folder without the extension, which an image shares with its mask."""
     return os.path.splitext(os.path.relpath(path, folder))[0]
 
 
-def _wanted(where: str) -> str:
-    return f"masks are in {where}/masks beside {where}/images, a PNG of class ids for each picture; or try shapes"
+def _expected(where: str) -> str:
+    return f"expected {where}/masks beside {where}/images, with a PNG of class ids for each image; or use shapes"

@@ -1,6 +1,6 @@
-"""Arrays in an .npz file: `x_train`, `y_train`, `x_test`, `y_test`, or `images` and `labels`, or names like these.
+"""Arrays in an .npz file: `x_train`, `y_train`, `x_test`, `y_test`, or `images` and `labels`, or similar names.
 
-Pictures are uint8, [n, h, w] or [n, h, w, c]. Class names may lie in `classes`. Pickled objects are never loaded.
+Images are uint8, [n, h, w] or [n, h, w, c]. `classes` may hold class names. Pickled objects are never loaded.
 """
 
 import re
@@ -11,32 +11,33 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.common.regular_files import check_regular
+from vitreous.common.text import listed
 from vitreous.data.sources.base import ArraySource, Source
 from vitreous.data.sources.rows import order_labels
-from vitreous.data.split import WHOLE, Found, listed, part_name
+from vitreous.data.split import UNSPLIT, FoundData, split_name
 
 IMAGES = ("x", "image", "images", "data", "pictures")
 LABELS = ("y", "label", "labels", "target", "targets")
 CLASSES = ("classes", "class_names", "label_names", "names")
 
 
-def open_arrays(path: Path, classes: tuple[str, ...] | None = None) -> Found:
-    """The data set in an .npz file; `classes` names its labels where the file does not."""
+def open_arrays(path: Path, classes: tuple[str, ...] | None = None) -> FoundData:
+    """Open an .npz file; `classes` names its labels if the file does not."""
     arrays = read_npz(path)
     named = next((tuple(map(str, arrays[key].tolist())) for key in CLASSES if key in arrays), classes)
-    images, labels = _pair(path, arrays, IMAGES), _pair(path, arrays, LABELS)
+    images, labels = _by_split(path, arrays, IMAGES), _by_split(path, arrays, LABELS)
     if not images or images.keys() != labels.keys():
         raise ValueError(
-            f"{path} has the arrays {listed(arrays, 20)}, but needs x_train and y_train, images and labels, or the like"
+            f"{path} has the arrays {listed(arrays, 20)}, but needs x_train and y_train, images and labels, or similar"
         )
-    return from_arrays(path.name, {part: (images[part], labels[part]) for part in images}, named)
+    return from_arrays(path.name, {split: (images[split], labels[split]) for split in images}, named)
 
 
 def from_arrays(
-    name: str, parts: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: tuple[str, ...] | None
-) -> Found:
-    """Parts of (pictures, labels) as a data set."""
-    checked = {part: _check(f"{name}: {part}", images, labels) for part, (images, labels) in parts.items()}
+    name: str, splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: tuple[str, ...] | None
+) -> FoundData:
+    """Make a data set from the (images, labels) of every split."""
+    checked = {split: _check(f"{name}: {split}", images, labels) for split, (images, labels) in splits.items()}
     texts = [label for _, labels in checked.values() for label in np.unique(labels).tolist()]
     if classes is None:
         classes = order_labels(map(str, texts))
@@ -46,12 +47,12 @@ def from_arrays(
         if unknown := sorted({str(label) for label in texts} - position.keys()):
             raise ValueError(f"{name}: labels hold {listed(unknown)}, but there are {len(classes)} class names")
     sources: dict[str, Source] = {}
-    for part, (images, labels) in checked.items():
-        values, places = np.unique(labels, return_inverse=True)
-        numbers = np.array([position[str(value)] for value in values.tolist()], np.int64)[places]
-        label = name.removesuffix(".npz") + ("" if part == WHOLE else f"/{part}")
-        sources[part] = ArraySource(images, numbers, classes, label)
-    return Found(name, sources)
+    for split, (images, labels) in checked.items():
+        values, inverse = np.unique(labels, return_inverse=True)
+        numbers = np.array([position[str(value)] for value in values.tolist()], np.int64)[inverse]
+        label = name.removesuffix(".npz") + ("" if split == UNSPLIT else f"/{split}")
+        sources[split] = ArraySource(images, numbers, classes, label)
+    return FoundData(name, sources)
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -63,18 +64,18 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} cannot be read as arrays: {str(error).splitlines()[0]}") from None
 
 
-def _pair(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The arrays of pictures, or of labels, by part: a key is one of the names, beside a word for the part."""
+def _by_split(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The arrays of images, or of labels, by split: a key is one of the names, optionally with a split name."""
     found: dict[str, np.ndarray] = {}
     for key, array in arrays.items():
         words = [word for word in re.split(r"[^a-z]+", key.lower()) if word]
-        parts = [part for word in words if (part := part_name(word))]
-        if not any(word in names for word in words) or len(words) != len(parts) + 1:
+        splits = [split for word in words if (split := split_name(word))]
+        if not any(word in names for word in words) or len(words) != len(splits) + 1:
             continue
-        part = parts[0] if parts else WHOLE
-        if part in found:
-            raise ValueError(f"{path} has two arrays of {part} like {key!r}: keep one")
-        found[part] = array
+        split = splits[0] if splits else UNSPLIT
+        if split in found:
+            raise ValueError(f"{path} has two arrays of {split} like {key!r}: keep one")
+        found[split] = array
     return found
 
 
@@ -83,7 +84,7 @@ def _check(where: str, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
         images = images[..., None]
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
         raise ValueError(
-            f"{where}: pictures are {images.dtype} {list(images.shape)}, but must be uint8 [n, h, w] or [n, h, w, c]"
+            f"{where}: images are {images.dtype} {list(images.shape)}, but must be uint8 [n, h, w] or [n, h, w, c]"
         )
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]

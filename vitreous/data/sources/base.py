@@ -1,55 +1,63 @@
-"""What a data set is: labelled pictures that can be read in any order, in a training, a validation and a test part.
+"""Sources: labelled images that are read by index, from memory, from files, or from ranges of bytes in bigger files.
 
-A label is for a picture, a mask for its pixels. Masks are an optional side of a source: one that has them says by
-`mask_classes` what their ids mean.
+A label belongs to an image, a mask to its pixels. Masks are optional: a source that has them lists their classes in
+`mask_classes`. No file stays open between two reads, so a source can be copied to any number of workers.
 """
 
+import os
 from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from vitreous.common.regular_files import open_regular, read_regular
+
 # An encoded file (JPEG, PNG, ...), or pixels [height, width, channels] of uint8.
-Picture = bytes | np.ndarray
+StoredImage = bytes | np.ndarray
+
+EXTENSIONS = frozenset(["jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"])
 
 
 class Source(ABC):
-    """Pictures, their labels and their names. Reading is by index and touches nothing else."""
+    """Images, their labels and their names, read by index."""
 
     classes: tuple[str, ...]
     labels: np.ndarray  # int64 [n], indices into classes
-    mask_classes: tuple[str, ...] = ()  # what the ids of masks mean; empty where there are no masks
-    mask_ids: tuple[int, ...] = ()  # of each of these classes, in the files; empty where there are none
+    mask_classes: tuple[str, ...] = ()  # classes of pixels; empty without masks
+    mask_ids: tuple[int, ...] = ()  # the id of each of these classes in the files; empty without masks
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
-    def picture(self, index: int) -> Picture:
-        """The picture as it is stored. Decoding it is the reader's work, so that workers can do it in parallel."""
+    def image(self, index: int) -> StoredImage:
+        """Return the image as stored; the loader's workers decode it."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What reports and errors call it: a path below the data's root, a member of a shard, `digits[17]`."""
+        """Name for reports and errors: a path below the data's root, a member of a shard, `digits[17]`."""
 
     def mask(self, index: int) -> np.ndarray:
-        """The class of every pixel: uint8 [h, w] of the upright picture's size, indices into mask_classes or IGNORED.
+        """Class of every pixel: uint8 [h, w] of the upright image's size, indices into mask_classes or IGNORED.
 
-        Decoded, unlike a picture: what a stored id means only the source knows, and no part of a PNG can be skipped.
+        Decoded, unlike an image: only the source can map stored ids to classes.
         """
-        raise ValueError(f"{self.name(index)} has no mask: this data set has labels for pictures, not for pixels")
+        raise ValueError(f"{self.name(index)} has no mask: this data set has labels for images, not for pixels")
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """The parts of a data set. All of them know the same classes, in the same order."""
+    """The splits of a data set, which share the same classes in the same order."""
 
     name: str
     train: Source
     val: Source
     test: Source | None
-    note: str  # how the parts came about, to be said to the user
-    split: bool = False  # whether val was held out of the pictures here, by seed and fraction
+    note: str  # sizes and origin of the splits, for the user
+    val_drawn: bool = False  # True if val was drawn from the images here, by seed and fraction
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -61,34 +69,96 @@ class DataSet:
 
 
 class ArraySource(Source):
-    """Pictures of one size, in memory."""
+    """Images of one size in memory."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], name: str):
         self.images = images  # uint8 [n, h, w, c]
-        self.labels = labels.astype(np.int64)
-        self.classes = classes
+        self.labels, self.classes = labels.astype(np.int64), classes
         self._name = name
 
-    def picture(self, index: int) -> Picture:
+    def image(self, index: int) -> StoredImage:
         return self.images[index]
 
     def name(self, index: int) -> str:
         return f"{self._name}[{index}]"
 
 
+@dataclass(eq=False)
+class FileSource(Source):
+    """One file per image, by its path below a root (or an absolute one)."""
+
+    root: Path
+    paths: Sequence[str]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+
+    def image(self, index: int) -> StoredImage:
+        return read_regular(self.root / self.paths[index])
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+
+@dataclass(eq=False)
+class SpanSource(Source):
+    """Images that are ranges of bytes in a few big files: members of tars, rows of tables."""
+
+    files: Sequence[Path]
+    spans: np.ndarray  # int64 [n, 3]: index of the file, offset, number of bytes
+    names: Sequence[str]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+
+    def image(self, index: int) -> StoredImage:
+        file, start, size = self.spans[index].tolist()
+        with open_regular(self.files[file]) as stream:
+            stream.seek(start)
+            data = stream.read(size)
+        if len(data) != size:
+            raise OSError(f"{self.files[file].name} ends inside this image: it is truncated, or has changed")
+        return data
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+
 class Subset(Source):
-    """Some pictures of another source, in a given order, with their masks if it has any."""
+    """Some images of another source, in a given order, with their masks if it has any."""
 
     def __init__(self, source: Source, indices: np.ndarray):
         self.source, self.indices = source, indices
         self.labels, self.classes = source.labels[indices], source.classes
         self.mask_classes, self.mask_ids = source.mask_classes, source.mask_ids
 
-    def picture(self, index: int) -> Picture:
-        return self.source.picture(int(self.indices[index]))
+    def image(self, index: int) -> StoredImage:
+        return self.source.image(int(self.indices[index]))
 
     def name(self, index: int) -> str:
         return self.source.name(int(self.indices[index]))
 
     def mask(self, index: int) -> np.ndarray:
         return self.source.mask(int(self.indices[index]))
+
+
+def is_image_file(name: str) -> bool:
+    """True for the name of an image file by its extension, in any case; hidden files are not images.
+
+    >>> is_image_file("IMG_1.JPG"), is_image_file("notes.txt"), is_image_file("._IMG_1.JPG")
+    (True, False, False)
+    """
+    return not name.startswith(".") and os.path.splitext(name)[1][1:].lower() in EXTENSIONS
+
+
+def missing_files(root: Path, paths: Sequence[str]) -> set[int]:
+    """Indices of the paths that do not exist; each folder is listed once, which is faster than a stat per file."""
+    rows = defaultdict(list)
+    for row, path in enumerate(paths):
+        rows[os.path.dirname(path)].append(row)
+    missing: set[int] = set()
+    for folder, inside in rows.items():
+        try:
+            names = set(os.listdir(root / folder))
+        except (OSError, ValueError):
+            names = set()
+        missing.update(row for row in inside if os.path.basename(paths[row]) not in names)
+    return missing

@@ -1,6 +1,6 @@
-"""A folder of pictures: `class/...`, or `train/class/...` beside `val` and perhaps `test`.
+"""A folder of images: `class/...`, or `train/class/...` beside `val` and perhaps `test`.
 
-Classes are the sorted names of the folders that hold them; below a class, folders may be nested as one likes.
+Classes are the sorted names of the class folders; below a class, folders may be nested.
 """
 
 import os
@@ -8,113 +8,131 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.sources.stored import FileSource, is_picture
-from vitreous.data.split import WHOLE, Found, by_part, listed, part_name, plural
+from vitreous.common.text import listed, plural
+from vitreous.data.sources.base import FileSource, is_image_file
+from vitreous.data.split import UNSPLIT, FoundData, by_split, split_folders, split_name
 
-Item = tuple[str, str, str]  # part, class, path below the root
-LOOSE = "picture"  # the class of a picture that needs none
+Item = tuple[str, str, str]  # split, class, path below the root
+# Usual names of the folders of images and masks.
+IMAGES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
+MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass")
+UNLABELLED = "picture"  # the class of images without a label; run folders have recorded this name
 
 
-def open_folder(root: Path, labelled: bool = True) -> Found:
-    """What is in the folder. Only names are read. Pictures that need no label may lie outside of class folders."""
-    folders, pictures, others = list_folder(root)
-    parts = {folder: part for folder in folders if (part := part_name(folder))}
-    if "train" in parts.values() and (len(parts) > 1 or len(folders) == 1):
-        return _open_parts(root, parts, labelled)
-    if parts and len(parts) == len(folders):
-        raise ValueError(f"{root} has {listed(folders)}, but no folder train")
-    if not folders and (labelled or not pictures):
-        raise ValueError(_no_classes(root, pictures, others))
-    items, problems = _classes(root, "", WHOLE, folders)
+def open_folder(root: Path, labelled: bool = True) -> FoundData:
+    """Open a folder by its file names alone. Without labels, images may be outside of class folders."""
+    folders, images, others = list_folder(root)
+    splits = [folder for folder in folders if split_name(folder)]
+    if "train" in map(split_name, splits) and (len(splits) > 1 or len(folders) == 1):
+        return _open_splits(root, split_folders(splits, root), labelled)
+    if splits and len(splits) == len(folders):
+        raise ValueError(f"{root} has {listed(folders)}, but no folder 'train'")
+    if not folders and (labelled or not images):
+        raise ValueError(_no_classes(root, images, others))
+    items, problems = _read_classes(root, "", UNSPLIT, folders)
     if not labelled:
-        items, pictures = items + [(WHOLE, LOOSE, name) for name in pictures], []
-    found = _found(root, items, problems if labelled else [])
-    if pictures:
-        found.notes.append(f"{plural(len(pictures), 'picture')} outside the class folders left out")
-    return found
+        items, images = items + [(UNSPLIT, UNLABELLED, name) for name in images], []
+    notes = [f"{plural(len(images), 'image')} outside the class folders ignored"] if images else []
+    return _found(root, items, problems if labelled else [], notes)
 
 
-def _open_parts(root: Path, parts: dict[str, str], labelled: bool) -> Found:
-    doubled = [folder for folder, part in parts.items() if list(parts.values()).count(part) > 1]
-    if doubled:
-        raise ValueError(f"{root} has {listed(doubled)}, which mean the same part: keep one")
+def _open_splits(root: Path, splits: dict[str, str], labelled: bool) -> FoundData:
     items, problems, notes = [], [], []
-    for folder, part in parts.items():
-        classes, pictures, _ = list_folder(root / folder)
+    for folder, split in splits.items():
+        classes, images, _ = list_folder(root / folder)
         if not labelled:
-            items += [(part, LOOSE, path) for path in pictures_below(root, folder)]
+            items += [(split, UNLABELLED, path) for path in images_below(root, folder)]
         elif classes:
-            more, wrong = _classes(root, folder, part, classes)
+            more, wrong = _read_classes(root, folder, split, classes)
             items += more
             problems += wrong
-        elif part == "test":
-            notes.append(f"{folder} has no class folders and is left out")
+        elif split == "test":
+            notes.append(f"{folder} has no class folders and is ignored")
         else:
-            inside = plural(len(pictures), "picture") if pictures else "nothing"
-            raise ValueError(
-                f"{root / folder} has {inside} but no class folders: pictures belong into {folder}/<class>/"
-            )
-    found = _found(root, items, problems)
-    found.notes += notes
-    return found
+            inside = plural(len(images), "image") if images else "no images"
+            raise ValueError(f"{root / folder} has {inside} and no class folders: put images in {folder}/<class>/")
+    return _found(root, items, problems, notes)
 
 
-def _classes(root: Path, below: str, part: str, folders: list[str]) -> tuple[list[Item], list[str]]:
+def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tuple[list[Item], list[str]]:
+    """The images of class folders, and a problem if some are empty."""
     items, empty = [], []
     for folder in folders:
-        paths = pictures_below(root, os.path.join(below, folder))
-        items += [(part, folder, path) for path in paths]
+        paths = images_below(root, os.path.join(below, folder))
+        items += [(split, folder, path) for path in paths]
         if not paths:
             empty.append(os.path.join(below, folder))
     if not empty:
         return items, []
     verb = "is an empty class: it has" if len(empty) == 1 else "are empty classes: they have"
-    return items, [f"{listed(empty)} {verb} no pictures"]
+    return items, [f"{listed(empty)} {verb} no images ({_accepted()})"]
 
 
-def _found(root: Path, items: list[Item], problems: list[str]) -> Found:
-    name = root.resolve().name
+def _found(root: Path, items: list[Item], problems: list[str], notes: list[str]) -> FoundData:
     if not items:
-        raise ValueError(f"{root} has folders, but no pictures in them")
-    # A class that is empty is a class all the same: the problem says so.
+        raise ValueError(f"{root} has folders, but no images in them ({_accepted()})")
     classes = tuple(sorted({label for _, label, _ in items}))
     index = {label: i for i, label in enumerate(classes)}
     labels = np.array([index[label] for _, label, _ in items], np.int64)
     source = FileSource(root, [path for _, _, path in items], labels, classes)
-    return Found(name, by_part(source, (part for part, _, _ in items)), problems=problems, same_classes=True)
+    splits = by_split(source, (split for split, _, _ in items))
+    return FoundData(root.resolve().name, splits, notes, problems, same_classes=True)
+
+
+def local_path(spec: str, root: Path | None) -> Path:
+    """The path that `spec` names, below `root` if it exists there."""
+    path = Path(spec).expanduser()
+    return root / path if root is not None and (root / path).exists() else path
+
+
+def has_masks(root: Path) -> bool:
+    """True if a folder has one of images beside one of masks, in it or in its splits."""
+
+    def names(folder: Path) -> set[str]:
+        return {entry.name.lower() for entry in folder.iterdir() if entry.is_dir()}
+
+    if not root.is_dir():
+        return False
+    inside = [root, *(entry for entry in root.iterdir() if entry.is_dir() and split_name(entry.name))]
+    return any(names(folder) & set(IMAGES) and names(folder) & set(MASKS) for folder in inside)
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Sorted names of the folders, pictures and other files in a folder, without hidden ones."""
+    """Sorted names of the folders, images and other files in a folder, without hidden ones."""
     folders: list[str] = []
-    pictures: list[str] = []
+    images: list[str] = []
     others: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith((".", "__MACOSX")):
                 continue
-            kind = folders if entry.is_dir() else pictures if is_picture(entry.name) else others
+            kind = folders if entry.is_dir() else images if is_image_file(entry.name) else others
             kind.append(entry.name)
-    return sorted(folders), sorted(pictures), sorted(others)
+    return sorted(folders), sorted(images), sorted(others)
 
 
-def pictures_below(root: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> list[str]:
-    """Paths of all pictures in a folder and its folders; links are followed, but not in circles."""
+def images_below(root: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> list[str]:
+    """Paths of all images in a folder and its subfolders; links are followed, but not in circles."""
     stat = os.stat(root / below)
     if (stat.st_dev, stat.st_ino) in above:
         return []
     above |= {(stat.st_dev, stat.st_ino)}
-    folders, pictures, _ = list_folder(root / below)
-    found = [os.path.join(below, name) for name in pictures]
+    folders, images, _ = list_folder(root / below)
+    found = [os.path.join(below, name) for name in images]
     for folder in folders:
-        found += pictures_below(root, os.path.join(below, folder), above)
+        found += images_below(root, os.path.join(below, folder), above)
     return found
 
 
-def _no_classes(root: Path, pictures: list[str], others: list[str]) -> str:
+def _no_classes(root: Path, images: list[str], others: list[str]) -> str:
     tables = [name for name in others if name.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".npz"))]
     if tables:
         return f"{root} has no class folders; is {str(root / tables[0])!r} the data set?"
-    if pictures:
-        return f"{root} has {plural(len(pictures), 'picture')} but no class folders: pictures belong into <class>/"
-    return f"{root} has no pictures"
+    if images:
+        return f"{root} has {plural(len(images), 'image')} but no class folders: put images in <class>/"
+    content = f"has no images, only {listed(others, 3)}" if others else "is empty"
+    return f"{root} {content}: put images in <class>/ ({_accepted()})"
+
+
+def _accepted() -> str:
+    return "accepted: .jpg .png .webp .bmp .gif .tif .ppm"

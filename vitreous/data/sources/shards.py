@@ -1,60 +1,71 @@
 """WebDataset shards: tar files in which `KEY.jpg` lies beside `KEY.cls` (an index) or `KEY.json` ({"label": ...}).
 
-Only headers and labels are read, once; a picture is then read from its place in the tar, so that access is random
-and no tar is kept in memory. Shards at an address are downloaded once.
+Only headers and labels are read, once; an image is then read from its place in the tar, so that access is random and no
+tar is kept in memory. Shards at an address are downloaded once.
 """
 
 import glob
 import hashlib
 import json
+import mmap
+import os
 import re
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from vitreous.common.regular_files import open_regular
-from vitreous.data.sources.base import Source
+from vitreous.common.text import plural
+from vitreous.data.sources.base import EXTENSIONS, Source, SpanSource
 from vitreous.data.sources.download import cache_folder, fetch
-from vitreous.data.sources.rows import Rows, assemble, class_labels
-from vitreous.data.sources.stored import EXTENSIONS, SpanSource
-from vitreous.data.sources.tars import Member, list_members
-from vitreous.data.split import WHOLE, Found, part_name, plural
+from vitreous.data.sources.rows import Rows, class_labels, from_rows
+from vitreous.data.split import UNSPLIT, FoundData, split_name
 
-Item = tuple[Member, object]  # an image and its label
 NAMES = ("classnames.txt", "classes.txt")  # one class a line, beside the shards
+BLOCK = 512
+PADDING = 1 << 16  # bytes checked after the end of an archive: writers fill up to 10,240
 
 
-def open_shards(spec: str, root: Path | None = None) -> Found:
-    """The data set in some shards: `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or joined by `::`."""
+class Member(NamedTuple):
+    """A regular file in a tar. The last one may be incomplete, if the tar is truncated."""
+
+    name: str
+    start: int
+    size: int
+
+
+def open_shards(spec: str, root: Path | None = None) -> FoundData:
+    """Open shards: `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or several joined by `::`."""
     patterns = [one for pattern in spec.split("::") for one in expand(pattern)]
     addresses = [address for pattern in patterns for address in _matches(pattern, root or Path())]
     shards = [_local(address) for address in addresses]
     names = _class_names(shards[0].parent)
-    spans, pictures, labels, parts, damaged = [], [], [], [], []
-    for number, (shard, part) in enumerate(zip(shards, _parts(addresses), strict=True)):
+    spans, images, labels, splits, damaged = [], [], [], [], []
+    for number, (shard, split) in enumerate(zip(shards, _splits(addresses), strict=True)):
         items, damage = index(shard)
         if damage:
             damaged.append(f"{shard.name}: {damage}")
         for member, label in items:
             spans.append((number, member.start, member.size))
-            pictures.append(f"{shard.name}/{member.name}")
+            images.append(f"{shard.name}/{member.name}")
             labels.append(label)
-            parts.append(part)
+            splits.append(split)
     if not labels:
         why = f" ({damaged[0]})" if damaged else ""
-        raise ValueError(f"{spec}: no pictures in {plural(len(shards), 'shard')}{why}")
+        raise ValueError(f"{spec}: no images in {plural(len(shards), 'shard')}{why}")
 
     def make(keep: list[int], numbers: np.ndarray, classes: tuple[str, ...]) -> Source:
-        return SpanSource(shards, np.array(spans, np.int64)[keep], [pictures[row] for row in keep], numbers, classes)
+        return SpanSource(shards, np.array(spans, np.int64)[keep], [images[row] for row in keep], numbers, classes)
 
-    found = assemble(spec, Rows(class_labels(labels, names), parts, names), make, [])
+    found = from_rows(spec, Rows(class_labels(labels, names), splits, names), make, [])
     found.damaged = damaged
     return found
 
 
 def expand(pattern: str) -> list[str]:
-    """A pattern's braces, as a shell would expand them.
+    """Expand braces as a shell does.
 
     >>> expand("data-{08..10}.tar"), expand("{train,val}.tar")
     (['data-08.tar', 'data-09.tar', 'data-10.tar'], ['train.tar', 'val.tar'])
@@ -71,48 +82,8 @@ def expand(pattern: str) -> list[str]:
     return ["".join(choice) for choice in product(*choices)]
 
 
-def index(shard: Path) -> tuple[list[Item], str | None]:
-    """Every image of a shard with its label, in the shard's order, and what is wrong with the end of the shard.
-
-    Where a shard is cut short, its last image may lack its label, and is then left out.
-    """
-    images: dict[str, Member] = {}
-    labels: dict[str, object] = {}
-    listing, key = list_members(shard), ""
-    with open_regular(shard) as file:
-        for member in listing.members:
-            folder, _, base = member.name.rpartition("/")
-            stem, _, extension = base.partition(".")  # at the first dot: x.seg.png is not the picture of x
-            key, extension = f"{folder}/{stem}", extension.lower()
-            if stem and extension in EXTENSIONS:
-                images[key] = member
-            elif stem and extension in ("cls", "json"):
-                file.seek(member.start)
-                content = file.read(member.size)
-                if len(content) < member.size:  # cut short: half a label may be another one
-                    continue
-                label = _label(f"{shard}: {member.name}", extension, content)
-                labels[key] = labels.get(key) if label is None else label
-    damage = listing.damage
-    if damage and key in images and labels and labels.get(key) is None:
-        damage += f"; {images.pop(key).name!r} has lost its label and is left out"
-    return [(member, labels.get(key)) for key, member in images.items()], damage
-
-
-def _label(where: str, extension: str, data: bytes) -> object:
-    try:
-        if extension == "cls":
-            return int(data)
-        row = json.loads(data)
-    except ValueError:
-        raise ValueError(
-            f"{where} is {data[:40]!r}, but must be {'an index' if extension == 'cls' else 'JSON'}"
-        ) from None
-    return row.get("label") if isinstance(row, dict) else None
-
-
 def _matches(pattern: str, root: Path) -> list[str]:
-    """The shards that a pattern without braces stands for."""
+    """The shards that match a pattern without braces."""
     if pattern.startswith(("http://", "https://")):
         return [pattern]
     pattern = str(root / Path(pattern).expanduser())
@@ -131,16 +102,16 @@ def _local(address: str) -> Path:
     return fetch(address, cache_folder("shards", hashlib.sha256(folder.encode()).hexdigest()[:16]) / name)
 
 
-def _parts(addresses: list[str]) -> list[str]:
-    """Shards say their part in their name or their folder's; those that do not, belong to train if others do."""
+def _splits(addresses: list[str]) -> list[str]:
+    """The split of each shard by its name or folder; shards without one belong to train if others have one."""
     found = []
     for address in addresses:
         folder, name = Path(address).parent.name, Path(address).name
         words = [word for piece in (name, folder) for word in re.split(r"[^A-Za-z]+", piece)]
-        found.append(next((part for word in words if (part := part_name(word))), None))
+        found.append(next((split for word in words if (split := split_name(word))), None))
     if "train" in found or (None in found and any(found)):
-        return [part or "train" for part in found]
-    return [WHOLE] * len(found)
+        return [split or "train" for split in found]
+    return [UNSPLIT] * len(found)
 
 
 def _class_names(folder: Path) -> tuple[str, ...] | None:
@@ -148,3 +119,119 @@ def _class_names(folder: Path) -> tuple[str, ...] | None:
         if (folder / name).is_file():
             return tuple(line.strip() for line in (folder / name).read_text().splitlines() if line.strip())
     return None
+
+
+# ---- One shard -------------------------------------------------------------------------------------------------------
+
+
+def index(shard: Path) -> tuple[list[tuple[Member, object]], str | None]:
+    """Every image of a shard with its label, in the shard's order, and any damage at the end of the shard.
+
+    In a truncated shard, the last image may lack its label, and is then skipped.
+    """
+    images: dict[str, Member] = {}
+    labels: dict[str, object] = {}
+    members, damage = list_members(shard)
+    key = ""
+    with open_regular(shard) as file:
+        for member in members:
+            folder, _, base = member.name.rpartition("/")
+            stem, _, extension = base.partition(".")  # at the first dot: x.seg.png is not the image of x
+            key, extension = f"{folder}/{stem}", extension.lower()
+            if stem and extension in EXTENSIONS:
+                images[key] = member
+            elif stem and extension in ("cls", "json"):
+                file.seek(member.start)
+                content = file.read(member.size)
+                if len(content) < member.size:  # truncated: half a label may be another one
+                    continue
+                label = _label(f"{shard}: {member.name}", extension, content)
+                labels[key] = labels.get(key) if label is None else label
+    if damage and key in images and labels and labels.get(key) is None:
+        damage += f"; {images.pop(key).name!r} has lost its label and is skipped"
+    return [(member, labels.get(key)) for key, member in images.items()], damage
+
+
+def _label(where: str, extension: str, data: bytes) -> object:
+    try:
+        if extension == "cls":
+            return int(data)
+        row = json.loads(data)
+    except ValueError:
+        kind = "an index" if extension == "cls" else "JSON"
+        raise ValueError(f"{where} is {data[:40]!r}, but must be {kind}") from None
+    return row.get("label") if isinstance(row, dict) else None
+
+
+# ---- Tar headers: tarfile reads them too, at several times the cost for each file ------------------------------------
+#
+# A tar is a row of 512-byte headers, each followed by its file's bytes. Three kinds of header only add to the next one:
+# a long name in GNU's format ("L"), or a list of `length key=value` lines in POSIX's ("x"; "g" for all files).
+
+
+def list_members(tar: Path) -> tuple[list[Member], str | None]:
+    """Every regular file, in a truncated tar those before the cut; and any damage at the end."""
+    with open_regular(tar) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise ValueError(f"{tar} is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _parse(data)
+            except ValueError as error:
+                raise ValueError(f"{tar} cannot be read as a tar: {error}") from None
+
+
+def _parse(data: mmap.mmap) -> tuple[list[Member], str | None]:
+    members: list[Member] = []
+    at, end = 0, len(data)
+    long_name: str | None = None
+    long_size: int | None = None
+    while at + BLOCK <= end:
+        header = data[at : at + BLOCK]
+        if header[0] == 0 and not header.strip(b"\0"):
+            more = data[at : at + PADDING].strip(b"\0")
+            return members, "there is more after its end: were several archives joined?" if more else None
+        kind, size, start = header[156:157], _number(header[124:136]), at + BLOCK
+        if at == 0 and sum(header[:148]) + 8 * 32 + sum(header[156:]) != _number(header[148:156]):
+            raise ValueError("its first header is damaged, or it is compressed")
+        if kind not in b"xgL" and long_size is not None:
+            size = long_size
+        at = start + -(-size // BLOCK) * BLOCK
+        if kind in (b"0", b"\0"):
+            members.append(Member(long_name or _name(header), start, size))
+        if start + size > end:
+            inside = f"inside {members[-1].name!r}" if kind in (b"0", b"\0") else "inside a header"
+            return members, f"it is truncated {inside}"
+        if kind == b"x":
+            pairs = _pairs(data[start : start + size])
+            long_name = pairs.get("path", long_name)
+            long_size = int(pairs["size"]) if "size" in pairs else None
+        elif kind == b"L":
+            long_name = data[start : start + size].rstrip(b"\0").decode(errors="replace")
+        elif kind != b"g":
+            long_name = long_size = None
+    after = f"after {members[-1].name!r}" if members else "before its first file"
+    return members, f"it has no end mark, and is probably truncated {after}"
+
+
+def _name(header: bytes) -> str:
+    name = header[:100].split(b"\0")[0]
+    if header[257:263] == b"ustar\0" and header[345]:
+        name = header[345:500].split(b"\0")[0] + b"/" + name
+    return name.decode(errors="replace")
+
+
+def _number(field: bytes) -> int:
+    if field[0] & 0x80:  # too big for octal digits
+        return int.from_bytes(field[1:], "big")
+    return int(field.strip(b"\0 ") or b"0", 8)
+
+
+def _pairs(data: bytes) -> dict[str, str]:
+    pairs = {}
+    while data.strip(b"\0"):
+        length = int(data.split(b" ", 1)[0])
+        key, _, value = data[:length].split(b" ", 1)[1].rstrip(b"\n").partition(b"=")
+        pairs[key.decode()] = value.decode(errors="replace")
+        data = data[length:]
+    return pairs

@@ -1,21 +1,31 @@
-"""Tables of pictures: .csv, .tsv, .jsonl, .ndjson or .parquet with a column of paths and a column of labels.
+"""Tables of images: .csv, .tsv, .jsonl, .ndjson or .parquet with a column of paths and a column of labels.
 
-Columns are found by their usual names, whatever the case; a `split` column, if there is one, says which part a row
-belongs to. Paths are relative to the table, or to `root`. A Parquet file may hold the pictures themselves.
+Columns are found by their usual names, in any case; a `split` column, if there is one, gives the split of each row.
+Paths are relative to the table, or to `root`.
+
+A Parquet table may also hold the images, as the Hugging Face hub stores them. They are unpacked once into the cache,
+end to end in one file: then any of them is one short read, where Parquet would have to decompress a whole row group
+for each. Labels are checked before that.
 """
 
 import csv
+import hashlib
+import importlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vitreous.common.regular_files import check_regular
-from vitreous.data.sources.base import Source
-from vitreous.data.sources.rows import Rows, assemble, cell_text
-from vitreous.data.sources.stored import FileSource, missing_files
-from vitreous.data.split import WHOLE, Found, listed, part_name
+from vitreous.common.text import listed
+from vitreous.data.sources.base import ArraySource, FileSource, Source, SpanSource, missing_files
+from vitreous.data.sources.download import cache_folder, file_lock, progress
+from vitreous.data.sources.rows import Rows, cell_text, class_labels, from_rows
+from vitreous.data.split import SPLITS, UNSPLIT, FoundData, label_problems, split_name
 
 IMAGE = ("path", "file", "image", "filename", "file_name", "filepath", "file_path", "image_path", "img", "picture")
 LABEL = ("label", "class", "target", "labels", "class_name", "category", "fine_label")
@@ -25,20 +35,18 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 Columns = Mapping[str, Sequence[object]]
 
 
-def open_table(path: Path, root: Path | None = None) -> Found:
-    """What a table says. The files it names are looked for, not opened."""
+def open_table(path: Path, root: Path | None = None) -> FoundData:
+    """Open a table. The files that it lists are checked for existence, not opened."""
     if path.suffix.lower() == ".parquet":
-        from vitreous.data.sources.parquet import open_parquet
-
-        return open_parquet(path.name, {WHOLE: [path]}, root)
+        return open_parquet(path.name, {UNSPLIT: [path]}, root)
     columns = _read_csv(path) if path.suffix.lower() in (".csv", ".tsv") else _read_jsonl(path)
-    image = choose(path, columns, "picture", IMAGE)
-    labels = [cell_text(value) for value in columns[choose(path, columns, "label", LABEL)]]
-    return from_paths(path, columns[image], Rows(labels, row_parts(path, columns)), root)
+    image, label = _find_columns(path, columns, [], [])
+    labels = [cell_text(value) for value in columns[label]]
+    return _from_paths(path, columns[image], Rows(labels, _row_splits(path, columns)), root)
 
 
-def from_paths(table: Path, cells: Sequence[object], rows: Rows, root: Path | None) -> Found:
-    """The data set of a table whose pictures are files."""
+def _from_paths(table: Path, cells: Sequence[object], rows: Rows, root: Path | None) -> FoundData:
+    """The data set of a table whose images are files."""
     paths = [cell_text(value) for value in cells]
     folder = root if root is not None else table.parent
     missing = missing_files(folder, paths)
@@ -50,32 +58,48 @@ def from_paths(table: Path, cells: Sequence[object], rows: Rows, root: Path | No
     def make(keep: list[int], labels: np.ndarray, classes: tuple[str, ...]) -> Source:
         return FileSource(folder, [paths[row] for row in keep], labels, classes)
 
-    return assemble(table.name, rows, make, problems, missing)
+    return from_rows(table.name, rows, make, problems, missing)
 
 
-def choose(table: Path, columns: Collection[str], kind: str, names: Sequence[str]) -> str:
-    """The column that holds the pictures, or the labels, by the first of its usual names."""
-    column = find_column(columns, names)
-    if column is None:
-        usual = ", ".join(names[:4])
-        raise ValueError(f"{table} has no {kind} column: call one of its columns ({listed(columns, 20)}) {usual}")
-    return column
+# ---- Columns ---------------------------------------------------------------------------------------------------------
 
 
-def find_column(columns: Collection[str], names: Sequence[str]) -> str | None:
+def _find_columns(
+    table: Path, columns: Collection[str], image_columns: Sequence[str], label_columns: Sequence[str]
+) -> tuple[str, str]:
+    """The columns of images and labels: by their usual names, or as the only candidate of their type."""
+    image = _named(image_columns, IMAGE) or _named(columns, IMAGE)
+    label = _named(columns, LABEL)
+    if len(image_columns) == 1:
+        image = image_columns[0]
+    if label is None and len(label_columns) == 1:
+        label = label_columns[0]
+    for column, kind, names in ((image, "image", IMAGE), (label, "label", LABEL)):
+        if column is None:
+            usual = ", ".join(names[:4])
+            raise ValueError(f"{table} has no {kind} column, but {listed(columns, 20)}: name one of them {usual}")
+    assert image is not None
+    assert label is not None
+    return image, label
+
+
+def _named(columns: Collection[str], names: Sequence[str]) -> str | None:
     lowered = {column.lower().strip(): column for column in columns}
     return next((lowered[name] for name in names if name in lowered), None)
 
 
-def row_parts(table: Path, columns: Columns) -> list[str]:
-    """The part each row belongs to: what its split column says, or all of them together."""
-    column = find_column(columns, SPLIT)
+def _row_splits(table: Path, columns: Columns) -> list[str]:
+    """The split of each row by the split column; without one, all rows are undivided."""
+    column = _named(columns, SPLIT)
     if column is None:
-        return [WHOLE] * len(next(iter(columns.values()), ()))
+        return [UNSPLIT] * len(next(iter(columns.values()), ()))
     words = [cell_text(value) for value in columns[column]]
-    if unknown := sorted({word for word in words if part_name(word) is None}):
+    if unknown := sorted({word for word in words if split_name(word) is None}):
         raise ValueError(f"{table}: column {column!r} holds {listed(unknown)}, but must hold train, val or test")
-    return [part for word in words if (part := part_name(word))]
+    return [split for word in words if (split := split_name(word))]
+
+
+# ---- Text ------------------------------------------------------------------------------------------------------------
 
 
 def _read_csv(path: Path) -> Columns:
@@ -112,3 +136,138 @@ def _read_jsonl(path: Path) -> Columns:
             rows.append(row)
     columns = dict.fromkeys(column for row in rows for column in row)
     return {column: [row.get(column) for row in rows] for column in columns}
+
+
+# ---- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | None = None) -> FoundData:
+    """Open Parquet files by split; those of the split "all" may have a split column."""
+    paths = [path for inside in files.values() for path in inside]
+    schema = _parquet(paths[0]).schema_arrow
+    names = _class_names(schema)
+    images = [field.name for field in schema if _holds_images(field.type)]
+    image, label = _find_columns(paths[0], schema.names, images, list(names))
+    split = _named(schema.names, SPLIT) if UNSPLIT in files else None
+    columns = _read_columns(paths, [label] + ([split] if split else []))
+    counts = [_parquet(path).metadata.num_rows for path in paths]
+    by_file = [word for word, inside in files.items() for _ in inside]
+    splits = [word for word, count in zip(by_file, counts, strict=True) for _ in range(count)]
+    labels = class_labels(columns[label], names.get(label))
+    rows = Rows(labels, _row_splits(paths[0], columns) if split else splits, names.get(label))
+    if image not in images:
+        if len(paths) > 1:
+            raise ValueError(f"{name}: column {image!r} holds paths, not images: open its files one by one")
+        return _from_paths(paths[0], _read_columns(paths, [image])[image], rows, root)
+
+    bare = from_rows(name, rows, lambda _, numbers, classes: ArraySource(np.empty(0), numbers, classes, name), [])
+    if problems := bare.problems + label_problems(bare):
+        raise ValueError(f"{name}: {problems[0]}")  # before anything is unpacked
+
+    def make(keep: list[int], numbers: np.ndarray, classes: tuple[str, ...]) -> Source:
+        packed, spans = _unpack(name, paths, image)
+        inside = [f"{path.name}[{row}]" for path, count in zip(paths, counts, strict=True) for row in range(count)]
+        return SpanSource([packed], spans[keep], [inside[row] for row in keep], numbers, classes)
+
+    return from_rows(name, rows, make, [])
+
+
+def choose_files(spec: str, files: Iterable[str], config: str | None) -> dict[str, list[str]]:
+    """The Parquet files of one configuration by split, from their names and folders.
+
+    >>> choose_files("hf:x/y", ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"], None)
+    {'train': ['data/train-00000-of-00001.parquet'], 'test': ['data/test-00000-of-00001.parquet']}
+    """
+    configs: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for file in sorted(files):
+        *folders, name = file.split("/")
+        words = [*re.split(r"[^A-Za-z]+", name), *reversed(folders)]
+        split = next((split for word in words if (split := split_name(word))), UNSPLIT)
+        rest = [folder for folder in folders if folder != "data" and not split_name(folder)]
+        configs["/".join(rest) or "default"][split].append(file)
+    if config is None:
+        config = "default" if "default" in configs else min(configs)
+        if config != "default" and len(configs) > 1:
+            raise ValueError(f"{spec} has the configurations {listed(configs, 10)}: choose one, as in {spec}:{config}")
+    if config not in configs:
+        raise ValueError(f"{spec} has no configuration {config!r}, but {listed(configs, 10)}")
+    splits = configs[config]
+    for split, inside in splits.items():
+        if (count := re.search(r"-of-(\d+)\.parquet$", inside[0])) and len(inside) < int(count[1]):
+            raise ValueError(f"{spec}: {split} has only {len(inside)} of {int(count[1])} files")
+    known = [split for split in SPLITS if split in splits]
+    return {split: splits[split] for split in (known if "train" in known else splits)}
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ValueError(f'{path} is a Parquet file, which needs pyarrow: pip install "vitreous[data]"') from None
+    check_regular(path)
+    try:
+        return parquet.ParquetFile(path)
+    except ValueError as error:  # ArrowInvalid is one
+        raise ValueError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+
+
+def _read_columns(paths: Sequence[Path], columns: list[str]) -> dict[str, list[object]]:
+    tables = [_parquet(path).read(columns=columns) for path in paths]
+    return {column: [value for table in tables for value in table[column].to_pylist()] for column in columns}
+
+
+def _holds_images(kind: Any) -> bool:
+    """True if a column of this type holds images: {bytes, path}, or plain bytes."""
+    types = importlib.import_module("pyarrow.types")
+    if types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
+    """Class names by column, which the hub's library writes into the file's metadata."""
+    text = (schema.metadata or {}).get(b"huggingface", b"{}")
+    try:
+        features = json.loads(text).get("info", {}).get("features", {})
+    except (ValueError, AttributeError):
+        return {}
+    labels = {column: feature for column, feature in features.items() if isinstance(feature, dict)}
+    return {
+        column: tuple(map(str, feature["names"]))
+        for column, feature in labels.items()
+        if feature.get("_type") == "ClassLabel" and feature.get("names") and column in schema.names
+    }
+
+
+def _unpack(name: str, paths: Sequence[Path], column: str) -> tuple[Path, np.ndarray]:
+    """Write all images end to end into one file; return it with [n, 3] of file 0, offset and size."""
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    key = hashlib.sha256(repr((stats, column)).encode()).hexdigest()[:24]
+    packed = cache_folder("tables") / f"{key}.bin"
+    index = packed.with_suffix(".npy")
+    with file_lock(index):
+        if not index.exists():
+            spans = _write(name, paths, column, packed)
+            np.save(index.with_suffix(".part.npy"), spans)
+            index.with_suffix(".part.npy").replace(index)  # last: if it exists, everything does
+    return packed, np.load(index, allow_pickle=False)
+
+
+def _write(name: str, paths: Sequence[Path], column: str, packed: Path) -> np.ndarray:
+    spans: list[tuple[int, int, int]] = []
+    start, total = 0, sum(path.stat().st_size for path in paths)
+    aside = packed.with_suffix(".part")
+    with progress(f"unpacking {name}") as advance, open(aside, "wb") as out:
+        for path in paths:
+            for batch in _parquet(path).iter_batches(batch_size=256, columns=[column]):
+                values = batch.column(0)
+                for value in values.field("bytes") if hasattr(values, "field") else values:
+                    if not value.is_valid:
+                        raise ValueError(f"{path}: row {len(spans) + 1} of column {column!r} holds no image")
+                    buffer = value.as_buffer()
+                    out.write(buffer)
+                    spans.append((0, start, buffer.size))
+                    start += buffer.size
+                advance(start, max(start, total))
+    aside.replace(packed)
+    return np.array(spans, np.int64).reshape(-1, 3)

@@ -9,7 +9,7 @@ import torch
 from fastapi import Request, Response
 
 from vitreous.common.checks import BadValue, Size
-from vitreous.data.image.decode import UnreadableImage
+from vitreous.data.image import UnreadableImage
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect.lru_cache import LruCache
 from vitreous.serving.inspect.responses import Answer, NotANumber, as_json

@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.data.image.decode import fit, size_of
+from vitreous.data.image import fit, size_of
 from vitreous.explanation.captured import CapturedForward, capture
 from vitreous.explanation.draw import Box, model_region
 from vitreous.inference.device import placed

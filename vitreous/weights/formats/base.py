@@ -1,52 +1,61 @@
-"""What every format of another system must say of itself, and what was found in a checkpoint."""
+"""The interface of a checkpoint format, and the builder that infers a config from a checkpoint.
+
+A new format is a subclass of `Format`: `name`, `title` and `signatures` identify it, `infer` reads the config,
+`table` maps the tensors in both directions, and an instance in `FORMATS` (detection.py) registers it. The class
+attributes and the methods below "Writing" matter only if models are written in the format.
+"""
 
 import dataclasses
-import json
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from vitreous.common.checks import as_size
-from vitreous.common.codec import to_dict
+from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
-from vitreous.weights.formats.mapping import Row
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.formats.mapping import Row, renamed
+from vitreous.weights.formats.write_checks import missing_parts, numeric_differences
+from vitreous.weights.io.containers import write_file
+from vitreous.weights.io.errors import BadCheckpoint
 
-# Published models whose heads are not of 64 dimensions, by width: SO400M, ViT-H, ViT-g, ViT-G.
+# Published models whose heads do not have 64 dimensions, by width: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 
 class AssumptionWarning(UserWarning):
-    """A checkpoint does not state something that its model depends on, and the usual value was taken."""
+    """A checkpoint does not state all fields of its model's config, and usual values were assumed."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint of unknown origin: its tensors by their own names, and what else lay beside them."""
+class StateDict:
+    """The tensors of a foreign checkpoint under their own names, and the config.json beside them.
+
+    inside: the keys under which a training script stored the tensors, if it stored others too.
+    ignored: tensors beside the model, summarised for the provenance.
+    model_name: the architecture that the file's metadata name, or "".
+    """
 
     path: Path
     tensors: Mapping[str, Tensor]
-    config: Mapping[str, Any] = field(default_factory=dict)  # of a config.json, if there was one
+    config: Mapping[str, Any] = field(default_factory=dict)
     forget: Callable[[], None] = lambda: None  # see Mapped
-    inside: tuple[str, ...] = ()  # the keys under which the tensors were, where there may be others beside them
-    left_out: tuple[str, ...] = ()  # tensors beside the model that was taken, many in one line
-    model_name: str = ""  # from the file's metadata, if it has any
+    inside: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    model_name: str = ""
 
-    def count(self, pattern: str) -> int:
-        """How many layers there are: `blocks.{i}.norm1.weight` for i from 0."""
-        count = 0
-        while pattern.replace("{i}", str(count)) in self.tensors:
-            count += 1
-        return count
+    def count(self, pattern: str, first: int = 0) -> int:
+        """Number of layers: tensors `blocks.{i}.norm1.weight` for i = first, first + 1, ..."""
+        numbers = itertools.count(first)
+        return next(i for i in numbers if pattern.replace("{i}", str(i)) not in self.tensors) - first
 
     def shape(self, name: str, dims: int | None = None) -> tuple[int, ...]:
-        """Of a tensor that must be there, and have so many dimensions, none of them empty."""
+        """Shape of a required tensor, checked to have `dims` dimensions, none of them 0."""
         if name not in self.tensors:
             raise BadCheckpoint(f"{self.path} has no tensor {name}")
         shape = tuple(self.tensors[name].shape)
@@ -55,69 +64,141 @@ class Found:
         return shape
 
 
-class Inference:
-    """The fields of a config as they are found out, and the reasons for those that a checkpoint does not state."""
+class Format(ABC):
+    """Checkpoint format of another system. Instances have no state."""
 
-    def __init__(self, found: Found, overrides: Mapping[str, Any], new_head: bool = False):
-        self.path, self.overrides = found.path, overrides
-        self.new_head = new_head  # whether the classifier is going to be replaced, whatever it is
+    name: ClassVar[str]
+    title: ClassVar[str]  # as model cards and messages call the system
+    signatures: ClassVar[Sequence[Sequence[str]]]  # a checkpoint has this format if it has all names of one of these
+    roots: ClassVar[Sequence[str]] = ("",)  # prefixes that all tensor names may have
+    renames: ClassVar[Sequence[tuple[str, str]]] = ()  # regular expressions from other versions' names to `table`'s
+    ignored: ClassVar[Sequence[str]] = ()  # patterns of tensor names that are not read
+    suffixes: ClassVar[Sequence[str]] = ()  # of the file it is written as; if none, it may be written as a folder too
+    file_name: ClassVar[str] = "model.safetensors"  # in a folder
+    missing: ClassVar[Sequence[str]] = ()  # what the system lacks (keys of CHECKS in write_checks.py)
+    norm_eps: ClassVar[float] = 1e-6  # the system's LayerNorm eps and GELU, where its files do not state them
+    gelu: ClassVar[Literal["erf", "tanh"]] = "erf"
+
+    def root(self, state: StateDict) -> str | None:
+        """The root under which one of the signatures is complete, or None."""
+        return next(
+            (
+                root
+                for root in self.roots
+                for names in self.signatures
+                if all(f"{root}{name}" in state.tensors for name in names)
+            ),
+            None,
+        )
+
+    def recognises(self, state: StateDict) -> bool:
+        return self.root(state) is not None and self.confirms(state)
+
+    def confirms(self, state: StateDict) -> bool:
+        """Tell systems apart that share a signature, by shapes or values."""
+        return True
+
+    def normalise(self, state: StateDict) -> StateDict:
+        """The tensors under the names that `table` uses, in all versions of the system."""
+        root = self.root(state) or ""
+        tensors = {name.removeprefix(root): tensor for name, tensor in state.tensors.items()}
+        return dataclasses.replace(state, tensors=renamed(tensors, self.renames))
+
+    @abstractmethod
+    def infer(self, state: StateDict, builder: "ConfigBuilder", image_size: Any = None) -> None:
+        """Set the fields of the config. `image_size` is the size that the caller wants to use, as a hint."""
+
+    @abstractmethod
+    def table(self, config: ViTConfig) -> list[Row]:
+        """Rows for all tensors of a model."""
+
+    # ---- Writing ----
+
+    def unsupported(self, config: ViTConfig) -> list[str]:
+        """One line for each part of a model that the format cannot hold."""
+        return missing_parts(config, self.title, self.missing)
+
+    def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
+        """One line for each computation that the other system does differently with the same weights.
+
+        folder: a config is written beside the weights; without it, the other system uses its defaults.
+        """
+        return numeric_differences(config, self.title, self.norm_eps, self.gelu)
+
+    def minor_differences(self, config: ViTConfig) -> list[str]:
+        """Differences too small to require `lossy`, for the report of `convert`."""
+        return []
+
+    def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
+        """Tensors that the other system requires and our models do not have."""
+        return {}
+
+    def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
+        """Write tensors that have the other system's names into `path`, a folder or a file."""
+        write_file(tensors, path / self.file_name if path.is_dir() else path)
+
+
+class ConfigBuilder:
+    """Collects the fields of a config, and the reasons for those that the checkpoint does not state.
+
+    new_head: the caller is going to replace the classifier.
+    """
+
+    def __init__(self, state: StateDict, overrides: Mapping[str, Any], new_head: bool = False):
+        self.path, self.overrides, self.new_head = state.path, overrides, new_head
         self.fields: dict[str, Any] = {}
         self._reasons: dict[str, str] = {}
         self._uncertain: set[str] = set()
 
     @property
     def assumed(self) -> list[str]:
-        """One line for each field that the checkpoint does not state."""
+        """A line `field: reason` for each field that neither the checkpoint nor an override states."""
         return [f"{name}: {reason}" for name, reason in self._reasons.items() if name not in self.overrides]
 
     @property
     def warning(self) -> str | None:
-        """One line with the uncertain fields, the values assumed, and how to set the first; None if there are none."""
+        """One line with the uncertain fields and how to override them, or None."""
         names = [name for name in self._reasons if name in self._uncertain and name not in self.overrides]
         if not names:
             return None
-        assumed = "; ".join(f"{name}={_as_json(self.fields[name])} ({self._reasons[name]})" for name in names)
-        return (
-            f"{self.path} does not state all of its model; assumed: {assumed}. If one is wrong, {must_give(names[0])}"
-        )
+        assumed = ", ".join(f"{name}={_short(self.fields[name])}" for name in names)
+        return f"{self.path}: assumed {assumed}. If that is wrong, {how_to_set(names[0])}"
 
     def set(self, **fields: Any) -> None:
-        """Fields that the tensors, or the file beside them, state."""
+        """Set fields that the tensors or the file beside them state."""
         self.fields |= fields
         self._reasons = {name: reason for name, reason in self._reasons.items() if name not in fields}
 
-    def follow(self, reason: str, **fields: Any) -> None:
-        """Fields that are not stated, but the same in all models of the format. The last call for a field counts."""
+    def default(self, reason: str, **fields: Any) -> None:
+        """Set fields that are not stated, but equal in all models of the format."""
         self.fields |= fields
         self._reasons |= dict.fromkeys(fields, reason)
         self._uncertain -= fields.keys()
 
     def assume(self, reason: str, **fields: Any) -> None:
-        """Fields that are not stated and may well be otherwise: the usual value, and why. Loading warns of them."""
-        self.follow(reason, **fields)
+        """Set fields that are not stated and may differ to their usual values; loading warns."""
+        self.default(reason, **fields)
         self._uncertain |= fields.keys()
 
-    def prepare(self, reason: str, how: Preprocessing, always: bool = False) -> None:
-        """Assume preprocessing, or, if `always`, follow the format's.
+    def assume_preprocessing(self, reason: str, preprocessing: Preprocessing, certain: bool = False) -> None:
+        """Assume published preprocessing; its mean and std of three channels are averaged for other numbers of them."""
+        if self.fields["channels"] != 3 and len(preprocessing.mean) == 3:
+            mean, std = ((sum(numbers) / 3,) for numbers in (preprocessing.mean, preprocessing.std))
+            preprocessing = dataclasses.replace(preprocessing, mean=mean, std=std)
+            reason += ", averaged over its three channels"
+        (self.default if certain else self.assume)(reason, preprocessing=preprocessing)
 
-        Published means and deviations are for three channels: other numbers of channels get their average.
-        """
-        if self.fields["channels"] != 3 and len(how.mean) == 3:
-            mean, std = ((sum(numbers) / 3,) for numbers in (how.mean, how.std))
-            how, reason = dataclasses.replace(how, mean=mean, std=std), f"{reason}, the mean of three channels for each"
-        (self.follow if always else self.assume)(reason, preprocessing=how)
+    def infer_heads(self, width: int, published: bool = False) -> None:
+        """Set the number of heads by width: usually a head has 64 dimensions.
 
-    def heads(self, width: int, published: bool = False) -> None:
-        """The number of heads by width: usually a head has 64 dimensions.
-
-        published: the checkpoint is known to be one of its system's own models, which all have these.
+        published: the checkpoint is a model that the system itself published, so that this is certain.
         """
         if "num_heads" in self.overrides:
             return
         if width not in HEADS and (width % 64 or not width):
             raise BadCheckpoint(
-                f"{self.path} does not say how many heads it has, and its width ({width}) is no multiple of 64: "
-                f"{must_give('num_heads')}"
+                f"{self.path} does not state its number of heads, and its width ({width}) is no multiple of 64: "
+                f"{how_to_set('num_heads')}"
             )
         if width in HEADS:
             heads, reason = HEADS[width], "as in SO400M, ViT-H, ViT-g and ViT-G"
@@ -128,113 +209,69 @@ class Inference:
         else:
             self.assume(reason, num_heads=heads)
 
-    def grid(
-        self, places: int, entries: Sequence[int], unit: tuple[int, int], image_size: Any = None, native: Any = None
+    def infer_grid(
+        self, positions: int, prefix_choices: Sequence[int], patch_stride: Size, wanted: Any = None, native: Any = None
     ) -> int:
-        """The native size from the number of positions. Returns how many of them belong to prefix tokens.
+        """Set the native image size from the number of positions; return how many of these are prefix tokens'.
 
-        `entries` is how many may, the usual number first. What a checkpoint says of its `native` size counts. If that
-        does not fit, a square beside the usual number does; then `image_size`, where the model is going to be used.
-        Another number comes last, and only where nothing was said: 15 x 15 patches may also be 14 x 16 and a token.
+        prefix_choices: possible numbers of prefix positions, the usual one first.
+        wanted, native: the size that the caller wants to use, and the one that the checkpoint states, if any.
+
+        In this order: the native size, a square grid with the usual prefix, the wanted size, and, if no native size
+        is stated, a square with another prefix. The last is uncertain: 15 x 15 positions may be 14 x 16 and a token.
         """
         native = self.overrides.get("image_size", native)
-        if native is not None and (fitting := _fitting(places, entries, unit, as_size(native))) is not None:
+        if native is not None and (prefix := _fitting(positions, prefix_choices, patch_stride, native)) is not None:
             self.set(image_size=as_size(native))
-            return fitting
-        if side := _side(places - entries[0]):
-            covered = (side * unit[0], side * unit[1])
+            return prefix
+        if side := _square_side(positions - prefix_choices[0]):
+            covered = (side * patch_stride[0], side * patch_stride[1])
             if native is not None:
                 height, width = as_size(native)
                 self.assume(f"stated is {height} x {width}, but the positions are for this size", image_size=covered)
             else:
-                self.follow("the number of positions is a square", image_size=covered)
-            return entries[0]
-        if image_size is not None and (fitting := _fitting(places, entries, unit, as_size(image_size))) is not None:
-            self.follow("the requested size fits the number of positions", image_size=as_size(image_size))
-            return fitting
-        for other in entries[1:]:
-            if native is None and (side := _side(places - other)):
-                reason = f"a square, if of {places} positions {other} are for tokens before the patches; "
-                reason += f"if {entries[0]} are, the size must be given"
-                self.assume(reason, image_size=(side * unit[0], side * unit[1]))
+                self.default("the number of positions is a square", image_size=covered)
+            return prefix_choices[0]
+        if wanted is not None and (prefix := _fitting(positions, prefix_choices, patch_stride, wanted)) is not None:
+            self.default("the requested size fits the number of positions", image_size=as_size(wanted))
+            return prefix
+        for other in prefix_choices[1:]:
+            if native is None and (side := _square_side(positions - other)):
+                reason = f"a square, if of {positions} positions {other} are for tokens before the patches; "
+                reason += f"if {prefix_choices[0]} are, the size must be given"
+                self.assume(reason, image_size=(side * patch_stride[0], side * patch_stride[1]))
                 return other
-        given = native if native is not None else image_size
-        said = f"; {tuple(as_size(given))} does not fit" if given is not None else ""
+        given = native if native is not None else wanted
+        unfit = f"; {tuple(as_size(given))} does not fit" if given is not None else ""
         raise BadCheckpoint(
-            f"{self.path} has {places} positions, {places - entries[0]} without the prefix, which is no square{said}: "
-            f"give the size it was made for, a multiple of {unit[0]} x {unit[1]}, as image_size"
+            f"{self.path} has {positions} positions, {positions - prefix_choices[0]} without the prefix, which is no "
+            f"square{unfit}: give the size it was made for, a multiple of {patch_stride[0]} x {patch_stride[1]}, "
+            "as image_size"
         )
 
 
-def _as_json(value: Any) -> str:
-    """A field's value as `--set` takes it."""
-    return json.dumps(to_dict(value) if dataclasses.is_dataclass(value) else value)
-
-
-def must_give(*fields: str) -> str:
-    """How to give what a file does not state, in Python and on the command line."""
+def how_to_set(*fields: str) -> str:
+    """Advice to give fields that a file does not state, in Python and on the command line."""
     python = ", ".join(f'"{field}": ...' for field in fields)
     shell = " ".join(f"--set {field}=..." for field in fields)
     return f"give overrides={{{python}}}, or convert it once: vitreous convert SRC DST --to vitreous {shell}"
 
 
-def _fitting(places: int, entries: Sequence[int], unit: tuple[int, int], size: tuple[int, int]) -> int | None:
-    """Which of `entries` leaves as many positions as an image of this size has patches."""
-    patches = math.prod(-(-side // step) for side, step in zip(size, unit, strict=True))
-    return next((count for count in entries if places == count + patches), None)
+def _short(value: Any) -> str:
+    """The repr of a field's value; of options with many fields, only those that are not the default."""
+    if not dataclasses.is_dataclass(value) or len(dataclasses.fields(value)) <= 2:
+        return repr(value)
+    changed = [field.name for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
+    return f"{type(value).__name__}({', '.join(f'{name}={getattr(value, name)!r}' for name in changed)})"
 
 
-def _side(patches: int) -> int:
-    """Of a square of so many patches; 0 where there is none."""
+def _fitting(positions: int, prefix_choices: Sequence[int], patch_stride: Size, size: Any) -> int | None:
+    """The choice that leaves as many positions as an image of this size has patches."""
+    patches = math.prod(-(-side // stride) for side, stride in zip(as_size(size), patch_stride, strict=True))
+    return next((prefix for prefix in prefix_choices if positions == prefix + patches), None)
+
+
+def _square_side(patches: int) -> int:
+    """The side of a square grid with this number of patches, or 0."""
     side = math.isqrt(max(patches, 0))
     return side if side**2 == patches else 0
-
-
-class Format(ABC):
-    """Another system's layout. One object for each; none of them has state."""
-
-    name: ClassVar[str]
-    title: ClassVar[str]  # what it is called on a model card
-    dropped: ClassVar[Sequence[str]] = ()  # patterns of their names that we leave out on purpose
-    suffixes: ClassVar[Sequence[str]] = ()  # of the one file that it is written as; none: `write` decides
-
-    @abstractmethod
-    def recognises(self, found: Found) -> bool:
-        """Whether these names are this system's."""
-
-    def normalise(self, found: Found) -> Found:
-        """The same under the names that `table` uses, where versions of a system differ."""
-        return found
-
-    @abstractmethod
-    def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        """Fill in the fields of a config. `image_size` is where the model is going to be used, a hint no more."""
-
-    @abstractmethod
-    def table(self, config: ViTConfig) -> list[Row]:
-        """All tensors of a model, theirs and ours."""
-
-    # ---- Writing ----
-
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        """Parts of a model that this format has no place for. One line each; empty if it holds everything."""
-        return []
-
-    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
-        """What would be computed otherwise by the other system, though all weights are held. Needs `lossy`.
-
-        folder: whether a config lies beside the weights; without one, the other system computes as it does by default.
-        """
-        return []
-
-    def remarks(self, config: ViTConfig) -> list[str]:
-        """Differences too small to need `lossy`, one line each, for the report of `convert` on a folder."""
-        return []
-
-    def additions(self, config: ViTConfig) -> dict[str, Tensor]:
-        """Tensors that the other system wants and a model of ours has no use for."""
-        return {}
-
-    @abstractmethod
-    def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        """Their tensors as their files: into `path` where it is a folder, as a file of this name where not."""

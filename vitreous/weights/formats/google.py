@@ -3,110 +3,79 @@
 Names read from google-research/vision_transformer, `models_vit.py`, `models_resnet.py` and `checkpoint.py`.
 """
 
-import itertools
+import dataclasses
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, ResNetStem
-from vitreous.weights.formats.base import Format, Found, Inference
-from vitreous.weights.formats.flax.files import BESIDE, plainly, root_of, write_model
-from vitreous.weights.formats.flax.layers import (
-    AMONG_ALL,
-    CONVOLUTION,
-    encoder_rows,
-    flax_losses,
-    flax_obstacles,
-    head_rows,
-    infer_encoder,
-    patch_rows,
-)
-from vitreous.weights.formats.mapping import Row, positions, row, shaped
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
+from vitreous.weights.formats.flax import AMONG_ALL, CONVOLUTION, FlaxFormat, renumbering
+from vitreous.weights.formats.mapping import Row, position_table, reshape, row
 from vitreous.weights.formats.timm.layout import stem_units
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 GROUP_NORM = re.compile(r"(.*/)?gn(\d|_root|_proj)/(scale|bias)")
 
 
-class Google(Format):
+class Google(FlaxFormat):
     name = "google"
     title = "Google's vision_transformer"
-    dropped = BESIDE
-    suffixes = (".npz",)
+    signatures = (("embedding/kernel", "Transformer/encoder_norm/scale", POSITIONS),)
+    numbers = AMONG_ALL
+    renames = renumbering(AMONG_ALL)
+    missing = (*FlaxFormat.missing, "other positions", "positions without the class token")
 
-    def recognises(self, found: Found) -> bool:
-        root = root_of(found)
-        return root is not None and f"{root}{POSITIONS}" in found.tensors
-
-    def normalise(self, found: Found) -> Found:
-        """GroupNorm's vectors have three sides of 1 in files that an old flax wrote, and none in newer ones."""
-        found = plainly(found, AMONG_ALL)
+    def normalise(self, state: StateDict) -> StateDict:
+        """Also bring GroupNorm's vectors to the shape [1, 1, 1, n] that an old flax wrote."""
+        state = super().normalise(state)
         tensors = {
             name: x.reshape(1, 1, 1, -1) if x.ndim == 1 and GROUP_NORM.fullmatch(name) else x
-            for name, x in found.tensors.items()
+            for name, x in state.tensors.items()
         }
-        return Found(found.path, tensors, found.config)
+        return dataclasses.replace(state, tensors=tensors)
 
-    def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        patch = infer_encoder(found, guess, AMONG_ALL)
-        stem = _infer_stem(found)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        patch = self.infer_encoder(state, builder)
+        stem = _infer_stem(state)
         if stem is not None:
-            guess.set(stem=stem, channels=found.shape("conv_root/kernel")[2])
+            builder.set(stem=stem, channels=state.shape("conv_root/kernel")[2])
         stride = 1 if stem is None else stem.stride
-        entries = int(guess.fields["class_token"])  # the token is there before positions are added, and has one
-        places = found.shape(POSITIONS, 3)[1] - entries
-        guess.grid(places, (0,), (patch[0] * stride, patch[1] * stride), image_size)
-        guess.set(pool=ClassToken() if entries else GlobalAverage("before"), position=Learned1d(True, "google"))
-        guess.follow("vit_jax's", norm_eps=1e-6, mlp=Gelu("tanh"))
-        squashed = Preprocessing(fit="squash", interpolation="bilinear")
-        guess.follow("that of vit_jax's own evaluation, which resizes to the square", preprocessing=squashed)
+        prefix = int(builder.fields["class_token"])
+        positions = state.shape(POSITIONS, 3)[1] - prefix
+        builder.infer_grid(positions, (0,), (patch[0] * stride, patch[1] * stride), image_size)
+        builder.set(pool=ClassToken() if prefix else GlobalAverage("before"), position=Learned1d(True, "google"))
+        builder.default("vit_jax's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
+        squash = Preprocessing(fit="squash", interpolation="bilinear")
+        builder.default("that of vit_jax's evaluation, which resizes to a square", preprocessing=squash)
 
     def table(self, config: ViTConfig) -> list[Row]:
-        table = _stem_rows(config) + patch_rows()
-        if config.class_token:
-            table.append(row("prefix.class_token", "cls"))
-        tables = ("position.prefix", "position.table") if config.class_token else ("position.table",)
-        table.append(row(tables, POSITIONS, positions(int(config.class_token), config.grid)))
-        return table + encoder_rows(config, AMONG_ALL) + head_rows(config)
+        ours = ("position.prefix", "position.table") if config.class_token else ("position.table",)
+        positions = row(ours, POSITIONS, position_table(int(config.class_token), config.grid))
+        return _stem_rows(config) + self.model_rows(config, [positions])
 
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        lines = flax_obstacles(config, "vit_jax")
-        if not isinstance(config.position, Learned1d):
-            lines.append(f"position {type(config.position).__name__}: vit_jax has one learned vector per patch")
-        elif config.class_token and not config.position.prefix_entries:
-            lines.append("position without an entry for the class token: vit_jax has one")
+    def unsupported(self, config: ViTConfig) -> list[str]:
+        lines = super().unsupported(config)
         expected = ClassToken() if config.class_token else GlobalAverage("before")
         if config.pool != expected:
             token = "with" if config.class_token else "without"
-            lines.append(f"pool {config.pool}: {token} a class token, vit_jax has {expected}")
+            lines.append(f"pool {config.pool}: {token} a class token, {self.title} has {expected}")
         return lines
 
-    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
-        lines = flax_losses(config, "vit_jax")
+    def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
+        lines = super().differences(config)
         if config.stem is not None and config.stem.numerics != "google":
-            lines.append(f"the ResNet divides by deviations with {config.stem.numerics}'s small numbers, not Google's")
+            lines.append(f"the ResNet's norms have {config.stem.numerics}'s eps, not Google's")
         return lines
 
-    def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        write_model(tensors, path)
 
-
-def _infer_stem(found: Found) -> ResNetStem | None:
-    if "conv_root/kernel" not in found.tensors:
+def _infer_stem(state: StateDict) -> ResNetStem | None:
+    if "conv_root/kernel" not in state.tensors:
         return None
 
-    def count(pattern: str) -> int:
-        """Of names that are counted from 1."""
-        there = (pattern.format(i) in found.tensors for i in itertools.count(1))
-        return sum(1 for _ in itertools.takewhile(bool, there))
-
-    stages = count("block{}/unit1/conv1/kernel")
-    units = tuple(count(f"block{stage}/unit{{}}/conv1/kernel") for stage in range(1, stages + 1))
-    return ResNetStem(units, found.shape("conv_root/kernel", 4)[3], "google")
+    stages = state.count("block{i}/unit1/conv1/kernel", first=1)
+    units = tuple(state.count(f"block{stage}/unit{{i}}/conv1/kernel", first=1) for stage in range(1, stages + 1))
+    return ResNetStem(units, state.shape("conv_root/kernel", 4)[3], "google")
 
 
 def _stem_rows(config: ViTConfig) -> list[Row]:
@@ -125,5 +94,5 @@ def _stem_rows(config: ViTConfig) -> list[Row]:
 
 
 def _group_norm(ours: str, theirs: str) -> list[Row]:
-    how = shaped((-1,), (1, 1, 1, -1))
-    return [row(f"{ours}.weight", f"{theirs}/scale", how), row(f"{ours}.bias", f"{theirs}/bias", how)]
+    vector = reshape((-1,), (1, 1, 1, -1))
+    return [row(f"{ours}.weight", f"{theirs}/scale", vector), row(f"{ours}.bias", f"{theirs}/bias", vector)]

@@ -1,13 +1,13 @@
-"""lucidrains' vit-pytorch: one file with the state dict of its `ViT`, of any age since 2021, or of its `SimpleViT`.
+"""lucidrains' vit-pytorch: one file with the state dict of its `ViT`, of any version since 2021, or of its `SimpleViT`.
 
-Names and numerics read from lucidrains/vit-pytorch, `vit.py` and `simple_vit.py`. A patch is flattened as (row, column,
-channel), where ours is (channel, row, column). What is written is what its current `ViT` loads: it has norms around
-the projection of patches and no bias on queries, keys and values, so that few models of other systems fit.
+Names and numerics read from lucidrains/vit-pytorch, `vit.py` and `simple_vit.py`. It flattens a patch as (row, column,
+channel), ours is (channel, row, column). Files are written for the current `ViT`, which has norms around the projection
+of patches and no bias on queries, keys and values, so that few models of other systems fit.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,63 +16,74 @@ from torch import Tensor
 from vitreous.common.checks import as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, SinCos2d
-from vitreous.weights.formats.base import Format, Found, Inference, must_give
-from vitreous.weights.formats.limits import absent, numeric_losses, unfit_positions, unfit_scale, unfit_sizes
-from vitreous.weights.formats.mapping import How, Row, apart, one, positions, renamed, repeated, row, rows, shaped
-from vitreous.weights.io.containers import TORCH_SUFFIXES, write_file
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict, how_to_set
+from vitreous.weights.formats.mapping import (
+    Conversion,
+    Row,
+    per_layer,
+    position_table,
+    renamed,
+    reshape,
+    row,
+    rows,
+    single,
+    split,
+)
+from vitreous.weights.io.containers import TORCH_SUFFIXES
+from vitreous.weights.io.errors import BadCheckpoint
 
 LAYER = "transformer.layers.{i}"
-ABSENT = ("stem", "distillation_token", "registers", "qk_norm", "layer_scale", "SwiGLU", "head of two layers")
 
 
 class Lucidrains(Format):
     name = "lucidrains"
     title = "vit-pytorch"
+    signatures = (("to_patch_embedding.1.weight",),)
+    ignored = ("cls_token",)  # it has no rows if the mean of the patches is pooled
     suffixes = TORCH_SUFFIXES
-    dropped = ("cls_token",)  # of no rows, where the patches' mean is taken
+    missing = (
+        *("stem", "distillation_token", "registers", "qk_norm", "layer_scale", "SwiGLU", "head of two layers"),
+        *("partial patches", "other positions", "positions without the class token", "qk_scale"),
+    )
+    norm_eps = 1e-5
 
-    def recognises(self, found: Found) -> bool:
-        return "to_patch_embedding.1.weight" in found.tensors and any(
-            name.startswith("transformer.layers.0.0.") for name in found.tensors
-        )
+    def confirms(self, state: StateDict) -> bool:
+        return any(name.startswith("transformer.layers.0.0.") for name in state.tensors)
 
-    def normalise(self, found: Found) -> Found:
-        return Found(found.path, current_names(found.tensors), found.config)
+    def normalise(self, state: StateDict) -> StateDict:
+        return dataclasses.replace(state, tensors=current_names(state.tensors))
 
-    def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        patch_norm = "to_patch_embedding.2.weight" in found.tensors
-        width, pixels = found.shape(f"to_patch_embedding.{2 if patch_norm else 1}.weight", 2)
-        guess.set(
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        patch_norm = "to_patch_embedding.2.weight" in state.tensors
+        width, pixels = state.shape(f"to_patch_embedding.{2 if patch_norm else 1}.weight", 2)
+        builder.set(
             width=width,
-            depth=found.count(f"{LAYER}.0.norm.weight"),
+            depth=state.count(f"{LAYER}.0.norm.weight"),
             patch_method="linear",
             patch_norm=patch_norm,
             qkv_bias=False,
-            mlp_width=found.shape("transformer.layers.0.1.net.1.weight", 2)[0],
-            num_classes=found.shape("mlp_head.weight", 2)[0] if "mlp_head.weight" in found.tensors else 0,
+            mlp_width=state.shape("transformer.layers.0.1.net.1.weight", 2)[0],
+            num_classes=state.shape("mlp_head.weight", 2)[0] if "mlp_head.weight" in state.tensors else 0,
         )
-        _infer_patch(guess, pixels)
-        _infer_heads(found, guess, width)
-        _infer_tokens(found, guess, image_size)
-        plain = Preprocessing(mean=(0.0,), std=(1.0,))
-        guess.follow("vit-pytorch's", norm_eps=1e-5, mlp=Gelu("erf"))
-        guess.assume("vit-pytorch has none", preprocessing=plain)
+        _set_patch(builder, pixels)
+        _set_heads(state, builder, width)
+        _set_tokens(state, builder, image_size)
+        builder.default("vit-pytorch's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
+        builder.assume("vit-pytorch has none", preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)))
 
     def table(self, config: ViTConfig) -> list[Row]:
         table = _patch_rows(config)
         if isinstance(config.position, Learned1d):
             table += _token_rows(config)
-        table += repeated(_block_rows(config), config.depth) + rows("norm", "transformer.norm")
+        table += per_layer(_block_rows(config), config.depth) + rows("norm", "transformer.norm")
         return table + (rows("head", "mlp_head") if config.num_classes else [])
 
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        system = self.title
-        lines = [] if config.patch_norm else [f"no patch_norm: {system} has norms around the projection of patches"]
+    def unsupported(self, config: ViTConfig) -> list[str]:
+        system, lines = self.title, super().unsupported(config)
+        if not config.patch_norm:
+            lines.append(f"no patch_norm: {system} has norms around the projection of patches")
         if config.qkv_bias:
             lines.append(f"bias on queries, keys and values: {system} has none")
-        lines += absent(config, system, ABSENT) + unfit_sizes(config, system)
-        lines += unfit_positions(config, system) + unfit_scale(config, system)
         if config.pool != (ClassToken() if config.class_token else GlobalAverage("before")):
             kind = "a class token" if config.class_token else "no class token"
             lines.append(f"pool {config.pool} with {kind}: {system} has ClassToken() or, without one, GlobalAverage()")
@@ -80,21 +91,15 @@ class Lucidrains(Format):
             lines.append(f"num_heads 1, as wide as the model: {system} has no output projection there")
         return lines
 
-    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
-        return numeric_losses(config, self.title, norm_eps=1e-5)
-
-    def additions(self, config: ViTConfig) -> dict[str, Tensor]:
+    def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
         return {} if config.class_token else {"cls_token": torch.zeros(0, config.width)}
-
-    def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        write_file(tensors, path)
 
 
 def current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As the current `ViT` calls them.
+    """The tensors under the names of the current `ViT`.
 
-    Until August 2023 norms were in wrappers, and the last one in the head; tokens had an axis for the batch until 2025.
-    `SimpleViT` has no dropout to count, and no bias on the output of attention: zeros are the same.
+    Until August 2023 norms were in wrappers, and the last one in the head; until 2025 tokens had a batch dimension.
+    `SimpleViT` has no dropout layers, and no bias on the output of attention, which becomes zeros.
     """
     names = renamed(tensors, [(r"(\.fn)+\.", ".")])
     if "transformer.layers.0.1.norm.weight" in names:
@@ -117,11 +122,11 @@ def current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _patch_rows(config: ViTConfig) -> list[Row]:
     (ph, pw), c, d = config.patch_size, config.channels, config.width
-    filters = one(
+    filters = single(
         lambda x: x.reshape(d, ph, pw, c).permute(0, 3, 1, 2).contiguous(),
         lambda x: x.permute(0, 2, 3, 1).reshape(d, ph * pw * c),
     )
-    pixels = one(
+    pixels = single(
         lambda x: x.reshape(ph, pw, c).permute(2, 0, 1).flatten(),
         lambda x: x.reshape(c, ph, pw).permute(1, 2, 0).flatten(),
     )
@@ -135,11 +140,10 @@ def _patch_rows(config: ViTConfig) -> list[Row]:
 
 
 def _token_rows(config: ViTConfig) -> list[Row]:
-    there = positions(int(config.class_token), config.grid)
-    flat = How(there.read, lambda ours: [there.write(ours)[0][0]])
+    flat = position_table(int(config.class_token), config.grid, batch=False)
     if not config.class_token:
         return [row("position.table", "pos_embedding", flat)]
-    token = row("prefix.class_token", "cls_token", shaped((1, 1, config.width), (1, config.width)))
+    token = row("prefix.class_token", "cls_token", reshape((1, 1, config.width), (1, config.width)))
     return [token, row(("position.prefix", "position.table"), "pos_embedding", flat)]
 
 
@@ -150,80 +154,76 @@ def _block_rows(config: ViTConfig) -> list[Row]:
     parts = tuple(f"{attention}.{part}.weight" for part in "qkv")
     if _has_no_output(config):
         parts += (f"{attention}.output.weight", f"{attention}.output.bias")
-        table.append(row(parts, packed, How(_with_identity, lambda ours: apart(3).write(ours[:3]))))
+        table.append(row(parts, packed, Conversion(_with_identity, lambda ours: split(3).write(ours[:3]))))
     else:
-        table += [row(parts, packed, apart(3)), *rows(f"{attention}.output", f"{theirs}.0.to_out.0")]
+        table += [row(parts, packed, split(3)), *rows(f"{attention}.output", f"{theirs}.0.to_out.0")]
     table += rows(f"{ours}.mlp_norm", f"{theirs}.1.net.0")
     return table + rows(f"{ours}.mlp.up", f"{theirs}.1.net.1") + rows(f"{ours}.mlp.down", f"{theirs}.1.net.4")
 
 
 def _has_no_output(config: ViTConfig) -> bool:
-    """One head as wide as the model needs no projection to get back to its width, and vit-pytorch gives it none."""
+    """True for one head as wide as the model, for which vit-pytorch has no output projection."""
     return config.num_heads == 1 and config.head_width == config.width
 
 
 def _with_identity(theirs: list[Tensor]) -> list[Tensor]:
     packed, width = theirs[0], theirs[0].shape[1]
-    return [*apart(3).read(theirs), torch.eye(width, dtype=packed.dtype), packed.new_zeros(width)]
+    return [*split(3).read(theirs), torch.eye(width, dtype=packed.dtype), packed.new_zeros(width)]
 
 
-# ---- What tensors tell -----------------------------------------------------------------------------------------------
+# ---- Reading the config ---------------------------------------------------------------------------------------------
 
 
-def _infer_patch(guess: Inference, pixels: int) -> None:
-    """Three channels and a square, unless told otherwise."""
-    channels = guess.overrides.get("channels", 3)
+def _set_patch(builder: ConfigBuilder, pixels: int) -> None:
+    """Set channels and patch size: three channels and a square, unless overridden."""
+    channels = builder.overrides.get("channels", 3)
     side = math.isqrt(pixels // channels) if isinstance(channels, int) and channels > 0 else 0
-    if "patch_size" not in guess.overrides and (not side or channels * side**2 != pixels):
+    if "patch_size" not in builder.overrides and (not side or channels * side**2 != pixels):
         raise BadCheckpoint(
-            f"{guess.path} has patches of {pixels} numbers, which are no square of {channels} channels: "
-            f"{must_give('channels', 'patch_size')}"
+            f"{builder.path} has patches of {pixels} values, which are no square with {channels} channels: "
+            f"{how_to_set('channels', 'patch_size')}"
         )
-    guess.assume("patches are square, and have 3 channels", channels=channels, patch_size=(side, side))
+    builder.assume("patches are square, and have 3 channels", channels=channels, patch_size=(side, side))
 
 
-def _infer_heads(found: Found, guess: Inference, width: int) -> None:
-    inner = found.shape("transformer.layers.0.0.to_qkv.weight", 2)[0] // 3
-    if "transformer.layers.0.0.to_out.0.weight" not in found.tensors:
-        guess.set(num_heads=1)
+def _set_heads(state: StateDict, builder: ConfigBuilder, width: int) -> None:
+    inner = state.shape("transformer.layers.0.0.to_qkv.weight", 2)[0] // 3
+    if "transformer.layers.0.0.to_out.0.weight" not in state.tensors:
+        builder.set(num_heads=1)
         return
-    heads = guess.overrides.get("num_heads", inner // 64)
-    if "num_heads" not in guess.overrides and inner % 64:
+    heads = builder.overrides.get("num_heads", inner // 64)
+    if "num_heads" not in builder.overrides and inner % 64:
         raise BadCheckpoint(
-            f"{found.path} does not say how many heads it has, and all of them ({inner}) are no multiple of 64 wide: "
-            f"{must_give('num_heads')}"
+            f"{state.path} does not state its number of heads, and their width ({inner}) is no multiple of 64: "
+            f"{how_to_set('num_heads')}"
         )
-    guess.assume("heads are 64 wide, vit-pytorch's default", num_heads=heads)
+    builder.assume("heads are 64 wide, vit-pytorch's default", num_heads=heads)
     if inner != width and isinstance(heads, int) and heads > 0:
-        guess.set(head_dim=inner // heads)
+        builder.set(head_dim=inner // heads)
 
 
-def _infer_tokens(found: Found, guess: Inference, image_size: Any) -> None:
-    patch = guess.overrides.get("patch_size", guess.fields["patch_size"])
-    if "pos_embedding" not in found.tensors:
-        guess.set(class_token=False, pool=GlobalAverage("before"), position=SinCos2d("big_vision"))
-        guess.follow("positions are computed, for any size", image_size=as_size(image_size or 224))
+def _set_tokens(state: StateDict, builder: ConfigBuilder, image_size: Any) -> None:
+    patch = builder.overrides.get("patch_size", builder.fields["patch_size"])
+    if "pos_embedding" not in state.tensors:
+        builder.set(class_token=False, pool=GlobalAverage("before"), position=SinCos2d("big_vision"))
+        builder.default("positions are computed for any size", image_size=as_size(image_size or 224))
         return
-    has_class = _rows(found, "cls_token") > 0
-    guess.set(class_token=has_class)
+    tokens = state.shape("cls_token")
+    if len(tokens) != 2:
+        raise BadCheckpoint(f"{state.path}: cls_token is {list(tokens)}, but must have 2 dimensions")
+    has_class = tokens[0] > 0
+    builder.set(class_token=has_class)
     if has_class:
-        _refuse_mean(guess)
-        guess.assume("vit-pytorch's default", pool=ClassToken())
+        _reject_mean(builder)
+        builder.assume("vit-pytorch's default", pool=ClassToken())
     else:
-        guess.set(pool=GlobalAverage("before"))
-    guess.grid(found.shape("pos_embedding", 2)[0], (int(has_class),), patch, image_size)
-    guess.follow("vit-pytorch takes one size only; Google's way", position=Learned1d())
+        builder.set(pool=GlobalAverage("before"))
+    builder.infer_grid(state.shape("pos_embedding", 2)[0], (int(has_class),), patch, image_size)
+    builder.default("resampled as by Google, because vit-pytorch cannot resample", position=Learned1d())
 
 
-def _rows(found: Found, name: str) -> int:
-    shape = found.shape(name)
-    if len(shape) != 2:
-        raise BadCheckpoint(f"{found.path}: {name} is {list(shape)}, but must have 2 dimensions")
-    return shape[0]
-
-
-def _refuse_mean(guess: Inference) -> None:
-    """Until November 2025 its mean was that of all tokens; ours is that of the patches."""
-    pool = guess.overrides.get("pool", ClassToken())
+def _reject_mean(builder: ConfigBuilder) -> None:
+    """Reject mean pooling beside a class token: until November 2025 it included the token, ours does not."""
+    pool = builder.overrides.get("pool", ClassToken())
     if (pool.get("kind") if isinstance(pool, Mapping) else type(pool).__name__) != "ClassToken":
-        raise BadCheckpoint(f"{guess.path} has a class token, which vit-pytorch's mean takes in and ours leaves out")
+        raise BadCheckpoint(f"{builder.path} has a class token, which vit-pytorch's mean includes and ours does not")

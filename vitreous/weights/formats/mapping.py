@@ -1,13 +1,11 @@
-"""One engine for every conversion. A format is a table of rows: their names, our names, and how numbers get across.
+"""The engine of all conversions: a table of rows `ours <-> theirs`, applied in either direction.
 
-A row goes both ways, so that reading and writing cannot drift apart. What shapes their tensors must have follows from
-ours by the same row, applied to tensors without memory.
+The expected shapes of their tensors are computed from ours with the same rows, on meta tensors.
 """
 
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,74 +16,102 @@ from torch import Tensor
 from vitreous.weights.io.safetensors_file import NAMES, Entry, check_tensors
 
 Tensors = Mapping[str, Tensor]
-Change = Callable[[list[Tensor]], list[Tensor]]
+PARTS = ("weight", "bias")
 
 
-class How(NamedTuple):
-    """From theirs to ours, and back."""
+class Conversion(NamedTuple):
+    """Functions from their tensors to ours, and back."""
 
-    read: Change
-    write: Change
+    read: Callable[[list[Tensor]], list[Tensor]]
+    write: Callable[[list[Tensor]], list[Tensor]]
 
 
-@dataclass(frozen=True)
-class Row:
-    """Some of our tensors, some of theirs with the same numbers in them, and how."""
+class Row(NamedTuple):
+    """Names of our tensors, names of theirs with the same content, and the conversion between them."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    how: How
+    conversion: Conversion
 
 
-def row(ours: str | tuple[str, ...], theirs: str | tuple[str, ...], how: How | None = None) -> Row:
-    """A row; with no more said, the tensor is the same on both sides."""
+def row(ours: str | tuple[str, ...], theirs: str | tuple[str, ...], conversion: Conversion | None = None) -> Row:
+    """A row; without a conversion, the tensor is the same on both sides."""
     both = [(names,) if isinstance(names, str) else names for names in (ours, theirs)]
-    return Row(both[0], both[1], how or SAME)
+    return Row(both[0], both[1], conversion or IDENTITY)
 
 
-def rows(ours: str, theirs: str, how: How | None = None, parts: tuple[str, ...] = ("weight", "bias")) -> list[Row]:
-    """A row for the weight of a layer and one, always of the same tensor, for its bias. `how` is for the weight."""
-    return [row(f"{ours}.{part}", f"{theirs}.{part}", how if part == "weight" else None) for part in parts]
+def rows(ours: str, theirs: str, matrix: Conversion | None = None, parts: Sequence[str] = PARTS) -> list[Row]:
+    """Rows for the weight and the bias of a layer. `matrix` converts the weight."""
+    return [row(f"{ours}.{part}", f"{theirs}.{part}", matrix if part == "weight" else None) for part in parts]
 
 
 def packed_rows(
-    ours: Sequence[str], theirs: str, matrix: How | None = None, parts: tuple[str, ...] = ("weight", "bias")
+    ours: Sequence[str], theirs: str, matrix: Conversion | None = None, parts: Sequence[str] = PARTS
 ) -> list[Row]:
-    """The same for layers of ours that are one of theirs, such as query, key and value. `matrix` is for its weight."""
+    """Rows for several of our layers that are one layer of theirs, such as qkv. `matrix` converts its weight."""
     table = []
     for part in parts:
-        how = apart(len(ours), matrix if part == "weight" else None)
-        table.append(row(tuple(f"{layer}.{part}" for layer in ours), f"{theirs}.{part}", how))
+        conversion = split(len(ours), matrix if part == "weight" else None)
+        table.append(row(tuple(f"{layer}.{part}" for layer in ours), f"{theirs}.{part}", conversion))
     return table
 
 
-def repeated(table: Iterable[Row], count: int) -> list[Row]:
-    """Rows for each of `count` layers: {i} in their names becomes the number of the layer."""
+def per_layer(table: Iterable[Row], count: int) -> list[Row]:
+    """Rows for each of `count` layers: {i} in names becomes the number of the layer."""
     table = list(table)
 
     def fill(names: tuple[str, ...], layer: int) -> tuple[str, ...]:
         return tuple(name.replace("{i}", str(layer)) for name in names)
 
-    return [Row(fill(row.ours, i), fill(row.theirs, i), row.how) for i in range(count) for row in table]
+    return [Row(fill(row.ours, i), fill(row.theirs, i), row.conversion) for i in range(count) for row in table]
 
 
-# ---- Ways across -----------------------------------------------------------------------------------------------------
+# ---- Conversions -----------------------------------------------------------------------------------------------------
 
 
-def one(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> How:
-    """One tensor to one tensor."""
-    return How(lambda theirs: [read(theirs[0])], lambda ours: [write(ours[0])])
+def single(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Conversion:
+    """A conversion of one tensor to one tensor."""
+    return Conversion(lambda theirs: [read(theirs[0])], lambda ours: [write(ours[0])])
 
 
-SAME = one(lambda x: x, lambda x: x)
-TRANSPOSED = one(lambda x: x.T.contiguous(), lambda x: x.T.contiguous())
+IDENTITY = single(lambda x: x, lambda x: x)
+TRANSPOSE = single(lambda x: x.T.contiguous(), lambda x: x.T.contiguous())
 
 
-def stacked(parts: Sequence[Tensor]) -> Tensor:
+def reshape(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Conversion:
+    """The same elements in another shape, of which one side may be -1."""
+    return single(lambda x: x.reshape(ours), lambda x: x.reshape(theirs))
+
+
+def split(parts: int, matrix: Conversion | None = None) -> Conversion:
+    """A packed foreign weight (e.g. qkv) that maps to several of our layers, as views of its rows."""
+    read, write = matrix or IDENTITY
+    return Conversion(lambda theirs: list(read(theirs)[0].chunk(parts)), lambda ours: write([concat(ours)]))
+
+
+def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Conversion:
+    """Theirs: one table [1, prefix + n, d], or without the 1 if not `batch`.
+
+    Ours: the prefix tokens' positions, if any, and a table [gh, gw, d].
+    """
+
+    def read(theirs: list[Tensor]) -> list[Tensor]:
+        table = theirs[0].flatten(0, -2)
+        patches = table[prefix:].reshape(*grid, table.shape[-1])
+        return [table[:prefix], patches] if prefix else [patches]
+
+    def write(ours: list[Tensor]) -> list[Tensor]:
+        table = concat([part.flatten(0, -2) for part in ours])
+        return [table[None] if batch else table]
+
+    return Conversion(read, write)
+
+
+def concat(parts: Sequence[Tensor]) -> Tensor:
     """torch.cat along the first dimension, but fast on fresh memory.
 
-    New pages are faulted in one by one, and torch's threads wait on each other for them; numpy has one thread. On meta
-    tensors, torch.cat would import torch's compiler to infer the shape.
+    torch's threads wait for each other while new pages are faulted in; numpy has one thread. On meta tensors,
+    torch.cat would import torch's compiler to infer the shape.
     """
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
     if parts[0].is_meta:
@@ -93,73 +119,45 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
     if len({part.dtype for part in parts}) > 1:
         return torch.cat(list(parts))
     result = torch.empty(shape, dtype=parts[0].dtype)
-    rows = [part.detach().contiguous().view(torch.uint8).numpy() for part in parts]
-    np.concatenate(rows, out=result.view(torch.uint8).numpy())
+    arrays = [part.detach().contiguous().view(torch.uint8).numpy() for part in parts]
+    np.concatenate(arrays, out=result.view(torch.uint8).numpy())
     return result
 
 
-def apart(parts: int, matrix: How | None = None) -> How:
-    """A packed foreign weight (e.g. qkv) that maps to several of our layers. They are views of its rows, not copies."""
-    read, write = matrix or SAME
-    return How(lambda theirs: list(read(theirs)[0].chunk(parts)), lambda ours: write([stacked(ours)]))
+# ---- Applying a table ------------------------------------------------------------------------------------------------
 
 
-def shaped(ours: tuple[int, ...], theirs: tuple[int, ...]) -> How:
-    """The same numbers in the same order, in another shape. One side may be -1."""
-    return one(lambda x: x.reshape(ours), lambda x: x.reshape(theirs))
+def read_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
+    """Our tensors from theirs, after `check_table`."""
+    used = check_table(table, theirs, ours, path, ignored)
+    result: dict[str, Tensor] = {}
+    for entry in table:
+        result |= zip(entry.ours, entry.conversion.read([used[name] for name in entry.theirs]), strict=True)
+    # Some checkpoints store positions or norms wider or narrower than the rest; the widest type rounds nothing.
+    widest = functools.reduce(torch.promote_types, {tensor.dtype for tensor in result.values()})
+    return {name: tensor.to(widest) for name, tensor in result.items()}
 
 
-def positions(entries: int, grid: tuple[int, int]) -> How:
-    """Theirs: one table [1, entries + n, d]. Ours: the entries of the prefix, if any, and a table [gh, gw, d]."""
+def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
+    """Check names and shapes of their tensors against `ours` on the meta device; return those that are used.
 
-    def read(theirs: list[Tensor]) -> list[Tensor]:
-        table = theirs[0].flatten(0, -2)
-        patches = table[entries:].reshape(*grid, table.shape[-1])
-        return [table[:entries], patches] if entries else [patches]
-
-    def write(ours: list[Tensor]) -> list[Tensor]:
-        return [stacked([part.flatten(0, -2) for part in ours])[None]]
-
-    return How(read, write)
-
-
-# ---- Across ----------------------------------------------------------------------------------------------------------
-
-
-def read_rows(
-    table: list[Row],
-    tensors: Tensors,
-    ours: Tensors,
-    path: Path,
-    dropped: Iterable[str] = (),
-) -> Tensors:
-    """Our tensors from theirs. Names and shapes are checked against `ours`, which has no memory, before anything moves.
-
-    dropped: patterns of their names that are left out on purpose.
+    ignored: patterns of their names that may be present and are not read.
     """
-    expected = {name: tuple(tensor.shape) for name, tensor in write_rows(table, ours).items()}
-    wanted = {name: tensor for name, tensor in tensors.items() if name in expected or not is_dropped(name, dropped)}
-    check_tensors(path, {name: _entry(tensor) for name, tensor in wanted.items()}, expected)
-    result: dict[str, Tensor] = {}
-    for entry in table:
-        result |= zip(entry.ours, entry.how.read([wanted[name] for name in entry.theirs]), strict=True)
-    return _of_one_type(result)
+    expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
+    used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
+    check_tensors(path, {name: _entry(tensor) for name, tensor in used.items()}, expected)
+    return used
 
 
-def _of_one_type(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As a model computes: some keep positions or norms wider, or narrower, than the rest. Nothing is rounded."""
-    widest = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors.values()})
-    return {name: tensor.to(widest) for name, tensor in tensors.items()}
-
-
-def write_rows(table: list[Row], ours: Tensors) -> dict[str, Tensor]:
-    """Their tensors from ours, all of which the table must know."""
+def write_table(table: list[Row], ours: Tensors) -> dict[str, Tensor]:
+    """Their tensors from ours, all of which must be in the table."""
     known = {name for entry in table for name in entry.ours}
-    if lost := [name for name in ours if name not in known]:
-        raise ValueError(f"the format has no place for {', '.join(lost[:5])}{' and more' if len(lost) > 5 else ''}")
+    if unknown := [name for name in ours if name not in known]:
+        more = " and more" if len(unknown) > 5 else ""
+        raise ValueError(f"the format has no counterpart of {', '.join(unknown[:5])}{more}")
     result: dict[str, Tensor] = {}
     for entry in table:
-        result |= zip(entry.theirs, entry.how.write([ours[name] for name in entry.ours]), strict=True)
+        result |= zip(entry.theirs, entry.conversion.write([ours[name] for name in entry.ours]), strict=True)
     return result
 
 
@@ -167,12 +165,12 @@ def _entry(tensor: Tensor) -> Entry:
     return Entry(NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape))
 
 
-def is_dropped(name: str, dropped: Iterable[str]) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in dropped)
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def renamed(tensors: Tensors, changes: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
-    """Tensors under the names that a table uses, where a system has called them otherwise in other versions.
+    """Tensors with regular-expression replacements applied to their names, one after the other.
 
     >>> renamed({"mlp.linear_1.bias": torch.zeros(1)}, [(r"mlp\\.linear_1\\.", "mlp.0.")])
     {'mlp.0.bias': tensor([0.])}

@@ -1,99 +1,154 @@
-"""PaddleClas's files: timm's names, with every matrix the other way round, [in, out], as Paddle multiplies.
+"""PaddleClas's and PaddleViT's files (`.pdparams`): Paddle keeps the matrix of a linear layer as [in, out].
 
-Names and numerics read from PaddleClas, `vision_transformer.py` and `distilled_vision_transformer.py`; what it does to
-pictures, from its configs for ImageNet. Models that tutorials write after it have its names too. A file says nothing of
-eps and of attention's scale: they follow from what the constructor takes by default and what the named models give it.
+PaddleClas has timm's names, and tutorials for Paddle have PaddleClas's. Names and numerics read from PaddleClas,
+`vision_transformer.py` and `distilled_vision_transformer.py`, its preprocessing from its configs for ImageNet. Files
+state neither eps nor the scale of attention: these follow from the constructor's defaults and the named models.
+PaddleViT (BR-IDL/PaddleViT): read from `image_classification/ViT/vit.py` and `DeiT/deit.py` of 2022.
 """
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import IMAGENET, ClassToken, Learned1d, Preprocessing
-from vitreous.weights.formats.base import Format, Found, Inference
-from vitreous.weights.formats.limits import absent, numeric_losses, unfit_positions, unfit_sizes
-from vitreous.weights.formats.mapping import TRANSPOSED, Row
-from vitreous.weights.formats.timm.layout import Names, infer_timm, timm_table
-from vitreous.weights.io.containers import write_file
+from vitreous.model.options import IMAGENET, ClassToken, Gelu, Learned1d, Preprocessing
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.mapping import TRANSPOSE, Row, packed_rows, per_layer, position_table, row, rows
+from vitreous.weights.formats.timm.layout import QKV, Names, TimmLayout, infer_timm
+from vitreous.weights.formats.write_checks import numeric_differences
+from vitreous.weights.io.errors import BadCheckpoint
 
-NAMES = Names(matrix=TRANSPOSED)
-DEIT_WIDTHS = (192, 384)  # of these widths PaddleClas has only DeiT
-SMALL = "as ViT_small_patch16_224 has it, the only model of this shape"
+MISSING = (
+    *("stem", "patch_norm", "registers", "qk_norm", "layer_scale", "SwiGLU", "head of two layers"),
+    *(
+        "other positions",
+        "positions without the class token",
+        "partial patches",
+        "rectangular images",
+        "rectangular patches",
+        "other pooling",
+    ),
+)
+
+
+# ---- PaddleClas ------------------------------------------------------------------------------------------------------
+
+DEIT_WIDTHS = (192, 384)  # PaddleClas's only models of these widths are DeiT
 SMALL_HEADS, SMALL_SCALE = 8, 768**-0.5
 
 
-class Paddle(Format):
+class Paddle(TimmLayout):
     name = "paddle"
     title = "PaddleClas"
+    names = Names(matrix=TRANSPOSE)
+    file_name = "model.pdparams"
+    missing = (*MISSING, "head_dim")
 
-    def recognises(self, found: Found) -> bool:
-        if "patch_embed.proj.weight" not in found.tensors or "blocks.0.attn.qkv.weight" not in found.tensors:
-            return False
-        shape = found.shape("blocks.0.attn.qkv.weight")
+    def confirms(self, state: StateDict) -> bool:
+        shape = state.shape(QKV)
         return len(shape) == 2 and shape[1] == 3 * shape[0]  # timm's is [3 * width, width]
 
-    def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        infer_timm(found, guess, image_size, NAMES, entries=True)
-        fields = guess.fields
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        infer_timm(state, builder, image_size, self.names, entries=True)
+        fields = builder.fields
         if is_small(fields["width"], fields["depth"], fields["mlp_width"], fields["qkv_bias"]):
-            guess.assume(SMALL, num_heads=SMALL_HEADS, qk_scale=SMALL_SCALE)
+            reason = "as in ViT_small_patch16_224, the only model of this shape"
+            builder.assume(reason, num_heads=SMALL_HEADS, qk_scale=SMALL_SCALE)
         which = "with" if fields["qkv_bias"] else "without"
-        guess.follow(f"PaddleClas's {which} a bias on queries, keys and values", norm_eps=usual_eps(fields["qkv_bias"]))
-        own = fields["position"].prefix_entries
-        guess.follow("timm's way of resampling, for want of one of PaddleClas's", position=Learned1d(own, "timm"))
+        builder.default(f"PaddleClas's {which} qkv_bias", norm_eps=usual_eps(fields["qkv_bias"]))
+        position = Learned1d(fields["position"].prefix_entries, "timm")
+        builder.default("resampled as in timm, because PaddleClas cannot resample", position=position)
         if fields["distillation_token"] or fields["width"] in DEIT_WIDTHS:
-            guess.prepare("PaddleClas's for DeiT", IMAGENET)
+            builder.assume_preprocessing("PaddleClas's for DeiT", IMAGENET)
         else:
-            whole = min(fields["image_size"]) >= 384
-            shown = Preprocessing(crop_fraction=1.0 if whole else 0.875, interpolation="bilinear")
-            guess.assume("PaddleClas's for ViT", preprocessing=shown)
+            crop_fraction = 1.0 if min(fields["image_size"]) >= 384 else 0.875
+            preprocessing = Preprocessing(crop_fraction=crop_fraction, interpolation="bilinear")
+            builder.assume("PaddleClas's for ViT", preprocessing=preprocessing)
 
-    def table(self, config: ViTConfig) -> list[Row]:
-        return timm_table(config, NAMES)
-
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        lines = paddle_obstacles(config, self.title)
-        if config.num_heads * config.head_width != config.width:
-            lines.append(f"head_dim {config.head_dim}: in PaddleClas it is width / num_heads")
-        return lines
-
-    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
-        lines = numeric_losses(config, self.title, usual_eps(config.qkv_bias))
+    def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
+        lines = numeric_differences(config, self.title, usual_eps(config.qkv_bias))
         small = is_small(config.width, config.depth, config.mlp_width, config.qkv_bias)
         scale, usual = config.qk_scale or config.head_width**-0.5, SMALL_SCALE if small else config.head_width**-0.5
         if not math.isclose(scale, usual):
             lines.append(f"attention is scaled by {scale:g}, and in PaddleClas, in this shape, by {usual:g}")
         return lines
 
-    def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        write_paddle(tensors, path)
-
 
 def is_small(width: int, depth: int, mlp_width: int, qkv_bias: bool) -> bool:
-    """Whether this is ViT_small_patch16_224: a shape of PaddleClas's own, smaller than B and nothing like S."""
+    """True for the shape of ViT_small_patch16_224, which is not that of ViT-S."""
     return (width, depth, mlp_width, qkv_bias) == (768, 8, 2304, False)
 
 
 def usual_eps(qkv_bias: bool) -> float:
-    """The constructor's own defaults are no bias and 1e-5; every named model that asks for the bias asks for 1e-6."""
+    """The constructor's defaults are no bias and 1e-5; every named model with the bias has 1e-6."""
     return 1e-6 if qkv_bias else 1e-5
 
 
-# ---- What PaddleClas and PaddleViT share -----------------------------------------------------------------------------
+# ---- PaddleViT -------------------------------------------------------------------------------------------------------
+
+PATCH, LAYER = "patch_embedding.patch_embedding", "encoder.layers.{i}"
 
 
-def paddle_obstacles(config: ViTConfig, system: str) -> list[str]:
-    """What neither of them has a place for."""
-    missing = ("stem", "patch_norm", "registers", "qk_norm", "layer_scale", "SwiGLU", "head of two layers")
-    lines = absent(config, system, missing) + unfit_positions(config, system) + unfit_sizes(config, system, square=True)
-    if not isinstance(config.pool, ClassToken):
-        lines.append(f"pool {type(config.pool).__name__}: {system} has only the class token")
-    return lines
+class PaddleViT(Format):
+    name = "paddlevit"
+    title = "PaddleViT"
+    signatures = ((f"{PATCH}.weight", "encoder.layers.0.attn.qkv.weight"),)
+    renames = (  # of 2021
+        (r"^patch_embedding\.cls_token$", "cls_token"),
+        (r"^patch_embedding\.position_embeddings$", "position_embedding"),
+    )
+    file_name = "model.pdparams"
+    missing = (*MISSING, "qk_scale", "models without a classifier")
 
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        if "pre_logits.0.weight" in state.tensors:
+            raise BadCheckpoint(f"{state.path} has a hidden layer with ReLU before its classifier (pre_logits.0)")
+        width, channels, *patch = state.shape(f"{PATCH}.weight", 4)
+        distilled = "dist_token" in state.tensors
+        builder.set(
+            width=width,
+            depth=state.count(f"{LAYER}.attn_norm.weight"),
+            channels=channels,
+            patch_size=(patch[0], patch[1]),
+            distillation_token=distilled,
+            qkv_bias="encoder.layers.0.attn.qkv.bias" in state.tensors,
+            mlp=Gelu("erf"),
+            mlp_width=state.shape("encoder.layers.0.mlp.fc1.weight", 2)[1],
+            pool=ClassToken(),
+            num_classes=state.shape("classifier.weight", 2)[1],
+        )
+        inner = state.shape("encoder.layers.0.attn.out.weight", 2)[0]  # heads * head_dim
+        builder.infer_heads(inner)
+        heads = builder.overrides.get("num_heads", builder.fields.get("num_heads"))
+        if inner != width and isinstance(heads, int) and heads > 0:
+            builder.set(head_dim=inner // heads)
+        positions = state.shape("position_embedding", 3)[1]
+        builder.infer_grid(positions, (1 + distilled,), (patch[0], patch[1]), image_size)
+        builder.default("PaddleViT's", norm_eps=self.norm_eps, position=Learned1d(interpolation="huggingface"))
+        crop_fraction = 1.0 if min(builder.fields["image_size"]) >= 384 else 0.875
+        if distilled:
+            preprocessing = Preprocessing(IMAGENET.mean, IMAGENET.std, crop_fraction=crop_fraction)
+            builder.assume_preprocessing("PaddleViT's for DeiT", preprocessing)
+        else:
+            builder.assume("PaddleViT's for ViT", preprocessing=Preprocessing(crop_fraction=crop_fraction))
 
-def write_paddle(tensors: Mapping[str, Tensor], path: Path) -> None:
-    write_file(tensors, path / "model.pdparams" if path.is_dir() else path)
+    def table(self, config: ViTConfig) -> list[Row]:
+        table = [*rows("patches.projection", PATCH), row("prefix.class_token", "cls_token")]
+        if config.distillation_token:
+            table.append(row("prefix.distillation_token", "dist_token"))
+        prefix = config.class_token + config.distillation_token
+        ours = ("position.prefix", "position.table")
+        table.append(row(ours, "position_embedding", position_table(prefix, config.grid)))
+        block, parts = "encoder.blocks.{i}", ("weight", "bias") if config.qkv_bias else ("weight",)
+        layer = [
+            *rows(f"{block}.attention_norm", f"{LAYER}.attn_norm"),
+            *packed_rows([f"{block}.attention.{part}" for part in "qkv"], f"{LAYER}.attn.qkv", TRANSPOSE, parts),
+            *rows(f"{block}.attention.output", f"{LAYER}.attn.out", TRANSPOSE),
+            *rows(f"{block}.mlp_norm", f"{LAYER}.mlp_norm"),
+            *rows(f"{block}.mlp.up", f"{LAYER}.mlp.fc1", TRANSPOSE),
+            *rows(f"{block}.mlp.down", f"{LAYER}.mlp.fc2", TRANSPOSE),
+        ]
+        table += per_layer(layer, config.depth)
+        table += rows("norm", "encoder.encoder_norm") + rows("head", "classifier", TRANSPOSE)
+        if config.distillation_token:
+            table += rows("distillation_head", "classifier_dist", TRANSPOSE)
+        return table

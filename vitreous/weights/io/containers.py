@@ -1,8 +1,11 @@
-"""Files that hold tensors, whatever they are called there: `.safetensors`, `.npz`, and the pickles of torch and Paddle.
+"""Reads and writes files of tensors: `.safetensors`, `.npz`, pickles of torch and Paddle, and indexed shards of them.
 
-A folder may hold one such file, or many that an index names. No code in any of them is executed.
+The content decides how a file is read, because names are often wrong. No code in any file is executed. `unwrapped`
+finds the tensors among the values that training scripts store.
 """
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,97 +14,103 @@ import torch
 from torch import Tensor
 
 from vitreous.common.json_files import read_json_object
-from vitreous.weights.formats.base import Found
-from vitreous.weights.io.errors import if_run, not_there
+from vitreous.weights.io.errors import BadCheckpoint, Refused, naming, shown
 from vitreous.weights.io.npz import read_npz, write_npz
-from vitreous.weights.io.pickle.files import read_pickle
-from vitreous.weights.io.pickle.pdparams import write_pdparams
-from vitreous.weights.io.safetensors_file import BadCheckpoint, Mapped, check_count, read_tensors, write_tensors
-from vitreous.weights.io.sniff import content_of
-from vitreous.weights.io.wrappers import kind_of, unwrapped
+from vitreous.weights.io.pickle.paddle import write_pdparams
+from vitreous.weights.io.pickle.read import read_pickle
+from vitreous.weights.io.pickle.tensors import Ignored
+from vitreous.weights.io.safetensors_file import Mapped, check_count, read_tensors, write_tensors
+from vitreous.weights.io.zip_directory import ZIP_START, opened_zip
 
+# Names of weights in folders of transformers and timm, in order of preference.
+USUAL_NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 PICKLES = (".pt", ".pth", ".bin", ".pdparams", ".ckpt")
 SUFFIXES = (".safetensors", ".npz", *PICKLES)
-NO_TARS = (".pt.tar", ".pth.tar", ".ckpt.tar")  # so many scripts call what torch.save writes
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
+NOT_TAR = (".pt.tar", ".pth.tar", ".ckpt.tar")  # names that many scripts give to files of torch.save
+PICKLE_START = b"\x80"  # of protocol 2 or later
+TAR, TAR_AT = b"ustar", 257
+START_BYTES = 512
 
-# What transformers and timm call their weights in a folder, in the order in which they are looked for.
-USUAL = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-
-
-def open_found(path: Path) -> Found:
-    """The tensors of a file or folder, without wrappers, and the config.json beside them.
-
-    A file with the name that it has in such a folder stands for the folder: what is beside it is about it.
-    """
-    file = weights_in(path) if path.is_dir() else path
-    if not file.is_file():
-        raise not_there(path)
-    config, config_file = {}, file.parent / "config.json"
-    if (path.is_dir() or file.name in USUAL) and config_file.is_file():
-        path, config = file.parent, read_json_object(config_file, BadCheckpoint)
-    content = read_file(file)
-    forget = content.forget if isinstance(content, Mapped) else lambda: None
-    tensors, inside = unwrapped(content, path)
-    return Found(path, tensors, config, forget, inside, model_name=_model_name(content))
-
-
-def _model_name(content: Mapping[str, Any]) -> str:
-    """The name that metadata give: timm's training scripts write `arch` beside the weights."""
-    metadata = content.metadata if isinstance(content, Mapped) else content
-    names = (metadata.get(key) for key in ("architecture", "arch"))
-    return next((name for name in names if isinstance(name, str)), "")
-
-
-def weights_in(folder: Path) -> Path:
-    """The one file of a folder that has weights: what transformers and timm write, or whatever is alone there."""
-    for name in USUAL:
-        if (folder / name).is_file():
-            return folder / name
-    files = sorted(file for file in folder.iterdir() if suffix_of(file) in SUFFIXES)
-    if len(files) == 1:
-        return files[0]
-    if_run(folder)
-    held = f"{len(files)} of them: name the one you mean" if files else "none"
-    raise BadCheckpoint(f"{folder} must hold one file of weights ({', '.join(SUFFIXES)}), but has {held}")
-
-
-def suffix_of(file: Path) -> str:
-    """What a name says that a file is.
-
-    >>> suffix_of(Path("last.pth.tar")), suffix_of(Path("VIT.NPZ"))
-    ('.pth', '.npz')
-    """
-    name = file.name.lower()
-    return Path(name.removesuffix(".tar") if name.endswith(NO_TARS) else name).suffix
+# The first bytes of files that are often mistaken for weights.
+OTHER_FILES = {
+    b"version https://git-lfs": "only the pointer of Git LFS, not the file itself: get it with `git lfs pull`",
+    b"<!doctype": "a web page, not weights: download the file that the page links to",
+    b"<html": "a web page, not weights: download the file that the page links to",
+    b"<?xml": "XML, probably an error message of a server: download the file again",
+    b"{": "JSON, not weights",
+    b"\x1f\x8b": "compressed by gzip: unpack it first",
+    b"\x89hdf": "HDF5, which is not supported: convert it with the system that wrote it",
+}
+# Keys under which timm, DeiT, MAE, DINO, DINOv2, torchvision's references, Lightning, PyTorch's tutorials, fastai and
+# flax store weights. Averaged weights are preferred to others. The first group are usual names of modules too.
+AVERAGED_MODULES = (
+    *("model_ema", "ema_model", "ema", "teacher", "averaged_model", "target_encoder", "momentum_encoder"),
+)
+AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema_model_state_dict", *AVERAGED_MODULES)
+WRAPPERS = (
+    *AVERAGED,
+    *("model_state_dict", "model_state", "state_dict", "model", "net", "network", "module", "weights"),
+    *("params", "target"),  # flax's
+    *("backbone", "encoder", "student"),
+)
+MAX_TENSOR_NAME = 500
+FLAX_PREFIXES = ("opt/target/", "params/")  # the same keys where nested names were joined
+# Names that torch.compile, activation checkpointing and FSDP insert anywhere.
+INSERTED = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 
 
 def read_file(file: Path) -> Any:
-    """What a file holds: tensors by name, in a pickle perhaps inside of other things.
-
-    Its name says whether it is meant to be weights; what kind of file it is, its content, as far as it tells.
-    """
+    """Read the tensors of a file by name; a pickle may nest them in other values."""
     if file.name.endswith(".index.json"):
         return _read_shards(file)
     if (suffix := suffix_of(file)) not in SUFFIXES:
         raise BadCheckpoint(f"{file} ends in {file.suffix!r}, but weights are in {', '.join(SUFFIXES)}")
-    match content_of(file) or suffix:
+    match _sniff(file) or suffix:
         case ".safetensors":
-            return read_tensors(file, alignment=8)  # as safetensors guarantees it: a copy would not compute faster
+            return read_tensors(file, alignment=8)  # safetensors guarantees no more, and copies would not be faster
         case ".npz":
             return read_npz(file)
     return read_pickle(file)
 
 
-def _read_shards(index: Path) -> dict[str, Tensor]:
+def suffix_of(file: Path) -> str:
+    """Return the suffix of a file of weights, in lower case.
+
+    >>> suffix_of(Path("last.pth.tar")), suffix_of(Path("VIT.NPZ"))
+    ('.pth', '.npz')
+    """
+    name = file.name.lower()
+    return Path(name.removesuffix(".tar") if name.endswith(NOT_TAR) else name).suffix
+
+
+def _sniff(file: Path) -> str | None:
+    """Return the suffix that fits the first bytes of a file, or None. Refuse other kinds of file."""
+    with naming(file), open(file, "rb") as stream:
+        start, size = stream.read(START_BYTES), os.fstat(stream.fileno()).st_size
+        if start[8:9] == b"{" and 8 + int.from_bytes(start[:8], "little") <= size:
+            return ".safetensors"
+        if start.startswith(ZIP_START):
+            with opened_zip(stream) as (_, members):
+                return ".npz" if any(name.endswith(".npy") for name in members) else ".pth"
+        text = start.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
+        for sign, kind in OTHER_FILES.items():
+            if text.startswith(sign):
+                raise Refused(f"is {kind}")
+        if start[TAR_AT:].startswith(TAR):
+            raise Refused("is a tar archive: unpack it first")
+        return ".pth" if start.startswith(PICKLE_START) else None
+
+
+def _read_shards(index: Path) -> Mapped:
     weight_map = read_json_object(index, BadCheckpoint).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise BadCheckpoint(f"{index} has no weight_map, which says what is where")
+        raise BadCheckpoint(f"{index} has no weight_map, which assigns tensors to files")
     check_count(index, len(weight_map))
     tensors = Mapped()
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name:
-            raise BadCheckpoint(f"{index} names {name!r}, which is not in its own folder")
+            raise BadCheckpoint(f"{index} names {name!r}, which is not in the same folder")
         if not name.endswith(SUFFIXES) or "\0" in name:
             raise BadCheckpoint(f"{index} names {name!r}, but weights are in {', '.join(SUFFIXES)}")
         shard = read_file(index.parent / name)
@@ -110,19 +119,69 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         tensors = Mapped(tensors | shard, *tensors.files, *(shard.files if isinstance(shard, Mapped) else ()))
         check_count(index, len(tensors))
     if missing := [name for name in weight_map if name not in tensors]:
-        raise BadCheckpoint(f"{index} promises {missing[0]} and {len(missing) - 1} more that its files do not have")
+        raise BadCheckpoint(f"{index} lists {missing[0]} and {len(missing) - 1} more that its files do not have")
     return tensors
 
 
+def kind_of(value: object) -> str:
+    """Name the kind of a value for an error message.
+
+    >>> kind_of([]), kind_of(Ignored("argparse.Namespace"))
+    ('a list', 'argparse.Namespace')
+    """
+    return value.name if isinstance(value, Ignored) else f"a {type(value).__name__}"
+
+
+# ---- Wrappers of training scripts -----------------------------------------------------------------------------------
+
+
+def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the tensors in a training script's values, and the keys that lead to them."""
+    if not isinstance(value, Mapping):
+        raise BadCheckpoint(f"{path} holds {kind_of(value)}, but must hold tensors by name")
+    found = _find_tensors(value)
+    if found is None:
+        keys = [
+            f"{shown(key)} ({item.name})" if isinstance(item, Ignored) else shown(key) for key, item in value.items()
+        ]
+        raise BadCheckpoint(f"{path} has no tensors under a known key; it has {', '.join(keys[:5]) or 'nothing'}")
+    held, keys_to_it = found
+    tensors: dict[str, Tensor] = {}
+    for key, item in held.items():
+        if isinstance(item, Tensor):
+            if len(str(key)) > MAX_TENSOR_NAME:
+                raise BadCheckpoint(f"{path} has a tensor with a name of {len(str(key)):,} letters: {shown(key)}")
+            name = INSERTED.sub("", str(key))
+            if name in tensors:
+                raise BadCheckpoint(f"{path} has {shown(name)} twice, once as {shown(key)}")
+            tensors[name] = item
+    tensors.pop("n_averaged", None)  # the number of updates of torch's AveragedModel
+    for prefix in FLAX_PREFIXES:
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors, keys_to_it
+
+
+def _find_tensors(value: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], tuple[str, ...]] | None:
+    """Return the mapping that has tensors, and its keys from the outside; of several, the first in WRAPPERS."""
+    for key in WRAPPERS:
+        if isinstance(inner := value.get(key), Mapping) and (found := _find_tensors(inner)):
+            return found[0], (key, *found[1])
+    return (value, ()) if any(isinstance(item, Tensor) for item in value.values()) else None
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+
 def write_file(tensors: Mapping[str, Tensor], path: Path, under: str | None = None) -> None:
-    """Tensors as a file of the kind that its name says; in torch's, perhaps in a dictionary under one more name."""
+    """Write tensors in the format of the file's suffix; torch's files may hold them `under` one more key."""
     match path.suffix:
         case ".safetensors":
             write_tensors(tensors, path)
         case ".npz":
             write_npz(tensors, path)
         case ".pt" | ".pth" | ".bin":
-            # A tensor that is a view of another would be written with all of it.
+            # torch.save writes the whole storage of a view.
             whole = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
             torch.save(whole if under is None else {under: whole}, path)
         case ".pdparams":

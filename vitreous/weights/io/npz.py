@@ -1,8 +1,8 @@
-"""Google's `.npz` files, and any that `np.savez` or `np.savez_compressed` wrote: a zip of arrays, read and written.
+"""Reads and writes `.npz` files: a zip of arrays, as `np.savez` and `np.savez_compressed` write it.
 
-Nothing is evaluated and no pickle is read. Before memory is taken for an array, its header has to agree with the
-directory of the zip. bfloat16, which numpy does not know, is two bytes of no type ('<V2'), as jax and big_vision
-write it with `np.savez`.
+`np.load` allocates the size that an array's header declares before it reads, and unpacks any ratio. Here headers must
+agree with the directory of the zip before memory is allocated, the ratio is bounded, and no header is evaluated.
+bfloat16 is two untyped bytes ('<V2'), as jax and big_vision write it with `np.savez`.
 """
 
 import math
@@ -18,19 +18,18 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from vitreous.weights.io.errors import Refused, naming, shown
-from vitreous.weights.io.numpy_arrays import CODES, ArrayType, array_type, as_tensor, count
+from vitreous.weights.io.numpy_arrays import CODES, ArrayType, array_type, as_tensor, count_elements
 from vitreous.weights.io.safetensors_file import MAX_TENSORS
 from vitreous.weights.io.zip_directory import BROKEN, Member, opened_zip
 
-MOST_BYTES = 1 << 36  # 64 GiB, all arrays together: thirty times a ViT-g in float32
-# Trained numbers hardly compress, to 0.5 at best. Only whole tensors of one value do, such as a head that was not
-# trained yet, down to deflate's limit of 1:1032; but they are a small part of a model. So a file as a whole stays far
-# below 100, and a bomb is near 1000. What fits into 64 MiB harms nobody, whatever its ratio.
-MOST_RATIO = 100
-HARMLESS = 1 << 26
+MAX_BYTES = 1 << 36  # 64 GiB for all arrays: thirty times a ViT-g in float32
+# Trained numbers hardly compress. Only constant tensors do, such as an untrained head, up to deflate's limit of 1032;
+# a whole file stays far below 100, and a zip bomb is near 1000. 64 MiB are harmless at any ratio.
+MAX_RATIO = 100
+HARMLESS_BYTES = 1 << 26
 CHUNK = 1 << 20
-LONGEST_HEADER = 10_000  # numpy's own limit
-HEADER = re.compile(  # a Python dict, but as it is always written in the same way it need not be evaluated
+MAX_HEADER = 10_000  # numpy's limit
+HEADER = re.compile(  # a Python dict that numpy always writes in the same way
     r"\{ ?'descr': ?'(?P<type>[^']{1,80})', ?'fortran_order': ?(?P<fortran>True|False), ?"
     r"'shape': ?\((?P<shape>(?:\d{1,18}L?, ?)*(?:\d{1,18}L?)?)\),? ?\}\s*"
 )
@@ -38,7 +37,7 @@ TYPES = {dtype: ("|" if dtype.itemsize == 1 else "<") + code for code, dtype in 
 
 
 class Header(NamedTuple):
-    """What an array says of itself before its numbers, which begin at byte `start`."""
+    """The header of an array, whose numbers begin at byte `start`."""
 
     kind: ArrayType
     shape: tuple[int, ...]
@@ -47,7 +46,7 @@ class Header(NamedTuple):
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
-    """The arrays by name, in the file's order; all checked first, then read one after the other."""
+    """Read the arrays by name, in the order of the file, after all headers were checked."""
     with naming(path), open(path, "rb") as file, opened_zip(file) as (archive, members):
         _check_sizes(list(members.values()), os.fstat(file.fileno()).st_size)
         headers = {name: _header(archive, member) for name, member in members.items()}
@@ -55,10 +54,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def write_npz(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """As `np.savez` would write them, one after the other; the same tensors give the same bytes.
-
-    In place, not atomically: for a file that is aside, or inside a folder that is (see files.py).
-    """
+    """Write tensors as `np.savez` does; the same tensors give the same bytes. Not atomic."""
     for name, tensor in tensors.items():
         if tensor.dtype not in TYPES:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES)
@@ -76,10 +72,10 @@ def _check_sizes(members: list[Member], length: int) -> None:
     if len(members) > MAX_TENSORS:
         raise Refused(f"holds {len(members):,} arrays, but must hold at most {MAX_TENSORS:,}")
     total = sum(member.size for member in members)
-    if total > max(HARMLESS, min(MOST_BYTES, MOST_RATIO * length)):
+    if total > max(HARMLESS_BYTES, min(MAX_BYTES, MAX_RATIO * length)):
         raise Refused(
-            f"would unpack from {length:,} bytes to {total:,}, but must stay below {MOST_RATIO} times its size, "
-            f"and below {MOST_BYTES:,} bytes"
+            f"would unpack from {length:,} bytes to {total:,}, but at most {MAX_RATIO} times its size "
+            f"and {MAX_BYTES:,} bytes are accepted"
         )
     for member in members:
         if not member.name.endswith(".npy"):
@@ -91,9 +87,9 @@ def _header(archive: zipfile.ZipFile, member: Member) -> Header:
     try:
         with archive.open(member.name) as stream:
             start = stream.read(8)
-            wide = start[6:7] in (b"\2", b"\3")  # version 1 gives the header's length two bytes, the others four
+            wide = start[6:7] in (b"\2", b"\3")  # the length has two bytes in version 1, then four
             length = int.from_bytes(stream.read(4 if wide else 2), "little")
-            text = stream.read(min(length, LONGEST_HEADER + 1)).decode("latin-1")
+            text = stream.read(min(length, MAX_HEADER + 1)).decode("latin-1")
     except BROKEN as error:
         raise Refused(f"holds {name}, which is damaged: {shown(error)}") from error
     found = HEADER.fullmatch(text)
@@ -103,7 +99,7 @@ def _header(archive: zipfile.ZipFile, member: Member) -> Header:
         kind = array_type(found["type"])
         shape = tuple(int(side) for side in re.findall(r"\d+", found["shape"]))
         header = Header(kind, shape, found["fortran"] == "True", 8 + (4 if wide else 2) + length)
-        size = header.start + count(shape) * kind.dtype.itemsize
+        size = header.start + count_elements(shape) * kind.dtype.itemsize
     except Refused as reason:
         raise Refused(f"{reason} ({name})") from reason
     if size != member.size:

@@ -1,49 +1,32 @@
-"""The bytes of a numpy array as a tensor: what numpy's type codes mean in torch, without numpy's own reader.
-
-Only numbers: whatever would need Python objects, text, dates or records is refused by the name numpy gives it.
-"""
+"""Bytes of numpy arrays to tensors, without numpy's reader. Only numbers: other dtypes are refused by name."""
 
 import math
 import reprlib
 import sys
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitreous.weights.io.errors import Refused, shown
 
-CODES = {
-    "b1": torch.bool,
-    "i1": torch.int8,
-    "i2": torch.int16,
-    "i4": torch.int32,
-    "i8": torch.int64,
-    "u1": torch.uint8,
-    "u2": torch.uint16,
-    "u4": torch.uint32,
-    "u8": torch.uint64,
-    "f2": torch.float16,
-    "f4": torch.float32,
-    "f8": torch.float64,
-    "c8": torch.complex64,
-    "c16": torch.complex128,
-    "V2": torch.bfloat16,  # numpy has no bfloat16; jax's own is written as two bytes of no known type
-    "bfloat16": torch.bfloat16,
-}
-MOST_DIMENSIONS = 32
-MOST_ELEMENTS = 1 << 48  # what fits no memory; keeps the products of strangers' numbers far from torch's 64 bits
+NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+CODES = {code: torch.from_numpy(np.empty(0, code)).dtype for code in NUMBERS}
+CODES |= {"V2": torch.bfloat16, "bfloat16": torch.bfloat16}  # numpy stores jax's bfloat16 as two untyped bytes
+MAX_DIMENSIONS = 32
+MAX_ELEMENTS = 1 << 48  # more than any memory; keeps products of untrusted sizes within 64 bits
 
 
 class ArrayType(NamedTuple):
-    """How numbers are stored: of which type, and which end first."""
+    """The dtype and byte order of an array."""
 
     dtype: torch.dtype
     big_endian: bool
 
 
 def array_type(description: str) -> ArrayType:
-    """From numpy's own description: the order of bytes, the kind of number, its bytes.
+    """Parse numpy's dtype string: byte order, kind and bytes per number.
 
     >>> array_type("<f4"), array_type("|V2").dtype, array_type(">i8").big_endian
     (ArrayType(dtype=torch.float32, big_endian=False), torch.bfloat16, True)
@@ -56,20 +39,20 @@ def array_type(description: str) -> ArrayType:
     return ArrayType(CODES[code], order == ">" or (order == "=" and sys.byteorder == "big"))
 
 
-def count(shape: tuple[object, ...]) -> int:
-    """How many elements a shape has, once it is known to be one."""
-    sides = [side for side in shape[:MOST_DIMENSIONS] if type(side) is int and 0 <= side <= MOST_ELEMENTS]
-    if len(sides) != len(shape) or math.prod(filter(None, sides)) > MOST_ELEMENTS:
-        raise Refused(f"holds a tensor of shape {shown(reprlib.repr(shape))}, which no tensor can have")
+def count_elements(shape: tuple[object, ...]) -> int:
+    """Validate a shape and return its number of elements."""
+    sides = [side for side in shape[:MAX_DIMENSIONS] if type(side) is int and 0 <= side <= MAX_ELEMENTS]
+    if len(sides) != len(shape) or math.prod(filter(None, sides)) > MAX_ELEMENTS:
+        raise Refused(f"holds a tensor of shape {shown(reprlib.repr(shape))}, which is invalid")
     return math.prod(sides)
 
 
 def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bool) -> Tensor:
-    """The array whose bytes are `flat`, contiguous; it shares their memory where nothing is to be rearranged."""
+    """Return the bytes `flat` as a contiguous tensor, which shares their memory unless they must be rearranged."""
     if kind.big_endian:
         unit = kind.dtype.itemsize // (2 if kind.dtype.is_complex else 1)
         flat = flat.view(-1, unit).flip(1).flatten()
-    numbers = flat.ne(0) if kind.dtype == torch.bool else flat.view(kind.dtype)  # torch trusts a bool to be 0 or 1
+    numbers = flat.ne(0) if kind.dtype == torch.bool else flat.view(kind.dtype)  # torch assumes that a bool is 0 or 1
     if fortran and len(shape) > 1:
         return numbers.view(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)).contiguous()
     return numbers.view(shape)

@@ -1,7 +1,4 @@
-"""A safetensors file: written, looked at without reading it, compared with what is expected, and memory-mapped.
-
-Whatever is wrong with it is a `BadCheckpoint` whose one line names the file and lists what is wrong.
-"""
+"""Writes, checks and memory-maps safetensors files. Errors are one-line `BadCheckpoint`s that name the file."""
 
 import json
 import math
@@ -16,44 +13,31 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import suggestion
 from vitreous.common.regular_files import check_regular
+from vitreous.weights.io.errors import BadCheckpoint
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())
-STORED = {name: dtype for dtype, name in NAMES.items()} | {  # these can be read, and refused by name
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
-ALIGNMENT = 64  # bytes: a cache line, and torch's own
-MAX_TENSORS = 30_000  # in one checkpoint: more than 1,024 blocks with all parts have
+STORED = {name: dtype for dtype, name in NAMES.items()}
+STORED |= {f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)}  # readable, but refused in a model
+STORED |= {f"U{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)}
+STORED |= {"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+ALIGNMENT = 64  # bytes: a cache line, and torch's own alignment
+MAX_TENSORS = 30_000  # in one checkpoint: more than in 1,024 blocks with all options
 MAX_HEADER_BYTES = 400 * MAX_TENSORS
-MOST = 1 << 48  # elements that a tensor without any would have, were its empty sides not empty
-
-
-class BadCheckpoint(ValueError):
-    """What was found is not a whole checkpoint; the message says where and why."""
+MAX_ELEMENTS = 1 << 48  # of an empty tensor, with its empty dimensions counted as 1
 
 
 class Entry(NamedTuple):
-    """What a file's header says of a tensor. The type is named as safetensors names it: F32, BF16, ..."""
+    """A tensor in a file's header, with safetensors' name of its type: F32, BF16, ..."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """In place, not atomically: for a file inside a folder that is (see files.py).
+    """Write tensors, not atomically; all but the few of odd sizes begin at a multiple of 64 bytes.
 
-    Every tensor but the few of odd sizes begins at a multiple of 64 bytes, as torch would have it in memory: mapped
-    from such a file, a model computes as fast as before it was saved, and to the same last bit.
+    torch aligns memory in the same way, so a model mapped from the file is as fast as before, and bit-identical.
     """
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -77,7 +61,7 @@ def read_header(file: Path) -> dict[str, Entry]:
         check_regular(file)
         with open(file, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-        if MAX_HEADER_BYTES < size <= file.stat().st_size:  # a longer one is no header, or a truncated file
+        if MAX_HEADER_BYTES < size <= file.stat().st_size:  # a larger number is not a header, or the file is truncated
             raise BadCheckpoint(f"{file} has a header of {size:,} bytes, but must have at most {MAX_HEADER_BYTES:,}")
         with safe_open(file, framework="pt") as tensors:
             check_count(file, len(tensors.keys()))
@@ -88,13 +72,13 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 def check_count(file: Path, tensors: int) -> None:
-    """Refuse more tensors than any Vision Transformer has: each of them takes time, even an empty one."""
+    """Refuse more tensors than any Vision Transformer has, because even an empty one takes time."""
     if tensors > MAX_TENSORS:
         raise BadCheckpoint(f"{file} has {tensors:,} tensors, but must have at most {MAX_TENSORS:,}")
 
 
 class Mapped(dict[str, Tensor]):
-    """Tensors by name, and the files they are mapped from: the disk is read when they are used."""
+    """Tensors by name, mapped from files: the disk is read when they are used."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None, *files: mmap.mmap):
         super().__init__(tensors or {})
@@ -102,21 +86,18 @@ class Mapped(dict[str, Tensor]):
         self.metadata: dict[str, str] = {}
 
     def forget(self) -> None:
-        """Give back the memory that using them has taken so far. What is used again is read again.
-
-        For tensors that nobody has changed yet: a change would be forgotten too.
-        """
+        """Free the pages that were read so far. Changes to the tensors are lost."""
         for file in self.files:
-            if hasattr(mmap, "MADV_DONTNEED"):  # elsewhere than on Linux, the system does it when it needs the memory
+            if hasattr(mmap, "MADV_DONTNEED"):  # on Linux; other systems do it when memory is short
                 file.madvise(mmap.MADV_DONTNEED)
 
 
 def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
-    """The tensors, memory-mapped: the disk is read when they are used, and changes to them do not reach the file.
+    """Map the tensors into memory; changes to them do not reach the file.
 
-    Only those that do not begin at a multiple of `alignment` bytes are copied into memory that does.
+    Tensors that do not begin at a multiple of `alignment` bytes are copied.
     """
-    read_header(file)  # refuses a file that is not whole, and offsets that are not the tensors' own
+    read_header(file)  # refuses truncated files and invalid offsets
     with open(file, "rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     start = 8 + int.from_bytes(mapped[:8], "little")
@@ -125,10 +106,12 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in STORED:
-            raise BadCheckpoint(f"{file} cannot be read: {name} is {entry['dtype']}, which torch has no numbers of")
+            raise BadCheckpoint(f"{file} cannot be read: {name} is {entry['dtype']}, which torch does not have")
         dtype, (first, last) = STORED[entry["dtype"]], entry["data_offsets"]
         if first == last:
-            if math.prod(side or 1 for side in entry["shape"]) > MOST:  # torch counts steps along empty sides too
+            if (
+                math.prod(side or 1 for side in entry["shape"]) > MAX_ELEMENTS
+            ):  # torch computes strides of empty dimensions too
                 raise BadCheckpoint(f"{file} cannot be read: {name} has the shape {entry['shape']}")
             tensors[name] = torch.empty(entry["shape"], dtype=dtype)
             continue
@@ -144,15 +127,14 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
 def copy_to_memory(model: nn.Module) -> None:
     """Replace memory-mapped weights by contiguous copies, one tensor at a time.
 
-    A process dies (SIGBUS) when it reads a mapped file that was truncated, such as by `cp` over it. So what runs for
-    long must not depend on the file.
+    A long-running process needs them: reading a mapped file that was truncated meanwhile kills it (SIGBUS).
     """
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 
 def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """That the file has the tensors of a model: these names and shapes, no others, and all of them real numbers."""
+    """Raise unless the file has exactly these names and shapes, with floating-point types."""
     shared = [name for name in expected if name in found]
     missing = [name for name in expected if name not in found]
     problems = {
@@ -169,10 +151,10 @@ def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str,
             if found[name].dtype not in DTYPES
         ],
     }
-    said = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names]
-    if said:
-        raise BadCheckpoint(f"{file} does not fit the model: {'; '.join(said)}")
+    lines = [f"{len(names)} {kind}: {_join(names)}" for kind, names in problems.items() if names]
+    if lines:
+        raise BadCheckpoint(f"{file} does not fit the model: {'; '.join(lines)}")
 
 
-def _listed(names: list[str], most: int = 5) -> str:
+def _join(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,4 +1,4 @@
-"""Against transformers itself, every parameter random: its models read by us, ours read by it, the same outputs."""
+"""Models of transformers with random parameters: read, written, and compared with transformers."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Models this small take many times as long where threads have to wait for each other."""
+    """Small models are slow with several threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -74,7 +74,7 @@ def peer(name: str, **kwargs: Any) -> nn.Module:
 
 @torch.no_grad()
 def outputs(model: Any, images: Tensor, resampled: bool = False) -> dict[str, Tensor]:
-    """Theirs, whatever the class: logits, pooled features and tokens, as far as it has them."""
+    """The outputs of a transformers model: logits, pooled features and tokens, if it has them."""
     name = type(model).__name__
     if name == "ViTMAEForPreTraining":
         model, name = model.vit, "ViTMAEModel"
@@ -105,7 +105,7 @@ def difference(ours: ViT, theirs: Any, size: tuple[int, int]) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_their_models_give_the_same_outputs(name: str, tmp_path: Path) -> None:
+def test_outputs_equal_transformers(name: str, tmp_path: Path) -> None:
     theirs = peer(name)
     theirs.save_pretrained(tmp_path / "model")
     ours = vitreous.load(tmp_path / "model")
@@ -115,14 +115,14 @@ def test_their_models_give_the_same_outputs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_names_of_version_5_in_memory(name: str, tmp_path: Path) -> None:
+def test_names_of_version_5_in_memory_are_read(name: str, tmp_path: Path) -> None:
     theirs = peer(name)
     theirs.config.save_pretrained(tmp_path)
     torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
     assert difference(vitreous.load(tmp_path), theirs, NATIVE) <= TOLERANCE
 
 
-def test_no_pooler(tmp_path: Path) -> None:
+def test_model_without_pooler_is_read(tmp_path: Path) -> None:
     theirs = peer("ViT, base", add_pooling_layer=False)
     theirs.save_pretrained(tmp_path)
     ours = vitreous.load(tmp_path)
@@ -131,7 +131,7 @@ def test_no_pooler(tmp_path: Path) -> None:
     assert difference(ours, theirs, NATIVE) <= TOLERANCE
 
 
-def test_not_square(tmp_path: Path) -> None:
+def test_rectangular_model_is_read(tmp_path: Path) -> None:
     transformers = import_transformers()
     config = transformers.ViTConfig(**VIT | {"image_size": (24, 32), "patch_size": (8, 4)})
     theirs = noisy(transformers.ViTForImageClassification(config))
@@ -139,7 +139,7 @@ def test_not_square(tmp_path: Path) -> None:
     assert difference(vitreous.load(tmp_path), theirs, (24, 32)) <= TOLERANCE
 
 
-def test_shards(tmp_path: Path) -> None:
+def test_sharded_weights_are_read(tmp_path: Path) -> None:
     theirs = peer("ViT")
     theirs.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -147,8 +147,8 @@ def test_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ViT", "DeiT, taught", "DINOv2, registers", "ViTMAE, with its decoder"])
-def test_weights_alone(name: str, tmp_path: Path) -> None:
-    """Heads have 64 numbers each; all else is told by the tensors, or by the kind of model."""
+def test_bare_weights_are_read(name: str, tmp_path: Path) -> None:
+    """Heads have 64 dimensions; tensors and the kind of model state the rest."""
     transformers = import_transformers()
     model, config, fields = MODELS[name]
     fields = fields | {"hidden_size": 128}
@@ -162,14 +162,14 @@ def test_weights_alone(name: str, tmp_path: Path) -> None:
     assert all(field in said for field in ("num_heads", "norm_eps", "preprocessing", "image_size"))
 
 
-def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+def test_provenance_lists_ignored_tensors(tmp_path: Path) -> None:
     peer("ViTMAE, with its decoder").save_pretrained(tmp_path)
     left_out = provenance_of(vitreous.load(tmp_path))["left_out"]
     assert left_out
     assert all(name.startswith("decoder.") for name in left_out)
 
 
-def test_a_pooler_that_is_used_is_not_left_out(tmp_path: Path) -> None:
+def test_used_pooler_is_not_ignored(tmp_path: Path) -> None:
     peer("ViT, base").save_pretrained(tmp_path)
     assert "left_out" not in provenance_of(vitreous.load(tmp_path))
 
@@ -223,7 +223,7 @@ def saved(name: str, folder: Path) -> ViT:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_transformers_reads_ours(name: str, tmp_path: Path) -> None:
+def test_transformers_reads_written_folders(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
     ours = saved(name, tmp_path)
     kind = "AutoModelForImageClassification" if ours.config.num_classes else "AutoModel"
@@ -240,12 +240,12 @@ def test_transformers_reads_ours(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_there_and_back_is_the_same(name: str, tmp_path: Path) -> None:
+def test_round_trip_is_bit_identical(name: str, tmp_path: Path) -> None:
     before = saved(name, tmp_path)
     check_identical(vitreous.load(tmp_path), before)
 
 
-def test_a_file_alone(tmp_path: Path) -> None:
+def test_single_file_is_written(tmp_path: Path) -> None:
     ours = noisy(build(PLAIN))
     vitreous.save(ours, tmp_path / "weights.safetensors", format="huggingface", lossy=True)  # their eps is 1e-12
     again = vitreous.load(tmp_path / "weights.safetensors", overrides={"num_heads": 4, "norm_eps": 1e-6})
@@ -253,7 +253,7 @@ def test_a_file_alone(tmp_path: Path) -> None:
     torch.testing.assert_close(again(images), ours(images), rtol=0, atol=0)
 
 
-def test_half_precision(tmp_path: Path) -> None:
+def test_half_precision_round_trips(tmp_path: Path) -> None:
     transformers = import_transformers()
     vitreous.save(build(PLAIN).bfloat16(), tmp_path, format="huggingface")
     assert transformers.AutoModelForImageClassification.from_pretrained(tmp_path).dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""What timm's config.json tells beside the weights: the architecture, its arguments, labels and pictures."""
+"""timm's config.json: architecture, arguments, labels and preprocessing."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 
 @pytest.mark.parametrize("safe", [True, False, "both"], ids=["safetensors", "bin", "both"])
-def test_the_folder_that_timm_writes_for_the_hub_is_read(safe: Any, tmp_path: Path) -> None:
+def test_folder_of_save_for_hf_is_read(safe: Any, tmp_path: Path) -> None:
     timm = import_timm()
     given = SIZES | {"img_size": (24, 48), "num_heads": 4, "act_layer": "gelu_tanh", "dynamic_img_size": True}
     model = noisy(timm.create_model(PLAIN, num_classes=3, global_pool="avg", fc_norm=False, **given))
@@ -36,7 +36,7 @@ def test_the_folder_that_timm_writes_for_the_hub_is_read(safe: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("form", ["list", "numbered", "older"])
-def test_labels_and_what_pictures_need(form: str, tmp_path: Path) -> None:
+def test_labels_and_preprocessing_are_read(form: str, tmp_path: Path) -> None:
     model = theirs("plain")
     import_timm().models.save_for_hf(model, tmp_path / "m", model_args=SIZES)
     names: Any = {str(i): f"class {i}" for i in range(7)}
@@ -52,7 +52,7 @@ def test_labels_and_what_pictures_need(form: str, tmp_path: Path) -> None:
     assert config.preprocessing == Preprocessing((0.1, 0.2, 0.3), (0.5,), fit="squash", geometry="timm")
 
 
-def test_ways_with_pictures_that_are_not_ours_are_said(tmp_path: Path) -> None:
+def test_unsupported_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     vitreous.save(build(SMALL), folder, format="timm")
     document = json.loads((folder / "config.json").read_text())
@@ -61,12 +61,12 @@ def test_ways_with_pictures_that_are_not_ours_are_said(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(document))
     found = vitreous.load(folder)
     said = " ".join(found.provenance["assumed"])
-    assert "timm resizes by 'lanczos', we by bicubic interpolation; timm crops by 'random'" in said
+    assert "timm resizes by 'lanczos', here bicubic is used; timm crops by 'random'" in said
     assert (found.config.preprocessing.mean, found.config.preprocessing.std) == (IMAGENET.mean, IMAGENET.std)
 
 
-def test_what_only_the_name_of_an_architecture_tells() -> None:
-    """Of all of timm's that are made of the parts that we read."""
+def test_architecture_names_state_heads_and_gelu() -> None:
+    """Checked for all supported architectures of timm."""
     from vitreous.weights.formats.base import HEADS
     from vitreous.weights.formats.timm.config import SIXTEEN_HEADS, TANH
 
@@ -86,10 +86,10 @@ def test_what_only_the_name_of_an_architecture_tells() -> None:
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224", "vit_small_patch16_rope_ape_224"])
-def test_an_architecture_that_computes_otherwise_with_the_same_tensors_is_refused(name: str, tmp_path: Path) -> None:
+def test_architectures_with_ambiguous_tensors_are_rejected(name: str, tmp_path: Path) -> None:
     torch.save(import_timm().create_model(name, depth=1).state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
-    with pytest.raises(BadCheckpoint, match=f"is timm's {name}, which no model of ours computes"):
+    with pytest.raises(BadCheckpoint, match=f"is timm's {name}, which is not supported"):
         vitreous.load(tmp_path)
 
 
@@ -97,7 +97,7 @@ def test_an_architecture_that_computes_otherwise_with_the_same_tensors_is_refuse
     ("change", "said"),
     [
         ({"global_pool": "max"}, "global_pool 'max', but must have one of token, avg, map"),
-        ({"global_pool": "map"}, "global_pool 'map', but the tensors of ClassToken"),
+        ({"global_pool": "map"}, "global_pool 'map', but tensors of ClassToken"),
         ({"model_args": {"act_layer": "quick_gelu"}}, "act_layer 'quick_gelu'"),
         ({"model_args": {"pool_include_prefix": True}}, "pools the class token with the patches"),
         ({"model_args": [3]}, "model_args of config.json is"),
@@ -107,7 +107,7 @@ def test_an_architecture_that_computes_otherwise_with_the_same_tensors_is_refuse
     ],
     ids=str,
 )
-def test_a_config_that_says_something_else_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_contradicting_config_is_rejected(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     timm = import_timm()
     timm.models.save_for_hf(theirs("plain"), tmp_path / "m", model_args=SIZES)
     file = tmp_path / "m" / "config.json"

@@ -1,4 +1,4 @@
-"""Weights of timm's, in both directions, and what training scripts and earlier versions make of them."""
+"""timm's weights: reading, writing, wrappers of training scripts, and names of earlier versions."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_of_timms_goes_there_and_back(case: str, tmp_path: Path) -> None:
+def test_reads_and_writes_timm_models(case: str, tmp_path: Path) -> None:
     timm, model = import_timm(), theirs(case, dynamic_img_size=True)
     torch.save(model.state_dict(), tmp_path / "theirs.pth")
     ours = vitreous.load(tmp_path / "theirs.pth")
@@ -41,7 +41,7 @@ def test_a_model_of_timms_goes_there_and_back(case: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("wrap", ["state_dict", "model", "state_dict_ema"])
-def test_what_training_scripts_put_around_the_weights_is_taken_off(wrap: str, tmp_path: Path) -> None:
+def test_keys_of_training_scripts_are_unwrapped(wrap: str, tmp_path: Path) -> None:
     model = theirs("plain")
     state = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
     document = {"epoch": 3, "arch": PLAIN, wrap: state}
@@ -51,7 +51,7 @@ def test_what_training_scripts_put_around_the_weights_is_taken_off(wrap: str, tm
     check_close(vitreous.load(tmp_path / "last.pth"), model, NATIVE)
 
 
-def test_a_size_that_is_not_square_has_to_be_given(tmp_path: Path) -> None:
+def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
     model = noisy(import_timm().create_model(PLAIN, **SIZES | {"img_size": (24, 48)}, num_classes=7))
     torch.save(model.state_dict(), tmp_path / "m.pth")
     with pytest.raises(BadCheckpoint, match="has 19 positions, 18 without the prefix, which is no square: give the"):
@@ -60,13 +60,13 @@ def test_a_size_that_is_not_square_has_to_be_given(tmp_path: Path) -> None:
     check_close(vitreous.load(tmp_path / "m.pth", overrides={"image_size": (24, 48)}), model, (24, 48))
 
 
-def test_a_square_is_not_taken_for_a_strip_of_as_many_patches(tmp_path: Path) -> None:
+def test_square_grid_is_preferred(tmp_path: Path) -> None:
     model = theirs("plain", dynamic_img_size=True)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     check_close(vitreous.load(tmp_path / "m.pth", image_size=(16, 64)), model, (16, 64))
 
 
-def test_a_mean_of_normed_patches_looks_like_a_class_token(tmp_path: Path) -> None:
+def test_mean_pooling_with_final_norm_requires_override(tmp_path: Path) -> None:
     model = noisy(import_timm().create_model(PLAIN, **SIZES, num_classes=7, global_pool="avg", fc_norm=False))
     torch.save(model.state_dict(), tmp_path / "m.pth")
     assert "pool: " in " ".join(vitreous.load(tmp_path / "m.pth").provenance["assumed"])
@@ -74,7 +74,7 @@ def test_a_mean_of_normed_patches_looks_like_a_class_token(tmp_path: Path) -> No
     check_close(ours, model, NATIVE)
 
 
-def test_deit_three_calls_its_layer_scales_otherwise(tmp_path: Path) -> None:
+def test_layer_scale_names_of_deit3_are_read(tmp_path: Path) -> None:
     given = SIZES | {"num_classes": 7}
     model = noisy(import_timm().create_model("deit3_base_patch16_224", dynamic_img_size=True, **given))
     state = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
@@ -87,8 +87,8 @@ def test_deit_three_calls_its_layer_scales_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["plain", "distilled"])
-def test_pictures_are_prepared_as_those_who_published_such_weights_do(case: str, tmp_path: Path) -> None:
-    """Weights alone do not tell. timm's ViTs are AugReg's; of DeiT, timm shows more of a picture than DeiT itself."""
+def test_preprocessing_of_bare_files_is_that_of_published_models(case: str, tmp_path: Path) -> None:
+    """timm's ViTs are AugReg's; for DeiT, timm crops less than DeiT."""
     torch.save(theirs(case).state_dict(), tmp_path / "m.pth")
     ours, cfg = vitreous.load(tmp_path / "m.pth").config.preprocessing, import_timm().get_pretrained_cfg(CASES[case][0])
     assert (ours.mean * (3 // len(ours.mean)), ours.std * (3 // len(ours.std))) == (cfg.mean, cfg.std)
@@ -96,8 +96,8 @@ def test_pictures_are_prepared_as_those_who_published_such_weights_do(case: str,
     assert ours.crop_fraction == (cfg.crop_pct if case == "plain" else 224 / 256)
 
 
-def test_a_hidden_layer_before_the_classifier(tmp_path: Path) -> None:
-    """timm had one until 2022, for Google's weights."""
+def test_pre_logits_layer_is_read(tmp_path: Path) -> None:
+    """timm had this layer until 2022, for Google's weights."""
     model = theirs("plain")
     old = noisy(nn.Sequential(nn.Linear(128, 96), nn.Tanh(), nn.Linear(96, 7)))
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}
@@ -109,7 +109,7 @@ def test_a_hidden_layer_before_the_classifier(tmp_path: Path) -> None:
     check_close(ours, lambda images: old(model.forward_features(images)[:, 0]), NATIVE)
 
 
-def test_what_was_taken_by_convention_is_said(tmp_path: Path) -> None:
+def test_provenance_lists_assumed_fields(tmp_path: Path) -> None:
     torch.save(theirs("plain").state_dict(), tmp_path / "m.pth")
     said = " ".join(vitreous.load(tmp_path / "m.pth").provenance["assumed"])
     for field in ("num_heads", "image_size", "norm_eps", "mlp", "preprocessing"):

@@ -1,43 +1,34 @@
-"""transformers' config.json, both ways: the fields of ours that it decides, and what we write for the same model."""
+"""transformers' config.json, read and written."""
 
+import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, overload
 
+from vitreous.common.checks import Size
+from vitreous.model import options
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    ClassToken,
-    Dropout,
-    Gelu,
-    GlobalAverage,
-    Learned1d,
-    LinearHead,
-    SwiGlu,
-    TanhHead,
-)
-from vitreous.weights.formats.base import Found, Inference
-from vitreous.weights.formats.huggingface.json_fields import flag, rate, real, size, whole, word
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
+from vitreous.weights.io.errors import BadCheckpoint
 
-Family = Literal[
-    "vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_registers"
-]  # what config.json calls `model_type`
+# `model_type` in config.json.
+Family = Literal["vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_registers"]
 
-# How the names of transformers' classes begin.
-CLASSES: dict[Family, str] = {
-    "vit": "ViT",
-    "deit": "DeiT",
-    "dinov2": "Dinov2",
-    "dinov2_with_registers": "Dinov2WithRegisters",
+
+class FamilyDefaults(NamedTuple):
+    classes: str  # prefix of the names of its classes
+    processor: str  # prefix of the name of its image processor
+    norm_eps: float
+
+
+FAMILIES: dict[Family, FamilyDefaults] = {
+    "vit": FamilyDefaults("ViT", "ViT", 1e-12),
+    "deit": FamilyDefaults("DeiT", "DeiT", 1e-12),
+    "vit_mae": FamilyDefaults("ViTMAE", "ViT", 1e-12),
+    "vit_msn": FamilyDefaults("ViTMSN", "ViT", 1e-6),
+    "dinov2": FamilyDefaults("Dinov2", "Bit", 1e-6),
+    "dinov2_with_registers": FamilyDefaults("Dinov2WithRegisters", "Bit", 1e-6),
 }
-EPS: dict[Family, float] = {
-    "vit": 1e-12,
-    "deit": 1e-12,
-    "vit_mae": 1e-12,
-    "vit_msn": 1e-6,
-    "dinov2": 1e-6,
-    "dinov2_with_registers": 1e-6,
-}
-
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {
     "gelu": "erf",
     "gelu_python": "erf",
@@ -47,135 +38,201 @@ ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {
     "gelu_fast": "tanh",
     "gelu_accurate": "tanh",
 }
-MAX_RATIO = 64  # of the widths of an MLP and its model
+MAX_RATIO = 64  # of MLP width to model width
 
 
 def family_of(config: ViTConfig) -> Family:
-    """Which of transformers' models has these parts. A single register is DeiT's second token, read by no head."""
+    """The family of transformers that has these parts. A single register is DeiT's second token without a head."""
     if config.layer_scale is not None:
         return "dinov2_with_registers" if config.registers else "dinov2"
     return "deit" if config.distillation_token or config.registers else "vit"
 
 
-def family_in(found: Found) -> Family:
-    """Which of transformers' models these tensors are; ViT, ViTMAE and ViTMSN share them, and config.json decides."""
-    said = word(found.path, found.config, "model_type", "")
-    if said and said not in EPS:
-        raise BadCheckpoint(f"{found.path} has model_type {said!r}, but must have one of {', '.join(EPS)}")
-    names = found.tensors
+def family_in(state: StateDict) -> Family:
+    """The family of a checkpoint, from its tensors; for ViT, ViTMAE and ViTMSN, which share them, from config.json."""
+    stated = fields_of(state).get(str, "model_type", "")
+    if stated and stated not in FAMILIES:
+        raise BadCheckpoint(f"{state.path} has model_type {stated!r}, but must have one of {', '.join(FAMILIES)}")
+    names = state.tensors
     if "encoder.layer.0.layer_scale1.lambda1" in names:
         return "dinov2_with_registers" if "embeddings.register_tokens" in names else "dinov2"
     if "embeddings.distillation_token" in names:
         return "deit"
-    if said == "vit_msn":
+    if stated == "vit_msn":
         return "vit_msn"
-    return "vit_mae" if said == "vit_mae" or "decoder.decoder_pred.weight" in names else "vit"
+    return "vit_mae" if stated == "vit_mae" or "decoder.decoder_pred.weight" in names else "vit"
+
+
+# ---- Typed fields of a JSON file -------------------------------------------------------------------------------------
+
+MAX_SIDE = 1 << 32  # pixels
+ACCEPTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+T = TypeVar("T", int, float, bool, str)
+
+
+class JsonFields:
+    """Typed access to an untrusted JSON object. An absent or null field has its default; a wrong type is an error."""
+
+    def __init__(self, path: Path, document: Mapping[str, Any]):
+        self.path, self.document = path, document
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.document
+
+    def get(self, kind: type[T], key: str, default: T) -> T:
+        value = self.document.get(key)
+        if value is None:
+            return default
+        if kind is float and _is_finite(value):
+            return kind(value)
+        if type(value) is not kind or kind is float:
+            self.fail(key, value, ACCEPTED[kind])
+        return value
+
+    def rate(self, key: str) -> float:
+        """A probability of dropping something, 0 by default."""
+        value = self.get(float, key, 0.0)
+        return value if 0 <= value < 1 else self.fail(key, value, "a number from 0 to below 1")
+
+    @overload
+    def size(self, key: str, default: Size) -> Size: ...
+    @overload
+    def size(self, key: str, default: None) -> Size | None: ...
+    def size(self, key: str, default: Size | None) -> Size | None:
+        """Height and width, from one number for both, two numbers, or an object with either."""
+        value = self.document.get(key)
+        if value is None:
+            return default
+        sides: Any = [value.get("height"), value.get("width")] if isinstance(value, dict) else value
+        sides = [sides, sides] if type(sides) is int else sides
+        is_pair = isinstance(sides, list) and len(sides) == 2
+        if not is_pair or not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
+            self.fail(key, value, "a whole number above 0, or two: height and width")
+        return sides[0], sides[1]
+
+    def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        value = self.document.get(key)
+        if value is None:
+            return default
+        values = [value] if type(value) in (int, float) else value
+        if not isinstance(values, list | tuple) or not values or not all(map(_is_finite, values)):
+            self.fail(key, value, "a list of numbers")
+        return tuple(map(float, values))
+
+    def fail(self, key: str, value: object, accepted: str) -> NoReturn:
+        raise BadCheckpoint(f"{self.path}: {key} is {value!r:.80}, but must be {accepted}")
+
+
+def _is_finite(value: object) -> bool:
+    """True for a number that a float can hold: JSON's may have any number of digits, or be NaN."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
+def fields_of(state: StateDict) -> JsonFields:
+    return JsonFields(state.path, state.config)
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def infer_fields(found: Found, guess: Inference, image_size: Any = None) -> None:
-    """All fields but preprocessing. config.json decides; what it does not say, or where there is none, tensors do."""
-    config, path = found.config, found.path
-    family = family_in(found)
+def infer_fields(state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+    """Set all fields but preprocessing, from config.json or else from the tensors."""
+    fields, family = fields_of(state), family_in(state)
     dino = family.startswith("dinov2")
-    projected = found.shape("embeddings.patch_embeddings.projection.weight", 4)
-    width = whole(path, config, "hidden_size", projected[0])
+    projected = state.shape("embeddings.patch_embeddings.projection.weight", 4)
+    width = fields.get(int, "hidden_size", projected[0])
     norm = "norm1" if dino else "layernorm_before"
-    guess.set(
+    builder.set(
         width=width,
-        depth=whole(path, config, "num_hidden_layers", found.count(f"encoder.layer.{{i}}.{norm}.weight")),
-        channels=whole(path, config, "num_channels", projected[1]),
-        patch_size=size(path, config, "patch_size", (projected[2], projected[3])),
+        depth=fields.get(int, "num_hidden_layers", state.count(f"encoder.layer.{{i}}.{norm}.weight")),
+        channels=fields.get(int, "num_channels", projected[1]),
+        patch_size=fields.size("patch_size", (projected[2], projected[3])),
         class_token=True,
-        qkv_bias=flag(path, config, "qkv_bias", "encoder.layer.0.attention.attention.query.bias" in found.tensors),
-        layer_scale=real(path, config, "layerscale_value", 1.0) if dino else None,
-        stochastic_depth=rate(path, config, "drop_path_rate"),
+        qkv_bias=fields.get(bool, "qkv_bias", "encoder.layer.0.attention.attention.query.bias" in state.tensors),
+        layer_scale=fields.get(float, "layerscale_value", 1.0) if dino else None,
+        stochastic_depth=fields.rate("drop_path_rate"),
     )
-    if "num_attention_heads" in config:
-        guess.set(num_heads=whole(path, config, "num_attention_heads", 0))
+    if "num_attention_heads" in fields:
+        builder.set(num_heads=fields.get(int, "num_attention_heads", 0))
     else:
-        guess.heads(width)
-    if "head_dim" in config:
-        guess.set(head_dim=whole(path, config, "head_dim", 0))
-    if "layer_norm_eps" in config:
-        guess.set(norm_eps=real(path, config, "layer_norm_eps", 0.0))
+        builder.infer_heads(width)
+    if "head_dim" in fields:
+        builder.set(head_dim=fields.get(int, "head_dim", 0))
+    if "layer_norm_eps" in fields:
+        builder.set(norm_eps=fields.get(float, "layer_norm_eps", 0.0))
     else:
-        guess.follow("transformers' own for this kind of model", norm_eps=EPS[family])
-    hidden, attention = rate(path, config, "hidden_dropout_prob"), rate(path, config, "attention_probs_dropout_prob")
-    guess.set(dropout=Dropout(embedding=hidden, attention=attention, hidden=hidden))
-    _infer_tokens(found, guess, family, image_size)
-    _infer_mlp(found, guess, dino)
-    _infer_output(found, guess, dino, width)
+        builder.default("transformers' default for this kind of model", norm_eps=FAMILIES[family].norm_eps)
+    hidden, attention = fields.rate("hidden_dropout_prob"), fields.rate("attention_probs_dropout_prob")
+    builder.set(dropout=options.Dropout(embedding=hidden, attention=attention, hidden=hidden))
+    _set_tokens(state, builder, family, image_size)
+    _set_mlp(state, builder, dino)
+    _set_output(state, builder, dino, width)
 
 
-def _infer_tokens(found: Found, guess: Inference, family: Family, image_size: Any) -> None:
-    names, registers = found.tensors, 0
+def _set_tokens(state: StateDict, builder: ConfigBuilder, family: Family, image_size: Any) -> None:
+    names, registers = state.tensors, 0
     if family == "dinov2_with_registers":
-        registers = found.shape("embeddings.register_tokens", 3)[1]
+        registers = state.shape("embeddings.register_tokens", 3)[1]
     elif family == "deit" and ("classifier.weight" in names or "pooler.dense.weight" in names):
         registers = 1
-    guess.set(registers=registers, distillation_token=family == "deit" and not registers)
-    places = found.shape("embeddings.position_embeddings", 3)[1]
-    own, native = 2 if family == "deit" else 1, size(found.path, found.config, "image_size", None)
-    guess.grid(places, (own,), guess.fields["patch_size"], image_size, native)
-    way: Literal["huggingface", "dinov2-registers"] = (
-        "dinov2-registers" if family == "dinov2_with_registers" else "huggingface"
-    )
-    guess.set(position=Learned1d(interpolation=way))
+    builder.set(registers=registers, distillation_token=family == "deit" and not registers)
+    positions = state.shape("embeddings.position_embeddings", 3)[1]
+    prefix, native = 2 if family == "deit" else 1, fields_of(state).size("image_size", None)
+    builder.infer_grid(positions, (prefix,), builder.fields["patch_size"], image_size, native)
+    resampling: Any = "dinov2-registers" if family == "dinov2_with_registers" else "huggingface"
+    builder.set(position=options.Learned1d(interpolation=resampling))
 
 
-def _infer_mlp(found: Found, guess: Inference, dino: bool) -> None:
-    if "encoder.layer.0.mlp.weights_in.weight" in found.tensors:
-        guess.set(mlp=SwiGlu(), mlp_width=found.shape("encoder.layer.0.mlp.weights_out.weight", 2)[1])
+def _set_mlp(state: StateDict, builder: ConfigBuilder, dino: bool) -> None:
+    if "encoder.layer.0.mlp.weights_in.weight" in state.tensors:
+        builder.set(mlp=options.SwiGlu(), mlp_width=state.shape("encoder.layer.0.mlp.weights_out.weight", 2)[1])
         return
-    activation = word(found.path, found.config, "hidden_act", "gelu")
+    activation = fields_of(state).get(str, "hidden_act", "gelu")
     if activation not in ACTIVATIONS:
         raise BadCheckpoint(
-            f"{found.path} has hidden_act {activation!r}, but must have one of {', '.join(ACTIVATIONS)}"
+            f"{state.path} has hidden_act {activation!r}, but must have one of {', '.join(ACTIVATIONS)}"
         )
-    if not found.config:
-        guess.assume("transformers' own", mlp=Gelu("erf"))
+    if not state.config:
+        builder.assume("transformers' default", mlp=options.Gelu("erf"))
     else:
-        guess.set(mlp=Gelu(ACTIVATIONS[activation]))
-    first = found.shape(f"encoder.layer.0.{'mlp.fc1' if dino else 'intermediate.dense'}.weight", 2)[0]
-    guess.set(mlp_width=first if dino else whole(found.path, found.config, "intermediate_size", first))
+        builder.set(mlp=options.Gelu(ACTIVATIONS[activation]))
+    first = state.shape(f"encoder.layer.0.{'mlp.fc1' if dino else 'intermediate.dense'}.weight", 2)[0]
+    builder.set(mlp_width=first if dino else fields_of(state).get(int, "intermediate_size", first))
 
 
-def _infer_output(found: Found, guess: Inference, dino: bool, width: int) -> None:
-    names = found.tensors
-    guess.set(pool=ClassToken(), head=LinearHead(), num_classes=0, labels=())
+def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int) -> None:
+    names = state.tensors
+    builder.set(pool=options.ClassToken(), head=options.LinearHead(), num_classes=0, labels=())
     classifiers = [f"{name}.weight" for name in ("classifier", "cls_classifier") if f"{name}.weight" in names]
-    if classifiers and guess.overrides.get("num_classes") != 0:
-        classes, inputs = found.shape(classifiers[0], 2)
+    if classifiers and builder.overrides.get("num_classes") != 0:
+        classes, inputs = state.shape(classifiers[0], 2)
         if dino and inputs == 2 * width:
-            pool = _read_by(found)
-            if pool is None and guess.new_head:
+            pool = _classifier_input(state)
+            if pool is None and builder.new_head:
                 return
             if pool is None:
                 raise BadCheckpoint(
-                    f"{found.path}: the classifier (Dinov2ForImageClassification) reads the class token beside the "
-                    "mean of the patches, and a model of ours reads one of them; without it: num_classes=0"
+                    f"{state.path}: the classifier (Dinov2ForImageClassification) reads the class token beside "
+                    "the mean of the patches, which is not supported; to load the rest, pass num_classes=0"
                 )
-            guess.set(pool=pool)
-        guess.set(num_classes=classes, labels=_labels(found.config, classes))
+            builder.set(pool=pool)
+        builder.set(num_classes=classes, labels=_labels(state.config, classes))
     elif not classifiers and "pooler.dense.weight" in names:
-        if (activation := word(found.path, found.config, "pooler_act", "tanh")) != "tanh":
-            raise BadCheckpoint(f"{found.path} has pooler_act {activation!r}, but must have 'tanh'")
-        guess.set(head=TanhHead(found.shape("pooler.dense.weight", 2)[0]))
+        if (activation := fields_of(state).get(str, "pooler_act", "tanh")) != "tanh":
+            raise BadCheckpoint(f"{state.path} has pooler_act {activation!r}, but must have 'tanh'")
+        builder.set(head=options.TanhHead(state.shape("pooler.dense.weight", 2)[0]))
 
 
-def _read_by(found: Found) -> ClassToken | GlobalAverage | None:
-    """What DINOv2's classifier reads of the class token and the mean of the patches; None: both, and so not ours."""
-    token, mean = (bool(half.any()) for half in found.tensors["classifier.weight"].chunk(2, dim=1))
+def _classifier_input(state: StateDict) -> options.ClassToken | options.GlobalAverage | None:
+    """The one of class token and mean of the patches that DINOv2's classifier reads, or None if it reads both."""
+    token, mean = (bool(half.any()) for half in state.tensors["classifier.weight"].chunk(2, dim=1))
     if token and mean:
         return None
-    return GlobalAverage("before") if mean else ClassToken()
+    return options.GlobalAverage("before") if mean else options.ClassToken()
 
 
 def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """Names of classes, unless transformers has made them up: LABEL_0, LABEL_1, ..."""
+    """Class names, unless they are transformers' placeholders: LABEL_0, LABEL_1, ..."""
     given = config.get("id2label")
     if not isinstance(given, dict) or len(given) != classes:
         return ()
@@ -191,9 +248,11 @@ def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     """The config.json with which `AutoModel` and `AutoModelForImageClassification` build the model."""
     family = family_of(config)
-    tanh = isinstance(config.mlp, Gelu) and config.mlp.approximation == "tanh"
+    tanh = isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh"
+    teacher = "WithTeacher" if config.distillation_token else ""
+    task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
     document: dict[str, Any] = {
-        "architectures": [architecture(config)],
+        "architectures": [f"{FAMILIES[family].classes}{task}"],
         "model_type": family,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -213,7 +272,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     if config.layer_scale is not None:
         document |= {
             "mlp_ratio": mlp_ratio(config),
-            "use_swiglu_ffn": isinstance(config.mlp, SwiGlu),
+            "use_swiglu_ffn": isinstance(config.mlp, options.SwiGlu),
             "layerscale_value": config.layer_scale,
             "drop_path_rate": config.stochastic_depth,
         }
@@ -221,7 +280,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
             document["num_register_tokens"] = config.registers
     else:
         document["intermediate_size"] = config.mlp_width
-    if isinstance(config.head, TanhHead):
+    if isinstance(config.head, options.TanhHead):
         document |= {"pooler_output_size": config.head.width, "pooler_act": "tanh"}
     labels = config.labels or tuple(f"LABEL_{i}" for i in range(config.num_classes))
     document["id2label"] = {str(i): label for i, label in enumerate(labels)}
@@ -229,22 +288,14 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     return document
 
 
-def architecture(config: ViTConfig) -> str:
-    """The class of transformers that has this model's parts."""
-    if not config.num_classes:
-        return f"{CLASSES[family_of(config)]}Model"
-    taught = "WithTeacher" if config.distillation_token else ""
-    return f"{CLASSES[family_of(config)]}ForImageClassification{taught}"
-
-
 def mlp_ratio(config: ViTConfig) -> int | None:
-    """DINOv2's MLP is so many times as wide as the model, a whole number; None where there is none.
+    """DINOv2's whole-numbered ratio of MLP width to model width, or None if no ratio gives this MLP width.
 
-    A gated one has two thirds of that, rounded up to a multiple of eight.
+    A gated MLP has two thirds of that width, rounded up to a multiple of eight.
     """
     for ratio in range(1, MAX_RATIO + 1):
         wide = config.width * ratio
-        if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, SwiGlu) else wide) == config.mlp_width:
+        if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, options.SwiGlu) else wide) == config.mlp_width:
             return ratio
     return None
 

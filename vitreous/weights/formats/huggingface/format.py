@@ -1,10 +1,10 @@
 """transformers' folders: ViT, DeiT, ViTMSN, DINOv2 with and without registers, and the encoder of ViTMAE.
 
-The table has the names that `save_pretrained` writes, which are those of version 4, without the name of the base model
-in front; the names that models of version 5 have in memory are read as well. What config.json and
-preprocessor_config.json say is in huggingface_config.py and huggingface_processor.py.
+The table has the names that `save_pretrained` writes, which are those of version 4, without the prefix of the base
+model; the names that models of version 5 have in memory are read as well.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,23 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import GlobalAverage, SwiGlu, TanhHead
-from vitreous.weights.formats.base import Format, Found, Inference
-from vitreous.weights.formats.huggingface.config import CLASSES, EPS, family_of, infer_fields, transformers_config
+from vitreous.model.options import ClassToken, GlobalAverage, LinearHead, Preprocessing, SwiGlu, TanhHead
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.huggingface.config import (
+    FAMILIES,
+    family_of,
+    infer_fields,
+    mlp_ratio,
+    transformers_config,
+)
 from vitreous.weights.formats.huggingface.processor import infer_preprocessing, transformers_processor
-from vitreous.weights.formats.huggingface.unsupported import as_transformers_reads_it, crop_losses, obstacles
-from vitreous.weights.formats.limits import margin_differences, numeric_losses
-from vitreous.weights.formats.mapping import How, Row, one, positions, renamed, repeated, row, rows, stacked
+from vitreous.weights.formats.mapping import Conversion, Row, concat, per_layer, position_table, row, rows, single
 from vitreous.weights.formats.timm.layout import with_registers
-from vitreous.weights.io.containers import write_file
-from vitreous.weights.io.safetensors_file import write_tensors
+from vitreous.weights.formats.write_checks import margin_differences, numeric_differences, resize_differences
 
 PATCHES = "embeddings.patch_embeddings.projection"
-BASES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # how a model with a head calls the one without
-
-# Version 5's names in memory, as version 4 and the files have them. The MLP of DINOv2 has kept its names.
-RENAMED = [
+# Names of version 5 in memory to those of version 4 and of files. The MLP of DINOv2 has the same names in both.
+RENAMES = (
     (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
     (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
     (r"^layers\.", "encoder.layer."),
@@ -39,59 +41,62 @@ RENAMED = [
     (r"\.attention\.v_proj\.", ".attention.attention.value."),
     (r"\.attention\.o_proj\.", ".attention.output.dense."),
     (r"\.mlp\.down_proj\.", ".mlp.weights_out."),
-]
+)
 
 
 class HuggingFace(Format):
     name = "huggingface"
     title = "transformers"
-    # Only training needs the token for masks and the decoders of masked models. A pooler is for base models, and of no
-    # use beside a classifier. A classifier is left out where `num_classes=0` is asked for.
-    dropped = (r"embeddings\.mask_token", r"decoder\..*", r"pooler\..*", r"(cls_|distillation_)?classifier\..*")
+    signatures = ((f"{PATCHES}.weight",),)
+    roots = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # prefixes of the base model beside a head
+    renames = RENAMES
+    # The mask token and decoders are for training, a pooler is for models without a classifier, and a classifier is
+    # ignored with `num_classes=0`.
+    ignored = (r"embeddings\.mask_token", r"decoder\..*", r"pooler\..*", r"(cls_|distillation_)?classifier\..*")
+    missing = (
+        *("stem", "patch_norm", "pad", "qk_norm", "models without a class token", "other positions", "qk_scale"),
+        "positions without the class token",
+    )
 
-    def recognises(self, found: Found) -> bool:
-        return _base(found) is not None
+    def normalise(self, state: StateDict) -> StateDict:
+        state = super().normalise(state)
+        return dataclasses.replace(state, tensors=_gates_packed(dict(state.tensors)))
 
-    def normalise(self, found: Found) -> Found:
-        prefix = _base(found) or ""
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in found.tensors.items()}
-        return Found(found.path, _gates_packed(renamed(tensors, RENAMED)), found.config)
-
-    def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        infer_fields(found, guess, image_size)
-        infer_preprocessing(found, guess)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        infer_fields(state, builder, image_size)
+        infer_preprocessing(state, builder)
 
     def table(self, config: ViTConfig) -> list[Row]:
         table = rows("patches.projection", PATCHES) + _tokens(config)
-        table += repeated(_block(config), config.depth)
+        table += per_layer(_block(config), config.depth)
         return table + rows("norm", "layernorm") + _head(config)
 
-    # ---- Writing ----
+    def unsupported(self, config: ViTConfig) -> list[str]:
+        return super().unsupported(config) + _family_problems(config) + _output_problems(config)
 
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        return obstacles(config)
-
-    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
+    def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         if folder:
-            return crop_losses(config)
-        family = family_of(config)
-        return numeric_losses(config, f"transformers' {CLASSES[family]}", EPS[family])
+            if config.preprocessing.fit == "pad":
+                return ["images are padded, and by transformers' processors cropped"]
+            return resize_differences(config, _as_transformers_reads_it(config), "transformers' processors")
+        family = FAMILIES[family_of(config)]
+        return numeric_differences(config, f"transformers' {family.classes}", family.norm_eps)
 
-    def remarks(self, config: ViTConfig) -> list[str]:
-        return margin_differences(config, as_transformers_reads_it(config), self.title)
+    def minor_differences(self, config: ViTConfig) -> list[str]:
+        return margin_differences(config, _as_transformers_reads_it(config), self.title)
 
-    def additions(self, config: ViTConfig) -> dict[str, Tensor]:
-        masks = {"embeddings.mask_token": torch.zeros(1, config.width)}
-        return masks if config.layer_scale is not None else {}
+    def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
+        if config.layer_scale is None:
+            return {}
+        return {"embeddings.mask_token": torch.zeros(1, config.width)}
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        if config.num_classes:  # beside a classifier, all the rest stands under the name of the base model
+        if config.num_classes:  # beside a classifier, all other names have the prefix of the base model
             base = family_of(config)
             tensors = {name if "classifier." in name else f"{base}.{name}": x for name, x in tensors.items()}
+        super().write(tensors, config, path)
         if not path.is_dir():
-            write_file(tensors, path)
             return
-        write_tensors(tensors, path / "model.safetensors")
         dtype = next(iter(tensors.values())).dtype
         for name, document in (
             ("config.json", transformers_config(config, str(dtype).removeprefix("torch."))),
@@ -100,17 +105,12 @@ class HuggingFace(Format):
             (path / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def _base(found: Found) -> str | None:
-    """What stands before the names of the base model."""
-    return next((base for base in BASES if f"{base}{PATCHES}.weight" in found.tensors), None)
-
-
 def _gates_packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Version 5 keeps the gate of a SwiGLU apart in memory; its files have it on top of what it lets through."""
+    """Concatenate gate and up projection of a SwiGLU, which version 5 separates in memory and packs in files."""
     for gate in [name for name in tensors if ".mlp.gate_proj." in name]:
         up = gate.replace("gate_proj", "up_proj")
         if up in tensors:
-            tensors[gate.replace("gate_proj", "weights_in")] = stacked([tensors.pop(gate), tensors.pop(up)])
+            tensors[gate.replace("gate_proj", "weights_in")] = concat([tensors.pop(gate), tensors.pop(up)])
     return tensors
 
 
@@ -118,18 +118,18 @@ def _gates_packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _tokens(config: ViTConfig) -> list[Row]:
-    places, tables = "embeddings.position_embeddings", ("position.prefix", "position.table")
+    positions, tables = "embeddings.position_embeddings", ("position.prefix", "position.table")
     table = [row("prefix.class_token", "embeddings.cls_token")]
     match family_of(config):
-        case "deit" if config.registers:  # DeiT's second token, where no head reads it: a register with a position
-            how = with_registers(1, 1, config.grid)
-            ours, theirs = (*tables, "prefix.registers"), (places, "embeddings.distillation_token")
-            return [*table, row(ours, theirs, how)]
+        case "deit" if config.registers:  # DeiT's second token without a head: a register with a position
+            conversion = with_registers(1, 1, config.grid)
+            ours, theirs = (*tables, "prefix.registers"), (positions, "embeddings.distillation_token")
+            return [*table, row(ours, theirs, conversion)]
         case "deit":
             table.append(row("prefix.distillation_token", "embeddings.distillation_token"))
         case "dinov2_with_registers":
             table.append(row("prefix.registers", "embeddings.register_tokens"))
-    return [*table, row(tables, places, positions(1 + config.distillation_token, config.grid))]
+    return [*table, row(tables, positions, position_table(1 + config.distillation_token, config.grid))]
 
 
 def _block(config: ViTConfig) -> list[Row]:
@@ -163,11 +163,55 @@ def _head(config: ViTConfig) -> list[Row]:
     return rows("head", "classifier")
 
 
-def _half(mean: bool) -> How:
-    """DINOv2's classifier reads the class token beside the mean of the patches; ours reads one, as if by zeros."""
+def _half(mean: bool) -> Conversion:
+    """Half of DINOv2's classifier, which reads class token and mean of the patches; the other half is zeros."""
 
     def write(weight: Tensor) -> Tensor:
         width = weight.shape[1]
         return F.pad(weight, (width, 0) if mean else (0, width))
 
-    return one(lambda both: both.chunk(2, dim=1)[int(mean)].contiguous(), write)
+    return single(lambda both: both.chunk(2, dim=1)[int(mean)].contiguous(), write)
+
+
+# ---- Models that cannot be written -----------------------------------------------------------------------------------
+
+
+def _family_problems(config: ViTConfig) -> list[str]:
+    """Lines on parts that transformers has in different models."""
+    lines = []
+    if config.layer_scale is None:
+        if isinstance(config.mlp, SwiGlu):
+            lines.append("SwiGLU without layer_scale: in transformers, only DINOv2 has both")
+        # A single register is the distillation token of a DeiT without a teacher.
+        headless = not config.num_classes and not isinstance(config.head, TanhHead)
+        if config.registers > 1 or (config.registers and (headless or config.distillation_token)):
+            lines.append(f"registers {config.registers} without layer_scale: in transformers, only DINOv2 has both")
+        return lines
+    if config.distillation_token:
+        lines.append("distillation_token and layer_scale: transformers has them in different models, DeiT and DINOv2")
+    if mlp_ratio(config) is None:
+        multiple = "two thirds of a multiple" if isinstance(config.mlp, SwiGlu) else "a multiple"
+        lines.append(f"mlp_width {config.mlp_width}: in transformers' DINOv2 it is {multiple} of width {config.width}")
+    return lines
+
+
+def _output_problems(config: ViTConfig) -> list[str]:
+    # DINOv2's classifier reads the class token and the mean of the patches; the weights of either may be zeros.
+    mean = config.layer_scale is not None and config.num_classes and config.pool == GlobalAverage("before")
+    lines = []
+    if not (isinstance(config.pool, ClassToken) or mean):
+        lines.append(f"pool {config.pool}: transformers reads the class token")
+    if isinstance(config.head, TanhHead):
+        if config.num_classes:
+            lines.append("head TanhHead: transformers' classifiers are one linear layer")
+        elif config.layer_scale is not None or config.distillation_token:
+            lines.append("head TanhHead: in transformers, only ViT and DeiT without a teacher have a pooler")
+    elif config.num_classes and not isinstance(config.head, LinearHead):
+        lines.append(f"head {type(config.head).__name__}: transformers' classifiers are one linear layer")
+    return lines
+
+
+def _as_transformers_reads_it(config: ViTConfig) -> Preprocessing:
+    """The preprocessing of transformers with the preprocessor_config.json written here: sizes are whole numbers."""
+    how, size = config.preprocessing, config.image_size
+    return dataclasses.replace(how, crop_fraction=max(size) / max(scaled(size, how)), geometry="huggingface")

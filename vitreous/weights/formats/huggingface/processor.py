@@ -1,7 +1,7 @@
-"""transformers' preprocessor_config.json, both ways: what a picture goes through before the model sees it.
+"""transformers' preprocessor_config.json, read and written.
 
-The model keeps the size of its positions. Where the processor shows pictures at another one (DINOv2: 224 pixels to
-models of 518), the provenance says so, and `load(..., image_size=224)` does the same.
+A loaded model keeps the size of its positions. If the processor's size is another one (DINOv2: 224 pixels for models
+of 518), the provenance records it, and `load(..., image_size=224)` does the same.
 """
 
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from vitreous.common.checks import Size
 from vitreous.common.json_files import read_json_object
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Geometry, Preprocessing
-from vitreous.weights.formats.base import Found, Inference
-from vitreous.weights.formats.huggingface.config import Family, family_in
-from vitreous.weights.formats.huggingface.json_fields import Size, flag, numbers, real, size, whole, word
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
+from vitreous.weights.formats.huggingface.config import FAMILIES, Family, JsonFields, family_in
+from vitreous.weights.io.errors import BadCheckpoint
 
 FILE = "preprocessor_config.json"
 
-# What the processors do where the file does not say otherwise, by how their names begin.
+# Defaults of the processors, by the prefix of their class names.
 HALVES = (0.5, 0.5, 0.5)
 CLIP = {"image_mean": (0.48145466, 0.4578275, 0.40821073), "image_std": (0.26862954, 0.26130258, 0.27577711)}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -29,16 +29,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     | {"image_mean": HALVES, "image_std": HALVES},
     "Bit": {"size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True, "resample": 3} | CLIP,
 }
-PROCESSORS: dict[Family, str] = {
-    "vit": "ViT",
-    "deit": "DeiT",
-    "vit_mae": "ViT",
-    "vit_msn": "ViT",
-    "dinov2": "Bit",
-    "dinov2_with_registers": "Bit",
-}
 
-# What the processors of the published models do: for weights that come without one.
+# Preprocessing of the published models, for weights without a preprocessor_config.json.
 PUBLISHED: dict[Family, Preprocessing] = {
     "vit": Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear", geometry="huggingface"),
     "deit": replace(IMAGENET, fit="squash-crop", geometry="huggingface"),
@@ -54,82 +46,85 @@ PIXEL = 1 / 255
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def infer_preprocessing(found: Found, guess: Inference) -> None:
-    file, family = found.path / FILE, family_in(found)
+def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
+    file, family = state.path / FILE, family_in(state)
     if not file.is_file():
-        guess.prepare(f"there is no {FILE}: that of the published models", PUBLISHED[family])
+        builder.assume_preprocessing(f"there is no {FILE}: that of the published models", PUBLISHED[family])
         return
     document = read_json_object(file, BadCheckpoint)
-    said = word(file, document, "image_processor_type", word(file, document, "feature_extractor_type", ""))
-    kind = next((kind for kind in DEFAULTS if said.startswith(kind)), PROCESSORS[family])
+    fields = JsonFields(file, document)
+    processor = fields.get(str, "image_processor_type", fields.get(str, "feature_extractor_type", ""))
+    kind = next((kind for kind in DEFAULTS if processor.startswith(kind)), FAMILIES[family].processor)
     document = DEFAULTS[kind] | {key: value for key, value in document.items() if value is not None}
-    how, shown, unlike = read_processor(file, document, shortest=kind == "Bit")
-    if unlike:
-        guess.assume("; ".join(unlike), preprocessing=how)
+    preprocessing, size, differences = read_processor(file, document, shortest=kind == "Bit")
+    if differences:
+        builder.assume("; ".join(differences), preprocessing=preprocessing)
     else:
-        guess.set(preprocessing=how)
-    if shown is not None and shown != (native := guess.fields["image_size"]):
-        reason = f"that of its positions; its processor shows pictures at {shown[0]} x {shown[1]}, as image_size= can"
-        guess.follow(reason, image_size=native)
+        builder.set(preprocessing=preprocessing)
+    if size is not None and size != (native := builder.fields["image_size"]):
+        reason = f"that of its positions; its processor resizes to {size[0]} x {size[1]}: pass image_size= for that"
+        builder.default(reason, image_size=native)
 
 
 def read_processor(
     file: Path, document: Mapping[str, Any], shortest: bool
 ) -> tuple[Preprocessing, Size | None, list[str]]:
-    """The preprocessing, the size of its result, and a line for each step that we do differently.
+    """The preprocessing, its output size, and a line for each step that differs here.
 
-    shortest: whether a size of one number is that of the shorter side.
+    shortest: a size of one number is the length of the shorter side.
     """
-    unlike = []
-    number = whole(file, document, "resample", 3)
+    fields, differences = JsonFields(file, document), []
+    number = fields.get(int, "resample", 3)
     if number not in RESAMPLING:
-        unlike.append(f"its processor resamples in Pillow's way {number}, we by bicubic interpolation")
-    mean, std = _scaled(file, document)
-    edge, resized = _resized(file, document, shortest)
-    crop = size(file, document, "crop_size", None) if flag(file, document, "do_center_crop", False) else None
+        differences.append(f"its processor resamples with Pillow's filter {number}, here bicubic is used")
+    mean, std = _scaled(fields)
+    edge, resized = _resized(fields, shortest)
+    crop = fields.size("crop_size", None) if fields.get(bool, "do_center_crop", False) else None
     fit: Literal["crop", "squash", "squash-crop"] = "crop" if edge else "squash-crop" if crop else "squash"
-    if not flag(file, document, "do_resize", True):
-        unlike.append("its processor does not resize pictures, we do")
+    if not fields.get(bool, "do_resize", True):
+        differences.append("its processor does not resize images, here they are resized")
     elif edge and not crop:
-        unlike.append("its processor does not crop pictures, we do")
+        differences.append("its processor does not crop images, here they are cropped")
     fraction = 1.0
     if crop:
         fraction = max(crop) / (edge or max(resized or crop))
         if not 0.01 <= fraction <= 1:
-            unlike.append(f"its processor cuts {crop[0]} x {crop[1]} out of {document['size']}, we all that there is")
+            differences.append(
+                f"its processor crops {crop[0]} x {crop[1]} of {document['size']}, here nothing is cropped"
+            )
             fraction = 1.0
     how = Preprocessing(mean, std, fit, fraction, RESAMPLING.get(number, "bicubic"), "huggingface")
-    # What we wrote ourselves, which rounds differently, if it still leads to the same sizes.
-    exact, geometry = real(file, document, "crop_fraction", fraction), word(file, document, "geometry", "huggingface")
+    # Files written by Vitreous hold the exact fraction and geometry; valid if they still give the same sizes.
+    exact, geometry = fields.get(float, "crop_fraction", fraction), fields.get(str, "geometry", "huggingface")
     if 0.01 <= exact <= 1 and geometry in get_args(Geometry):
         own = replace(how, crop_fraction=exact, geometry=cast(Geometry, geometry))
         how = own if not crop or scaled(crop, own) == scaled(crop, how) else how
-    return how, crop or resized, unlike
+    return how, crop or resized, differences
 
 
-def _resized(file: Path, document: Mapping[str, Any], shortest: bool) -> tuple[int | None, Size | None]:
-    """The length of the shorter side; or else both sides."""
-    given = document["size"]
+def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | None]:
+    """The length of the shorter side, or else both sides."""
+    given = fields.document["size"]
     if isinstance(given, dict) and "shortest_edge" in given:
-        edge = whole(file, given, "shortest_edge", 0)
+        edge = JsonFields(fields.path, given).get(int, "shortest_edge", 0)
     elif shortest and type(given) is int:
         edge = given
     else:
-        return None, size(file, document, "size", None)
+        return None, fields.size("size", None)
     if edge < 1:
-        raise BadCheckpoint(f"{file}: size is {given!r}, but must be at least 1")
+        raise BadCheckpoint(f"{fields.path}: size is {given!r}, but must be at least 1")
     return edge, None
 
 
-def _scaled(file: Path, document: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation for pixels from 0 to 1, whatever theirs are scaled to."""
-    factor = real(file, document, "rescale_factor", PIXEL) if flag(file, document, "do_rescale", True) else 1.0
+def _scaled(fields: JsonFields) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std for pixels in [0, 1], whatever the processor scales them to."""
+    factor = fields.get(float, "rescale_factor", PIXEL) if fields.get(bool, "do_rescale", True) else 1.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    if flag(file, document, "do_normalize", True):
-        mean, std = numbers(file, document, "image_mean", (0.0,)), numbers(file, document, "image_std", (1.0,))
+    if fields.get(bool, "do_normalize", True):
+        mean, std = fields.numbers("image_mean", (0.0,)), fields.numbers("image_std", (1.0,))
     if factor <= 0 or min(std) <= 0:
-        raise BadCheckpoint(f"{file}: rescale_factor is {factor:g} and image_std {std}, but must be above 0")
+        raise BadCheckpoint(f"{fields.path}: rescale_factor is {factor:g} and image_std {std}, but must be above 0")
     if abs(factor / PIXEL - 1) > 1e-6:
         mean, std = tuple(x * PIXEL / factor for x in mean), tuple(x * PIXEL / factor for x in std)
     return _one_for_all(mean), _one_for_all(std)
@@ -143,7 +138,7 @@ def _one_for_all(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def transformers_processor(config: ViTConfig) -> dict[str, Any]:
-    """The preprocessor_config.json with which `AutoImageProcessor` does to pictures what we do."""
+    """The preprocessor_config.json with which `AutoImageProcessor` prepares images in the same way."""
     how, (height, width) = config.preprocessing, config.image_size
     kind = {"squash": "ViT", "squash-crop": "DeiT", "crop": "Bit", "pad": "Bit"}[how.fit]
     sides: dict[str, int] = {"height": height, "width": width}
@@ -165,6 +160,6 @@ def transformers_processor(config: ViTConfig) -> dict[str, Any]:
         whole = {"height": before[0], "width": before[1]}
         document["size"] = whole if how.fit == "squash-crop" else {"shortest_edge": max(before)}
         document["crop_size"] = sides
-    # For ourselves: sizes are rounded, and transformers rounds margins differently.
+    # Read by Vitreous only: sizes are rounded, and transformers rounds margins differently.
     document |= {"crop_fraction": how.crop_fraction, "geometry": how.geometry}
     return document

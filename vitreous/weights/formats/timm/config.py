@@ -1,6 +1,8 @@
-"""timm's config.json: what it says that tensors do not, and what timm needs to build a model of ours.
+"""timm's config.json, read and written, and the names of timm's architectures.
 
-timm names an architecture; `model_args` are what is to be otherwise in it, `pretrained_cfg` is about pictures.
+config.json names an architecture, with changes to it in `model_args` and preprocessing in `pretrained_cfg`. Some of
+timm's models have the same tensors and compute differently with them; the name of the architecture decides, in
+config.json, in the metadata of a file, or in its path.
 """
 
 import dataclasses
@@ -11,41 +13,93 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from vitreous.common.checks import Size
+from vitreous.model import options
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    IMAGENET,
-    AttentionPool,
-    Gelu,
-    Geometry,
-    GlobalAverage,
-    Learned1d,
-    Preprocessing,
-    SwiGlu,
-)
-from vitreous.weights.formats.base import Found, must_give
-from vitreous.weights.formats.timm.names import ARCHITECTURE, architecture_of
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.formats.base import StateDict, how_to_set
+from vitreous.weights.io.errors import BadCheckpoint
 
-# What config.json must call a model with a ResNet in front; everything else goes into its `model_args`.
-HYBRIDS = {
-    (): "vit_tiny_r_s16_p8_224",
-    (2, 2, 2, 2): "vit_small_r26_s32_224",
-    (3, 4, 9): "vit_base_r50_s16_224",
-    (3, 4, 6, 3): "vit_large_r50_s32_224",
+# ---- Names of architectures ------------------------------------------------------------------------------------------
+
+# Names of sizes by width.
+SIZES = {
+    192: ("tiny",),
+    256: ("wee", "dwee", "pwee", "dpwee", "xsmall"),
+    320: ("little", "dlittle"),
+    384: ("small",),
+    512: ("medium", "mediumd"),
+    640: ("betwixt",),
+    768: ("base",),
+    832: ("so150m2",),
+    896: ("base", "so150m"),  # base "plus"
+    1024: ("large", "intern300m"),
+    1152: ("so400m",),
+    1280: ("huge",),
+    1408: ("giant",),
+    1536: ("giant", "giantopt"),
+    1664: ("gigantic",),
 }
+SIZE = "|".join(size for sizes in SIZES.values() for size in sizes)
+WORD = (
+    r"patch\d+|\d{3}|\d+x\d|r\d*|s\d+|p\d+|resnet\d+d|mci|reg\d+|gap|map|distilled|plus|xp|miil"
+    r"|clip|quickgelu|siglip|dinov2|tipsv2|rpn|rope|mixed|ape"
+)
+ARCHITECTURE = re.compile(
+    rf"(?:vit|deit3?|eva)_(?P<size>{SIZE})(?:_(?:{WORD}))+|flexivit_(?P<flexible>small|base|large)|test_vit[234]?"
+)
+# End of an architecture in a file's name: a training tag, a hash or a suffix follows.
+END = re.compile(r"[.@-]")
+GENERIC = re.compile(r"(model|pytorch_model|weights|checkpoint|model_best|last|best)([.-].*)?")
+NEAREST_FOLDERS = 3  # in the hub's cache: revision, `snapshots`, model
 
-# Architectures with something that neither tensors nor the width tell. The rest have GELU exactly, and usual heads.
+
+def is_architecture(name: str, width: int) -> bool:
+    """True if this is the name of an architecture of timm's with this width.
+
+    >>> is_architecture("vit_base_patch16_224", 768), is_architecture("vit_base_patch16_224", 192)
+    (True, False)
+    >>> is_architecture("vit_base_patch16_of_mine", 768)
+    False
+    """
+    match = ARCHITECTURE.fullmatch(name)
+    size = match and (match["size"] or match["flexible"])
+    return match is not None and (size is None or size in SIZES.get(width, ()))
+
+
+def architecture_of(state: StateDict) -> str:
+    """The architecture of a checkpoint: from its config.json, its metadata or its path; "" if none names it."""
+    if isinstance(stated := state.config.get("architecture"), str):
+        return stated
+    width = state.shape("patch_embed.proj.weight", 4)[0]
+    names = names_in(Path(state.model_name)) + names_in(state.path)  # metadata may have timm/NAME.TAG
+    return next((name for name in names if is_architecture(name, width)), "")
+
+
+def names_in(path: Path) -> list[str]:
+    """Parts of a path that may name a model: the file's name, and its folders' if the file's is generic.
+
+    >>> names_in(Path("vit_base_patch16_siglip_224.webli.safetensors"))
+    ['vit_base_patch16_siglip_224']
+    >>> names_in(Path("hub/models--timm--deit3_base_patch16_224.fb_in1k/snapshots/0a1b/model.safetensors"))[-1]
+    'deit3_base_patch16_224'
+    """
+    parts = [path.name]
+    if GENERIC.fullmatch(path.name):
+        parts += [folder.name for folder in path.parents[:NEAREST_FOLDERS]]
+    return [END.split(part.rpartition("--")[2])[0] for part in parts]
+
+
+# Architectures with properties that neither tensors nor the width show. The rest have exact GELU and usual heads.
 TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
 SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
 TWO_HEADS = re.compile(r"test_vit2?")
-# No positions for the tokens before the patches.
+# No positions for prefix tokens.
 NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
-# The same tensors, computed with otherwise: rotated queries and keys beside positions, norms after the layers.
-UNLIKE = re.compile(r"vit_.*_(rope|rpn)_.*")
+# The same tensors, but rotated queries and keys beside positions, or norms after the layers: not supported.
+UNSUPPORTED = re.compile(r"vit_.*_(rope|rpn)_.*")
 SWIGLU = re.compile(r"vit_giant_patch14_(reg\d+_)?(dinov2|tipsv2)")
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
-# timm's crop_mode, and what we call it.
+# timm's crop_mode to our `fit`.
 FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squash": "squash-crop", "border": "pad"}
 
 
@@ -54,42 +108,44 @@ FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squ
 
 @dataclass(frozen=True)
 class TimmConfig:
-    """A config.json of timm's, or what the name of the architecture alone settles, or nothing at all."""
+    """timm's config.json, or, without one, what the name of the architecture states."""
 
     path: Path
     architecture: str
     document: Mapping[str, Any]
     args: Mapping[str, Any]
-    shown: Mapping[str, Any]
+    pretrained_cfg: Mapping[str, Any]
 
     @classmethod
-    def of(cls, found: Found) -> "TimmConfig":
-        document = found.config if isinstance(found.config.get("architecture"), str) else {}
-        older = document if "mean" in document else {}  # all in one object
-        args, shown = document.get("model_args") or {}, document.get("pretrained_cfg") or older
-        for name, part in (("model_args", args), ("pretrained_cfg", shown)):
+    def of(cls, state: StateDict) -> "TimmConfig":
+        document = state.config if isinstance(state.config.get("architecture"), str) else {}
+        older = document if "mean" in document else {}  # older files have one flat object
+        args, cfg = document.get("model_args") or {}, document.get("pretrained_cfg") or older
+        for name, part in (("model_args", args), ("pretrained_cfg", cfg)):
             if not isinstance(part, dict):
-                raise BadCheckpoint(f"{found.path}: {name} of config.json is {part!r}, but must be an object")
-        names = {"act_layer": args.get("act_layer"), "global_pool": _pool_said(args, document)}
-        names |= {name: shown.get(name) for name in ("crop_mode", "interpolation")}
+                raise BadCheckpoint(f"{state.path}: {name} of config.json is {part!r}, but must be an object")
+        names = {"act_layer": args.get("act_layer"), "global_pool": _stated_pool(args, document)}
+        names |= {name: cfg.get(name) for name in ("crop_mode", "interpolation")}
         for name, value in names.items():
             if value is not None and not isinstance(value, str):
-                raise BadCheckpoint(f"{found.path}: {name} of config.json is {value!r:.80}, but must be a name")
-        if UNLIKE.fullmatch(architecture := architecture_of(found)):
-            raise BadCheckpoint(f"{found.path} is timm's {architecture}, which no model of ours computes")
+                raise BadCheckpoint(f"{state.path}: {name} of config.json is {value!r:.80}, but must be a name")
+        if UNSUPPORTED.fullmatch(architecture := architecture_of(state)):
+            raise BadCheckpoint(f"{state.path} is timm's {architecture}, which is not supported")
         if args.get("pool_include_prefix"):
-            raise BadCheckpoint(f"{found.path} pools the class token with the patches, which no model of ours does")
-        return cls(found.path, architecture, document, args, shown)
+            raise BadCheckpoint(
+                f"{state.path} pools the class token with the patches (pool_include_prefix): not supported"
+            )
+        return cls(state.path, architecture, document, args, cfg)
 
     @property
     def is_known(self) -> bool:
-        """True if the architecture is one of timm's, so that it settles what `model_args` do not change."""
+        """True if the architecture is one of timm's, which states everything that `model_args` do not change."""
         return ARCHITECTURE.fullmatch(self.architecture) is not None
 
     @property
     def image_size(self) -> Size | None:
-        """The native one: an argument of the model's, or what its pictures are resized to."""
-        shape = self.shown.get("input_size") or []
+        """The native size: an argument of the model, or the input size of its preprocessing."""
+        shape = self.pretrained_cfg.get("input_size") or []
         size = self.args.get("img_size", shape[1:] if isinstance(shape, list) else shape)
         sides = [size, size] if type(size) is int else size
         if not isinstance(sides, list) or len(sides) not in (0, 2) or not all(type(side) is int for side in sides):
@@ -107,28 +163,28 @@ class TimmConfig:
 
     @property
     def prefix_entries(self) -> bool | None:
-        """Whether the tokens before the patches have positions: certainly, by the name not, or None: probably."""
+        """True if prefix tokens have positions, False if not, None if neither arguments nor the name state it."""
         if isinstance(without := self.args.get("no_embed_class"), bool):
             return not without
         return False if NO_ENTRIES.fullmatch(self.architecture) else None
 
     def check_gate(self) -> None:
-        """Refuse a gated MLP unless it is known to be SwiGLU.
+        """Reject a gated MLP unless it is known to be SwiGLU.
 
-        Any of timm's models can be built with `mlp_layer`, which config.json does not hold. Such an MLP has the shapes
-        of SwiGLU, but the activation of its architecture, and with GluMlp the gate in the other half.
+        Any of timm's models can be built with `mlp_layer`, which config.json does not state. Such an MLP has the shapes
+        of SwiGLU, but another activation, and with GluMlp the gate in the other half.
         """
         if self.architecture and not SWIGLU.fullmatch(self.architecture):
             raise BadCheckpoint(
                 f"{self.path} has a gated MLP, but timm's {self.architecture} has none, and nothing states which half "
-                f"is the gate and what its activation is: if it is SwiGLU, {must_give('mlp')}"
+                f"is the gate and what its activation is: if it is SwiGLU, {how_to_set('mlp')}"
             )
         if (name := self.args.get("act_layer")) not in (None, "silu", "swish"):
             raise BadCheckpoint(f"{self.path} has a gated MLP with act_layer {name!r}, but must have 'silu'")
 
     @property
     def approximation(self) -> Literal["erf", "tanh"]:
-        """Of GELU."""
+        """GELU's approximation."""
         name = self.args.get("act_layer") or ("gelu_tanh" if TANH.fullmatch(self.architecture) else "gelu")
         if name not in ACTIVATIONS:
             raise BadCheckpoint(f"{self.path} has act_layer {name!r}, but must have one of {', '.join(ACTIVATIONS)}")
@@ -136,54 +192,51 @@ class TimmConfig:
 
     @property
     def pool(self) -> str | None:
-        """`token`, `avg`, `map`, or one that we have no counterpart of."""
-        return _pool_said(self.args, self.document)
+        """`token`, `avg`, `map`, an unsupported one, or None."""
+        return _stated_pool(self.args, self.document)
 
     @property
-    def unlike(self) -> list[str]:
-        """Steps of timm's preprocessing that we do differently."""
-        how, crop = self.shown.get("interpolation", "bicubic"), self.shown.get("crop_mode", "center")
-        lines = [] if how in ("bilinear", "bicubic") else [f"timm resizes by {how!r:.40}, we by bicubic interpolation"]
-        return lines + ([] if crop in FITS else [f"timm crops by {crop!r:.40}, we at the centre"])
+    def preprocessing_differences(self) -> list[str]:
+        """Lines on steps of timm's preprocessing that are done differently here."""
+        how, crop = self.pretrained_cfg.get("interpolation", "bicubic"), self.pretrained_cfg.get("crop_mode", "center")
+        lines = [] if how in ("bilinear", "bicubic") else [f"timm resizes by {how!r:.40}, here bicubic is used"]
+        return lines + ([] if crop in FITS else [f"timm crops by {crop!r:.40}, here at the centre"])
 
-    def preprocessing(self, channels: int) -> Preprocessing:
+    def preprocessing(self, channels: int) -> options.Preprocessing:
         """Preprocessing as in timm's `create_transform`, with timm's defaults for missing fields."""
         try:
-            fraction = float(self.shown.get("crop_pct", 0.875))
+            fraction = float(self.pretrained_cfg.get("crop_pct", 0.875))
             mean, std = (
-                tuple(map(float, self.shown.get(name, usual)))
-                for name, usual in (("mean", IMAGENET.mean), ("std", IMAGENET.std))
+                tuple(map(float, self.pretrained_cfg.get(name, usual)))
+                for name, usual in (("mean", options.IMAGENET.mean), ("std", options.IMAGENET.std))
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise BadCheckpoint(f"{self.path}: pretrained_cfg of config.json has a wrong number: {error}") from error
-        shown = Preprocessing(
+        how = options.Preprocessing(
             mean=_per_channel(mean, channels),
             std=_per_channel(std, channels),
-            fit=FITS.get(self.shown.get("crop_mode", "center"), "crop"),
+            fit=FITS.get(self.pretrained_cfg.get("crop_mode", "center"), "crop"),
             crop_fraction=fraction,
-            interpolation="bilinear" if self.shown.get("interpolation") == "bilinear" else "bicubic",
+            interpolation="bilinear" if self.pretrained_cfg.get("interpolation") == "bilinear" else "bicubic",
             geometry="timm",
         )
-        if shown.fit == "squash-crop" and fraction == 1:
-            shown = dataclasses.replace(shown, fit="squash", crop_fraction=Preprocessing.crop_fraction)
-        size = self.image_size
-        if size is None:
-            return shown
-        if (own := self._written_here(size, shown)) is not None:
-            return own
-        return dataclasses.replace(shown, interpolation="bilinear") if ignores_interpolation(size, shown) else shown
+        if how.fit == "squash-crop" and fraction == 1:
+            how = dataclasses.replace(how, fit="squash", crop_fraction=options.Preprocessing.crop_fraction)
+        if (size := self.image_size) is None:
+            return how
+        return self._written_here(size, how) or _with_timms_interpolation(size, how)
 
-    def _written_here(self, size: Size, shown: Preprocessing) -> Preprocessing | None:
-        """The preprocessing of a model that we wrote for timm, if crop_pct is still what we wrote for it."""
+    def _written_here(self, size: Size, how: options.Preprocessing) -> options.Preprocessing | None:
+        """The preprocessing of a model that Vitreous wrote for timm, unless crop_pct was changed since."""
         own, fraction = self.document.get("geometry"), self.document.get("crop_fraction")
-        if own not in get_args(Geometry) or not isinstance(fraction, int | float) or not 0.01 <= fraction <= 1:
+        if own not in get_args(options.Geometry) or not isinstance(fraction, int | float) or not 0.01 <= fraction <= 1:
             return None
-        ours = dataclasses.replace(shown, geometry=cast(Geometry, own), crop_fraction=fraction)
-        return ours if _crop_pct(size, ours) == self.shown.get("crop_pct") else None
+        ours = dataclasses.replace(how, geometry=cast(options.Geometry, own), crop_fraction=fraction)
+        return ours if _crop_pct(size, ours) == self.pretrained_cfg.get("crop_pct") else None
 
     def labels(self, num_classes: int) -> tuple[str, ...]:
-        """In the order of the classes; none where they are not as many."""
-        names = self.document.get("label_names") or self.shown.get("label_names") or []
+        """Class names, or none if their number is not `num_classes`."""
+        names = self.document.get("label_names") or self.pretrained_cfg.get("label_names") or []
         if isinstance(names, dict):  # {"0": name, ...}
             names = [names.get(str(i)) for i in range(len(names))]
         if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(x, str) for x in names):
@@ -191,18 +244,27 @@ class TimmConfig:
         return tuple(names)
 
 
-def _pool_said(args: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
+def _stated_pool(args: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
     return args.get("global_pool", document.get("global_pool"))
 
 
 def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """One number where all are the same; their mean, as timm has it, where they are for another number of channels."""
+    """One number if all are equal, and their mean, as in timm, if they are for another number of channels."""
     if len(set(numbers)) == 1:
         return numbers[:1]
     return numbers if len(numbers) == channels else (sum(numbers) / max(len(numbers), 1),)
 
 
 # ---- Writing ---------------------------------------------------------------------------------------------------------
+
+
+# Architectures for models with a ResNet stem; `model_args` hold everything else.
+HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
 
 
 def timm_config(config: ViTConfig) -> dict[str, Any]:
@@ -214,17 +276,17 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.num_heads,
-        # timm cuts off the fraction; SwiGLU's two halves are counted together
-        "mlp_ratio": ((2 if isinstance(config.mlp, SwiGlu) else 1) * config.mlp_width + 0.5) / config.width,
+        # timm truncates the product, and counts both halves of SwiGLU
+        "mlp_ratio": ((2 if isinstance(config.mlp, options.SwiGlu) else 1) * config.mlp_width + 0.5) / config.width,
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
         "init_values": config.layer_scale,
     }
     if not config.distillation_token:
-        own = isinstance(config.position, Learned1d) and config.position.prefix_entries
+        own = isinstance(config.position, options.Learned1d) and config.position.prefix_entries
         args |= {"class_token": config.class_token, "reg_tokens": config.registers, "no_embed_class": not own}
         args["global_pool"], args["fc_norm"] = _pool_names(config)
-    if isinstance(config.mlp, Gelu) and config.mlp.approximation == "tanh":
+    if isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh":
         args["act_layer"] = "gelu_tanh"
     return {
         "architecture": _architecture(config),
@@ -234,7 +296,7 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         **({"label_names": list(config.labels)} if config.labels else {}),
         "model_args": args,
         "pretrained_cfg": _pretrained_cfg(config),
-        # For ourselves: timm rounds differently, and crop_pct is chosen so that it gets the same sizes.
+        # Read by Vitreous only: timm rounds differently, so that crop_pct is chosen to give the same sizes.
         "crop_fraction": config.preprocessing.crop_fraction,
         "geometry": config.preprocessing.geometry,
     }
@@ -245,35 +307,34 @@ def _architecture(config: ViTConfig) -> str:
         return HYBRIDS[config.stem.stages]
     if config.distillation_token:
         return "deit_base_distilled_patch16_224"
-    return "vit_giant_patch14_dinov2" if isinstance(config.mlp, SwiGlu) else "vit_base_patch16_224"
+    return "vit_giant_patch14_dinov2" if isinstance(config.mlp, options.SwiGlu) else "vit_base_patch16_224"
 
 
 def _pool_names(config: ViTConfig) -> tuple[str, bool]:
     match config.pool:
-        case GlobalAverage(norm):
+        case options.GlobalAverage(norm):
             return "avg", norm == "after"
-        case AttentionPool():
+        case options.AttentionPool():
             return "map", False
         case _:
             return "token", False
 
 
-def ignores_interpolation(size: Size, how: Preprocessing) -> bool:
-    """True where timm resizes bilinearly whatever its config says: for centre crops that are not square."""
-    target = scaled(size, how)
-    return how.fit == "crop" and target[0] != target[1]
+def _with_timms_interpolation(size: Size, how: options.Preprocessing) -> options.Preprocessing:
+    """timm ignores the interpolation for centre crops that are not square, and resizes bilinearly."""
+    height, width = scaled(size, how)
+    return dataclasses.replace(how, interpolation="bilinear") if how.fit == "crop" and height != width else how
 
 
-def as_timm_reads_it(config: ViTConfig) -> Preprocessing:
-    """The preprocessing of timm with the `pretrained_cfg` that we write."""
-    how = dataclasses.replace(
-        config.preprocessing, crop_fraction=_crop_pct(config.image_size, config.preprocessing), geometry="timm"
-    )
-    return dataclasses.replace(how, interpolation="bilinear") if ignores_interpolation(config.image_size, how) else how
+def as_timm_reads_it(config: ViTConfig) -> options.Preprocessing:
+    """The preprocessing of timm with the `pretrained_cfg` that is written here."""
+    size, how = config.image_size, config.preprocessing
+    how = dataclasses.replace(how, crop_fraction=_crop_pct(size, how), geometry="timm")
+    return _with_timms_interpolation(size, how)
 
 
-def _crop_pct(size: Size, how: Preprocessing) -> float:
-    """The crop_pct from which timm, which rounds down, gets the size that we resize to."""
+def _crop_pct(size: Size, how: options.Preprocessing) -> float:
+    """The crop_pct from which timm, which rounds down, computes the same resized size."""
     if how.fit == "squash":
         return 1.0
     target = scaled(size, how)
@@ -283,18 +344,18 @@ def _crop_pct(size: Size, how: Preprocessing) -> float:
 
 
 def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
-    shown = config.preprocessing
+    how, channels = config.preprocessing, config.channels
     return {
         "num_classes": config.num_classes,
-        "input_size": [config.channels, *config.image_size],
+        "input_size": [channels, *config.image_size],
         "fixed_input_size": True,
-        "interpolation": shown.interpolation,
-        "crop_pct": _crop_pct(config.image_size, config.preprocessing),
-        "crop_mode": {"crop": "center", "pad": "border"}.get(shown.fit, "squash"),
-        "mean": list(shown.mean) * (config.channels if len(shown.mean) == 1 else 1),
-        "std": list(shown.std) * (config.channels if len(shown.std) == 1 else 1),
-        # Named here, timm takes the first filters for ones of three channels, and changes those of any other number.
-        **({"first_conv": _first_conv(config)} if config.channels == 3 else {}),
+        "interpolation": how.interpolation,
+        "crop_pct": _crop_pct(config.image_size, how),
+        "crop_mode": {"crop": "center", "pad": "border"}.get(how.fit, "squash"),
+        "mean": list(how.mean) * (channels if len(how.mean) == 1 else 1),
+        "std": list(how.std) * (channels if len(how.std) == 1 else 1),
+        # With this name, timm assumes three input channels and changes the filters of any other number.
+        **({"first_conv": _first_conv(config)} if channels == 3 else {}),
         "classifier": ["head", "head_dist"] if config.distillation_token else "head",
     }
 

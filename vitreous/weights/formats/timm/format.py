@@ -1,186 +1,216 @@
-"""timm's own checkpoints: a state dict, or a folder with the config.json that timm's hub has."""
+"""timm's checkpoints: a state dict, or a folder with the config.json that `timm.models.save_for_hf` writes."""
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from vitreous.model import options
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    IMAGENET,
-    AttentionPool,
-    ClassToken,
-    Gelu,
-    GlobalAverage,
-    Learned1d,
-    LinearHead,
-    PoolConfig,
-    Preprocessing,
-    SwiGlu,
-)
-from vitreous.weights.formats.base import Format, Found, Inference
-from vitreous.weights.formats.limits import (
-    absent,
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
+from vitreous.weights.formats.timm.config import HYBRIDS, TimmConfig, as_timm_reads_it, is_architecture, timm_config
+from vitreous.weights.formats.timm.layout import PATCH, TimmLayout, infer_timm
+from vitreous.weights.formats.write_checks import (
     margin_differences,
-    numeric_losses,
+    missing_parts,
+    numeric_differences,
     resize_differences,
-    unfit_positions,
-    unfit_sizes,
 )
-from vitreous.weights.formats.mapping import Row, renamed
-from vitreous.weights.formats.timm.config import HYBRIDS, TimmConfig, as_timm_reads_it, timm_config
-from vitreous.weights.formats.timm.layout import infer_timm, plain_obstacles, timm_table
-from vitreous.weights.formats.timm.names import is_architecture
-from vitreous.weights.formats.timm.unsupported import refuse_unlike
-from vitreous.weights.io.containers import write_file
-from vitreous.weights.io.safetensors_file import BadCheckpoint, write_tensors
+from vitreous.weights.io.errors import BadCheckpoint
 
-POOLS: dict[str, type[PoolConfig]] = {"token": ClassToken, "avg": GlobalAverage, "map": AttentionPool}
+POOLS: dict[str, type[options.PoolConfig]] = {
+    "token": options.ClassToken,
+    "avg": options.GlobalAverage,
+    "map": options.AttentionPool,
+}
 
 
-class Timm(Format):
+class Timm(TimmLayout):
     name = "timm"
     title = "timm"
+    renames = ((r"\.gamma_([12])$", r".ls\1.gamma"),)  # DeiT-III's own files
+    missing = ("other positions", "patch_norm", "head_dim", "qk_scale", "partial patches")
 
-    def recognises(self, found: Found) -> bool:
-        return "patch_embed.proj.weight" in found.tensors and "blocks.0.attn.qkv.weight" in found.tensors
-
-    def normalise(self, found: Found) -> Found:
-        """DeiT-III's own files call LayerScale gamma_1 and gamma_2."""
-        return dataclasses.replace(found, tensors=renamed(found.tensors, [(r"\.gamma_([12])$", r".ls\1.gamma")]))
-
-    def infer(self, found: Found, guess: Inference, image_size: Any = None) -> None:
-        said = TimmConfig.of(found)
-        refuse_unlike(found, said.architecture)
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        config = TimmConfig.of(state)
+        _check_parts(state, config.architecture)
         infer_timm(
-            found,
-            guess,
+            state,
+            builder,
             image_size,
-            native=said.image_size,
-            num_heads=said.num_heads,
-            entries=said.prefix_entries,
-            published=is_architecture(said.architecture, found.shape("patch_embed.proj.weight", 4)[0]),
+            native=config.image_size,
+            num_heads=config.num_heads,
+            entries=config.prefix_entries,
+            published=is_architecture(config.architecture, state.shape(PATCH, 4)[0]),
         )
-        fields = guess.fields
-        _infer_mlp(guess, said)
-        _infer_pool(found, guess, said)
-        guess.follow("timm's", norm_eps=1e-6)
-        guess.follow("timm's", position=Learned1d(fields["position"].prefix_entries, "timm"))
-        if not said.is_known:
-            _assume_plain(guess)
-        if said.shown:
-            labels = said.labels(fields["num_classes"])
-            guess.set(preprocessing=said.preprocessing(fields["channels"]), labels=labels)
-            if said.unlike:
-                guess.assume("; ".join(said.unlike), preprocessing=fields["preprocessing"])
+        fields = builder.fields
+        _set_mlp(builder, config)
+        _set_pool(state, builder, config)
+        position = options.Learned1d(fields["position"].prefix_entries, "timm")
+        builder.default("timm's", norm_eps=self.norm_eps, position=position)
+        if not config.is_known:
+            _assume_plain(builder)
+        if config.pretrained_cfg:
+            labels = config.labels(fields["num_classes"])
+            builder.set(preprocessing=config.preprocessing(fields["channels"]), labels=labels)
+            if differences := config.preprocessing_differences:
+                builder.assume("; ".join(differences), preprocessing=fields["preprocessing"])
         elif fields["distillation_token"]:
-            guess.prepare("DeiT's", IMAGENET)
+            builder.assume_preprocessing("DeiT's", options.IMAGENET)
         elif fields["layer_scale"] is not None:
-            whole = dataclasses.replace(IMAGENET, crop_fraction=1.0, geometry="timm")
-            guess.prepare("that of timm's models with LayerScale: DeiT-III and DINOv2", whole)
+            whole = dataclasses.replace(options.IMAGENET, crop_fraction=1.0, geometry="timm")
+            builder.assume_preprocessing("that of timm's models with LayerScale: DeiT-III and DINOv2", whole)
         else:
-            augreg = Preprocessing(crop_fraction=0.9, geometry="timm")
-            guess.assume("that of timm's AugReg models", preprocessing=augreg)
+            augreg = options.Preprocessing(crop_fraction=0.9, geometry="timm")
+            builder.assume("that of timm's AugReg models", preprocessing=augreg)
 
-    def table(self, config: ViTConfig) -> list[Row]:
-        return timm_table(config)
-
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        lines = plain_obstacles(config, "timm") + unfit_sizes(config, "timm") + _unfit_stem(config)
-        if not isinstance(config.head, LinearHead):
+    def unsupported(self, config: ViTConfig) -> list[str]:
+        lines = super().unsupported(config) + _stem_problems(config)
+        if not isinstance(config.head, options.LinearHead):
             lines.append(f"head {type(config.head).__name__}: timm's heads are one linear layer")
-        if isinstance(config.pool, AttentionPool) and config.num_prefix_tokens:
+        if isinstance(config.pool, options.AttentionPool) and config.num_prefix_tokens:
             lines.append("pool AttentionPool: timm's does not attend to the tokens before the patches")
-        if isinstance(config.pool, AttentionPool) and isinstance(config.mlp, SwiGlu):
+        if isinstance(config.pool, options.AttentionPool) and isinstance(config.mlp, options.SwiGlu):
             lines.append("pool AttentionPool with SwiGLU: timm's has GELU")
         if config.distillation_token and config.registers:
             lines.append("registers: timm's distilled models have none")
         if config.distillation_token:
-            lines += unfit_positions(config, "timm's distilled models")
+            lines += missing_parts(config, "timm's distilled models", ["positions without the class token"])
         return lines
 
-    def losses(self, config: ViTConfig, folder: bool = False) -> list[str]:
-        lines = numeric_losses(config, "timm", norm_eps=1e-6, gelu=None if folder else "erf")
-        if not folder and config.class_token and config.pool == GlobalAverage("before"):
-            lines.append("the mean of normed patches is pooled, and by timm, with these tensors, the class token")
+    def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
+        lines = numeric_differences(config, "timm", self.norm_eps, None if folder else self.gelu)
+        if not folder and config.class_token and config.pool == options.GlobalAverage("before"):
+            lines.append("the mean of normed patches is pooled, and with these tensors timm pools the class token")
         if config.stem is not None and config.stem.numerics != "timm":
-            lines.append("the ResNet divides by deviations with Google's small numbers, and timm with its own")
+            lines.append("the ResNet's norms have Google's eps, not timm's")
         return lines
 
-    def remarks(self, config: ViTConfig) -> list[str]:
+    def minor_differences(self, config: ViTConfig) -> list[str]:
         theirs = as_timm_reads_it(config)
         return resize_differences(config, theirs, "timm") or margin_differences(config, theirs, "timm")
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
+        super().write(tensors, config, path)
         if path.is_dir():
-            write_tensors(tensors, path / "model.safetensors")
             (path / "config.json").write_text(json.dumps(timm_config(config), indent=2) + "\n", encoding="utf-8")
-        else:
-            write_file(tensors, path)
 
 
-def _assume_plain(guess: Inference) -> None:
-    """Assume that this is none of timm's models that compute otherwise with the same tensors."""
-    fields = guess.fields
+def _assume_plain(builder: ConfigBuilder) -> None:
+    """Assume that this is not one of timm's models that compute differently with the same tensors."""
+    fields = builder.fields
     if fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries:
         reason = "as in DeiT-III; rope_ape models have the same tensors, rotate queries and keys, and are not supported"
-        guess.assume(reason, position=fields["position"])
+        builder.assume(reason, position=fields["position"])
     if not fields["qkv_bias"] and not fields["class_token"]:
         reason = (
             "and norms before the layers; rpn models have the same tensors, norms after them, and are not supported"
         )
-        guess.assume(reason, qkv_bias=False)
+        builder.assume(reason, qkv_bias=False)
 
 
-def _infer_mlp(guess: Inference, said: TimmConfig) -> None:
-    if isinstance(guess.fields["mlp"], SwiGlu):
-        if "mlp" not in guess.overrides:
-            said.check_gate()
-        if not said.is_known:
-            guess.assume("as in DINOv2; gated MLPs with GELU have the same shapes", mlp=SwiGlu())
-    elif said.is_known:
-        guess.set(mlp=Gelu(said.approximation))
+def _set_mlp(builder: ConfigBuilder, config: TimmConfig) -> None:
+    if isinstance(builder.fields["mlp"], options.SwiGlu):
+        if "mlp" not in builder.overrides:
+            config.check_gate()
+        if not config.is_known:
+            builder.assume("as in DINOv2; gated MLPs with GELU have the same shapes", mlp=options.SwiGlu())
+    elif config.is_known:
+        builder.set(mlp=options.Gelu(config.approximation))
     else:
-        guess.assume("timm's default; some of SigLIP's models have 'tanh'", mlp=Gelu("erf"))
+        builder.assume("timm's default; some of SigLIP's models have 'tanh'", mlp=options.Gelu("erf"))
 
 
-def _infer_pool(found: Found, guess: Inference, said: TimmConfig) -> None:
-    pool = _pool(found, said.pool, guess.fields["pool"])
-    # fc_norm beside a class token is none of a named model's but EVA's: somebody has changed its pooling.
-    changed = pool == GlobalAverage("after") and guess.fields["class_token"] and "eva_" not in said.architecture
-    if said.pool or isinstance(pool, AttentionPool) or (said.is_known and not changed):
-        guess.set(pool=pool)
-    elif isinstance(pool, ClassToken):
-        guess.assume("usual with a class token; global_pool may be another", pool=pool)
+def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> None:
+    pool = _pool(state, config.pool, builder.fields["pool"])
+    # Of the named models with a class token, only EVA has fc_norm: in others, the pooling was changed.
+    changed = (
+        pool == options.GlobalAverage("after") and builder.fields["class_token"] and "eva_" not in config.architecture
+    )
+    if config.pool or isinstance(pool, options.AttentionPool) or (config.is_known and not changed):
+        builder.set(pool=pool)
+    elif isinstance(pool, options.ClassToken):
+        builder.assume("usual with a class token; global_pool may be another", pool=pool)
     else:
-        guess.assume("usual with these norms; global_pool token, avgmax and max may have them too", pool=pool)
+        builder.assume("usual with these norms; global_pool token, avgmax and max may have them too", pool=pool)
 
 
-def _pool(found: Found, said: str | None, seen: PoolConfig) -> PoolConfig:
-    """What the config says where tensors leave a choice: a final norm may come before a class token, or a mean."""
-    if isinstance(seen, AttentionPool) and {"cls_token", "reg_token"} & set(found.tensors):
-        raise BadCheckpoint(f"{found.path} leaves the class token or registers out of attention pooling; we do not")
-    if said == "avg" and isinstance(seen, ClassToken):
-        return GlobalAverage("before")
-    if said and said not in POOLS:
-        raise BadCheckpoint(f"{found.path} has global_pool {said!r}, but must have one of {', '.join(POOLS)}")
-    if said and not isinstance(seen, POOLS[said]):
+def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> options.PoolConfig:
+    """The stated pooling if it fits the tensors: with a final norm, a class token or a mean may be pooled."""
+    if isinstance(seen, options.AttentionPool) and {"cls_token", "reg_token"} & set(state.tensors):
+        raise BadCheckpoint(
+            f"{state.path} pools by attention without the class token or registers, which is not supported"
+        )
+    if stated == "avg" and isinstance(seen, options.ClassToken):
+        return options.GlobalAverage("before")
+    if stated and stated not in POOLS:
+        raise BadCheckpoint(f"{state.path} has global_pool {stated!r}, but must have one of {', '.join(POOLS)}")
+    if stated and not isinstance(seen, POOLS[stated]):
         fitting = next(name for name, kind in POOLS.items() if isinstance(seen, kind))
         raise BadCheckpoint(
-            f"{found.path} has global_pool {said!r}, but the tensors of {type(seen).__name__}: must be {fitting!r}"
+            f"{state.path} has global_pool {stated!r}, but tensors of {type(seen).__name__}: must be {fitting!r}"
         )
     return seen
 
 
-def _unfit_stem(config: ViTConfig) -> list[str]:
+def _stem_problems(config: ViTConfig) -> list[str]:
     if config.stem is None:
         return []
-    lines = absent(config, "timm's hybrid", ["SwiGLU", "distillation_token"])
+    lines = missing_parts(config, "timm's hybrid", ["SwiGLU", "distillation_token"])
     if config.stem.stages not in HYBRIDS:
         lines.append(f"stem with stages {config.stem.stages}: timm has {', '.join(map(str, HYBRIDS))}")
     if config.stem.width != 64:
         lines.append(f"stem {config.stem.width} wide: timm's is 64")
     return lines
+
+
+# ---- Unsupported parts -----------------------------------------------------------------------------------------------
+
+# By patterns of tensor names, which are untrusted: no pattern may backtrack.
+PARTS = {
+    r"^norm_pre\.": "a norm before the first block (norm_pre), as CLIP has",
+    r"\.attn\.[qv]_bias$": "a bias on queries and values, but not on keys (q_bias), as BEiT and EVA have",
+    r"relative_position_bias_table|rel_pos": "relative positions (rel_pos)",
+    r"\.attn\.proj_[lw]\.": "mixed heads (proj_l), as CaiT has",
+    r"\.attn\.norm\.": "a norm on the output of attention (attn.norm)",
+    r"\.mlp\.norm\.": "a norm inside the MLP (mlp.norm)",
+    r"\.mlp\.fc1_[gx]\.": "a separate gate projection (fc1_g), as EVA and DINOv3 have",
+    r"\.attn\.lambda_": "differential attention (lambda_q1)",
+    r"^rope\.": "rotated queries and keys beside positions (rope)",
+    r"^patch_embed\.norm\.": "a norm on the patches (patch_embed.norm)",
+}
+MISSING = {
+    "pos_embed": "no learned positions (pos_embed): rotated queries and keys, as DINOv3's, relative ones, or none",
+    "blocks.0.norm1.bias": "norms without a bias, as RMSNorm",
+    "blocks.0.attn.proj.bias": "no bias on the output of attention (attn.proj)",
+}
+
+
+def _check_parts(state: StateDict, architecture: str) -> None:
+    """Reject a model with unsupported parts by their names, and by the architecture if it is known."""
+    names = state.tensors
+    parts = [part for pattern, part in PARTS.items() if any(re.search(pattern, name) for name in names)]
+    parts += [part for name, part in MISSING.items() if name not in names]
+    if "norm.weight" not in names and "fc_norm.weight" not in names:
+        parts.append("no norm after the last block (norm)")
+    if _has_norms_after(state):
+        parts.append("norms after the layers instead of before them (norm1 follows attn), as rpn models have")
+    if parts:
+        known = f" ({architecture})" if architecture else ""
+        raise BadCheckpoint(
+            f"{state.path} is a model of timm's{known} that has no counterpart here: {'; '.join(parts)}"
+        )
+
+
+def _has_norms_after(state: StateDict) -> bool:
+    """True if a block's tensors are in the order of timm's ResPostBlock: attn, norm1, mlp, norm2.
+
+    A plain block has norm1 first; in the sorted names of safetensors, norm1 comes after mlp.
+    """
+    parts = [name.split(".")[2] for name in state.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
+    first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
+    return first == ["attn", "norm1", "mlp", "norm2"]

@@ -1,69 +1,78 @@
-"""The layout that timm, DeiT, DeiT-III, MAE, DINOv2 and PaddleClas share, but for a few names (see Names).
+"""The layout that timm, DeiT, DeiT-III, MAE, DINOv2 and PaddleClas share, except for a few names (see Names).
 
 Names read from timm 1.0, `vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from vitreous.model import options
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    AttentionPool,
-    ClassToken,
-    Gelu,
-    GlobalAverage,
-    Learned1d,
-    LinearHead,
-    ResNetStem,
-    SwiGlu,
-    TanhHead,
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.mapping import (
+    IDENTITY,
+    Conversion,
+    Row,
+    concat,
+    packed_rows,
+    per_layer,
+    position_table,
+    row,
+    rows,
 )
-from vitreous.weights.formats.base import Found, Inference
-from vitreous.weights.formats.limits import absent, unfit_attention
-from vitreous.weights.formats.mapping import SAME, How, Row, packed_rows, positions, repeated, row, rows, stacked
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
-Shapes = Mapping[str, tuple[int, ...]]
+PATCH, QKV = "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"
 
 
 @dataclass(frozen=True)
 class Names:
-    """Where the relatives of timm's layout differ in words."""
+    """Names and conventions in which the systems with timm's layout differ."""
 
     registers: str = "reg_token"
     scales: tuple[str, str] = ("ls1.gamma", "ls2.gamma")
     gated: tuple[str, str] = ("mlp.fc1", "mlp.fc2")
     pre_logits: str = "pre_logits.fc"
-    register_entries: bool = True  # whether registers have positions where the class token has one
-    matrix: How = SAME  # how the matrix of a linear layer is kept
+    register_entries: bool = True  # registers have positions if the class token has one
+    matrix: Conversion = IDENTITY  # of a linear layer's weight: IDENTITY or TRANSPOSE
 
 
 TIMM = Names()
 
 
+class TimmLayout(Format):
+    """A format with timm's layout."""
+
+    signatures: ClassVar[Sequence[Sequence[str]]] = ((PATCH, QKV),)
+    names: ClassVar[Names] = TIMM
+
+    def table(self, config: ViTConfig) -> list[Row]:
+        return timm_table(config, self.names)
+
+
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 
-def timm_table(config: ViTConfig, names: Names = TIMM) -> list[Row]:
+def timm_table(config: ViTConfig, names: Names) -> list[Row]:
     """All rows of a model."""
     matrix = names.matrix
     table = [*_stem(config), *rows("patches.projection", "patch_embed.proj"), *_tokens(config, names)]
-    table += repeated(_block(config, names), config.depth)
+    table += per_layer(_block(config, names), config.depth)
     match config.pool:
-        case GlobalAverage(norm="after"):
+        case options.GlobalAverage(norm="after"):
             table += rows("pool.norm", "fc_norm")
-        case AttentionPool():
+        case options.AttentionPool():
             table += rows("norm", "norm") + _attention_pool(matrix)
         case _:
             table += rows("norm", "norm")
-    if isinstance(config.head, TanhHead):
+    if isinstance(config.head, options.TanhHead):
         table += rows("head.pre_logits", names.pre_logits, matrix)
     if config.num_classes:
-        classifier = "head" if isinstance(config.head, LinearHead) else "head.classifier"
+        classifier = "head" if isinstance(config.head, options.LinearHead) else "head.classifier"
         table += rows(classifier, "head", matrix)
         if config.distillation_token:
             table += rows(classifier.replace("head", "distillation_head"), "head_dist", matrix)
@@ -76,39 +85,39 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
         table.append(row("prefix.class_token", "cls_token"))
     if config.distillation_token:
         table.append(row("prefix.distillation_token", "dist_token"))
-    own = isinstance(config.position, Learned1d) and config.position.prefix_entries
+    own = isinstance(config.position, options.Learned1d) and config.position.prefix_entries
     entries = (config.class_token + config.distillation_token) * own
     tables = ("position.prefix", "position.table") if entries else ("position.table",)
     if config.registers and own and names.register_entries:
-        how = with_registers(entries, config.registers, config.grid)
-        table.append(row((*tables, "prefix.registers"), ("pos_embed", names.registers), how))
+        conversion = with_registers(entries, config.registers, config.grid)
+        table.append(row((*tables, "prefix.registers"), ("pos_embed", names.registers), conversion))
         return table
     if config.registers:
         table.append(row("prefix.registers", names.registers))
-    if isinstance(config.position, Learned1d):
-        table.append(row(tables, "pos_embed", positions(entries, config.grid)))
+    if isinstance(config.position, options.Learned1d):
+        table.append(row(tables, "pos_embed", position_table(entries, config.grid)))
     return table
 
 
-def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> How:
-    """Registers that have positions: ours have none, but hold the sum of token and position.
+def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> Conversion:
+    """Registers with positions: ours have none, but hold the sum of token and position.
 
-    In the checkpoint's own dtype that is what the other system computes, to the bit. If a checkpoint in half precision
-    is converted to float32, the two differ by the rounding of the sum.
+    In the checkpoint's dtype that is bit-identical to the other system. If a checkpoint in half precision is converted
+    to float32, the two differ by the rounding of the sum.
     """
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
-        places, tokens = theirs
+        positions, tokens = theirs
         end = entries + registers
-        patches = places[0, end:].reshape(*grid, places.shape[-1])
-        tokens = tokens + places[:, entries:end]
-        return [places[0, :entries], patches, tokens] if entries else [patches, tokens]
+        patches = positions[0, end:].reshape(*grid, positions.shape[-1])
+        tokens = tokens + positions[:, entries:end]
+        return [positions[0, :entries], patches, tokens] if entries else [patches, tokens]
 
     def write(ours: list[Tensor]) -> list[Tensor]:
         *own, patches, tokens = ours
-        return [stacked([*own, torch.zeros_like(tokens[0]), patches.flatten(0, 1)])[None], tokens]
+        return [concat([*own, torch.zeros_like(tokens[0]), patches.flatten(0, 1)])[None], tokens]
 
-    return How(read, write)
+    return Conversion(read, write)
 
 
 def _block(config: ViTConfig, names: Names) -> list[Row]:
@@ -121,7 +130,7 @@ def _block(config: ViTConfig, names: Names) -> list[Row]:
         table += rows(f"{ours}.attention.k_norm", f"{theirs}.attn.k_norm")
     table += rows(f"{ours}.attention.output", f"{theirs}.attn.proj", matrix)
     table += rows(f"{ours}.mlp_norm", f"{theirs}.norm2")
-    if isinstance(config.mlp, SwiGlu):
+    if isinstance(config.mlp, options.SwiGlu):
         table += rows(f"{ours}.mlp.gate_and_up", f"{theirs}.{names.gated[0]}", matrix)
         table += rows(f"{ours}.mlp.down", f"{theirs}.{names.gated[1]}", matrix)
     else:
@@ -133,7 +142,7 @@ def _block(config: ViTConfig, names: Names) -> list[Row]:
     return table
 
 
-def _attention_pool(matrix: How) -> list[Row]:
+def _attention_pool(matrix: Conversion) -> list[Row]:
     table = [row("pool.attention.query", "attn_pool.latent"), *rows("pool.norm", "attn_pool.norm")]
     table += rows("pool.attention.q", "attn_pool.q", matrix)
     table += packed_rows(["pool.attention.k", "pool.attention.v"], "attn_pool.kv", matrix)
@@ -144,7 +153,7 @@ def _attention_pool(matrix: How) -> list[Row]:
 
 
 def stem_units(stages: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
-    """Our name of every unit of a ResNet, its stage, and its place in it. The first of a stage has a shortcut."""
+    """Our name of every unit of a ResNet, its stage, and its index in it. The first of a stage has a shortcut."""
     index = 0
     for stage, units in enumerate(stages):
         for unit in range(units):
@@ -168,12 +177,12 @@ def _stem(config: ViTConfig) -> list[Row]:
     return table
 
 
-# ---- What tensors tell -----------------------------------------------------------------------------------------------
+# ---- Reading the config ---------------------------------------------------------------------------------------------
 
 
 def infer_timm(
-    found: Found,
-    guess: Inference,
+    state: StateDict,
+    builder: ConfigBuilder,
     image_size: Any = None,
     names: Names = TIMM,
     native: Any = None,
@@ -181,21 +190,19 @@ def infer_timm(
     entries: bool | None = None,
     published: bool = False,
 ) -> None:
-    """Infer the fields that follow from shapes; numerics and preprocessing are up to the format.
+    """Set the fields that follow from shapes; numerics and preprocessing are up to the format.
 
-    native, num_heads: from a config beside the tensors, if there is one. entries: whether prefix tokens have positions:
-    always (True), usually (None), usually not (False). published: as in `Inference.heads`.
+    native, num_heads: from a config beside the tensors, if there is one. entries: prefix tokens have positions always
+    (True), usually (None), or usually not (False). published: as in `ConfigBuilder.infer_heads`.
     """
-    shapes = {name: _shape(name, tensor, names.matrix) for name, tensor in found.tensors.items()}
-    width, channels, *patch = found.shape("patch_embed.proj.weight", 4)
-    depth = found.count("blocks.{i}.norm1.weight")
-    stem = _infer_stem(found)
-    registers = found.shape(names.registers, 3)[1] if names.registers in shapes else 0
-    has_class, has_distillation = "cls_token" in shapes, "dist_token" in shapes
-    guess.set(
+    width, channels, *patch = state.shape(PATCH, 4)
+    stem, stem_channels = _read_stem(state)
+    registers = state.shape(names.registers, 3)[1] if names.registers in state.tensors else 0
+    has_class, has_distillation = "cls_token" in state.tensors, "dist_token" in state.tensors
+    builder.set(
         width=width,
-        depth=depth,
-        channels=channels if stem is None else found.shape(_root(stem), 4)[1],
+        depth=state.count("blocks.{i}.norm1.weight"),
+        channels=channels if stem is None else stem_channels,
         stem=stem,
         patch_size=(patch[0], patch[1]),
         class_token=has_class,
@@ -203,90 +210,67 @@ def infer_timm(
         registers=registers,
     )
     if num_heads is None:
-        guess.heads(width, published)
+        builder.infer_heads(width, published)
     else:
-        guess.set(num_heads=num_heads)
+        builder.set(num_heads=num_heads)
     stride = stem.stride if stem is not None else 1
     prefix = has_class + has_distillation + registers * names.register_entries
-    places = found.shape("pos_embed", 3)[1]
     choices = {None: (prefix, 0), True: (prefix,), False: (0, prefix)}[entries]
-    own = guess.grid(places, choices, (patch[0] * stride, patch[1] * stride), image_size, native)
-    guess.set(
-        position=Learned1d(prefix_entries=own == prefix),
-        qkv_bias="blocks.0.attn.qkv.bias" in shapes,
-        qk_norm="blocks.0.attn.q_norm.weight" in shapes,
-        layer_scale=1e-5 if f"blocks.0.{names.scales[0]}" in shapes else None,
+    positions = state.shape("pos_embed", 3)[1]
+    own = builder.infer_grid(positions, choices, (patch[0] * stride, patch[1] * stride), image_size, native)
+    builder.set(
+        position=options.Learned1d(prefix_entries=own == prefix),
+        qkv_bias="blocks.0.attn.qkv.bias" in state.tensors,
+        qk_norm="blocks.0.attn.q_norm.weight" in state.tensors,
+        layer_scale=1e-5 if f"blocks.0.{names.scales[0]}" in state.tensors else None,
     )
-    _infer_mlp(shapes, guess, names)
-    _infer_output(shapes, guess, names)
+    _set_mlp(state, builder, names)
+    _set_output(state, builder, names)
 
 
-def _shape(name: str, tensor: Tensor, matrix: How) -> tuple[int, ...]:
-    """As timm would have it."""
-    is_matrix = name.endswith(".weight") and tensor.ndim == 2
-    return tuple((matrix.write([tensor.to("meta")])[0] if is_matrix else tensor).shape)
+def _read_stem(state: StateDict) -> tuple[options.ResNetStem | None, int]:
+    """The ResNet in front of the patches, and the number of its input channels."""
+    backbone = "patch_embed.backbone"
+    root = next(
+        (name for name in (f"{backbone}.conv", f"{backbone}.stem.conv") if f"{name}.weight" in state.tensors), None
+    )
+    if root is None:
+        return None, 0
+    width, channels, *_ = state.shape(f"{root}.weight", 4)
+    count = state.count(f"{backbone}.stages.{{i}}.blocks.0.conv1.weight")
+    stages = [state.count(f"{backbone}.stages.{stage}.blocks.{{i}}.conv1.weight") for stage in range(count)]
+    return options.ResNetStem(tuple(stages), width, "timm"), channels
 
 
-def _root(stem: ResNetStem) -> str:
-    return "patch_embed.backbone.stem.conv.weight" if stem.stages else "patch_embed.backbone.conv.weight"
-
-
-def _infer_stem(found: Found) -> ResNetStem | None:
-    if "patch_embed.backbone.conv.weight" in found.tensors:
-        return ResNetStem((), found.shape("patch_embed.backbone.conv.weight", 4)[0], "timm")
-    if "patch_embed.backbone.stem.conv.weight" not in found.tensors:
-        return None
-    prefix = "patch_embed.backbone.stages"
-    count = found.count(f"{prefix}.{{i}}.blocks.0.conv1.weight")
-    stages = tuple(found.count(f"{prefix}.{stage}.blocks.{{i}}.conv1.weight") for stage in range(count))
-    return ResNetStem(stages, found.shape("patch_embed.backbone.stem.conv.weight", 4)[0], "timm")
-
-
-def _infer_mlp(shapes: Shapes, guess: Inference, names: Names) -> None:
-    gate, down = (_matrix(shapes, guess, f"blocks.0.{name}") for name in names.gated)
-    plain = _matrix(shapes, guess, "blocks.0.mlp.fc1")
+def _set_mlp(state: StateDict, builder: ConfigBuilder, names: Names) -> None:
+    gate, down = (_matrix(state, names, f"blocks.0.{name}") for name in names.gated)
+    plain = _matrix(state, names, "blocks.0.mlp.fc1")
     if gate is not None and down is not None and gate[0] == 2 * down[1]:
-        guess.set(mlp=SwiGlu(), mlp_width=down[1])
+        builder.set(mlp=options.SwiGlu(), mlp_width=down[1])
     elif plain is not None:
-        guess.set(mlp=Gelu("erf"), mlp_width=plain[0])
+        builder.set(mlp=options.Gelu("erf"), mlp_width=plain[0])
     else:
-        raise BadCheckpoint(f"{guess.path} has no tensor blocks.0.mlp.fc1.weight")
+        raise BadCheckpoint(f"{builder.path} has no tensor blocks.0.mlp.fc1.weight")
 
 
-def _infer_output(shapes: Shapes, guess: Inference, names: Names) -> None:
-    if "attn_pool.latent" in shapes:
-        guess.set(pool=AttentionPool())
-    elif "fc_norm.weight" in shapes:
-        guess.set(pool=GlobalAverage("after"))
-    elif "cls_token" in shapes:
-        guess.set(pool=ClassToken())
+def _set_output(state: StateDict, builder: ConfigBuilder, names: Names) -> None:
+    if "attn_pool.latent" in state.tensors:
+        builder.set(pool=options.AttentionPool())
+    elif "fc_norm.weight" in state.tensors:
+        builder.set(pool=options.GlobalAverage("after"))
+    elif "cls_token" in state.tensors:
+        builder.set(pool=options.ClassToken())
     else:
-        guess.set(pool=GlobalAverage("before"))
-    head = _matrix(shapes, guess, "head")
-    guess.set(num_classes=0 if head is None else head[0])
-    if (pre_logits := _matrix(shapes, guess, names.pre_logits)) is not None:
-        guess.set(head=TanhHead(pre_logits[0]))
+        builder.set(pool=options.GlobalAverage("before"))
+    head = _matrix(state, names, "head")
+    builder.set(num_classes=0 if head is None else head[0])
+    if (pre_logits := _matrix(state, names, names.pre_logits)) is not None:
+        builder.set(head=options.TanhHead(pre_logits[0]))
 
 
-def _matrix(shapes: Shapes, guess: Inference, layer: str) -> tuple[int, ...] | None:
-    """Of the weight of a layer, if there is one."""
-    shape = shapes.get(f"{layer}.weight")
-    if shape is not None and len(shape) != 2:
-        raise BadCheckpoint(f"{guess.path}: {layer}.weight is {list(shape)}, but must have 2 dimensions")
-    return shape
-
-
-# ---- What it has no place for ----------------------------------------------------------------------------------------
-
-
-def plain_obstacles(config: ViTConfig, system: str) -> list[str]:
-    """What no system with timm's layout has a place for."""
-    lines = []
-    if not isinstance(config.position, Learned1d):
-        lines.append(f"position {type(config.position).__name__}: {system} has one learned vector per patch")
-    return lines + part_obstacles(config, system)
-
-
-def part_obstacles(config: ViTConfig, system: str) -> list[str]:
-    """The same, of patches and attention."""
-    return absent(config, system, ["patch_norm"]) + unfit_attention(config, system)
+def _matrix(state: StateDict, names: Names, layer: str) -> tuple[int, int] | None:
+    """Outputs and inputs of a linear layer, or None if there is no such layer."""
+    if f"{layer}.weight" not in state.tensors:
+        return None
+    rows, columns = state.shape(f"{layer}.weight", 2)
+    return (rows, columns) if names.matrix is IDENTITY else (columns, rows)

@@ -1,1 +1,1 @@
-"""."""
+"""Pickles of torch and Paddle, interpreted without executing them."""

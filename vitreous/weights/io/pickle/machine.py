@@ -1,286 +1,158 @@
-"""A pickle, read without executing it: its opcodes in, plain values and descriptions of tensors out.
+"""Interprets a pickle without executing it: opcodes in, plain values and descriptions of tensors out.
 
-A pickle is a program for a small machine with a stack and a memory ("memo"). Python's own machine calls whatever
-functions the program names. This one calls none: what the program names, calls or fills is handed to a `Maker`, which
-knows a few names and refuses all others (see pickle_tensors.py). Opcodes that neither tensors nor what training
-scripts keep beside them need are refused too, and so are those of the text protocols 0 and 1, which neither torch nor
-Paddle writes.
+A pickle is a program for a stack machine with a memo. `pickletools.genops` decodes it and calls nothing; the machine
+here only describes what the few allowed names and calls would make (tensors.py) and refuses all others. Opcodes that
+no checkpoint needs, and those of the text protocols 0 and 1, are refused too.
 
-Whatever is read lies inside the file, the memo is a dict and not an array of a size that the program chooses, keys
-are such that hashing them takes no time, and the number of steps is bounded; so no file can take long, or much memory.
+Python's Unpickler is unsafe even with an allow-list in `find_class`: six bytes make it allocate gigabytes (LONG_BINPUT
+sizes its memo), and it hashes keys of nested tuples, which takes exponential time. Here the memo is a dict, keys are
+checked before they are hashed, no length exceeds the file, and the number of steps is bounded.
 """
 
 import pickle
 import pickletools
-import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import IO, Any, cast
 
 from vitreous.weights.io.errors import Refused
-from vitreous.weights.io.pickle.resolver import ADVICE, Ignored, Maker
+from vitreous.weights.io.pickle.tensors import ADVICE, Ignored, TensorMaker, checked_key, find
 
-MOST_STEPS = 500_000  # half a second; ten times what a ViT-g with its optimizer takes
-LONGEST_NAME = 256
-LARGEST_KEY = 1 << 60  # beyond it, Python gives many whole numbers the same hash
-
-Step = Callable[["Machine"], None]
+MAX_STEPS = 500_000  # about a second; ten times the steps of a ViT-g with its optimizer
+MAX_NAME_BYTES = 256
+NUMBER_BYTES = 8  # of the longest length field or number
 
 
-class Machine:
-    """Runs one pickle, which begins at byte `at`; afterwards `at` is the byte after its end."""
+def interpret(data: memoryview, maker: TensorMaker, at: int = 0) -> tuple[object, int]:
+    """Interpret the pickle that begins at byte `at`; return its value and the byte after its end."""
+    reader = _Reader(data, at)
+    machine = _Machine(reader, maker)
+    try:
+        for step, (opcode, argument, _) in enumerate(pickletools.genops(cast(IO[bytes], reader))):
+            if step == MAX_STEPS:
+                raise Refused(f"holds a pickle of more than {MAX_STEPS:,} steps, which no checkpoint needs")
+            if opcode.name == "STOP":
+                break
+            machine.step(opcode.name, argument)
+        return machine.stack.pop(), reader.at
+    except (IndexError, KeyError, ValueError) as error:
+        raise Refused(f"is not a whole pickle: it is truncated or invalid at byte {reader.at:,}") from error
 
-    def __init__(self, data: memoryview, maker: Maker, at: int = 0) -> None:
-        self.data, self.maker, self.at = data, maker, at
-        self.stack: list[object] = []
-        self.below: list[list[object]] = []  # the stacks under each mark
+
+class _Reader:
+    """The part of a binary file's interface that `pickletools.genops` uses, over memory."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self.data, self.at = data, at
+
+    def read(self, size: int) -> bytes:
+        if size > NUMBER_BYTES:  # only what a length field in the pickle declares is longer
+            self.check_length(size)
+        chunk = bytes(self.data[self.at : self.at + size])
+        self.at += len(chunk)
+        return chunk
+
+    def readline(self) -> bytes:
+        line, newline, _ = bytes(self.data[self.at : self.at + MAX_NAME_BYTES]).partition(b"\n")
+        self.at += len(line) + len(newline)
+        return line + newline
+
+    def check_length(self, size: int) -> None:
+        if size > len(self.data) - self.at:
+            raise Refused(f"ends early: {size:,} bytes should follow byte {self.at:,} of {len(self.data):,}")
+
+
+class _Machine:
+    def __init__(self, reader: _Reader, maker: TensorMaker) -> None:
+        self.reader, self.maker = reader, maker
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []  # the stacks under each mark
         self.memo: dict[int, object] = {}
 
-    def run(self) -> object:
-        try:
-            for _ in range(MOST_STEPS):
-                opcode = self.data[self.at]
-                self.at += 1
-                if opcode == pickle.STOP[0]:
-                    return self.stack.pop()
-                STEPS.get(opcode, _refuse)(self)
-        except (IndexError, KeyError, UnicodeDecodeError) as error:
-            raise Refused(f"is not a whole pickle: it breaks off or breaks down at byte {self.at:,}") from error
-        raise Refused(f"holds a pickle of more than {MOST_STEPS:,} steps, which no set of weights needs")
+    def step(self, opcode: str, argument: Any) -> None:
+        stack = self.stack
+        match opcode:
+            case "BINPUT" | "LONG_BINPUT":
+                self.memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self.memo[len(self.memo)] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(self.memo[argument])
+            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT" | "SHORT_BINSTRING" | "BINSTRING":
+                stack.append(argument)
+            case "SHORT_BINUNICODE" | "BINUNICODE" | "BINUNICODE8":
+                argument.encode()  # raises for lone surrogates, which genops accepts
+                stack.append(argument)
+            case "SHORT_BINBYTES" | "BINBYTES" | "BINBYTES8" | "BYTEARRAY8":
+                stack.append(self.reader.data[self.reader.at - len(argument) : self.reader.at])
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode])
+            case "EMPTY_TUPLE" | "EMPTY_LIST" | "EMPTY_DICT":
+                stack.append({"EMPTY_TUPLE": (), "EMPTY_LIST": [], "EMPTY_DICT": {}}[opcode])
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                length = int(opcode[-1])
+                if len(stack) < length:
+                    raise IndexError
+                stack[-length:] = [tuple(stack[-length:])]
+            case "MARK":
+                self.below.append(stack)
+                self.stack = []
+            case "TUPLE":
+                items = tuple(self._since_mark())
+                self.stack.append(items)
+            case "APPEND":
+                self._extend([stack.pop()])
+            case "APPENDS":
+                self._extend(self._since_mark())
+            case "SETITEM":
+                value, key = stack.pop(), stack.pop()
+                self._update([key, value])
+            case "SETITEMS":
+                self._update(self._since_mark())
+            case "GLOBAL":
+                stack.append(find(argument.replace(" ", ".", 1)))
+            case "STACK_GLOBAL":
+                name, module = stack.pop(), stack.pop()
+                if type(name) is not str or type(module) is not str:
+                    raise Refused(f"names something by a {type(module).__name__} and a {type(name).__name__}: {ADVICE}")
+                stack.append(find(f"{module}.{name}"))
+            case "REDUCE":
+                arguments, function = stack.pop(), stack.pop()
+                if type(arguments) is not tuple:
+                    raise Refused(f"calls with a {type(arguments).__name__} instead of a tuple of arguments: {ADVICE}")
+                stack.append(self.maker.call(function, arguments))
+            case "NEWOBJ":
+                _arguments, kind = stack.pop(), stack.pop()
+                stack.append(self.maker.new(kind))
+            case "BUILD":
+                state = stack.pop()
+                self.maker.set_state(stack[-1], state)
+            case "BINPERSID":
+                stack.append(self.maker.storage(stack.pop()))
+            case "FRAME":
+                self.reader.check_length(argument)
+            case "PROTO":
+                if argument > pickle.HIGHEST_PROTOCOL:
+                    raise Refused(f"is a pickle of protocol {argument}, above {pickle.HIGHEST_PROTOCOL}")
+            case _:
+                if opcode == "INST":
+                    find(argument.replace(" ", ".", 1))  # an error with this name says more
+                raise Refused(f"uses the pickle opcode {opcode}, which no tensor needs: {ADVICE}")
 
-    def take(self, length: int) -> memoryview:
-        start, self.at = self.at, self.at + length
-        if not 0 <= length <= len(self.data) - start:
-            raise Refused(f"ends early: {length:,} bytes should follow byte {start:,} of {len(self.data):,}")
-        return self.data[start : self.at]
-
-    def number(self, layout: struct.Struct) -> Any:
-        return layout.unpack(self.take(layout.size))[0]
-
-    def line(self) -> str:
-        line, newline, _ = bytes(self.data[self.at : self.at + LONGEST_NAME]).partition(b"\n")
-        self.at += len(line) + len(newline)
-        return str(line, "utf-8")
-
-    def since_mark(self) -> list[object]:
+    def _since_mark(self) -> list[Any]:
         items, self.stack = self.stack, self.below.pop()
         return items
 
-
-# ---- Opcodes ---------------------------------------------------------------------------------------------------------
-
-
-def _refuse(machine: Machine) -> None:
-    opcode = machine.data[machine.at - 1]
-    if opcode not in OPCODES:
-        raise Refused(f"is not a whole pickle: it has no opcode, but {opcode:#04x}, at byte {machine.at - 1:,}")
-    raise Refused(f"uses the pickle opcode {OPCODES[opcode]}, which no tensor needs: {ADVICE}")
-
-
-def _constant(value: object) -> Step:
-    return lambda machine: machine.stack.append(value)
-
-
-def _empty(kind: type) -> Step:
-    return lambda machine: machine.stack.append(kind())
-
-
-def _number(form: str) -> Step:
-    layout = struct.Struct(form)
-    return lambda machine: machine.stack.append(machine.number(layout))
-
-
-def _sized(form: str, make: Callable[[memoryview], object]) -> Step:
-    """What is stored as a length and so many bytes."""
-    layout = struct.Struct(form)
-    return lambda machine: machine.stack.append(make(machine.take(machine.number(layout))))
-
-
-def _text(data: memoryview) -> str:
-    return str(data, "utf-8")
-
-
-def _python2_text(data: memoryview) -> str:
-    return str(data, "latin-1")  # in which Python 2 kept bytes as well as text
-
-
-def _whole(data: memoryview) -> int:
-    return int.from_bytes(data, "little", signed=True)
-
-
-def _tuple(length: int) -> Step:
-    def step(machine: Machine) -> None:
-        stack = machine.stack
-        if len(stack) < length:
-            raise IndexError
-        stack[-length:] = [tuple(stack[-length:])]
-
-    return step
-
-
-def _marked_tuple(machine: Machine) -> None:
-    items = tuple(machine.since_mark())
-    machine.stack.append(items)
-
-
-def _mark(machine: Machine) -> None:
-    machine.below.append(machine.stack)
-    machine.stack = []
-
-
-def _append(machine: Machine) -> None:
-    _extend(machine, [machine.stack.pop()])
-
-
-def _appends(machine: Machine) -> None:
-    _extend(machine, machine.since_mark())
-
-
-def _extend(machine: Machine, items: list[object]) -> None:
-    target = machine.stack[-1]
-    if type(target) is not list:
-        raise Refused(f"appends to a {type(target).__name__}, which is not a list: {ADVICE}")
-    target += items
-
-
-def _set_item(machine: Machine) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    _update(machine, [key, value])
-
-
-def _set_items(machine: Machine) -> None:
-    _update(machine, machine.since_mark())
-
-
-def _update(machine: Machine, items: list[object]) -> None:
-    target = machine.stack[-1]
-    if type(target) is Ignored:  # settings that are a dict of a kind of their own
-        return
-    if type(target) is not dict or len(items) % 2:
-        raise Refused(f"sets items of a {type(target).__name__}, which is not a dict: {ADVICE}")
-    for at in range(0, len(items), 2):
-        target[checked_key(items[at])] = items[at + 1]
-
-
-def checked_key(key: object) -> object:
-    """A key that a dict can hash at once: nested tuples take exponential time, and chosen numbers can collide."""
-    if type(key) not in (str, int, bool, float, type(None)) or (type(key) is int and abs(key) > LARGEST_KEY):
-        raise Refused(f"holds a dict with a key of type {type(key).__name__}, but a key must be text or a small number")
-    return key
-
-
-def _put(form: str) -> Step:
-    layout = struct.Struct(form)
-
-    def step(machine: Machine) -> None:
-        machine.memo[machine.number(layout)] = machine.stack[-1]
-
-    return step
-
-
-def _get(form: str) -> Step:
-    layout = struct.Struct(form)
-    return lambda machine: machine.stack.append(machine.memo[machine.number(layout)])
-
-
-def _memoize(machine: Machine) -> None:
-    machine.memo[len(machine.memo)] = machine.stack[-1]
-
-
-def _protocol(machine: Machine) -> None:
-    if (version := machine.take(1)[0]) > pickle.HIGHEST_PROTOCOL:
-        raise Refused(f"is a pickle of protocol {version}, but must be of {pickle.HIGHEST_PROTOCOL} or less")
-
-
-def _frame(machine: Machine) -> None:
-    """A hint for those who read in blocks. Ours has the whole file, but a frame beyond its end is a sign of damage."""
-    length = machine.number(struct.Struct("<Q"))
-    machine.take(length)
-    machine.at -= length
-
-
-def _global(machine: Machine) -> None:
-    machine.stack.append(machine.maker.find(f"{machine.line()}.{machine.line()}"))
-
-
-def _stack_global(machine: Machine) -> None:
-    name, module = machine.stack.pop(), machine.stack.pop()
-    if type(name) is not str or type(module) is not str:
-        raise Refused(f"names something by a {type(module).__name__} and a {type(name).__name__}: {ADVICE}")
-    machine.stack.append(machine.maker.find(f"{module}.{name}"))
-
-
-def _instance(machine: Machine) -> None:
-    at = machine.at
-    machine.maker.find(f"{machine.line()}.{machine.line()}")  # names the culprit, if it is one
-    machine.at = at
-    _refuse(machine)
-
-
-def _reduce(machine: Machine) -> None:
-    arguments, function = machine.stack.pop(), machine.stack.pop()
-    if type(arguments) is not tuple:
-        raise Refused(f"calls with a {type(arguments).__name__}, which is not a tuple of arguments: {ADVICE}")
-    machine.stack.append(machine.maker.call(function, arguments))
-
-
-def _new_object(machine: Machine) -> None:
-    _arguments, kind = machine.stack.pop(), machine.stack.pop()
-    machine.stack.append(machine.maker.new(kind))
-
-
-def _build(machine: Machine) -> None:
-    state = machine.stack.pop()
-    machine.maker.fill(machine.stack[-1], state)
-
-
-def _refer(machine: Machine) -> None:
-    machine.stack.append(machine.maker.refer(machine.stack.pop()))
-
-
-_STEPS: dict[bytes, Step] = {
-    pickle.PROTO: _protocol,
-    pickle.FRAME: _frame,
-    pickle.NONE: _constant(None),
-    pickle.NEWTRUE: _constant(True),
-    pickle.NEWFALSE: _constant(False),
-    pickle.BININT1: _number("<B"),
-    pickle.BININT2: _number("<H"),
-    pickle.BININT: _number("<i"),
-    pickle.BINFLOAT: _number(">d"),
-    pickle.LONG1: _sized("<B", _whole),
-    pickle.SHORT_BINUNICODE: _sized("<B", _text),
-    pickle.BINUNICODE: _sized("<I", _text),
-    pickle.BINUNICODE8: _sized("<Q", _text),
-    pickle.SHORT_BINSTRING: _sized("<B", _python2_text),
-    pickle.BINSTRING: _sized("<i", _python2_text),
-    pickle.SHORT_BINBYTES: _sized("<B", memoryview),
-    pickle.BINBYTES: _sized("<I", memoryview),
-    pickle.BINBYTES8: _sized("<Q", memoryview),
-    pickle.BYTEARRAY8: _sized("<Q", memoryview),
-    pickle.EMPTY_TUPLE: _constant(()),
-    pickle.TUPLE1: _tuple(1),
-    pickle.TUPLE2: _tuple(2),
-    pickle.TUPLE3: _tuple(3),
-    pickle.MARK: _mark,
-    pickle.TUPLE: _marked_tuple,
-    pickle.EMPTY_LIST: _empty(list),
-    pickle.APPEND: _append,
-    pickle.APPENDS: _appends,
-    pickle.EMPTY_DICT: _empty(dict),
-    pickle.SETITEM: _set_item,
-    pickle.SETITEMS: _set_items,
-    pickle.BINPUT: _put("<B"),
-    pickle.LONG_BINPUT: _put("<I"),
-    pickle.MEMOIZE: _memoize,
-    pickle.BINGET: _get("<B"),
-    pickle.LONG_BINGET: _get("<I"),
-    pickle.GLOBAL: _global,
-    pickle.STACK_GLOBAL: _stack_global,
-    pickle.INST: _instance,
-    pickle.REDUCE: _reduce,
-    pickle.NEWOBJ: _new_object,
-    pickle.BUILD: _build,
-    pickle.BINPERSID: _refer,
-}
-STEPS = {code[0]: step for code, step in _STEPS.items()}
-OPCODES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}  # all there are, to name what is refused
+    def _extend(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise Refused(f"appends to a {type(target).__name__}, which is not a list: {ADVICE}")
+        target += items
+
+    def _update(self, items: Sequence[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is Ignored:  # e.g. settings that subclass dict
+            return
+        if type(target) is not dict or len(items) % 2:
+            raise Refused(f"sets items of a {type(target).__name__}, which is not a dict: {ADVICE}")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            target[checked_key(key)] = value

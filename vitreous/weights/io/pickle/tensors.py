@@ -1,7 +1,8 @@
-"""What a pickle describes while it runs: so many bytes of a storage, a view of them, an array of these bytes.
+"""Describes the tensors of a pickle while it is interpreted: the names it may use, storages, views and arrays.
 
-Nothing is allocated here. Whether a description is possible is checked when it is made; whether the file really has the
-bytes, by whoever knows the file (see pickles.py). Tensors are made of descriptions at the end (see pickle_result.py).
+A pickle never gets the object that Python knows by a name: allowed names map to descriptions, and all others are
+refused by name. Nothing is allocated here. Descriptions are checked when they are made; that the file has the bytes is
+checked by read.py, which also builds the tensors.
 """
 
 import reprlib
@@ -12,20 +13,144 @@ from typing import Any
 import torch
 
 from vitreous.weights.io.errors import Refused, shown
-from vitreous.weights.io.numpy_arrays import ArrayType, array_type, count
-from vitreous.weights.io.pickle.allowed_names import Bystander, Function, StorageType, find
-from vitreous.weights.io.pickle.machine import checked_key
-from vitreous.weights.io.pickle.resolver import ADVICE, Ignored, Maker
+from vitreous.weights.io.numpy_arrays import ArrayType, array_type, count_elements
 from vitreous.weights.io.safetensors_file import MAX_TENSORS
 
-MOST_PAIRS = 500_000
-SHARING = 8  # tensors may share their bytes, but in all be no more than so many times the file
-HARMLESS = 1 << 26
+ADVICE = "nothing of it was executed; use a file with only the weights"
+MAX_PAIRS = 500_000
+MAX_SHARING = 8  # tensors may share bytes, but in total be at most this many times as large as the file
+HARMLESS_BYTES = 1 << 26  # what any file may unpack to
+MAX_KEY = 1 << 60  # Python gives many larger integers the same hash
+
+DTYPES = {
+    str(dtype): dtype
+    for dtype in [
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.bool),
+    ]
+}
+STORAGES = {
+    "torch.DoubleStorage": torch.float64,
+    "torch.FloatStorage": torch.float32,
+    "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16,
+    "torch.ComplexDoubleStorage": torch.complex128,
+    "torch.ComplexFloatStorage": torch.complex64,
+    "torch.LongStorage": torch.int64,
+    "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16,
+    "torch.CharStorage": torch.int8,
+    "torch.ByteStorage": torch.uint8,
+    "torch.BoolStorage": torch.bool,
+    "torch.UntypedStorage": torch.uint8,  # counted in bytes; the tensor has its own dtype
+    "torch.storage.UntypedStorage": torch.uint8,
+}
+FUNCTIONS = {
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "collections.Counter",
+    "torch.Size",
+    "torch._utils._rebuild_tensor",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_tensor_v3",
+    "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_parameter_with_state",
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy.core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
+    "numpy.core.numeric._frombuffer",
+    "builtins.tuple",
+    "builtins.bytes",
+    "_codecs.encode",
+}
+# Classes that training scripts store beside weights. Their objects are not created, and their contents are dropped.
+IGNORED_CLASSES = {
+    *("argparse.Namespace", "types.SimpleNamespace", "yacs.config.CfgNode"),  # settings
+    *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.base.ContainerMetadata"),
+    *("omegaconf.base.Metadata", "omegaconf.nodes.AnyNode", "omegaconf.nodes.StringNode", "omegaconf.nodes.FloatNode"),
+    *("omegaconf.nodes.IntegerNode", "omegaconf.nodes.BooleanNode", "typing.Any"),
+    *(f"{package}.utilities.parsing.AttributeDict" for package in ("lightning.pytorch", "pytorch_lightning")),
+    *(f"{package}.utilities.data.AttributeDict" for package in ("lightning.fabric", "lightning_fabric")),
+    *("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath"),
+    *("datetime.datetime", "datetime.date", "datetime.time", "datetime.timedelta", "datetime.timezone"),
+    *("torch.device", "torch.torch_version.TorchVersion", "builtins.set", "builtins.frozenset"),
+    # Types in settings, or of the values of a defaultdict; `long` is Python 2's.
+    *("builtins.bool", "builtins.int", "builtins.long", "builtins.float", "builtins.str"),
+    *("builtins.list", "builtins.dict"),
+}
+# numpy 2's names, Python 2's, and Python 3.13's.
+RENAMED = {"numpy._core.": "numpy.core.", "__builtin__.": "builtins.", "pathlib._local.": "pathlib."}
+
+
+@dataclass(frozen=True)
+class Function:
+    """An allowed function, which is described and not called."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class StorageType:
+    """A storage class of torch, by the type of its numbers."""
+
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class IgnoredClass:
+    """A class whose objects are ignored."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """An object beside the weights, such as training settings: the name of its class, without its contents."""
+
+    name: str
+
+
+def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
+    """Return the description of a dotted name.
+
+    >>> find("torch.HalfStorage"), find("numpy._core.multiarray.scalar")
+    (StorageType(dtype=torch.float16), Function(name='numpy.core.multiarray.scalar'))
+    >>> find("argparse.Namespace")
+    IgnoredClass(name='argparse.Namespace')
+    >>> find("posix.system")
+    Traceback (most recent call last):
+        ...
+    vitreous.weights.io.errors.Refused: holds posix.system, which is not a tensor: \
+nothing of it was executed; use a file with only the weights
+    """
+    for new, old in RENAMED.items():
+        name = old + name.removeprefix(new) if name.startswith(new) else name
+    if name in STORAGES:
+        return StorageType(STORAGES[name])
+    if name in DTYPES:
+        return DTYPES[name]
+    if name in FUNCTIONS:
+        return Function(name)
+    if name in IGNORED_CLASSES:
+        return IgnoredClass(name)
+    raise Refused(f"holds {shown(name)}, which is not a tensor: {ADVICE}")
+
+
+def checked_key(key: object) -> object:
+    """Return a key that is cheap to hash: nested tuples take exponential time, and chosen integers can collide."""
+    if type(key) not in (str, int, bool, float, type(None)) or (type(key) is int and abs(key) > MAX_KEY):
+        raise Refused(f"holds a dict with a key of type {type(key).__name__}, but a key must be text or a small number")
+    return key
+
+
+# ---- Descriptions ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Storage:
-    """Bytes that tensors share: as many as the pickle says, at byte `start` of the file once that has been found."""
+    """Bytes that tensors share; `start` is their offset in the file once it is known."""
 
     key: str
     nbytes: int
@@ -35,7 +160,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Elements:
-    """A storage, and the type of number that it is said to hold."""
+    """A storage and the declared type of its numbers."""
 
     storage: Storage
     dtype: torch.dtype
@@ -43,7 +168,7 @@ class Elements:
 
 @dataclass(eq=False)
 class View:
-    """A tensor of torch's: some elements of a storage."""
+    """A torch tensor: a strided view of a storage."""
 
     storage: Storage
     dtype: torch.dtype
@@ -54,14 +179,14 @@ class View:
 
 @dataclass(eq=False, repr=False)
 class Latin1:
-    """Bytes as protocol 2 knows them: text, of which `_codecs.encode` makes bytes (and of no text, `bytes`)."""
+    """Bytes as protocol 2 stores them: text for `_codecs.encode`, or an empty `bytes()`."""
 
     text: str
 
 
 @dataclass(eq=False)
 class NumpyType:
-    """A type of numpy's, as `np.dtype` is told it; the order of bytes comes with BUILD."""
+    """A numpy dtype by its code; BUILD sets the byte order."""
 
     code: str
     order: str = "="
@@ -69,7 +194,7 @@ class NumpyType:
 
 @dataclass(eq=False, repr=False)
 class Array:
-    """A numpy array: made empty, filled by BUILD."""
+    """A numpy array: created empty, filled by BUILD."""
 
     kind: ArrayType | None = None
     shape: tuple[int, ...] = ()
@@ -78,12 +203,12 @@ class Array:
 
 
 class Scalar(Array):
-    """A number of numpy's, which is read as an array without dimensions."""
+    """A numpy scalar, read as an array without dimensions."""
 
 
 @dataclass
-class TensorMaker(Maker):
-    """Answers a pickle that comes from a file of `length` bytes."""
+class TensorMaker:
+    """Resolves the calls, states and storages of a pickle in a file of `length` bytes."""
 
     length: int
     storages: dict[str, Storage] = field(default_factory=dict)
@@ -92,18 +217,16 @@ class TensorMaker(Maker):
     _array_bytes: int = 0
     _pairs: int = 0
 
-    def find(self, name: str) -> object:
-        return find(name)
-
     def call(self, function: object, arguments: tuple[object, ...]) -> object:
-        if isinstance(function, Bystander):
+        """Resolve REDUCE: describe the result of an allowed function."""
+        if isinstance(function, IgnoredClass):
             return Ignored(function.name)
         if not isinstance(function, Function):
             raise Refused(f"calls a {type(function).__name__}: {ADVICE}")
         match function.name.rpartition(".")[2], arguments:
             case "OrderedDict", ():
                 return {}
-            case "OrderedDict", (list(pairs),):  # as Python 2 wrote it
+            case "OrderedDict", (list(pairs),):  # from Python 2
                 return self._dict(pairs)
             case "defaultdict", (_,):
                 return {}
@@ -126,10 +249,10 @@ class TensorMaker(Maker):
             case "_reconstruct", (Function("numpy.ndarray"), *_):
                 return Array()
             case "_frombuffer", (data, NumpyType() as kind, tuple(shape), "C" | "F" as order):
-                return self._filled(Array(), kind, shape, order == "F", data)
+                return self._fill(Array(), kind, shape, order == "F", data)
             case "scalar", (NumpyType() as kind, data):
-                return self._filled(Scalar(), kind, (), False, data)
-            case "tuple", ((str(), Array() as array),):  # a tensor of Paddle's, with the name it had in the program
+                return self._fill(Scalar(), kind, (), False, data)
+            case "tuple", ((str(), Array() as array),):  # a Paddle tensor and its name in the program
                 return array
             case "tuple", (tuple(items),):
                 return items
@@ -140,33 +263,34 @@ class TensorMaker(Maker):
         raise Refused(f"calls {function.name} with arguments that it does not take: {ADVICE}")
 
     def new(self, kind: object) -> Ignored:
-        if not isinstance(kind, Bystander):
+        """Resolve NEWOBJ: an object of an ignored class."""
+        if not isinstance(kind, IgnoredClass):
             raise Refused(f"uses the pickle opcode NEWOBJ, which no tensor needs: {ADVICE}")
         return Ignored(kind.name)
 
-    def fill(self, made: object, state: object) -> None:
+    def set_state(self, made: object, state: object) -> None:
+        """Resolve BUILD: complete an array or a dtype."""
         match made, state:
             case Ignored(), _:
                 pass
             case Array(kind=None), (_, tuple(shape), NumpyType() as kind, fortran, data):
-                self._filled(made, kind, shape, bool(fortran), data)
+                self._fill(made, kind, shape, bool(fortran), data)
             case NumpyType(), (int(), "<" | ">" | "|" | "=" as order, None, None, None, *_):
                 made.order = order
             case dict(), dict():
-                pass  # an OrderedDict's attributes: the `_metadata` of a state dict, which says nothing of its tensors
+                pass  # attributes of an OrderedDict: the `_metadata` of a state dict, which is not about its tensors
             case _:
                 raise Refused(f"sets the state of a {type(made).__name__}: {ADVICE}")
 
-    def refer(self, identity: object) -> object:
+    def storage(self, identity: object) -> Elements:
+        """Resolve BINPERSID: a storage outside the pickle."""
         match identity:
             case ("storage", StorageType(dtype), str(key), str(), int(number)) if number >= 0:
                 pass
             case ("storage", StorageType(dtype), str(key), str(), int(number), None) if number >= 0:
                 pass
             case _:
-                raise Refused(
-                    f"refers to {shown(reprlib.repr(identity))}, which is not a storage of tensors as torch names it"
-                )
+                raise Refused(f"refers to {shown(reprlib.repr(identity))}, which is not a torch storage")
         nbytes = number * dtype.itemsize
         storage = self.storages.setdefault(key, Storage(key, nbytes, dtype.itemsize))
         if storage.nbytes != nbytes:
@@ -175,8 +299,8 @@ class TensorMaker(Maker):
 
     def _dict(self, pairs: list[object]) -> dict[Any, Any]:
         self._pairs += len(pairs)
-        if self._pairs > MOST_PAIRS:  # the same list again and again
-            raise Refused(f"makes dicts of more than {MOST_PAIRS:,} pairs")
+        if self._pairs > MAX_PAIRS:  # the same list many times
+            raise Refused(f"makes dicts of more than {MAX_PAIRS:,} pairs")
         made = {}
         for pair in pairs:
             match pair:
@@ -189,21 +313,21 @@ class TensorMaker(Maker):
     def _view(self, storage: Storage, dtype: object, place: list[object], metadata: Sequence[object] = ()) -> View:
         match dtype, place:
             case torch.dtype(), [int(offset), tuple(shape), tuple(stride)] if not any(metadata):
-                numbers, held = count(shape), storage.nbytes // dtype.itemsize
-            case _:  # metadata mark complex numbers that are to be conjugated or negated when they are used
+                numbers, held = count_elements(shape), storage.nbytes // dtype.itemsize
+            case _:  # metadata mark complex numbers that are conjugated or negated lazily
                 raise Refused(
-                    f"describes a tensor of {shown(reprlib.repr(dtype))} by arguments or metadata unknown here"
+                    f"describes a tensor of {shown(reprlib.repr(dtype))} with unsupported arguments or metadata"
                 )
-        steps = [step for step in stride[: len(shape)] if type(step) is int and step >= 0]
-        possible = len(steps) == len(stride) == len(shape) and offset >= 0
-        if not possible or (numbers and offset + sum((n - 1) * m for n, m in zip(shape, steps, strict=True)) >= held):
+        strides = [step for step in stride[: len(shape)] if type(step) is int and step >= 0]
+        possible = len(strides) == len(stride) == len(shape) and offset >= 0
+        if not possible or (numbers and offset + sum((n - 1) * m for n, m in zip(shape, strides, strict=True)) >= held):
             raise Refused(
-                f"holds a tensor of shape {list(shape)} at element {offset} and with steps of {steps}, "
+                f"holds a tensor of shape {list(shape)} at element {offset} with strides {strides}, "
                 f"but its storage {shown(storage.key)} has {held:,} elements"
             )
         self._count_tensor()
         self._tensor_bytes += numbers * dtype.itemsize
-        if self._tensor_bytes > (most := HARMLESS + SHARING * self.length):
+        if self._tensor_bytes > (most := HARMLESS_BYTES + MAX_SHARING * self.length):
             raise Refused(f"holds tensors of more than {most:,} bytes in all, but has only {self.length:,}")
         return View(storage, dtype, int(offset), shape, stride)
 
@@ -212,7 +336,7 @@ class TensorMaker(Maker):
         if self._tensors > MAX_TENSORS:
             raise Refused(f"holds more than {MAX_TENSORS:,} tensors")
 
-    def _filled(self, array: Array, kind: NumpyType, shape: tuple[Any, ...], fortran: bool, data: object) -> Array:
+    def _fill(self, array: Array, kind: NumpyType, shape: tuple[Any, ...], fortran: bool, data: object) -> Array:
         match data:
             case memoryview():
                 held = data.nbytes
@@ -224,10 +348,10 @@ class TensorMaker(Maker):
             case _:
                 raise Refused(f"holds an array whose bytes are a {type(data).__name__}")
         array.kind, array.shape, array.fortran, array.data = array_type(kind.order + kind.code), shape, fortran, data
-        if held != (needed := count(shape) * array.kind.dtype.itemsize):
+        if held != (needed := count_elements(shape) * array.kind.dtype.itemsize):
             raise Refused(f"holds an array of shape {list(shape)}, which takes {needed:,} bytes, but has {held:,}")
         self._count_tensor()
         self._array_bytes += needed
-        if self._array_bytes > HARMLESS + self.length:  # each is copied out of the file; the same one, only once
+        if self._array_bytes > HARMLESS_BYTES + self.length:  # each is copied out of the file, but only once
             raise Refused(f"holds arrays of more than {self._array_bytes:,} bytes, but has only {self.length:,}")
         return array

@@ -1,0 +1,313 @@
+"""Ambiguous files and lossy writing: no model silently computes something else."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitreous
+from parity import check_close, check_identical, difference, noisy
+from peers import import_timm, import_torchvision, import_transformers, import_vit_pytorch
+from timm_models import PLAIN, SIZES
+from vitreous.model.build import build
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import Gelu, GlobalAverage, Learned1d, SwiGlu
+from vitreous.weights.convert import CannotHold, convert
+from vitreous.weights.io.containers import read_file
+from vitreous.weights.io.safetensors_file import BadCheckpoint
+
+# 4 x 6 patches and a class token, which are as many as 5 x 5 patches.
+LONG, SQUARE, PLACES = (32, 48), (40, 40), 25
+THEIRS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8}
+UNSURE = "has 25 positions, 24 without the prefix, which is no square"
+
+
+def timm_model(**given: Any) -> nn.Module:
+    return noisy(import_timm().create_model(PLAIN, **{**SIZES, "num_classes": 7, **given}))
+
+
+def said_of(model: Any, field: str) -> str:
+    """The reason why a field was assumed, or an empty string."""
+    return "".join(line for line in model.provenance.get("assumed", ()) if line.startswith(f"{field}: "))
+
+
+# ---- Grids that look like squares ------------------------------------------------------------------------------------
+
+
+def test_rectangular_timm_grid_follows_image_size(tmp_path: Path) -> None:
+    model = timm_model(img_size=LONG)
+    assert model.pos_embed.shape[1] == PLACES
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    for given in ({"image_size": LONG}, {"overrides": {"image_size": LONG}}):
+        ours = vitreous.load(tmp_path / "m.pth", **given)
+        assert ours.config.position == Learned1d(True, "timm")
+        check_close(ours, model, LONG)
+
+
+def test_square_without_class_token_position_is_assumed(tmp_path: Path) -> None:
+    model = timm_model(img_size=SQUARE, no_embed_class=True, dynamic_img_size=True)
+    assert model.pos_embed.shape[1] == PLACES
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    check_close(ours, model, SQUARE)
+    assert "if of 25 positions 0 are for tokens before the patches; if 1 are, the size must be given" in said_of(
+        ours, "image_size"
+    )
+    check_close(vitreous.load(tmp_path / "m.pth", image_size=(48, 40)), model, (48, 40))
+
+
+def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> None:
+    """`save_for_hf` writes the given arguments, and the image size of the architecture."""
+    model = timm_model(img_size=LONG)
+    import_timm().models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2})
+    with pytest.raises(BadCheckpoint, match=rf"{UNSURE}; \(224, 224\) does not fit"):
+        vitreous.load(tmp_path / "m")
+    check_close(vitreous.load(tmp_path / "m", image_size=LONG), model, LONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("deit3_base_patch16_224", {}), ("vit_base_patch14_reg4_dinov2", {}), (PLAIN, {"no_embed_class": True})],
+    ids=str,
+)
+def test_timm_folder_states_missing_token_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
+    timm, given = import_timm(), {**SIZES, "num_classes": 7, "img_size": SQUARE, **args}
+    model = noisy(timm.create_model(name, **given))
+    timm.models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2, **args})
+    ours = vitreous.load(tmp_path / "m")
+    assert not ours.config.position.prefix_entries
+    check_close(ours, model, SQUARE)
+
+
+def test_architectures_without_token_positions_are_known() -> None:
+    """Checked for all supported architectures of timm."""
+    from vitreous.weights.formats.timm.config import NO_ENTRIES
+
+    timm, seen = import_timm(), 0
+    vits = timm.models.vision_transformer
+    for name in timm.list_models(["vit_*", "deit*", "flexivit*"]):
+        if timm.models.model_entrypoint(name).__module__.rsplit(".", 1)[-1] not in ("vision_transformer", "deit"):
+            continue
+        with torch.device("meta"):
+            model = timm.create_model(name, depth=1, num_classes=0)
+        plain = isinstance(model.norm_pre, nn.Identity) and isinstance(model.blocks[0], vits.Block)
+        if plain and model.num_prefix_tokens and model.pos_embed is not None:
+            seen += 1
+            assert model.no_embed_class == bool(NO_ENTRIES.fullmatch(name)), name
+    assert seen > 60
+
+
+def test_rectangular_vit_pytorch_grid_requires_image_size(tmp_path: Path) -> None:
+    sizes = {"patch_size": 8, "dim": 128, "depth": 2, "heads": 2, "mlp_dim": 96, "num_classes": 7}
+    model = noisy(import_vit_pytorch().ViT(image_size=LONG, **sizes))
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint, match=UNSURE):
+        vitreous.load(tmp_path / "m.pth")
+    check_close(vitreous.load(tmp_path / "m.pth", image_size=LONG), model, LONG)
+
+
+def test_rectangular_transformers_grid_requires_image_size(tmp_path: Path) -> None:
+    transformers = import_transformers()
+    config = transformers.ViTConfig(**THEIRS, image_size=LONG, intermediate_size=96, num_labels=7)
+    model = noisy(transformers.ViTForImageClassification(config))
+    torch.save(model.state_dict(), tmp_path / "m.bin")
+    with pytest.raises(BadCheckpoint, match=UNSURE):
+        vitreous.load(tmp_path / "m.bin")
+    check_close(vitreous.load(tmp_path / "m.bin", image_size=LONG), lambda images: model(images).logits, LONG)
+
+
+@pytest.mark.parametrize("format", ["torchvision", "dinov2", "paddle", "paddlevit"])
+def test_class_token_position_is_certain_in_other_systems(format: str, tmp_path: Path) -> None:
+    """No published model has 25 positions, so the table is made here."""
+    scaled = {"layer_scale": 1e-5, "num_classes": 0} if format == "dinov2" else {}
+    config = dataclasses.replace(SMALL, **scaled)
+    file = tmp_path / ("m.pdparams" if "paddle" in format else "m.pth")
+    vitreous.save(noisy(build(config)), file, format=format)
+    tensors = dict(read_file(file))
+    name = next(name for name in tensors if "pos" in name and tensors[name].shape[1:] == (17, 128))
+    torch.save(tensors | {name: torch.zeros(1, PLACES, 128)}, tmp_path / "long.pth")
+    with pytest.raises(BadCheckpoint, match=UNSURE):
+        vitreous.load(tmp_path / "long.pth", format=format)
+    assert vitreous.load(tmp_path / "long.pth", format=format, image_size=LONG).config.image_size == LONG
+
+
+# ---- What a file without a config leaves to the other system ---------------------------------------------------------
+
+SMALL = ViTConfig(
+    image_size=(32, 32),
+    patch_size=(8, 8),
+    width=128,
+    depth=2,
+    num_heads=2,
+    mlp_width=256,
+    mlp=Gelu("erf"),
+    num_classes=7,
+)
+TANH = {"mlp": Gelu("tanh")}
+BARE: list[tuple[str, dict[str, Any], str]] = [
+    ("timm", TANH, "GELU is computed by tanh, and in timm by erf"),
+    ("timm", {"pool": GlobalAverage("before")}, "with these tensors timm pools the class token"),
+    ("huggingface", TANH | {"norm_eps": 1e-12}, "GELU is computed by tanh, and in transformers' ViT by erf"),
+    ("huggingface", {}, "eps is 1e-06, and transformers' ViT's is 1e-12"),
+    (
+        "huggingface",
+        {"layer_scale": 0.1, "num_classes": 0, "norm_eps": 1e-5},
+        "eps is 1e-05, and transformers' Dinov2's is 1e-06",
+    ),
+]
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin"])
+@pytest.mark.parametrize(("format", "changes", "said"), BARE, ids=str)
+def test_file_with_other_numerics_requires_lossy(
+    format: str, changes: dict[str, Any], said: str, suffix: str, tmp_path: Path
+) -> None:
+    model = noisy(build(dataclasses.replace(SMALL, **changes)))
+    with pytest.raises(CannotHold, match=f"would compute otherwise with these weights: .*{said}.*lossy"):
+        vitreous.save(model, tmp_path / f"x{suffix}", format=format)
+    assert not list(tmp_path.iterdir())
+    vitreous.save(model, tmp_path / f"x{suffix}", format=format, lossy=True)
+    theirs = vitreous.load(tmp_path / f"x{suffix}")
+    assert theirs.config != model.config
+
+
+@pytest.mark.parametrize("format", ["timm", "huggingface"])
+def test_folder_states_what_a_file_cannot(format: str, tmp_path: Path) -> None:
+    model = noisy(build(dataclasses.replace(SMALL, **TANH, norm_eps=1e-6)))
+    vitreous.save(model, tmp_path / "m", format=format)
+    check_close(vitreous.load(tmp_path / "m"), model, (32, 32))
+
+
+def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
+    """timm uses its default GELU with these weights."""
+    model = noisy(build(dataclasses.replace(SMALL, **TANH)))
+    vitreous.save(model, tmp_path / "x.pth", format="timm", lossy=True)
+    filled = timm_model()
+    filled.load_state_dict(torch.load(tmp_path / "x.pth"), strict=True)
+    assert difference(filled, model, (32, 32)) > 1e-4
+
+
+def test_convert_reports_lossy_differences(tmp_path: Path) -> None:
+    vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "ours")
+    file = convert(tmp_path / "ours", tmp_path / "x.pth", to="timm", lossy=True)
+    assert file.losses == ["GELU is computed by tanh, and in timm by erf"]
+    assert convert(tmp_path / "ours", tmp_path / "folder", to="timm").losses == []
+
+
+# ---- Parts that are newer than the formats ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Squared(Gelu):
+    """A user-defined MLP option."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Strongest(GlobalAverage):
+    """A user-defined pooling option."""
+
+
+FOLDERS, FILES = ("timm", "huggingface"), ("torchvision", "mae", "dinov2", "lucidrains")
+TARGETS = dict.fromkeys(FOLDERS, "m") | dict.fromkeys(FILES, "m.pth")
+TARGETS |= dict.fromkeys(("google", "big_vision"), "m.npz") | dict.fromkeys(("paddle", "paddlevit"), "m.pdparams")
+
+
+@pytest.mark.parametrize("format", TARGETS)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mlp": Squared("erf")}, "mlp Squared"),
+        ({"pool": Strongest("after"), "class_token": False}, "pool Strongest"),
+    ],
+    ids=["mlp", "pool"],
+)
+def test_new_options_are_rejected_by_every_format(
+    changes: dict[str, Any], said: str, format: str, tmp_path: Path
+) -> None:
+    model = build(dataclasses.replace(SMALL, **changes))
+    with pytest.raises(CannotHold, match=f"cannot hold this model: {said}: no other system has it"):
+        vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
+
+
+# ---- Choices that tensors leave --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{"global_pool": "avgmax"}, {"fc_norm": True}, {"global_pool": "avg"}], ids=str)
+def test_pooling_with_fc_norm_is_assumed(given: dict[str, Any], tmp_path: Path) -> None:
+    model = timm_model(**given)
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    assert "global_pool token, avgmax" in said_of(ours, "pool")
+    assert (difference(ours, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
+
+
+def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
+    timm = import_timm()
+    packed = {"mlp_layer": timm.layers.SwiGLUPacked, "mlp_ratio": 4.0}
+    for activation in (nn.GELU, nn.SiLU):
+        model = timm_model(**packed, act_layer=activation)
+        torch.save(model.state_dict(), tmp_path / "m.pth")
+        ours = vitreous.load(tmp_path / "m.pth")
+        assert ours.config.mlp == SwiGlu()
+        assert "gated MLPs with GELU" in said_of(ours, "mlp")
+        assert (difference(ours, model, (32, 32)) < 1e-4) == (activation is nn.SiLU)
+
+
+@pytest.mark.parametrize("layer", ["GluMlp", "SwiGLUPacked"])
+@pytest.mark.parametrize("args", [{}, {"act_layer": "gelu"}, {"act_layer": "silu"}], ids=str)
+def test_gated_mlp_of_ungated_architecture_is_rejected(layer: str, args: dict[str, Any], tmp_path: Path) -> None:
+    """`mlp_layer`, which config.json does not hold, decides which half of the matrix is the gate."""
+    timm = import_timm()
+    model = timm_model(mlp_layer=getattr(timm.layers, layer), mlp_ratio=4.0, **args)
+    timm.models.save_for_hf(model, tmp_path / "m", model_args={**SIZES, "img_size": 32, **args})
+    with pytest.raises(BadCheckpoint, match=r"a gated MLP, but timm's vit_base_patch16_224 has none.*overrides"):
+        vitreous.load(tmp_path / "m")
+    ours = vitreous.load(tmp_path / "m", overrides={"mlp": SwiGlu()})
+    is_swiglu = layer == "SwiGLUPacked" and args == {"act_layer": "silu"}
+    assert (difference(ours, model, (32, 32)) < 1e-4) == is_swiglu
+
+
+def test_gated_mlp_of_gated_architecture_is_read(tmp_path: Path) -> None:
+    timm, args = import_timm(), {**SIZES, "img_size": 32, "mlp_ratio": 4.0}
+    model = noisy(timm.create_model("vit_giant_patch14_dinov2", **args, num_classes=7))
+    timm.models.save_for_hf(model, tmp_path / "m", model_args=args)
+    ours = vitreous.load(tmp_path / "m")
+    assert ours.config.mlp == SwiGlu()
+    check_close(ours, model, (32, 32))
+    timm.models.save_for_hf(model, tmp_path / "m", model_args={**args, "act_layer": "gelu"})
+    with pytest.raises(BadCheckpoint, match="a gated MLP with act_layer 'gelu', but must have 'silu'"):
+        vitreous.load(tmp_path / "m")
+
+
+# ---- A classifier that is not wanted ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_classes", [0, 10])
+def test_unsupported_classifier_is_ignored_with_num_classes(num_classes: int, tmp_path: Path) -> None:
+    transformers = import_transformers()
+    config = transformers.Dinov2Config(**THEIRS, image_size=32, mlp_ratio=2, num_labels=5)
+    model = noisy(transformers.Dinov2ForImageClassification(config))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(BadCheckpoint, match=r"beside the mean of the patches.*num_classes=0"):
+        vitreous.load(tmp_path)
+    ours = vitreous.load(tmp_path, num_classes=num_classes)
+    assert ours.config.num_classes == num_classes
+    assert {"classifier.weight", "classifier.bias"} <= set(ours.provenance["left_out"])
+
+    def features(images: Tensor) -> Tensor:
+        return model.dinov2(images).pooler_output
+
+    check_close(lambda images: ours.pool(ours.features(images)) if num_classes else ours(images), features, (32, 32))
+
+
+def test_torchvisions_head_of_two_layers_is_read(tmp_path: Path) -> None:
+    vit = import_torchvision().models.vision_transformer.VisionTransformer
+    model = noisy(vit(32, 8, 2, 2, 128, 256, num_classes=7, representation_size=24))
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    check_close(ours, model, (32, 32))
+    vitreous.save(ours, tmp_path / "ours.pth", format="torchvision")
+    check_identical(vitreous.load(tmp_path / "ours.pth"), ours)

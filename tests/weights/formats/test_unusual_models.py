@@ -1,0 +1,280 @@
+"""Models with other numbers of channels, and models without a counterpart."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vitreous
+from parity import check_close, noisy
+from peers import import_timm, import_torchvision, import_transformers
+from timm_models import PLAIN, SIZES
+from vitreous.model.options import IMAGENET, Preprocessing
+from vitreous.weights.convert import convert
+from vitreous.weights.io.safetensors_file import BadCheckpoint
+
+SIZE = (32, 32)
+THEIRS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8, "image_size": 32}
+
+
+def timm_model(name: str = PLAIN, **given: Any) -> nn.Module:
+    return noisy(import_timm().create_model(name, **{**SIZES, "num_classes": 7, **given}))
+
+
+# ---- Other than three channels ---------------------------------------------------------------------------------------
+
+
+def distilled(channels: int) -> nn.Module:
+    return timm_model("deit_base_distilled_patch16_224", in_chans=channels)
+
+
+def scaled(channels: int) -> nn.Module:
+    return timm_model(init_values=0.1, in_chans=channels)
+
+
+def of_torchvision(channels: int) -> nn.Module:
+    vit = import_torchvision().models.vision_transformer.VisionTransformer
+    model = vit(32, 8, 2, 2, 128, 256, num_classes=7)
+    model.conv_proj = nn.Conv2d(channels, 128, 8, 8)
+    return noisy(model)
+
+
+def of_dinov2(channels: int) -> nn.Module:
+    """timm's model with DINOv2's names, without the mask token."""
+    model = timm_model(init_values=0.1, in_chans=channels, num_classes=0)
+    model.register_buffer("mask_token", torch.zeros(1, 128))
+    return model
+
+
+def of_mae(channels: int) -> nn.Module:
+    return timm_model(in_chans=channels, global_pool="avg")
+
+
+MAKERS: dict[str, Callable[[int], nn.Module]] = {
+    "timm": distilled,
+    "timm ": scaled,
+    "torchvision": of_torchvision,
+    "dinov2": of_dinov2,
+    "mae": of_mae,
+}
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("format", MAKERS)
+def test_other_numbers_of_channels_are_read(format: str, channels: int, tmp_path: Path) -> None:
+    """Other numbers of channels get the average of ImageNet's means, as in timm."""
+    model = MAKERS[format](channels)
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth", format=format.strip())
+    check_close(ours, model, SIZE, channels=channels)
+    shown = ours.config.preprocessing
+    assert shown.mean == pytest.approx([sum(IMAGENET.mean) / 3])
+    assert shown.std == pytest.approx([sum(IMAGENET.std) / 3])
+    assert any("averaged over its three channels" in line for line in ours.provenance["assumed"])
+
+
+def test_grey_transformers_model_without_processor_is_read(tmp_path: Path) -> None:
+    transformers = import_transformers()
+    model = noisy(transformers.Dinov2Model(transformers.Dinov2Config(**THEIRS, mlp_ratio=2, num_channels=1)))
+    model.save_pretrained(tmp_path)
+    ours = vitreous.load(tmp_path)
+    check_close(ours, lambda images: model(images).pooler_output, SIZE, channels=1)
+    assert ours.config.preprocessing.mean == pytest.approx([sum(IMAGENET.mean) / 3])
+
+
+@pytest.mark.parametrize(("format", "distil"), [("paddle", True), ("paddlevit", True), ("paddlevit", False)], ids=str)
+def test_grey_models_round_trip_through_paddle(format: str, distil: bool, tmp_path: Path) -> None:
+    fields = {"distillation_token": distil, "channels": 1, "mlp": {"kind": "Gelu", "approximation": "erf"}}
+    sizes = {"width": 128, "depth": 1, "num_heads": 2, "mlp_width": 96, "preprocessing": Preprocessing()}
+    model = noisy(vitreous.create("ViT-B/16", image_size=32, num_classes=3, overrides={**fields, **sizes}))
+    vitreous.save(model, tmp_path / "m.pdparams", format=format)
+    check_close(vitreous.load(tmp_path / "m.pdparams", format=format), model, SIZE, channels=1)
+
+
+def test_converted_grey_models_can_be_loaded(tmp_path: Path) -> None:
+    torch.save(of_mae(1).state_dict(), tmp_path / "m.pth")
+    assert convert(tmp_path / "m.pth", tmp_path / "x.pth", to="mae").differences[-1].largest == 0
+
+
+def test_three_channels_keep_separate_means(tmp_path: Path) -> None:
+    torch.save(distilled(3).state_dict(), tmp_path / "m.pth")
+    ours = vitreous.load(tmp_path / "m.pth")
+    assert ours.config.preprocessing == IMAGENET
+    assert "preprocessing: DeiT's" in ours.provenance["assumed"]
+
+
+# ---- No counterpart --------------------------------------------------------------------------------------------------
+
+# timm's architectures, and the part by which they are refused. Depth and sizes are those of SIZES.
+STRANGERS_OF_TIMM = {
+    "vit_base_patch32_clip_224": r"a norm before the first block \(norm_pre\), as CLIP has",
+    "vit_small_patch16_dinov3": r"no learned positions \(pos_embed\): rotated queries and keys, as DINOv3's",
+    "beit_base_patch16_224": r"relative positions \(rel_pos\)",
+    "eva02_tiny_patch14_224": r"a bias on queries and values, but not on keys \(q_bias\)",
+    "vit_small_plus_patch16_dinov3": r"a separate gate projection \(fc1_g\)",
+    "cait_xxs24_224": r"mixed heads \(proj_l\)",
+    "vit_dwee_patch16_reg1_gap_256": r"differential attention \(lambda_q1\)",
+    "vit_srelpos_small_patch16_224": r"relative positions \(rel_pos\)",
+}
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("name", STRANGERS_OF_TIMM)
+def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: bool, tmp_path: Path) -> None:
+    timm = import_timm()
+    model = timm.create_model(name, depth=1)
+    said = STRANGERS_OF_TIMM[name]
+    if folder:
+        timm.models.save_for_hf(model, tmp_path / "m")
+        with pytest.raises(
+            BadCheckpoint, match=rf"a model of timm's \({name}\) that has no counterpart here: .*{said}"
+        ):
+            vitreous.load(tmp_path / "m")
+    else:
+        torch.save(model.state_dict(), tmp_path / "m.pth")
+        with pytest.raises(BadCheckpoint, match=f"a model of timm's that has no counterpart here: .*{said}"):
+            vitreous.load(tmp_path / "m.pth")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"pre_norm": True}, r"\(norm_pre\)"),
+        ({"final_norm": False}, "no norm after the last block"),
+        ({"pos_embed": "none"}, r"no learned positions \(pos_embed\)"),
+        ({"proj_bias": False}, "no bias on the output of attention"),
+        ({"scale_attn_norm": True}, r"a norm on the output of attention \(attn.norm\)"),
+        ({"scale_mlp_norm": True}, r"a norm inside the MLP \(mlp.norm\)"),
+        ({"norm_layer": "rmsnorm"}, "norms without a bias, as RMSNorm"),
+        ({"embed_norm_layer": "layernorm"}, r"a norm on the patches \(patch_embed.norm\)"),
+    ],
+    ids=str,
+)
+def test_unsupported_timm_arguments_are_rejected_by_name(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    torch.save(timm_model(**given).state_dict(), tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint, match=said):
+        vitreous.load(tmp_path / "m.pth")
+
+
+def test_learned_rotations_are_rejected(tmp_path: Path) -> None:
+    """Fixed rotations are known only by the name in config.json."""
+    torch.save(
+        import_timm().create_model("vit_small_patch16_rope_mixed_ape_224", depth=1).state_dict(), tmp_path / "m.pt"
+    )
+    with pytest.raises(BadCheckpoint, match=r"rotated queries and keys beside positions \(rope\)"):
+        vitreous.load(tmp_path / "m.pt")
+
+
+# Classes of transformers', and what their tensors alone are called.
+OTHERS_OF_TRANSFORMERS = {
+    "ASTModel": "Audio Spectrogram Transformer",
+    "BeitModel": "BEiT",
+    "BeitForImageClassification": "BEiT",
+    "BlipVisionModel": "like CLIP's",
+    "CLIPVisionModel": "like CLIP's",
+    "Data2VecVisionModel": "Data2Vec",
+    "DINOv3ViTModel": "DINOv3",
+    "DPTForDepthEstimation": "DPT",
+    "EomtForUniversalSegmentation": "EoMT",
+    "HieraModel": "Hiera",
+    "IJepaModel": "I-JEPA",
+    "InternVLVisionModel": "InternVL",
+    "SiglipVisionModel": "SigLIP",
+    "SwinModel": "a Swin Transformer",
+    "SwinForImageClassification": "a Swin Transformer",
+    "Swinv2Model": "a Swin Transformer",
+    "TimesformerModel": "TimeSformer",
+    "VideoMAEModel": "VideoMAE",
+    "VideoMAEForVideoClassification": "VideoMAE",
+    "VitDetModel": "ViTDet",
+    "VitPoseBackbone": "ViTPose",
+    "VivitModel": "ViViT",
+    "YolosModel": "YOLOS",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS_OF_TRANSFORMERS)
+def test_other_transformers_models_are_rejected_by_name(name: str, tmp_path: Path) -> None:
+    kind = getattr(import_transformers(), name)
+    usual = kind.config_class()
+    small = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 96}
+    if "Swin" in name:
+        small = {"embed_dim": 64, "depths": [1, 1], "num_heads": [1, 2]}
+    elif "Hiera" in name:
+        small = {"depths": [1, 1, 1, 1]}
+    elif "DPT" in name:
+        small |= {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "fusion_hidden_size": 16}
+    config = kind.config_class(**{key: value for key, value in small.items() if hasattr(usual, key)})
+    kind(config).save_pretrained(tmp_path)
+    with pytest.raises(BadCheckpoint) as refusal:
+        vitreous.load(tmp_path)
+    expected = f"is '{config.model_type}' of transformers (model_type in config.json), which has no counterpart here"
+    assert expected in str(refusal.value)
+    (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")
+    with pytest.raises(BadCheckpoint, match="which has no counterpart here") as refusal:
+        vitreous.load(tmp_path / "alone.safetensors")
+    assert OTHERS_OF_TRANSFORMERS[name] in str(refusal.value)
+
+
+@pytest.mark.parametrize(("model_type", "prefix"), [("timm_wrapper", "timm_model."), ("mine", "")])
+def test_model_type_of_a_wrapper_does_not_hide_timm_tensors(model_type: str, prefix: str, tmp_path: Path) -> None:
+    """transformers' TimmWrapper and custom classes write config.json beside tensors with timm's names."""
+    model = import_timm().create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=3).eval()
+    tensors = {f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    document = {"model_type": model_type, "architecture": "vit_tiny_patch16_224", "model_args": {"img_size": 32}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(vitreous.load(tmp_path)(images), model(images))
+
+
+def test_known_model_type_with_unknown_names_is_an_unknown_format(tmp_path: Path) -> None:
+    torch.save({"backbone.a.weight": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(BadCheckpoint, match="is of no known format; its 1 tensors are called"):
+        vitreous.load(tmp_path)
+
+
+def test_resnet_and_swin_are_rejected_by_name(tmp_path: Path) -> None:
+    timm = import_timm()
+    for name, said in {"resnet18": "a ResNet", "swin_tiny_patch4_window7_224": "a Swin Transformer"}.items():
+        model = timm.create_model(name)
+        torch.save(model.state_dict(), tmp_path / "m.pth")
+        with pytest.raises(BadCheckpoint, match=f"is {said}, which has no counterpart here"):
+            vitreous.load(tmp_path / "m.pth")
+        timm.models.save_for_hf(model, tmp_path / name)
+        with pytest.raises(BadCheckpoint, match=rf"is '{name}' of timm \(architecture in config.json\)"):
+            vitreous.load(tmp_path / name)
+
+
+# ---- What must be given ----------------------------------------------------------------------------------------------
+
+
+def test_missing_heads_error_shows_python_and_command_line_remedy(tmp_path: Path) -> None:
+    model = timm_model(embed_dim=96, num_heads=3)
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint) as refusal:
+        vitreous.load(tmp_path / "m.pth")
+    assert str(refusal.value).endswith(
+        'give overrides={"num_heads": ...}, or convert it once: vitreous convert SRC DST --to vitreous --set '
+        "num_heads=..."
+    )
+    convert(tmp_path / "m.pth", tmp_path / "ours", to="vitreous", overrides={"num_heads": 3})
+    check_close(vitreous.load(tmp_path / "ours"), model, SIZE)
+
+
+def test_grey_deit_is_not_an_audio_model(tmp_path: Path) -> None:
+    """Its tensors have the names and patches of the Audio Spectrogram Transformer; config.json decides."""
+    transformers = import_transformers()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    theirs = transformers.DeiTModel(transformers.DeiTConfig(num_channels=1, image_size=64, patch_size=16, **sizes))
+    theirs.eval().save_pretrained(tmp_path)
+    ours, images = vitreous.load(tmp_path), torch.randn(2, 1, 64, 64)
+    with torch.no_grad():
+        features, expected = ours.features(images), theirs(images).last_hidden_state
+    torch.testing.assert_close(features.patches, expected[:, 2:], rtol=0, atol=1e-5)

@@ -1,0 +1,48 @@
+"""An opened checkpoint is read once, and describes and builds its model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitreous
+from foreign_models import written
+from vitreous.weights import foreign
+from vitreous.weights.load import open_checkpoint
+
+CASES = ["vitreous", "timm", "timm, a pickle", "google", "paddle"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_file_is_read_once_for_config_and_model(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reads, read_file = written(case, tmp_path), [], foreign.read_file
+    monkeypatch.setattr(foreign, "read_file", lambda file: reads.append(file) or read_file(file))
+    source = open_checkpoint(path)
+    assert source.describe().config == source.model().config
+    assert len(reads) == (case != "vitreous")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_describe_converts_no_tensor(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(case, tmp_path)
+    expected = vitreous.load(path)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a tensor is converted")
+
+    monkeypatch.setattr(foreign, "read_table", fail)
+    monkeypatch.setattr("vitreous.weights.native.read_tensors", fail)
+    description = open_checkpoint(path).describe()
+    assert description.config == expected.config
+    assert description.provenance == expected.provenance
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_models_of_one_source_share_no_memory(case: str, tmp_path: Path) -> None:
+    source = open_checkpoint(written(case, tmp_path))
+    first = source.model()
+    with torch.no_grad():
+        first.head.weight.fill_(7)
+    second = source.model(num_classes=None)
+    assert (first.head.weight == 7).all()
+    assert not (second.head.weight == 7).any()

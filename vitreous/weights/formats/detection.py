@@ -1,0 +1,223 @@
+"""All formats, and the detection of the one that a checkpoint has.
+
+The model may be a part of the checkpoint: a Lightning module names it `model.` beside a loss with tensors, DINO has a
+`backbone.` beside a `head.`, both as `student.` and as `teacher.`. Any prefix behind which a format recognises its
+names will do.
+"""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vitreous.common.checks import check_choice
+from vitreous.weights.formats.base import Format, StateDict
+from vitreous.weights.formats.big_vision import BigVision
+from vitreous.weights.formats.dinov2 import DinoV2
+from vitreous.weights.formats.google import Google
+from vitreous.weights.formats.huggingface.config import FAMILIES as TRANSFORMERS_FAMILIES
+from vitreous.weights.formats.huggingface.format import HuggingFace
+from vitreous.weights.formats.lucidrains import Lucidrains
+from vitreous.weights.formats.mae import Mae
+from vitreous.weights.formats.paddle import Paddle, PaddleViT
+from vitreous.weights.formats.timm.format import Timm
+from vitreous.weights.formats.torchvision import Torchvision
+from vitreous.weights.io.containers import AVERAGED_MODULES
+from vitreous.weights.io.errors import BadCheckpoint, shown
+
+# In the order of detection: timm's relatives, which share its names, come before it.
+FORMATS: list[Format] = [
+    Google(),
+    BigVision(),
+    HuggingFace(),
+    Torchvision(),
+    Lucidrains(),
+    PaddleViT(),
+    DinoV2(),
+    Mae(),
+    Paddle(),
+    Timm(),
+]
+ALIASES = {"transformers": "huggingface", "hf": "huggingface", "vit-pytorch": "lucidrains", "vit_jax": "google"}
+MAX_SEARCHED = 5_000  # tensors of a checkpoint that is searched for a model behind a prefix
+MAX_PREFIX_PARTS = 6
+OURS = "encoder.blocks.0.attention_norm.weight"
+
+
+def format_names() -> tuple[str, ...]:
+    return "vitreous", *(format.name for format in FORMATS)
+
+
+def canonical_name(name: str) -> str:
+    """The name of a format for a name or an alias; an unknown one raises an error that lists them.
+
+    >>> canonical_name("transformers")
+    'huggingface'
+    """
+    name = ALIASES.get(name, name)
+    check_choice("format", name, format_names())
+    return name
+
+
+def format_named(name: str) -> Format:
+    return next(format for format in FORMATS if format.name == canonical_name(name))
+
+
+def identify(state: StateDict, name: str | None = None) -> tuple[Format, StateDict]:
+    """The format of a checkpoint, or the one of this `name`, and the checkpoint reduced to its model."""
+    detected = _recognise(state)
+    if detected is None and len(state.tensors) <= MAX_SEARCHED:
+        detected, state = _search_prefixes(state)
+    return (_supported(state, detected) if name is None else format_named(name)), state
+
+
+def _recognise(state: StateDict) -> Format | None:
+    return next((format for format in FORMATS if format.recognises(state)), None)
+
+
+def _supported(state: StateDict, detected: Format | None) -> Format:
+    """The detected format, or an error that names the model or its tensors."""
+    known = f"(known: {', '.join(format_names())})"
+    if model := _unsupported_model(state, detected):
+        raise BadCheckpoint(f"{state.path} is {model}, which has no counterpart here {known}")
+    if detected is None:
+        names = ", ".join(shown(name) for name in list(state.tensors)[:4])
+        count = len(state.tensors)
+        raise BadCheckpoint(f"{state.path} is of no known format; its {count} tensors are called {names}, ... {known}")
+    return detected
+
+
+# ---- Models behind a prefix ------------------------------------------------------------------------------------------
+
+
+def _search_prefixes(state: StateDict) -> tuple[Format | None, StateDict]:
+    """The one model of a known format behind a prefix; the checkpoint as it is if there is none."""
+    parts = _parts(state.tensors)
+    models: dict[str, Format] = {}
+    last = None
+    for prefix in sorted(parts):
+        inner = last is not None and prefix.startswith(last)  # e.g. the base model of one with a head
+        if not inner and (format := _recognise(dataclasses.replace(state, tensors=parts[prefix]))):
+            models[prefix], last = format, prefix
+    if not models:
+        _check_not_ours(state)
+        return None, state
+    prefix = _choose(state, {prefix: parts[prefix] for prefix in models})
+    ignored = _summary([name for name in state.tensors if not name.startswith(prefix)], prefix)
+    inside = (*state.inside, prefix.rstrip(".")) if ignored else state.inside
+    return models[prefix], dataclasses.replace(state, tensors=parts[prefix], inside=inside, ignored=ignored)
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """For each dotted prefix, the tensors behind it without the prefix."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        end = 0
+        for _ in range(MAX_PREFIX_PARTS):
+            end = name.find(".", end) + 1
+            if not end:
+                break
+            parts.setdefault(name[:end], {})[name[end:]] = tensor
+    return parts
+
+
+def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """The prefix of the only model, or of the averaged one among models of equal shapes."""
+    prefixes = list(models)
+    averaged = [prefix for prefix in prefixes if not set(prefix.split(".")).isdisjoint(AVERAGED_MODULES)]
+    shapes = [{name: tensor.shape for name, tensor in model.items()} for model in models.values()]
+    for choice in (prefixes, averaged if all(each == shapes[0] for each in shapes) else []):
+        if len(choice) == 1:
+            return choice[0]
+    listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
+    raise BadCheckpoint(
+        f"{state.path} holds {len(prefixes)} models, {listed}{', ...' if len(prefixes) > 4 else ''}: "
+        "save the one that you mean in a separate file"
+    )
+
+
+def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
+    """Names that lack the prefix, grouped by where they branch off from it.
+
+    >>> _summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
+    ('model.head.* (2 tensors)', 'loss.scale')
+    """
+    path = prefix.split(".")
+    groups: Counter[str] = Counter()
+    last = {}
+    for name in names:
+        steps = name.split(".")
+        shared = next(at for at, step in enumerate(path) if at >= len(steps) or steps[at] != step)
+        group = ".".join(steps[: shared + 1])
+        groups[group] += 1
+        last[group] = name
+    return tuple(
+        shown(last[group]) if count == 1 else f"{shown(group)}.* ({count} tensors)" for group, count in groups.items()
+    )
+
+
+def _check_not_ours(state: StateDict) -> None:
+    if any(name == OURS or name.endswith(f".{OURS}") for name in state.tensors):
+        raise BadCheckpoint(
+            f"{state.path} is the state dict of a Vitreous model without its config: save the model with "
+            "vitreous.save(model, folder), or pass the state dict to load_state_dict of a model of the same config"
+        )
+
+
+# ---- Models without a counterpart ------------------------------------------------------------------------------------
+
+PROJECTION = "embeddings.patch_embeddings.projection.weight"
+# Patterns of tensor names that only these models have; transformers' models unless the text names another system.
+UNSUPPORTED = {
+    r"(^|\.)visual\.conv1\.weight$": "CLIP (OpenAI, open_clip), with a norm before the first block",
+    r"(^|\.)embeddings\.(class_embedding|patch_embedding\.weight)$": "a vision tower like CLIP's or SigLIP's",
+    r"(^|\.)embeddings\.detection_tokens$": "YOLOS",
+    r"(^|\.)embeddings\.time_embeddings$|\.temporal_attention\.": "TimeSformer",
+    r"(^|\.)embeddings\.text_embeddings\.": "ViLT",
+    r"(^|\.)embeddings\.position_embeddings\.weight$": "EoMT, or another model with positions in an embedding layer",
+    r"(^|\.)layers\.0\.blocks\.0\.": "a Swin Transformer",
+    r"(^|\.)layer\.\d+\.attention\.attention\.[qv]_bias$": "VideoMAE",
+    r"(^|\.)layer\.\d+\.attention\.projection_layer\.": "InternVL's vision tower",
+    r"(^|\.)layer\.\d+\.lambda_1$": "BEiT or Data2Vec",
+    r"(^|\.)stages\.\d+\.layers\.\d+\.modulation\.": "FocalNet",
+    r"(^|\.)stages\.\d+\.layers\.\d+\.(dwconv|depthwise_conv)\.": "ConvNeXt",
+    r"(^|\.)stages\.\d+\.layers\.\d+\.attn\.qkv\.": "Hiera",
+    r"(^|\.)stages\.\d+\.layers\.\d+\.attention\.attention\.convolution_projection": "CvT",
+    r"(^|\.)encoder\.patch_embeddings\.\d+\.": "SegFormer, PVT, GLPN or PoolFormer",
+    r"(^|\.)embeddings\.projection\.weight$": "ViTDet",
+    r"(^|\.)embeddings\.patch_embeddings\.weight$": "DINOv3, with rotated queries and keys",
+    r"(^|\.)layer1\.0\.conv1\.weight$": "a ResNet",
+}
+
+
+def _unsupported_model(state: StateDict, detected: Format | None) -> str:
+    """The name of a model without a counterpart, from config.json or the tensors; "" if it may have one.
+
+    A `model_type` counts only for tensors with transformers' names: a wrapper, such as transformers' for timm, writes
+    its own beside the tensors of another system.
+    """
+    model_type, architecture = (state.config.get(key) for key in ("model_type", "architecture"))
+    if isinstance(model_type, str) and (detected is None or detected.name == "huggingface"):
+        known = model_type in TRANSFORMERS_FAMILIES
+        return "" if known else f"{model_type!r:.80} of transformers (model_type in config.json)"
+    if detected is None and isinstance(architecture, str):
+        return f"{architecture!r:.80} of timm (architecture in config.json)"
+    names = list(state.tensors)
+    for pattern, model in UNSUPPORTED.items():
+        if any(re.search(pattern, name) for name in names):
+            return model
+    projection = next((name for name in names if name.endswith(PROJECTION)), None)
+    if projection is None:
+        return ""
+    prefix, shape = projection.removesuffix(PROJECTION), state.tensors[projection].shape
+    if len(shape) == 5:
+        return "a model of videos, such as VideoMAE or ViViT"
+    if f"{prefix}embeddings.distillation_token" in state.tensors and shape[1:] == (1, 16, 16):
+        return "the Audio Spectrogram Transformer"
+    if f"{prefix}embeddings.cls_token" not in state.tensors:
+        return "I-JEPA, ViTPose or another of transformers' models without a class token"
+    if any(line.startswith("neck.") for line in state.ignored):
+        return "DPT, Depth Anything or another of transformers' models with a neck"
+    return ""
