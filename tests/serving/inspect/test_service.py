@@ -118,14 +118,16 @@ def test_the_cache_is_limited_in_bytes() -> None:
 
 
 def test_a_slow_answer_times_out() -> None:
-    model = model_of()
-    with client_of(model, timeout=0.3) as (client, _):
+    model, go_on = model_of(), threading.Event()
+    with client_of(model, timeout=1.0) as (client, _):
         id = send(client, 0)
-        slow = model.patches.register_forward_hook(lambda *_: time.sleep(0.5))
+        hold = model.patches.register_forward_hook(lambda *_: go_on.wait(30) and None)
         reply = client.get(f"/v1/images/{id}/map/occlusion")
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "timeout")
-        slow.remove()
-        assert client.get(f"/v1/images/{id}/lens").status_code == 200
+        go_on.set()
+        hold.remove()
+        replies = (client.get(f"/v1/images/{id}/lens").status_code for _ in range(30))
+        assert 200 in replies  # the thread continues
 
 
 class Passes:
@@ -164,7 +166,7 @@ def test_the_computation_of_a_disconnected_client_is_stopped() -> None:
         assert passes.count == stopped < 4
         passes.slow, passes.count, passes.seconds = True, 0, 0.0
         assert live.ask("GET", f"/v1/images/{id}/map/occlusion").status == 200
-        assert passes.count >= 5  # it starts again from the beginning
+        assert passes.count >= 4  # it starts again from the beginning
 
 
 def test_long_computations_do_not_delay_quick_ones() -> None:
