@@ -26,7 +26,8 @@ from vitreous.data.open import open_data
 from vitreous.training.config import Augment, Optim, TrainConfig
 from vitreous.training.defaults import choose
 from vitreous.training.distributed import world
-from vitreous.training.setup import Job, set_up
+from vitreous.training.loop import Job
+from vitreous.training.setup import set_up
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.training.config import Augment, Masking, Optim, TrainConfig
 from vitreous.training.defaults import choose
 from vitreous.training.distributed import World, world
-from vitreous.training.setup import Job, set_up
+from vitreous.training.loop import Job
+from vitreous.training.setup import set_up
 
 WARM_UP = 3  # rounds; compiling and the choice of kernels are over then
 CLASSES = ("a", "b")

@@ -1,14 +1,15 @@
-"""CIFAR-10 from scratch: a ViT-S with patches of 4 pixels on 50,000 pictures, no other data.
+"""CIFAR-10 from scratch: a ViT-S with patches of 4 pixels on 50,000 images, no other data.
 
-Command:  python -m recipes.cifar10 --data-root DIR      (DIR holds cifar10.npz; left out, the data is downloaded)
-Result:   top-1 96.28 % on the 10,000 test pictures, the averaged weights after the last epoch (they were also the best
-          of the six evaluations); top-5 99.88 %, calibration error 3.0 %
-Cost:     369 s on one NVIDIA H200 with everything: compiling, six evaluations, the report; 24,000 pictures/s
+Command:  python -m recipes.cifar10 --data-root DIR      (DIR contains cifar10.npz; without it the data is downloaded)
+Result:   top-1 96.28 % on the 10,000 test images, the averaged weights after the last epoch (also the best of the six
+          evaluations); top-5 99.88 %, calibration error 3.0 %
+Cost:     369 s on one NVIDIA H200 including compilation, six evaluations and the report; 24,000 images/s
 
-A depth-wise convolution after every block and the mean of the patches stand for positions and a class token: at epoch
-26 of a run of 40 the training loss was 1.114, and 1.175 with the convolution after the first block only.
+A depth-wise convolution after every block and the mean of the patches replace position embeddings and class token: at
+epoch 26 of a run of 40 the training loss was 1.114, and 1.175 with the convolution after the first block only.
 """
 
+from vitreous.model.options import Conditional, GlobalAverage
 from vitreous.training.config import Augment, Optim, TrainConfig
 
 
@@ -17,7 +18,7 @@ def config() -> TrainConfig:
         data="cifar10",
         model="ViT-S/4",
         image_size=(32,),
-        set=('position={"kind": "Conditional", "blocks": 12}', 'pool={"kind": "GlobalAverage"}', "class_token=false"),
+        overrides={"position": Conditional(blocks=12), "pool": GlobalAverage(), "class_token": False},
         epochs=150,
         batch_size=1024,
         compile=True,

@@ -1,8 +1,8 @@
 """DeiT-III (arXiv 2204.07118): a plain ViT on ImageNet alone, with three simple augmentations and strong mixing.
 
 Its settings for 400 epochs at 224 pixels: batches of 2048, 3-Augment with colour jitter, mixup, CutMix, repeated
-augmentation, little stochastic depth, LayerScale from the preset. Two things differ: the loss here is cross-entropy
-where the paper has a binary one for every class, and the optimizer AdamW, at its own rate and decay, in place of LAMB.
+augmentation, little stochastic depth, LayerScale from the preset. Two things differ: the loss is cross-entropy instead
+of a binary one per class, and the optimizer is AdamW, with its own learning rate and weight decay, instead of LAMB.
 
 Command:  python -m recipes.deit3 --data imagenet/
 Result:   not measured by us; the paper reports 80.4 % for S after 400 epochs

@@ -8,6 +8,7 @@ Command:  python -m recipes.paper_pretrain --data imagenet/        (train/CLASS/
 Result:   not measured by us; the paper reports 77.91 % for this model after fine-tuning at 384 pixels (Table 5)
 """
 
+from vitreous.model.options import TanhHead
 from vitreous.training.config import Augment, Optim, TrainConfig
 
 STEPS = 300 * 1_281_167 // 4096
@@ -17,7 +18,7 @@ def config() -> TrainConfig:
     return TrainConfig(
         data="imagenet",
         model="ViT-B/16",
-        set=('head={"kind": "TanhHead", "width": 768}',),
+        overrides={"head": TanhHead(768)},
         image_size=(224,),
         steps=STEPS,
         batch_size=4096,

@@ -1,21 +1,21 @@
-"""Oxford-IIIT Pets, 37 breeds, 3,680 pictures to learn from: a DINOv2-S fine-tuned, beside what else one could do.
+"""Oxford-IIIT Pets, 37 breeds, 3,680 training images: a fine-tuned DINOv2-S, compared with other methods.
 
-Pictures of 160 pixels (shrunk, every one squashed to a square) are shown at 224. The checkpoint is a ViT-S/14 with four
-registers in DINOv2's own format; its positions are resampled from 37 x 37 to 16 x 16 as DINOv2 does it.
+Images of 160 pixels (resized to a square) are enlarged to 224. The checkpoint is a ViT-S/14 with four registers in
+DINOv2's own format; its position embeddings are resampled from 37 x 37 to 16 x 16 as DINOv2 does it.
 
-Command:  python -m recipes.pets --data DIR --init dinov2s_reg4.pt       (DIR holds train/BREED/... and test/BREED/...)
-Result:   top-1 92.75 % of the 3,669 test pictures after the last of 20 epochs, the best of four evaluations on them
+Command:  python -m recipes.pets --data DIR --init dinov2s_reg4.pt     (DIR contains train/BREED/... and test/BREED/...)
+Result:   top-1 92.75 % of the 3,669 test images after the last of 20 epochs, the best of four evaluations on them
 Cost:     48 s on one NVIDIA H200
 
-The same pictures, the same size, other ways:
+The same images and size with other methods:
 
     from scratch, 100 epochs        26.7 %    220 s    --init None --model DINOv2-S/14-reg --epochs 100 --layer-decay 1
                                                        --lr 1e-3 --compile --evaluate-every 20
     frozen, linear probe            72.2 %             vitreous eval dinov2s_reg4.pt --data DIR --image-size 224 --probe
     frozen, 20 nearest neighbours   52.5 %             linear | knn | fewshot
-    frozen, 5 / 10 / 25 a class     38.6 / 47.1 / 56.8 %
+    frozen, 5 / 10 / 25 per class    38.6 / 47.1 / 56.8 %
 
-The checkpoint that this was measured with is at its best at 224 pixels: at 448 its neighbours are right for 20.7 %.
+This checkpoint works best at 224 pixels: at 448, k-NN reaches 20.7 %.
 """
 
 from pathlib import Path

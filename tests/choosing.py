@@ -8,10 +8,11 @@ import numpy as np
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig
-from vitreous.model.kinds import AnyModel
 from vitreous.model.options import DecoderConfig
 from vitreous.model.presets import create
+from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
+from vitreous.tasks import task_named
 from vitreous.training.config import TrainConfig
 from vitreous.training.defaults import Chosen, choose
 from vitreous.weights.load import save
@@ -32,9 +33,14 @@ def chosen(count: int = 100, side: int = 64, device: str = "cpu", processes: int
     return choose(config, pictures(count, side), device, *(() if processes is None else (processes,)))
 
 
+def build_model(config: TrainConfig, data: DataSet) -> AnyModel:
+    """Build the model that a run with this config starts from."""
+    return task_named(config.task).build_model(config, data)
+
+
 def checkpoint(folder: Path, decoder: DecoderConfig | None = None, side: int = 48, patch: int = 16) -> Path:
     """A small encoder, or a segmenter with such a decoder, for the classes of `pictures`."""
-    model: AnyModel = create("ViT-Ti/16", num_classes=0, image_size=side, overrides=TINY | {"patch_size": patch})
+    model: Model = create("ViT-Ti/16", num_classes=0, image_size=side, overrides=TINY | {"patch_size": patch})
     if decoder is not None:
         assert isinstance(model, ViT)
         model = build_segmenter(SegmenterConfig(model.config, decoder, 3, ("ground", "cat", "dog")))

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.model import options
+from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
-from vitreous.model.kinds import AnyConfig, build_any
 from vitreous.model.masked import MaskedAutoencoder, MaskedPatchPrediction
 from vitreous.model.options import LinearDecoder, MaskDecoder
+from vitreous.model.protocol import ModelConfig
 
 SMALL = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=48, num_classes=5)
 BARE = dataclasses.replace(SMALL, num_classes=0)
@@ -39,22 +40,22 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stem without stages": {"stem": options.ResNetStem((), 32), "patch_size": (2, 2)},
 }
 VITS: dict[str, ViTConfig] = {name: dataclasses.replace(SMALL, **changes) for name, changes in CHANGES.items()}
-CONFIGS: dict[str, AnyConfig] = {
+CONFIGS: dict[str, ModelConfig] = {
     **VITS,
     "ResNet": ResNetConfig(image_size=(24, 32), stages=(1, 1), width=32, num_classes=5),
     "linear decoder": SegmenterConfig(BARE, LinearDecoder(cells=2), num_classes=3),
     "mask decoder": SegmenterConfig(BARE, MaskDecoder(), num_classes=3),
 }
 MASKED: dict[str, Callable[[], nn.Module]] = {
-    "MPP": lambda: MaskedPatchPrediction(build_any(BARE)),  # type: ignore[arg-type]
-    "MAE": lambda: MaskedAutoencoder(build_any(BARE), width=16, depth=1, num_heads=2),  # type: ignore[arg-type]
+    "MPP": lambda: MaskedPatchPrediction(build(BARE)),  # type: ignore[arg-type]
+    "MAE": lambda: MaskedAutoencoder(build(BARE), width=16, depth=1, num_heads=2),  # type: ignore[arg-type]
 }
 EVERY = [*CONFIGS, *MASKED]
 
 
 def every_model(name: str) -> nn.Module:
     """In evaluation mode, with no parameter left at a value that another one may have."""
-    model = MASKED[name]() if name in MASKED else build_any(CONFIGS[name])
+    model = MASKED[name]() if name in MASKED else build(CONFIGS[name])
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)

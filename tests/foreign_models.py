@@ -6,9 +6,10 @@ from typing import Any
 
 import vitreous
 from parity import noisy
+from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
-from vitreous.model.kinds import AnyConfig, AnyModel, build_any
 from vitreous.model.options import AttentionPool, Gelu, MaskDecoder, ResNetStem
+from vitreous.model.protocol import Model, ModelConfig
 
 PLAIN = ViTConfig(
     image_size=(32, 32),
@@ -51,15 +52,15 @@ OTHERS = {
     "vitreous, linear segmenter": (SegmenterConfig(BARE, num_classes=3), "folder"),
     "vitreous, mask segmenter": (SegmenterConfig(BARE, MaskDecoder(), num_classes=3), "folder"),
 }
-EVERY: dict[str, tuple[AnyConfig, str]] = MAPPED | COPIED | OTHERS
+EVERY: dict[str, tuple[ModelConfig, str]] = MAPPED | COPIED | OTHERS
 
 
 def written(case: str, folder: Path) -> Path:
     """A checkpoint in the format that the case's name begins with."""
     config, name = EVERY[case]
-    vitreous.save(noisy(build_any(config)), folder / name, format=case.split(",")[0], lossy=True)  # type: ignore[arg-type]
+    vitreous.save(noisy(build(config)), folder / name, format=case.split(",")[0], lossy=True)  # type: ignore[arg-type]
     return folder / name
 
 
-def loaded(case: str, folder: Path, **options: Any) -> AnyModel:
+def loaded(case: str, folder: Path, **options: Any) -> Model:
     return vitreous.load(written(case, folder), **options)

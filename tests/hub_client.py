@@ -124,15 +124,15 @@ def initial(*arguments: str) -> dict[str, Any]:
     import tyro
 
     from vitreous.cli.flags import FLAGS
+    from vitreous.cli.train import Flags
     from vitreous.data.open import open_data
-    from vitreous.training.config import TrainConfig
+    from vitreous.tasks.classify import Classify
     from vitreous.training.defaults import choose
-    from vitreous.training.initial_model import build_model
     from vitreous.weights.adapt import provenance_of
 
-    config = tyro.cli(TrainConfig, args=arguments, config=FLAGS)
+    config = tyro.cli(Flags, args=arguments, config=FLAGS).config()
     data = open_data(config.data)
-    return provenance_of(build_model(choose(config, data, "cpu").config, data))
+    return provenance_of(Classify.build_model(choose(config, data, "cpu").config, data))
 
 
 def serve() -> None:

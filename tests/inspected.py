@@ -46,12 +46,12 @@ NAMES = [name(kind) for kind in KINDS]
 
 
 def all_kinds() -> dict[str, Any]:
-    """A small model of every kind that can be served, by its name."""
+    """A small model of every kind, by name."""
     torch.manual_seed(0)
     found: dict[str, Any] = {name(kind): of_kind(SMALL, kind) for kind in KINDS}
     for block in found["class-token"].encoder.blocks:
         for part in (block.attention.q, block.attention.k, block.attention.v):
-            part.weight.data *= 8  # attention that is far from even
+            part.weight.data *= 8  # attention that is far from uniform
     exact = dataclasses.replace(SMALL, preprocessing=PLAIN)
     found |= {f"planted-{name(kind)}": planted(exact, kind) for kind in KINDS}
     found |= {key: build_vit(dataclasses.replace(SMALL, position=position)) for key, position in POSITIONS.items()}
@@ -85,7 +85,7 @@ def picture(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
 
 
 def as_given(model: Any, data: bytes) -> Tensor:
-    """The picture as the model takes it."""
+    """The image as the model's input."""
     config = model.config
     pixels = fit(data, config.image_size, config.preprocessing, config.channels)
     return normalise(pixels[None].float() / 255, config.preprocessing)
@@ -110,7 +110,7 @@ def array(reply: Reply, kind: str = "u1", skip: int = 0) -> np.ndarray:
 
 
 def weights_of(reply: Reply, prefix: int) -> np.ndarray:
-    """Attention as the page reads it: bytes, each times one of its row's two scales."""
+    """Attention as the page decodes it: bytes times one of the two scales of a row."""
     heads, t, _ = (int(side) for side in reply.headers["x-shape"].split(","))
     scales = np.frombuffer(reply.body, "<f4", heads * t * 2).reshape(heads, t, 2)
     by_key = np.repeat(scales, [prefix, t - prefix], axis=-1)

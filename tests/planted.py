@@ -1,4 +1,4 @@
-"""Models whose answer rests on one patch, because their weights were set by hand; and every kind of model once."""
+"""Models whose answer depends on one patch by construction, and a model of every kind."""
 
 import dataclasses
 from typing import Any
@@ -13,11 +13,11 @@ from vitreous.model.pooling import AttentionPooling
 from vitreous.model.position import Learned1dPosition
 from vitreous.model.vit import ViT
 
-PLACE, DECOY = (1, 2), (2, 0)  # row and column of the patch that matters, and of one that only looks so
-CONTENT, FLAG, SIGNAL, ANCHOR = 0, 1, 2, 3  # what channels of a token stand for; the last keeps norms from mattering
-SHOWN = 1  # the class that the patch speaks for
+PLACE, DECOY = (1, 2), (2, 0)  # row and column of the patch that matters, and of a decoy
+CONTENT, FLAG, SIGNAL, ANCHOR = 0, 1, 2, 3  # channels of a token; the last makes the norms nearly constant
+SHOWN = 1  # the class that the patch supports
 
-# Each beside a non-square grid of 3 x 4 patches of 8 x 8 pixels.
+# All with a grid of 3 x 4 patches of 8 x 8 pixels.
 KINDS: dict[str, dict[str, Any]] = {
     "class token": {},
     "registers": {"registers": 4},
@@ -31,13 +31,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def of_kind(small: ViTConfig, kind: str) -> ViT:
-    """Freshly initialised, in evaluation mode."""
+    """A freshly initialised model in evaluation mode."""
     return build_vit(dataclasses.replace(small, **KINDS[kind])).eval()
 
 
 @torch.no_grad()
 def planted(small: ViTConfig, kind: str) -> ViT:
-    """In the first layer everyone attends to one place, and hears how bright it is there; the head reads only that."""
+    """A model whose first layer attends to one patch and passes on its brightness, the only input of the head."""
     model = of_kind(small, kind)
     width, heads = small.width, small.num_heads
     for block in model.encoder.blocks:
@@ -53,9 +53,9 @@ def planted(small: ViTConfig, kind: str) -> ViT:
     for token in model.prefix.parameters():
         token[..., ANCHOR] = 10.0
     attention = model.encoder.blocks[0].attention
-    attention.q.bias.view(heads, -1)[:, 0] = 6.0  # everyone asks ...
-    attention.k.weight.view(heads, -1, width)[:, 0, FLAG] = 1.0  # ... where the flag is ...
-    attention.v.weight.view(heads, -1, width)[:, 0, CONTENT] = 1.0  # ... for what is there
+    attention.q.bias.view(heads, -1)[:, 0] = 6.0  # all tokens query ...
+    attention.k.weight.view(heads, -1, width)[:, 0, FLAG] = 1.0  # ... the flag ...
+    attention.v.weight.view(heads, -1, width)[:, 0, CONTENT] = 1.0  # ... and receive the content
     attention.output.weight.view(width, heads, -1)[SIGNAL, :, 0] = 1.0
     assert not attention.q.weight.any()
     if isinstance(model.pool, AttentionPooling):
@@ -72,7 +72,7 @@ def planted(small: ViTConfig, kind: str) -> ViT:
 
 
 def picture() -> Tensor:
-    """Bright in the place that matters and in one that does not; elsewhere dark, with texture that a stem can see."""
+    """An image that is bright in the patch that matters and in the decoy, and elsewhere dark with some texture."""
     generator = torch.Generator().manual_seed(1)
     pixels = 0.5 * torch.rand(1, 3, 24, 32, generator=generator)
     for row, column in (PLACE, DECOY):

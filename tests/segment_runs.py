@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
 
-SMALL = ("patch_size=4", "width=32", "mlp_width=32", "depth=2", "num_heads=2")
+SMALL = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 2, "num_heads": 2}
 
 
 def segmenting(out: Path, **changes: Any) -> TrainConfig:
@@ -18,7 +18,7 @@ def segmenting(out: Path, **changes: Any) -> TrainConfig:
         task="segment",
         data="shapes:size=16,count=48,val=12",
         model="ViT-Lite-6/4",
-        set=SMALL,
+        overrides=SMALL,
         image_size=(16,),
         out=out,
         steps=6,

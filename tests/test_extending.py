@@ -1,5 +1,4 @@
-"""The recipes of docs/architecture.md for new parts, followed in a copy of the package: whatever the model is used for
-afterwards must work with kinds that nothing but the recipe knows."""
+"""The recipes of docs/architecture.md for new parts and new model families, applied to a copy of the package."""
 
 import os
 import re
@@ -24,7 +23,7 @@ class Squared:
 
 @dataclass(frozen=True)
 class Softest:
-    """The patches with weights that grow with their length."""
+    """Patches weighted by their norm."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,6 @@ HEAD_CASE = """
 COMMANDS = """
 import sys
 
-import torch
-
-import vitreous
 from vitreous.cli.main import main
 
 for line in open(sys.argv[1]).read().split("\\n\\n"):
@@ -96,6 +92,11 @@ for line in open(sys.argv[1]).read().split("\\n\\n"):
     except SystemExit as end:
         if end.code:
             raise
+"""
+KNOWN_LABELS = """
+import torch
+
+import vitreous
 
 model = vitreous.load(sys.argv[-1])
 before, labels = model.head.prototypes.data.clone(), model.config.labels
@@ -112,20 +113,34 @@ def edit(file: Path, *changes: tuple[str, str]) -> None:
     file.write_text(text)
 
 
+def recipe(start: str, end: str) -> tuple[str, str, str]:
+    """The config, the module and the case of `build.py` in a section of docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text().partition(start)[2].partition(end)[0]
+    config, module = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    [case] = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
+    return config, module, re.sub(r"^\+", "", case, flags=re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package with a new kind of position, as the documentation has it, and with a new MLP, pooling and head."""
+    """The package with the position embedding and the family of the documentation, and a new MLP, pooling and head."""
     tree = tmp_path_factory.mktemp("extended")
     package = Path(vitreous.__file__).parent
     model = shutil.copytree(package, tree / "vitreous", ignore=shutil.ignore_patterns("__pycache__")) / "model"
-    recipe = (
-        (ROOT / "docs" / "architecture.md").read_text().partition("## Swapping a part")[2].partition("That is all")[0]
-    )
-    option, module = re.findall(r"```python\n(.*?)```", recipe, re.DOTALL)
-    [case] = re.findall(r"```diff\n(.*?)```", recipe, re.DOTALL)
-    case = re.sub(r"^\+", "", case, flags=re.MULTILINE)
+    option, module, case = recipe("## Swapping a part", "That is all")
     assert "class DistanceBias:" in option
     assert "class DistanceBiasPosition(PositionEmbedding):" in module
+    config, family, family_case = recipe("## Adding a model family", "Training, evaluation")
+    assert "class ConvNetConfig(ModelConfig):" in config
+    config = config.partition("\n\n\n")[2]  # its imports are there already
+    family = family.partition("\n\n\nmodel = ")[0]
+    (model / "convnet.py").write_text(f"from vitreous.model.config import ConvNetConfig\n{family}\n")
+    edit(model / "config.py", ("AnyConfig = ViTConfig |", f"{config}\n\nAnyConfig = ConvNetConfig | ViTConfig |"))
+    edit(
+        model / "presets.py",
+        ("import ResNetConfig, ViTConfig", "import ConvNetConfig, ResNetConfig, ViTConfig"),
+        ("    return presets\n", '    presets["ConvNet"] = ConvNetConfig()\n    return presets\n'),
+    )
     edit(
         model / "options.py",
         ("PositionConfig = Learned1d |", f"{option}\n\n{OTHER_OPTIONS}PositionConfig = DistanceBias | Learned1d |"),
@@ -148,6 +163,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     edit(
         model / "build.py",
+        (
+            "from vitreous.model.config import AnyConfig,",
+            "from vitreous.model.convnet import ConvNet\nfrom vitreous.model.config import AnyConfig, ConvNetConfig,",
+        ),
+        ("    match config:\n", f"    match config:\n{family_case}"),
         ("    match config.position:\n", f"    match config.position:\n{case}"),
         ("    match config.mlp:\n", f"    match config.mlp:\n{MLP_CASE}"),
         ("    match config.pool:\n", f"    match config.pool:\n{POOL_CASE}"),
@@ -163,13 +183,60 @@ PARTS = [
 ]  # fmt: skip
 
 
-def test_new_kinds_survive_everything(tree: Path, tmp_path: Path) -> None:
+def run(tree: Path, folder: Path, commands: list[list[str]], afterwards: str = "") -> dict[str, str]:
+    """Run commands of the extended package in one process; the environment to run more."""
+    script, list_ = folder / "commands.py", folder / "commands"
+    script.write_text(COMMANDS + afterwards)
+    list_.write_text("\n\n".join("\n".join(words) for words in commands))
+    environment = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, str(script), str(list_)], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return environment
+
+
+USUAL = ["--data", "digits", "--batch-size", "64", "--workers", "0", "--device", "cpu", "--steps", "2"]
+
+
+@pytest.mark.xfail(strict=True, reason="model cards and predictors still know the classes of the families")
+def test_a_new_family_needs_no_change_elsewhere(tree: Path, tmp_path: Path) -> None:
+    image, best = encoded(smooth(20, 20)), str(tmp_path / "run" / "best")
+    (tmp_path / "cat.png").write_bytes(image)
+    environment = run(
+        tree,
+        tmp_path,
+        [
+            ["info", "ConvNet"],
+            ["train", *USUAL, "--model", "ConvNet", "--image-size", "8", "--out", str(tmp_path / "run")],
+            ["info", best],
+            ["info", best, "--json"],
+            ["eval", best, "--data", "digits", "--device", "cpu"],
+            ["eval", best, "--data", "digits", "--device", "cpu", "--probe", "knn"],
+            ["predict", best, str(tmp_path / "cat.png"), "--device", "cpu"],
+            ["embed", best, str(tmp_path / "cat.png"), "--out", str(tmp_path / "x.parquet"), "--device", "cpu"],
+            ["convert", best, str(tmp_path / "copy"), "--to", "vitreous"],
+            ["train", *USUAL, "--image-size", "16", "--out", str(tmp_path / "more"), "--init", best],
+        ],
+    )
+    card = (tmp_path / "run" / "best" / "README.md").read_text()
+    assert '"convnet"' in card
+    assert "ConvNet" in card
+    with process([Path(best)], **environment) as live:
+        [about] = live.ask("GET", "/v1/model").json["models"]
+        assert about["architecture"] == "ConvNet"
+        assert about["task"] == "classify"
+        assert live.ask("POST", "/v1/classify", image).status == 200
+        assert live.ask("POST", "/v1/embed", image).json["width"] == 64
+        assert live.ask("POST", "/v1/explain?method=rollout", image).status == 409
+
+
+def test_new_parts_work_in_every_command(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(encoded(smooth(20, 20)))
     small = ["patch_size=4", "width=32", "num_heads=2", "mlp_width=64", "depth=2"]
-    usual = ["--data", "digits", "--batch-size", "64", "--workers", "0", "--device", "cpu", "--steps", "2"]
     best = str(tmp_path / "run" / "best")
     commands = [
-        ["train", *usual, "--model", "ViT-Lite-6/4", "--image-size", "8", "--set", *small, *PARTS, "--out",
+        ["train", *USUAL, "--model", "ViT-Lite-6/4", "--image-size", "8", "--set", *small, *PARTS, "--out",
          str(tmp_path / "run")],
         ["eval", best, "--data", "digits", "--device", "cpu"],
         ["eval", best, "--data", "digits", "--device", "cpu", "--probe", "knn"],
@@ -178,32 +245,25 @@ def test_new_kinds_survive_everything(tree: Path, tmp_path: Path) -> None:
         ["embed", best, str(tmp_path / "cat.png"), "--out", str(tmp_path / "x.parquet"), "--device", "cpu"],
         ["info", best],
         ["info", best, "--json"],
-        ["train", *usual, "--image-size", "16", "--out", str(tmp_path / "more"), "--init", best],
+        ["train", *USUAL, "--image-size", "16", "--out", str(tmp_path / "more"), "--init", best],
     ]  # fmt: skip
-    script, list_ = tmp_path / "commands.py", tmp_path / "commands"
-    script.write_text(COMMANDS)
-    list_.write_text("\n\n".join("\n".join(words) for words in commands))
-    environment = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, str(script), str(list_)], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    environment = run(tree, tmp_path, commands, KNOWN_LABELS)
     assert (tmp_path / "explained").exists()
     with process([Path(best)], **environment) as live:
         [about] = live.ask("GET", "/v1/model").json["models"]
         assert about["position"] == "distance bias"
-        picture = encoded(smooth(20, 20))
-        assert live.ask("POST", "/v1/classify", picture).status == 200
-        assert live.ask("POST", "/v1/embed", picture).json["width"] == 32
+        image = encoded(smooth(20, 20))
+        assert live.ask("POST", "/v1/classify", image).status == 200
+        assert live.ask("POST", "/v1/embed", image).json["width"] == 32
         for method in ("relevance", "rollout", "attention", "occlusion"):
-            assert live.ask("POST", f"/v1/explain?method={method}", picture).status == 200
-        image = live.ask("POST", "/v1/images", picture).json["id"]
+            assert live.ask("POST", f"/v1/explain?method={method}", image).status == 200
+        session = live.ask("POST", "/v1/images", image).json["id"]
         for path in (
             "tour", "lens", "distance", "attention/0", "similarity/1", "map/relevance", "map/occlusion", "map/rollout",
             "map/attention", "map/pca", "faithfulness/relevance",
         ):  # fmt: skip
-            assert live.ask("GET", f"/v1/images/{image}/{path}").status == 200, path
+            assert live.ask("GET", f"/v1/images/{session}/{path}").status == 200, path
         shown = live.ask("GET", "/v1/position")
         assert shown.status == 200
-        assert len(set(shown.body)) > 2  # a bias is scaled to what bytes can hold
+        assert len(set(shown.body)) > 2  # a bias is scaled to bytes
         assert live.ask("GET", "/v1/filters").status == 200

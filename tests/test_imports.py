@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import vitreous
+
 ROOT = Path(__file__).parent.parent / "vitreous"
 
 # From the bottom up. A package may import packages of a lower line, and of its own line those to its left.
@@ -104,3 +106,11 @@ def test_help_does_not_import_torch(arguments: list[str]) -> None:
     modules = {line.rsplit("|", 1)[-1].strip() for line in run.stderr.splitlines()}
     assert "vitreous.cli.main" in modules
     assert not {"torch", "numpy", "jaxtyping", "transformers"} & modules
+
+
+def test_public_names_are_listed_once_for_mypy_and_once_for_imports() -> None:
+    """`vitreous/__init__.py` imports lazily from `_HOMES`; mypy reads the block under TYPE_CHECKING."""
+    tree = ast.walk(ast.parse((ROOT / "__init__.py").read_text()))
+    typed = {name.name: str(node.module) for node in tree if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert {name: home for name, home in typed.items() if home.startswith("vitreous.")} == vitreous._HOMES
+    assert all(getattr(vitreous, name) for name in vitreous.__all__)

@@ -20,7 +20,7 @@ def tiny(out: Path, **changes: Any) -> TrainConfig:
     config = TrainConfig(
         data="digits",
         model="ViT-Lite-6/4",
-        set=("patch_size=4", "width=32", "mlp_width=32", "depth=2", "num_heads=2", "channels=1"),
+        overrides={"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 2, "num_heads": 2, "channels": 1},
         image_size=(8,),
         out=out,
         steps=30,
@@ -56,7 +56,7 @@ def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, w
     import torch
 
     from vitreous.training import loop
-    from vitreous.training.monitor import Interrupted
+    from vitreous.training.loop import Interrupted
     from vitreous.training.run import train
 
     torch.set_num_threads(1)

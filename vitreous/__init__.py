@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
     from vitreous.serving import serve as serve
+    from vitreous.training.config import TrainConfig as TrainConfig
+    from vitreous.training.run import Run as Run
+    from vitreous.training.run import train as train
     from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
@@ -38,11 +41,14 @@ _HOMES = {
     "Predictor": "vitreous.inference.predictor",
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",
+    "Run": "vitreous.training.run",
     "save": "vitreous.weights.load",
     "Segmenter": "vitreous.model.segmenter",
     "SegmenterConfig": "vitreous.model.config",
     "SegmentPredictor": "vitreous.inference.segment_predictor",
     "serve": "vitreous.serving",
+    "train": "vitreous.training.run",
+    "TrainConfig": "vitreous.training.config",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",
 }

@@ -96,7 +96,7 @@ def test_info_lists_every_preset(monkeypatch, capsys) -> None:  # type: ignore[n
 
 
 def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from vitreous.cli import demo_run as demo
+    from vitreous.cli import demo
 
     short = dataclasses.replace(demo.config(tmp_path / "demo"), epochs=1)
     monkeypatch.setattr(demo, "config", lambda out: short)
@@ -228,12 +228,12 @@ def test_a_run_through_the_command(
     assert run(monkeypatch, "train", "--data", "digits", "--device", "cpu", *said) == 0
     out = capsys.readouterr().out
     assert "digits: 10 classes; train 1,438, val 359; val is 20% of every class, chosen by seed 0" in out
-    for chosen in ("--image-size 16", "--batch-size 64", "--flip 0", "--workers 0", "--out runs/digits"):
-        assert f"  chosen: {chosen}: " in out
+    for chosen in ("image_size = 16", "batch_size = 64", "flip = 0", "workers = 0", "out = runs/digits"):
+        assert f"  auto: {chosen} (" in out
     config = json.loads((tmp_path / "runs" / "digits" / "config.json").read_text())
     assert (config["optim"]["schedule"], config["augment"]["mixup"], config["steps"]) == ("linear", 0.2, 2)
     page = (tmp_path / "runs" / "digits" / "report.html").read_text()
-    assert "measured on the val part, which chose the best epoch too" in page
+    assert "evaluated on the val split, which also selected the best epoch" in page
     assert run(monkeypatch, "eval", "runs/digits/best", "--data", "digits", "--json", "--device", "cpu") == 0
     measured = json.loads(capsys.readouterr().out)
     metrics = json.loads((tmp_path / "runs" / "digits" / "metrics.json").read_text())

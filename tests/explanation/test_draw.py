@@ -22,7 +22,6 @@ from vitreous.explanation.draw import (
 )
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
-from vitreous.report.colours import css, heat, paint, signed
 
 FITS = {
     "crop": Preprocessing(crop_fraction=0.8),
@@ -168,36 +167,6 @@ def test_colours_of_patches_are_kept(canvas: Canvas) -> None:
     unit = drawn.shape[0] / 7
     np.testing.assert_allclose(drawn[round(2.5 * unit), round(3.5 * unit)], 255 * colours[2, 3], atol=1)
     assert np.ptp(drawn[round(5.5 * unit), round(3.5 * unit)].astype(int)) == 0
-
-
-def lightness(table: np.ndarray) -> np.ndarray:
-    """CIE L*, a measure that the tables were not made with."""
-    linear = np.where(table <= 0.04045, table / 12.92, ((table + 0.055) / 1.055) ** 2.4)
-    y = linear @ np.array([0.2126, 0.7152, 0.0722])
-    return np.where(y > 0.008856, 116 * np.cbrt(y) - 16, 903.3 * y)
-
-
-def test_lightness_rises_evenly() -> None:
-    steps = np.diff(lightness(heat())[::16])
-    assert (steps > 0).all()
-    assert steps.max() < 2.5 * np.median(steps)
-    assert lightness(heat())[0] < 8
-    assert lightness(heat())[-1] > 92
-
-
-def test_signs_are_alike_in_lightness_and_apart_in_colour() -> None:
-    table = signed()
-    np.testing.assert_allclose(lightness(table), lightness(table)[::-1], atol=6)
-    assert lightness(table).argmax() in (127, 128)
-    assert table[0, 2] > table[0, 0]
-    assert table[-1, 0] > table[-1, 2]
-
-
-def test_paint_and_css_agree() -> None:
-    ends = paint(np.array([0.0, 1.0, np.nan, 7.0]), heat())
-    assert (ends[0] == ends[2]).all()
-    assert (ends[1] == ends[3]).all()
-    assert f"#{bytes(ends[0]).hex()}" in css(heat())
 
 
 def test_scaling() -> None:

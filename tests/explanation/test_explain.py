@@ -160,7 +160,7 @@ def test_unreadable_files_are_errors(monkeypatch, capsys, checkpoint: Path, tmp_
 def test_a_resnet_has_no_attention(monkeypatch, capsys, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     save(build(ResNetConfig(stages=(1,), width=32, num_classes=2)), tmp_path / "resnet")
     assert run(monkeypatch, tmp_path / "resnet", "none", "--out", tmp_path / "out") == 1
-    assert "only a Vision Transformer has attention" in capsys.readouterr().err
+    assert "explain needs a Vision Transformer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["average", "attention pooling", "hybrid"])

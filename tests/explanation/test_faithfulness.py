@@ -4,7 +4,7 @@ import torch
 from planted import KINDS, PLACE, SHOWN, picture, planted
 from vitreous.explanation.captured import capture
 from vitreous.explanation.faithfulness import faithfulness, random_faithfulness
-from vitreous.explanation.occlusion import as_patches, as_pixels
+from vitreous.explanation.occlusion import as_patches, as_pixels, fill_image
 from vitreous.explanation.relevance import relevance
 from vitreous.model.config import ViTConfig
 
@@ -18,19 +18,19 @@ def test_the_planted_map_beats_random_ones(small: ViTConfig, kind: str) -> None:
     assert found.insertion > random.insertion
 
 
-def test_curves_start_and_end_at_the_same_images(small: ViTConfig) -> None:
+def test_curves_start_and_end_at_the_whole_image_and_the_filled_one(small: ViTConfig) -> None:
     model, image = planted(small, "class token"), picture()
     order, captured = torch.rand(3, 4), capture(model, image)
-    one, other = (faithfulness(captured, SHOWN, x, insertion_fill="mean") for x in (order, -order))
+    one, other = (faithfulness(captured, SHOWN, x) for x in (order, -order))
     assert one.fractions.tolist() == pytest.approx([i / 12 for i in range(13)])
+    whole, mean, blurred = (
+        model(x).softmax(-1)[0, SHOWN].item()
+        for x in (image, fill_image(captured, "mean"), fill_image(captured, "blur"))
+    )
     for found in (one, other):
-        whole = model(image).softmax(-1)[0, SHOWN].item()
-        assert found.deletion_curve[0].item() == pytest.approx(whole)
-        assert found.insertion_curve[-1].item() == pytest.approx(whole)
-        assert found.insertion_curve[0] == found.deletion_curve[-1]
-    # One masks first what the other shows last.
-    torch.testing.assert_close(one.deletion_curve, other.insertion_curve.flip(0))
-    assert one.deletion == pytest.approx(other.insertion)
+        assert (found.deletion_curve[0].item(), found.deletion_curve[-1].item()) == pytest.approx((whole, mean))
+        assert (found.insertion_curve[0].item(), found.insertion_curve[-1].item()) == pytest.approx((blurred, whole))
+    assert not torch.allclose(one.deletion_curve, other.deletion_curve)  # the order counts
 
 
 def test_pixels_and_patches() -> None:

@@ -15,7 +15,7 @@ KINDS = {
 
 
 def by_hand(attention: SelfAttention, tokens: torch.Tensor, terms: AttentionTerms) -> torch.Tensor:
-    """The output, put together from the explicit weights."""
+    """Output of attention from its explicit weights."""
     b, t, d = tokens.shape
     values = attention.v(tokens).reshape(b, t, attention.num_heads, -1).transpose(1, 2)
     gathered = attention.weights(tokens, terms) @ values
@@ -26,7 +26,7 @@ def by_hand(attention: SelfAttention, tokens: torch.Tensor, terms: AttentionTerm
 @pytest.mark.parametrize("with_bias", [False, True])
 @settings(max_examples=10, deadline=None)
 @given(b=st.integers(1, 3), t=st.integers(1, 40), heads=st.sampled_from([1, 2, 4]), half=st.integers(1, 8))
-def test_explicit_weights_are_the_fused_ones(options, with_bias, b, t, heads, half) -> None:  # type: ignore[no-untyped-def]
+def test_explicit_weights_equal_fused_attention(options, with_bias, b, t, heads, half) -> None:  # type: ignore[no-untyped-def]
     attention = SelfAttention(heads * 2 * half, heads, **options)
     tokens = torch.randn(b, t, heads * 2 * half)
     terms = AttentionTerms(bias=torch.randn(heads, t, t) if with_bias else None)
@@ -37,7 +37,7 @@ def test_explicit_weights_are_the_fused_ones(options, with_bias, b, t, heads, ha
     torch.testing.assert_close(attention.weights(tokens, terms, slice(t // 2, t)), weights[:, :, t // 2 :])
 
 
-def test_it_is_torchs_multi_head_attention() -> None:
+def test_self_attention_equals_torch() -> None:
     ours, theirs = SelfAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
     with torch.no_grad():
         parts = (ours.q, ours.k, ours.v)
@@ -68,7 +68,7 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(attention(tokens, AttentionTerms()), attention(tokens, AttentionTerms()))
 
 
-def test_pooling_attention_is_torchs_with_one_query() -> None:
+def test_pooling_attention_equals_torch_with_one_query() -> None:
     ours, theirs = PoolingAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
     with torch.no_grad():
         parts = (ours.q, ours.k, ours.v)

@@ -1,12 +1,12 @@
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.block import Block, GeluMlp, LayerScale, StochasticDepth, SwiGluMlp
 
 
-def test_it_is_torchs_pre_norm_layer() -> None:
+def test_block_equals_torch_pre_norm_layer() -> None:
     theirs = nn.TransformerEncoderLayer(
         24, 3, 48, dropout=0.0, activation="gelu", norm_first=True, batch_first=True, layer_norm_eps=1e-6
     )
@@ -33,17 +33,17 @@ def test_it_is_torchs_pre_norm_layer() -> None:
     torch.testing.assert_close(ours(tokens, AttentionTerms()), theirs(tokens))
 
 
-def test_with_its_own_weights_handed_in_it_is_the_same() -> None:
+def test_with_weights_equals_forward() -> None:
     block = Block(SelfAttention(24, 3), SwiGluMlp(24, 48), 24, 1e-6, layer_scale=0.5)
     tokens, terms = torch.randn(2, 7, 24), AttentionTerms(bias=torch.randn(3, 7, 7))
     weights = block.attention_weights(tokens, terms)
     torch.testing.assert_close(block.with_weights(tokens, weights, terms), block(tokens, terms), atol=1e-5, rtol=0)
-    others = torch.eye(7).expand(2, 3, 7, 7)  # everyone hears only itself
+    others = torch.eye(7).expand(2, 3, 7, 7)  # every token attends only to itself
     alone = block.with_weights(tokens, others, terms)
     torch.testing.assert_close(block.with_weights(tokens[:, 3:4], others[..., :1, :1], terms), alone[:, 3:4])
 
 
-def test_gelu_is_exact_or_approximate_as_asked() -> None:
+def test_gelu_is_exact_or_approximate() -> None:
     x = torch.linspace(-4, 4, 101)[None, :, None]
     exact, approximate = GeluMlp(1, 1, "erf"), GeluMlp(1, 1, "tanh")
     normal = torch.distributions.Normal(0, 1)
@@ -74,3 +74,53 @@ def test_stochastic_depth_drops_whole_images_and_keeps_the_mean() -> None:
     assert ((kept == 0).all(1) | torch.isclose(kept, torch.tensor(4 / 3)).all(1)).all()
     assert out.mean() == pytest.approx(1, abs=0.02)
     assert torch.equal(layer.eval()(torch.ones(5, 2, 3)), torch.ones(5, 2, 3))
+
+
+def noisy_block(layer_scale: float | None = None, stochastic_depth: float = 0.0) -> Block:
+    block = Block(SelfAttention(16, 4), GeluMlp(16, 32, "erf"), 16, 1e-6, layer_scale, stochastic_depth)
+    for name, parameter in block.named_parameters():
+        if "scale" not in name:
+            nn.init.normal_(parameter, std=0.3)
+    return block.eval()
+
+
+def branches(block: Block, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Output of each branch of equations 2 and 3, without the residual."""
+    return block.attention(block.attention_norm(tokens), AttentionTerms()), block.mlp(block.mlp_norm(tokens))
+
+
+@torch.no_grad()
+def test_layer_scale_acts_on_both_branches() -> None:
+    tokens = torch.randn(2, 5, 16)
+    for dead, alive, branch in [("attention_scale", "mlp_scale", 1), ("mlp_scale", "attention_scale", 0)]:
+        block = noisy_block(layer_scale=0.25)
+        getattr(block, dead).factor.zero_()
+        expected = tokens + 0.25 * branches(block, tokens)[branch]
+        torch.testing.assert_close(block(tokens, AttentionTerms()), expected)
+        assert (expected - tokens).abs().max() > 0.01
+        getattr(block, alive).factor.zero_()
+        torch.testing.assert_close(block(tokens, AttentionTerms()), tokens, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_stochastic_depth_acts_on_both_branches_in_training_only() -> None:
+    tokens = torch.randn(8, 5, 16)
+    block = noisy_block(layer_scale=1.0, stochastic_depth=0.999999)
+    for alive in ("attention_scale", "mlp_scale"):
+        for name in ("attention_scale", "mlp_scale"):
+            getattr(block, name).factor.fill_(float(name == alive))
+        assert (block.eval()(tokens, AttentionTerms()) - tokens).abs().max() > 0.01
+        torch.testing.assert_close(block.train()(tokens, AttentionTerms()), tokens, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_the_two_branches_are_dropped_independently() -> None:
+    block = noisy_block(stochastic_depth=0.5).train()
+    for linear, bias in ((block.attention.output, 1.0), (block.mlp.down, 10.0)):
+        linear.weight.zero_()
+        linear.bias.fill_(bias)
+    outputs = block(torch.zeros(400, 3, 16), AttentionTerms())
+    assert (outputs == outputs[:, :1, :1]).all()  # whole images are dropped
+    values, counts = outputs[:, 0, 0].unique(return_counts=True)
+    assert values.tolist() == [0, 2, 20, 22]  # kept branches are doubled
+    assert counts.min() > 60

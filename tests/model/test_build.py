@@ -9,7 +9,7 @@ from vitreous.model.options import HeadConfig, LinearHead, MlpHead, TanhHead
 
 
 @pytest.mark.parametrize("head", [LinearHead(), TanhHead(7), MlpHead(7)], ids=str)
-def test_a_known_label_keeps_what_was_learned_of_it(head: HeadConfig, small: ViTConfig) -> None:
+def test_known_labels_keep_their_weights(head: HeadConfig, small: ViTConfig) -> None:
     config = dataclasses.replace(small, head=head, num_classes=3, labels=("cat", "dog", "owl"))
     model = build_vit(config).eval()
     for weight in model.head.parameters():
@@ -22,7 +22,7 @@ def test_a_known_label_keeps_what_was_learned_of_it(head: HeadConfig, small: ViT
     assert not torch.isclose(after[:, 2], before[:, 1]).any()
 
 
-def test_unknown_labels_start_afresh(small: ViTConfig) -> None:
+def test_unknown_labels_are_reinitialised(small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, num_classes=2, labels=("a", "b")))
     old = model.head
     model.replace_head(2, ("c", "d"))
@@ -30,7 +30,7 @@ def test_unknown_labels_start_afresh(small: ViTConfig) -> None:
 
 
 @pytest.mark.parametrize("classes", [0, 4])
-def test_pre_logits_go_with_the_classes_they_were_made_for(classes: int, small: ViTConfig) -> None:
+def test_pre_logits_are_dropped_with_their_classes(classes: int, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, head=TanhHead(7))).eval()
     images = torch.randn(2, 3, *small.image_size)
     pooled = model.pool(model.features(images))

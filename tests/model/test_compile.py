@@ -1,4 +1,4 @@
-"""One graph, no breaks, and a dynamic batch, for every family of presets: at full structure, but thin and shallow."""
+"""torch.compile and torch.export for a thin, shallow model of every family of presets."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def family(name: str) -> str:
     return name.replace("+", "-").split("-")[0] + "-III" * ("III" in name) + "-distilled" * ("distilled" in name)
 
 
-def test_every_family_is_here() -> None:
+def test_every_family_of_presets_is_covered() -> None:
     hybrids = {name for name in PRESETS if "+" in name}
     missing = {family(name) for name in set(PRESETS) - hybrids} - {family(name) for name in FAMILIES}
     assert not missing
@@ -62,7 +62,7 @@ def test_exports_with_a_dynamic_batch(name: str) -> None:
 @pytest.mark.parametrize("position", [Rotary2d(), RelativeBias(), Conditional()], ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (32, 96)], ids=["own size", "another size"])
 def test_trains_as_one_graph(position: object, size: tuple[int, int]) -> None:
-    """Forward and backward, with the positions that act inside the encoder; no code is generated, to keep it quick."""
+    """Forward and backward, with positions that act inside the encoder; no code is generated, to save time."""
     overrides = THIN | {"position": position, "stochastic_depth": 0.1}
     model = build(configure("ViT-B/16", num_classes=5, image_size=(64, 64), overrides=overrides))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -63,7 +63,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("fields", "message"), BAD_FIELDS, ids=lambda value: str(value)[:40])
-def test_bad_fields_are_named_at_once(fields: dict[str, Any], message: str) -> None:
+def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ViTConfig(**fields)
 

@@ -1,4 +1,4 @@
-"""What a config says reaches the parts it is about."""
+"""Every field of a config reaches the modules that it configures."""
 
 import dataclasses
 from typing import Any
@@ -27,7 +27,7 @@ def test_eps_reaches_every_norm(small: ViTConfig, pool: Any) -> None:
     assert {norm.eps for norm in norms} == {3e-4}
 
 
-def test_eps_of_group_norm_is_the_released_codes(small: ViTConfig) -> None:
+def test_eps_of_group_norm_matches_released_code(small: ViTConfig) -> None:
     hybrid = build(dataclasses.replace(small, stem=ResNetStem(stages=(1,), width=32), patch_size=(2, 2)))
     assert {norm.eps for norm in found(hybrid, nn.GroupNorm)} == {1e-6}
     bit = build(ResNetConfig(stages=(1, 1), width=32))
@@ -48,7 +48,7 @@ def test_swiglu_reaches_every_mlp(small: ViTConfig) -> None:
     assert [block.mlp.gate_and_up.out_features for block in model.encoder.blocks] == [2 * small.mlp_width] * 2
 
 
-def test_attentions_options_reach_every_block(small: ViTConfig) -> None:
+def test_attention_options_reach_every_block(small: ViTConfig) -> None:
     for block in build(small).encoder.blocks:
         assert block.attention.scale == pytest.approx((32 / 4) ** -0.5)
         assert all(part.bias is not None for part in (block.attention.q, block.attention.k, block.attention.v))
@@ -70,7 +70,7 @@ def test_qk_scale_changes_the_weights(small: ViTConfig) -> None:
     torch.testing.assert_close(attention.weights(tokens, AttentionTerms()), expected)
 
 
-def test_the_stems_width_reaches_the_patches(small: ViTConfig) -> None:
+def test_stem_width_reaches_the_patches(small: ViTConfig) -> None:
     for width, stages, channels in [(32, (), 32), (32, (1,), 128), (64, (1, 1), 512)]:
         stem = ResNetStem(stages=stages, width=width)
         model = build(dataclasses.replace(small, stem=stem, patch_size=(1, 1)))
@@ -78,7 +78,7 @@ def test_the_stems_width_reaches_the_patches(small: ViTConfig) -> None:
         assert model.patches.projection.in_channels == channels
 
 
-def test_dropout_reaches_its_places(small: ViTConfig) -> None:
+def test_dropout_reaches_every_layer(small: ViTConfig) -> None:
     model = build(dataclasses.replace(small, dropout=Dropout(embedding=0.1, attention=0.2, hidden=0.3)))
     assert model.embedding_dropout.p == 0.1
     for block in model.encoder.blocks:

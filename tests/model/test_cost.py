@@ -12,7 +12,7 @@ from vitreous.model.options import NoPosition, PositionConfig, RelativeBias
 
 
 def multiply_adds(config: ViTConfig) -> int:
-    """Of a plain ViT, by hand: every matrix product of equations 1 to 8."""
+    """FLOPs of a plain ViT by hand: every matrix product of equations 1 to 8."""
     n, t, d = config.num_tokens - config.num_prefix_tokens, config.num_tokens, config.width
     patches = n * config.channels * config.patch_size[0] * config.patch_size[1] * d
     attention = t * d * 3 * d + 2 * t * t * d + t * d * d
@@ -25,18 +25,18 @@ def multiply_adds(config: ViTConfig) -> int:
     [ViTConfig(), ViTConfig(image_size=(64, 96), registers=3), ViTConfig(image_size=(32, 32), position=RelativeBias())],
     ids=["B/16", "registers", "bias"],
 )
-def test_operations_are_the_matrix_products(config: ViTConfig) -> None:
+def test_flops_count_the_matrix_products(config: ViTConfig) -> None:
     assert cost(config).flops == 2 * multiply_adds(config)
 
 
-def test_memory_is_what_a_real_step_keeps(small: ViTConfig) -> None:
+def test_activation_bytes_equal_a_real_step(small: ViTConfig) -> None:
     assert cost(small).activation_bytes == _kept_for_backward(build(small), torch.randn(1, 3, 24, 32))
     by_depth = [cost(dataclasses.replace(small, depth=depth)).activation_bytes for depth in (1, 2, 3)]
     assert by_depth[2] - by_depth[1] == by_depth[1] - by_depth[0] > 0  # every layer keeps the same
 
 
 @pytest.mark.parametrize("position", [NoPosition(), RelativeBias()])
-def test_memory_of_inference_is_what_the_allocator_gives_out(small: ViTConfig, position: PositionConfig) -> None:
+def test_inference_bytes_equal_the_allocator(small: ViTConfig, position: PositionConfig) -> None:
     config = dataclasses.replace(small, position=position, image_size=(96, 128))
     model = build(config).eval()
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""How weights start out, as the released code of the papers has it."""
+"""Initial weights, as in the released code of the papers."""
 
 import dataclasses
 import math
@@ -28,13 +28,13 @@ POOLED = dataclasses.replace(START, distillation_token=False, pool=AttentionPool
 
 
 def assert_uniform(matrix: Tensor, bound: float) -> None:
-    """No entry beyond the bound, the largest close to it, and the deviation of a uniform distribution."""
+    """Check the bound and the std of a uniform distribution."""
     largest = matrix.abs().max().item()
     assert 0.98 * bound < largest <= bound * (1 + 1e-6)
     assert matrix.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
 
 
-def test_matrices_start_from_xavier() -> None:
+def test_matrices_are_xavier() -> None:
     d, h = START.width, START.mlp_width
     block = build(START).encoder.blocks[0]
     for part in (block.attention.q, block.attention.k, block.attention.v, block.attention.output):
@@ -49,7 +49,7 @@ def test_matrices_start_from_xavier() -> None:
         assert_uniform(part.weight, math.sqrt(6 / (2 * d)))
 
 
-def test_positions_tokens_and_the_last_layer_start_small() -> None:
+def test_positions_tokens_and_classifier_are_small() -> None:
     model = build(START)
     pooled = build(POOLED)
     two = build(dataclasses.replace(START, position=Learned2d())).position
@@ -67,7 +67,7 @@ def test_positions_tokens_and_the_last_layer_start_small() -> None:
         assert abs(tensor.mean().item()) < 4 * 0.02 / math.sqrt(tensor.numel())
 
 
-def test_patches_start_from_lecun() -> None:
+def test_patch_projection_is_lecun() -> None:
     weight = build(START).patches.projection.weight
     assert weight.std().item() == pytest.approx(1 / math.sqrt(3 * 8 * 8), rel=0.05)
 
@@ -83,7 +83,7 @@ def test_patches_start_from_lecun() -> None:
         {"stem": ResNetStem(stages=(1, 2), width=32), "patch_size": (1, 1)},
     ],
 )
-def test_biases_start_at_zero_and_norms_at_one(changes: dict[str, Any]) -> None:
+def test_biases_are_zero_and_norms_one(changes: dict[str, Any]) -> None:
     model = build(dataclasses.replace(START, **changes))
     biases = [tensor for name, tensor in model.named_parameters() if name.endswith("bias")]
     assert len(biases) > 8
@@ -93,7 +93,7 @@ def test_biases_start_at_zero_and_norms_at_one(changes: dict[str, Any]) -> None:
             assert (module.weight == 1).all()
 
 
-def test_hybrid_units_start_as_the_identity() -> None:
+def test_hybrid_units_are_initially_the_identity() -> None:
     stem = ResNetStem(stages=(2, 3), width=32)
     model = build(dataclasses.replace(START, stem=stem, patch_size=(1, 1)))
     units = list(model.stem.stages)

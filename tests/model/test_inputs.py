@@ -1,4 +1,4 @@
-"""Images whose dtype or device is not the model's are answered with what to do; what torch accepts is never refused."""
+"""Errors for images of another dtype or device than the model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "weights", "images"), CASES, ids=str)
-def test_images_of_another_dtype_are_answered_with_both(name: str, weights: torch.dtype, images: torch.dtype) -> None:
+def test_dtype_mismatch_names_both(name: str, weights: torch.dtype, images: torch.dtype) -> None:
     model, inputs = every_model(name).to(weights), [tensor.to(images) for tensor in inputs_of(name)]
     calls: list[Callable[..., Any]] = [model]
     if isinstance(model, ViT):
@@ -31,7 +31,7 @@ def test_images_of_another_dtype_are_answered_with_both(name: str, weights: torc
             call(*inputs)
 
 
-def test_replicas_without_parameters_answer_too() -> None:
+def test_dtype_mismatch_in_a_replica_names_both() -> None:
     model = every_model("Learned1d").half()
     model.patches.projection.weight = plain(model.patches.projection)
     with pytest.raises(ValueError, match=r"torch\.float32.*torch\.float16"):
@@ -39,19 +39,19 @@ def test_replicas_without_parameters_answer_too() -> None:
 
 
 def plain(module: nn.Module) -> Tensor:
-    """The weight as `nn.DataParallel` has it: a tensor, and no longer a parameter."""
+    """Make the weight a plain tensor, as in replicas of `nn.DataParallel`."""
     return module._parameters.pop("weight").detach()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["Learned1d", "SinCos2d", "stem", "ResNet", "mask decoder"])
-def test_autocast_takes_images_of_another_dtype(name: str) -> None:
+def test_autocast_accepts_another_dtype(name: str) -> None:
     model = every_model(name).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         assert model(*inputs_of(name)).isfinite().all()
 
 
-def test_a_layer_that_converts_its_weight_is_left_alone() -> None:
-    """As offloading and sharding do: the weight has its final dtype only while the layer is called."""
+def test_layers_that_convert_their_weight_work() -> None:
+    """Offloading and sharding give the weight its final dtype only during the call."""
     model = every_model("Learned1d")
     expected = model(images := torch.randn(1, 3, 24, 32))
     projection = model.patches.projection.half()
@@ -59,20 +59,20 @@ def test_a_layer_that_converts_its_weight_is_left_alone() -> None:
     torch.testing.assert_close(model(images), expected, atol=1e-2, rtol=1e-2)
 
 
-def test_another_device_is_answered_with_both() -> None:
+def test_device_mismatch_names_both() -> None:
     with pytest.raises(ValueError, match=r"images are on cpu.*model is on meta"):
         model_inputs.check_matches(torch.zeros(1), torch.zeros(1, device="meta"))
 
 
-def test_other_errors_of_torch_stay() -> None:
+def test_other_torch_errors_are_not_replaced() -> None:
     model = every_model("Learned1d")
     model.patches.projection.bias = nn.Parameter(torch.zeros(7))
     with pytest.raises(RuntimeError, match="bias"):
         model(torch.zeros(1, 3, 24, 32))
 
 
-def test_other_errors_of_torch_stay_under_autocast() -> None:
-    """There, dtypes may differ, and are not the reason: memory may have run out."""
+def test_other_torch_errors_are_not_replaced_under_autocast() -> None:
+    """Under autocast dtypes may differ, so they are not the reason."""
     model = every_model("Learned1d").bfloat16()
 
     def fail(*_: object) -> None:

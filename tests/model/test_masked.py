@@ -26,7 +26,7 @@ def encoder(small: ViTConfig) -> ViT:
 
 @settings(max_examples=30, deadline=None)
 @given(c=st.integers(1, 4), ph=st.integers(1, 5), pw=st.integers(1, 5), gh=st.integers(1, 4), gw=st.integers(1, 4))
-def test_patches_cut_and_put_together_are_the_image(c: int, ph: int, pw: int, gh: int, gw: int) -> None:
+def test_uncut_inverts_cut(c: int, ph: int, pw: int, gh: int, gw: int) -> None:
     images = torch.randn(2, c, gh * ph, gw * pw)
     patches = cut(images, (ph, pw))
     assert patches.shape == (2, gh * gw, c * ph * pw)
@@ -34,7 +34,7 @@ def test_patches_cut_and_put_together_are_the_image(c: int, ph: int, pw: int, gh
     assert torch.equal(uncut(patches, (ph, pw), (gh, gw)), images)
 
 
-def test_three_bits_are_a_number_for_every_colour_and_back() -> None:
+def test_three_bits_round_trip() -> None:
     numbers = torch.arange(8**3)
     colours = colour_of(numbers, 3)
     assert torch.equal(three_bits(colours[..., None, None]).flatten(), numbers)
@@ -42,7 +42,7 @@ def test_three_bits_are_a_number_for_every_colour_and_back() -> None:
     assert three_bits(torch.zeros(1, 3, 1, 1)).item() == 0
 
 
-def test_corruption_is_in_the_papers_proportions(small: ViTConfig) -> None:
+def test_corruption_has_the_proportions_of_the_paper(small: ViTConfig) -> None:
     model = MaskedPatchPrediction(encoder(small))
     n = 12
     patches = torch.randn(500, n, small.width)
@@ -62,7 +62,7 @@ def test_corruption_is_in_the_papers_proportions(small: ViTConfig) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_each_target_of_the_paper_is_learned(target: Target, small: ViTConfig) -> None:
+def test_mpp_learns_each_target(target: Target, small: ViTConfig) -> None:
     torch.manual_seed(0)
     model = MaskedPatchPrediction(encoder(small), target)
     unit = (torch.randint(0, 2, (2, 3, 3, 4)) * 0.8 + 0.1).repeat_interleave(8, 2).repeat_interleave(8, 3)
@@ -80,7 +80,7 @@ def test_each_target_of_the_paper_is_learned(target: Target, small: ViTConfig) -
     assert (filled.patches - truth)[filled.hidden].abs().mean() < 0.1  # 3 bits are at most 1/16 off
 
 
-def test_only_corrupted_patches_count(small: ViTConfig) -> None:
+def test_mpp_loss_counts_only_corrupted_patches(small: ViTConfig) -> None:
     model = MaskedPatchPrediction(encoder(small), "pixels")
     unit, draws = torch.rand(1, 3, 24, 32), torch.rand(1, 3, 12)
     filled = model(unit, unit, draws)
@@ -88,8 +88,8 @@ def test_only_corrupted_patches_count(small: ViTConfig) -> None:
     torch.testing.assert_close(filled.losses, errors[filled.hidden].mean()[None])
 
 
-def test_mae_sees_only_what_is_kept(small: ViTConfig) -> None:
-    """What is hidden may change as it likes: nothing that is painted changes."""
+def test_mae_output_is_independent_of_hidden_pixels(small: ViTConfig) -> None:
+    """Changing the hidden pixels does not change the prediction."""
     model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2).eval()
     draws = torch.rand(1, 12)
     images = torch.randn(1, 3, 24, 32)
@@ -98,27 +98,27 @@ def test_mae_sees_only_what_is_kept(small: ViTConfig) -> None:
     patches = cut(images, small.patch_size)
     patches[filled.hidden] += torch.randn(9, patches.shape[-1])
     other = uncut(patches, small.patch_size, (3, 4))
-    tokens = [_painted(model, pictures, draws) for pictures in (images, other)]
+    tokens = [_predicted(model, batch, draws) for batch in (images, other)]
     torch.testing.assert_close(tokens[0], tokens[1])
 
 
-def _painted(model: MaskedAutoencoder, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """What the decoder says, before the patches' own mean and deviation are put back."""
+def _predicted(model: MaskedAutoencoder, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Output of the decoder, without the mean and std of the patches."""
     filled, truth = model(images, draws), cut(images, model.encoder.config.patch_size)
     return (filled.patches - truth.mean(-1, keepdim=True)) / (truth.var(-1, keepdim=True) + 1e-6).sqrt()
 
 
-def test_mae_is_compared_in_normalised_pixels_of_hidden_patches(small: ViTConfig) -> None:
+def test_mae_loss_is_on_normalised_hidden_patches(small: ViTConfig) -> None:
     model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2).eval()
     images, draws = torch.randn(2, 3, 24, 32), torch.rand(2, 12)
     filled, truth = model(images, draws), cut(images, small.patch_size)
     wanted = (truth - truth.mean(-1, keepdim=True)) / truth.std(-1, keepdim=True)
-    errors = (_painted(model, images, draws) - wanted).square().mean(-1)
+    errors = (_predicted(model, images, draws) - wanted).square().mean(-1)
     expected = torch.stack([errors[i][filled.hidden[i]].mean() for i in range(2)])
     torch.testing.assert_close(filled.losses, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_mae_counts_what_patch_dropout_took_as_hidden(small: ViTConfig) -> None:
+def test_mae_counts_dropped_patches_as_hidden(small: ViTConfig) -> None:
     dropping = build_vit(dataclasses.replace(small, num_classes=0, patch_dropout=0.5))
     model = MaskedAutoencoder(dropping, rate=0.5, width=32, depth=1, num_heads=2)
     filled = model.train()(torch.randn(2, 3, 24, 32), torch.rand(2, 12))
@@ -126,13 +126,13 @@ def test_mae_counts_what_patch_dropout_took_as_hidden(small: ViTConfig) -> None:
     filled.losses.sum().backward()
 
 
-def test_mpp_asks_about_every_patch(small: ViTConfig) -> None:
+def test_mpp_rejects_patch_dropout(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match=r"patch_dropout is 0\.5, but must be 0"):
         MaskedPatchPrediction(build_vit(dataclasses.replace(small, num_classes=0, patch_dropout=0.5)))
 
 
-def test_mae_decodes_with_the_prefix_and_every_patch_in_its_place(small: ViTConfig) -> None:
-    """By hand, on a grid that is not square."""
+def test_mae_decoder_by_hand(small: ViTConfig) -> None:
+    """On a grid that is not square."""
     model = MaskedAutoencoder(encoder(small), width=32, depth=2, num_heads=2).eval()
     with torch.no_grad():
         model.mask.normal_()
@@ -150,7 +150,7 @@ def test_mae_decodes_with_the_prefix_and_every_patch_in_its_place(small: ViTConf
     torch.testing.assert_close(model.decode(features, keep_indices), expected)
 
 
-def test_mae_learns_to_paint(small: ViTConfig) -> None:
+def test_mae_learns(small: ViTConfig) -> None:
     torch.manual_seed(0)
     model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2)
     images, draws = torch.randn(2, 3, 24, 32), torch.rand(2, 12)
@@ -164,7 +164,7 @@ def test_mae_learns_to_paint(small: ViTConfig) -> None:
     assert model(images, draws).losses.mean() < first / 4
 
 
-def test_a_hybrid_is_refused() -> None:
+def test_hybrids_are_rejected() -> None:
     from vitreous.model.presets import create
 
     hybrid = create("R26+ViT-S/32", num_classes=0, overrides={"depth": 1})

@@ -18,17 +18,17 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_same_model_without_memory(name: str) -> None:
+def test_blank_model_has_the_same_tensors_without_memory(name: str) -> None:
     blank, real = build_blank(CONFIGS[name]).state_dict(), build(CONFIGS[name]).state_dict()
     assert all(tensor.is_meta for tensor in blank.values())
     assert {key: (x.shape, x.dtype) for key, x in blank.items()} == {key: (x.shape, x.dtype) for key, x in real.items()}
 
 
-def test_it_costs_next_to_nothing() -> None:
-    """torch's compiler takes over a second to load, and would be loaded for random numbers without memory."""
+def test_build_blank_does_not_load_the_compiler() -> None:
+    """Random initialisation on the meta device would load it, which takes over a second."""
     program = (
         "import sys; from vitreous.model.meta_build import build_blank; from vitreous.model.presets import preset; "
         "build_blank(preset('ViT-Ti/16')); build_blank(preset('R26+ViT-S/32')); print('torch._dynamo' in sys.modules)"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["False"]
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False"]

@@ -1,4 +1,4 @@
-"""Whole models against timm's, every parameter random: the same weights give the same logits, at any size."""
+"""Logits of whole models equal timm's for the same random weights, at any size."""
 
 import dataclasses
 from functools import partial
@@ -32,7 +32,7 @@ PLAIN = ViTConfig(
 )
 OWN_PREFIX = Learned1d(prefix_entries=False, interpolation="timm")
 
-# Ours, as changes to PLAIN; timm's, as arguments. A string stands for a layer of timm's, which may not be installed.
+# Ours, as changes to PLAIN; timm's, as arguments. A string names a layer of timm, which may not be installed.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "class token": ({}, {}),
     "patches not square": ({"patch_size": (8, 4)}, {"patch_size": (8, 4)}),
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 # The same parameters under a slightly wrong config: what the tolerance has to tell apart.
-SLIPS: dict[str, tuple[str, dict[str, Any]]] = {
+MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "GELU": ("class token", {"mlp": Gelu("tanh")}),
     "GELU of the pool": ("attention pooling", {"mlp": Gelu("tanh")}),
     "eps": ("eps", {"norm_eps": 1e-6}),
@@ -83,7 +83,7 @@ SLIPS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", [OWN, OTHER], ids=["own size", "other size"])
 @torch.no_grad()
-def test_logits_are_timms(case: str, size: tuple[int, int]) -> None:
+def test_logits_equal_timm(case: str, size: tuple[int, int]) -> None:
     changes, arguments = CASES[case]
     config = dataclasses.replace(PLAIN, **changes)
     theirs = noisy_timm(config, arguments)
@@ -96,16 +96,16 @@ def test_logits_are_timms(case: str, size: tuple[int, int]) -> None:
     assert_close(ours.resized(size)(images), expected)
 
 
-@pytest.mark.parametrize("slip", SLIPS)
+@pytest.mark.parametrize("mistake", MISTAKES)
 @torch.no_grad()
-def test_the_tolerance_sees_a_slip(slip: str) -> None:
-    case, wrong = SLIPS[slip]
+def test_the_tolerance_detects_wrong_numerics(mistake: str) -> None:
+    case, wrong = MISTAKES[mistake]
     changes, arguments = CASES[case]
     config = dataclasses.replace(PLAIN, **changes)
     theirs = noisy_timm(config, arguments)
     ours = build(dataclasses.replace(config, **wrong)).eval()
     state = ours_from_timm(theirs.state_dict(), config)
-    if slip == "order of norm and mean":
+    if mistake == "order of norm and mean":
         state = {name.replace("norm.", "pool.norm.") if name[:5] == "norm." else name: t for name, t in state.items()}
     ours.load_state_dict(state, strict=True)
     images = torch.randn(3, 3, *OWN)
@@ -113,7 +113,7 @@ def test_the_tolerance_sees_a_slip(slip: str) -> None:
 
 
 @torch.no_grad()
-def test_the_two_answers_of_a_distilled_model_are_timms() -> None:
+def test_distilled_heads_equal_timm() -> None:
     config = dataclasses.replace(PLAIN, distillation_token=True)
     theirs = noisy_timm(config, {})
     ours = build(config).eval()
@@ -127,7 +127,7 @@ def test_the_two_answers_of_a_distilled_model_are_timms() -> None:
 
 @pytest.mark.parametrize("grid", [(3, 4), (1, 5), (7, 2)])
 @pytest.mark.parametrize("base", [100.0, 37.0])
-def test_rotation_is_dinov3s(grid: tuple[int, int], base: float) -> None:
+def test_rotation_equals_dinov3(grid: tuple[int, int], base: float) -> None:
     import_timm()  # transformers imports torchvision where it finds one
     dinov3 = pytest.importorskip("transformers.models.dinov3_vit.modeling_dinov3_vit")
     size = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "num_attention_heads": 4}
@@ -151,7 +151,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 
 def noisy_timm(config: ViTConfig, arguments: dict[str, Any]) -> nn.Module:
-    """timm's model of `config`; everything that could be zero, one or the same for all channels is noise instead."""
+    """Build timm's model of `config` with noise in every parameter."""
     timm = import_timm()
     kind = timm.models.vision_transformer.VisionTransformer
     if config.distillation_token:

@@ -73,10 +73,10 @@ def test_keeping_all_patches_changes_nothing(kind: options.PositionConfig, small
 
 @every_kind
 @pytest.mark.parametrize("class_token", [True, False])
-def test_some_patches_from_the_start_are_some_patches_of_all(
+def test_a_subset_of_patches_equals_keep_patches(
     kind: options.PositionConfig, class_token: bool, small: ViTConfig
 ) -> None:
-    """Projected alone and told where they stand, or taken out of all tokens: also the gradients are the same."""
+    """Projecting a subset and selecting it afterwards have the same outputs and gradients."""
     pool = options.ClassToken() if class_token else options.GlobalAverage()
     config = dataclasses.replace(small, position=kind, class_token=class_token, registers=2, pool=pool)
     model = build_vit(config).double()
@@ -99,7 +99,7 @@ def test_some_patches_from_the_start_are_some_patches_of_all(
 
 
 @every_kind
-def test_only_no_position_is_a_bag_of_patches(kind: options.PositionConfig, small: ViTConfig) -> None:
+def test_only_no_position_ignores_the_order_of_patches(kind: options.PositionConfig, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind)).eval()
     with torch.no_grad():
         for parameter in model.position.parameters():
@@ -133,14 +133,14 @@ def test_tokens_stay_float32_under_autocast(kind: options.PositionConfig, class_
 
 
 @every_kind
-def test_resizing_keeps_what_is_frozen_frozen(kind: options.PositionConfig, small: ViTConfig) -> None:
+def test_resizing_keeps_frozen_parameters_frozen(kind: options.PositionConfig, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind)).requires_grad_(False)
     assert not any(weight.requires_grad for weight in model.resized((40, 16)).parameters())
 
 
 @every_kind
 def test_double_precision_is_kept(kind: options.PositionConfig, small: ViTConfig) -> None:
-    """Against finite differences, which float32 anywhere on the way would spoil."""
+    """Gradients equal finite differences, which any float32 step would break."""
     model = build_vit(dataclasses.replace(small, position=kind, depth=1)).double().eval()
     images = torch.randn(1, 3, 40, 16, dtype=torch.float64)
     direction, step = torch.randn_like(images), 1e-5
@@ -160,7 +160,7 @@ def test_registers_have_no_position() -> None:
     assert torch.equal(added[5:].reshape(2, 3, 8), position.table)
 
 
-def test_learned_2d_is_column_and_row_side_by_side() -> None:
+def test_learned_2d_concatenates_column_and_row() -> None:
     position = Learned2dPosition(8, (2, 3), entries=0, interpolation="google")
     table = position.table_at((2, 3), CPU)
     for y in range(2):
@@ -211,14 +211,14 @@ def test_relative_bias_by_brute_force(keep_indices: torch.Tensor | None) -> None
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_conditional_speaks_after_the_first_blocks_and_leaves_the_prefix_alone(blocks: int) -> None:
+def test_conditional_changes_patches_after_the_first_blocks(blocks: int) -> None:
     position = ConditionalPosition(4, kernel_size=3, blocks=blocks)
     tokens, layout = torch.randn(1, 2 + 6, 4), Layout(2, (2, 3))
     assert torch.equal(position.between(blocks, tokens, layout), tokens)
-    picture = tokens[:, 2:].transpose(1, 2).reshape(1, 4, 2, 3)
+    image = tokens[:, 2:].transpose(1, 2).reshape(1, 4, 2, 3)
     for layer, convolution in enumerate(position.convolutions):
-        heard = position.between(layer, tokens, layout)
-        assert torch.equal(heard[:, :2], tokens[:, :2])
-        expected = picture + convolution(picture)
-        torch.testing.assert_close(heard[:, 2:], expected.flatten(2).transpose(1, 2))
+        after = position.between(layer, tokens, layout)
+        assert torch.equal(after[:, :2], tokens[:, :2])
+        expected = image + convolution(image)
+        torch.testing.assert_close(after[:, 2:], expected.flatten(2).transpose(1, 2))
     assert position.attend(layout, CPU) == AttentionTerms()

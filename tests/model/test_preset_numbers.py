@@ -1,4 +1,4 @@
-"""The numbers of presets that no shape check sees: what the papers and their released code say, once more by hand."""
+"""Numbers of presets that do not change shapes, from the papers and their released code."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ class Numbers(NamedTuple):
     gelu: str = "tanh"
     eps: float = 1e-6
     layer_scale: float | None = None
-    entries: bool = True  # the class token has a position of its own
+    entries: bool = True  # the class token has a position
     positions: str = "google"  # and how positions are resampled
     registers: int = 0
     distilled: bool = False
@@ -58,7 +58,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_preset_is_its_papers(name: str) -> None:
+def test_preset_matches_its_paper(name: str) -> None:
     config = preset(name)
     assert isinstance(config, ViTConfig)
     assert isinstance(config.position, Learned1d)
@@ -96,21 +96,21 @@ def test_a_preset_is_its_papers(name: str) -> None:
         ("R50+ViT-L/32", (3, 4, 6, 3)),
     ],
 )
-def test_a_hybrids_stem_is_its_papers(name: str, stages: tuple[int, ...]) -> None:
+def test_hybrid_stem_matches_its_paper(name: str, stages: tuple[int, ...]) -> None:
     config = preset(name)
     assert isinstance(config, ViTConfig)
     assert config.stem == ResNetStem(stages=stages, width=64)
 
 
 @pytest.mark.parametrize("depth", [6, 7])
-def test_vit_lites_sizes_are_its_papers(depth: int) -> None:
+def test_vit_lite_matches_its_paper(depth: int) -> None:
     config = preset(f"ViT-Lite-{depth}/4")
     assert isinstance(config, ViTConfig)
     assert (config.width, config.depth, config.num_heads, config.mlp_width) == (256, depth, 4, 512)
     assert (config.image_size, config.patch_size, config.num_classes) == ((32, 32), (4, 4), 10)
 
 
-def test_bits_numbers_are_its_papers() -> None:
+def test_bit_matches_its_paper() -> None:
     config = preset("BiT-R50x1")
     assert isinstance(config, ResNetConfig)
     assert (config.stages, config.width, config.image_size) == ((3, 4, 6, 3), 64, (224, 224))

@@ -61,7 +61,7 @@ def test_every_preset_has_a_count() -> None:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_parameters(name: str) -> None:
+def test_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
         model = build(preset(name))
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
@@ -83,14 +83,14 @@ def test_create_takes_classes_size_and_overrides() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("size", [224.0, (1, 2, 3), "224", None])
-def test_a_size_that_is_none_is_refused(size: object) -> None:
+def test_an_invalid_size_is_rejected(size: object) -> None:
     from vitreous.common.checks import as_size
 
     with pytest.raises(ValueError, match=r"image_size is .*, but must be one whole number"):
         as_size(size)  # type: ignore[arg-type]
 
 
-def test_an_override_that_does_not_exist_is_named() -> None:
+def test_an_unknown_override_is_named() -> None:
     with pytest.raises(ValueError, match=r"'num_head' is not a field of ViTConfig \(did you mean 'num_heads'\?\)"):
         configure("ViT-Ti/16", overrides={"num_head": 4})
 
@@ -107,11 +107,11 @@ def test_an_override_that_does_not_exist_is_named() -> None:
         ("vit_small_patch14_reg4_dinov2", "DINOv2-S/14-reg"),
     ],
 )
-def test_names_of_other_systems_are_answered_with_the_papers(theirs: str, ours: str) -> None:
+def test_names_of_other_systems_suggest_the_preset(theirs: str, ours: str) -> None:
     with pytest.raises(ValueError, match=rf"no preset '{theirs}' \(did you mean '{ours}'\?\)"):
         preset(theirs)
 
 
-def test_a_name_of_another_system_that_has_no_preset_is_not_guessed() -> None:
+def test_names_without_a_preset_are_not_guessed() -> None:
     with pytest.raises(ValueError, match=r"no preset 'vit_base_patch99_224'; `vitreous info`"):
         preset("vit_base_patch99_224")

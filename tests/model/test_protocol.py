@@ -1,4 +1,4 @@
-"""Every preset and every family answers the questions that the rest of the package asks."""
+"""Every preset and every family implements the members of `ModelConfig` and `Model`."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""`torch.nn.utils.prune` and `parametrize` on every learned tensor: the output follows, wherever the tensor is used."""
+"""`torch.nn.utils.prune` and `parametrize` work on every learned tensor."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def original(name: str) -> nn.Module:
 
 
 def multiplied(name: str, where: str, key: str, factor: Tensor | None = None) -> nn.Module:
-    """The same model with the tensor itself multiplied by a factor, or by itself."""
+    """Copy the model and multiply the tensor by a factor or by itself."""
     model = original(name)
     with torch.no_grad():
         tensor = getattr(model.get_submodule(where), key)
@@ -67,7 +67,7 @@ def every_output(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> lis
 
 
 @each_tensor
-def test_parametrized_tensors_count(name: str, where: str, key: str) -> None:
+def test_parametrized_tensors_change_the_output(name: str, where: str, key: str) -> None:
     inputs = inputs_of(name)
     model = original(name)
     before = output_of(model(*inputs))
@@ -78,7 +78,7 @@ def test_parametrized_tensors_count(name: str, where: str, key: str) -> None:
 
 
 @each_tensor
-def test_pruned_tensors_count(name: str, where: str, key: str) -> None:
+def test_pruned_tensors_change_the_output(name: str, where: str, key: str) -> None:
     inputs = inputs_of(name)
     model = original(name)
     before = output_of(model(*inputs))
@@ -90,8 +90,8 @@ def test_pruned_tensors_count(name: str, where: str, key: str) -> None:
 
 
 @each_tensor
-def test_pruned_tensors_learn(name: str, where: str, key: str) -> None:
-    """Pruning recomputes the tensor in a forward hook: where that is not run, it keeps the value of the first step."""
+def test_pruned_tensors_are_trained(name: str, where: str, key: str) -> None:
+    """Pruning recomputes the tensor in a forward hook; if that does not run, the value never changes."""
     inputs = inputs_of(name)
     model = original(name)
     mask = torch.rand_like(getattr(model.get_submodule(where), key)) < 0.5

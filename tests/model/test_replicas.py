@@ -16,7 +16,7 @@ replicate = importlib.import_module("torch.nn.parallel.replicate")  # the packag
 
 @pytest.fixture(autouse=True)
 def _replicas_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace only the copy from GPU to GPU; everything else that `replicate` does to modules is torch's own."""
+    """Replace only the copy between GPUs in torch's `replicate`."""
 
     def copies(tensors: Sequence[Tensor], devices: Sequence[int], detach: bool = False) -> list[list[Tensor]]:
         return [[tensor.detach().clone() if detach else tensor.clone() for tensor in tensors] for _ in devices]
@@ -31,7 +31,7 @@ def replicas(model: nn.Module) -> list[nn.Module]:
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("name", EVERY)
-def test_replicas_of_data_parallel_equal_the_model(name: str, autocast: bool) -> None:
+def test_data_parallel_replicas_equal_the_model(name: str, autocast: bool) -> None:
     model, inputs = every_model(name), inputs_of(name, batch=4)
     halves = list(zip(*(tensor.chunk(2) for tensor in inputs), strict=True))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -55,7 +55,7 @@ def test_gradients_of_replicas_reach_the_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", VITS)
 @torch.no_grad()
-def test_replicas_show_the_same_features_and_attention(name: str) -> None:
+def test_replicas_return_the_same_features_and_attention(name: str) -> None:
     model, (images,) = every_model(name), inputs_of(name)
     assert isinstance(model, ViT)
     replica = replicas(model)[0]
@@ -83,7 +83,7 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_tensor_is_registered_and_forward_keeps_nothing(name: str) -> None:
-    """A tensor that is a plain attribute would stay behind when the model moves."""
+    """A tensor in a plain attribute would not move with the model."""
     registered = {"_parameters", "_buffers", "_modules"}
     model = every_model(name)
     before = {key: dict(vars(module)) for key, module in model.named_modules()}

@@ -1,4 +1,4 @@
-"""Against timm's models, weight by weight: the same parameters in the same order give the same output."""
+"""ResNets equal timm's for the same weights."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from vitreous.model.resnet import same_padding
 
 
 @pytest.mark.parametrize("size", [(64, 64), (65, 97)], ids=["even", "odd"])
-def test_bit_is_timms(size: tuple[int, int]) -> None:
+def test_bit_equals_timm(size: tuple[int, int]) -> None:
     timm = import_timm()
     theirs = timm.create_model("resnetv2_50x1_bit", num_classes=7).eval()
     ours = build(configure("BiT-R50x1", num_classes=7)).eval()
@@ -29,7 +29,7 @@ def test_bit_is_timms(size: tuple[int, int]) -> None:
 
 
 def ours_from_timm(name: str) -> str:
-    """timm: stages.1.blocks.0.conv2.weight; ours counts units through: stages.3.conv2.weight."""
+    """Rename stages.1.blocks.0.conv2.weight of timm to our stages.3.conv2.weight."""
     name = name.replace("stem.conv", "root").replace("stem.norm", "norm")
     if not name.startswith("stages."):
         return name
@@ -40,7 +40,7 @@ def ours_from_timm(name: str) -> str:
 
 
 @pytest.mark.parametrize("size", [(64, 64), (61, 90)], ids=["even", "odd"])
-def test_the_hybrids_stem_is_timms(size: tuple[int, int]) -> None:
+def test_hybrid_stem_equals_timm(size: tuple[int, int]) -> None:
     timm = import_timm()
     theirs = timm.create_model("vit_base_r50_s16_224", num_classes=0, depth=1).patch_embed.backbone.eval()
     ours = build(configure("R50+ViT-B/16", num_classes=0, overrides={"depth": 1})).stem.eval()
@@ -63,7 +63,7 @@ def test_the_hybrids_stem_is_timms(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("side", range(1, 12))
 @pytest.mark.parametrize(("kernel", "stride"), [(7, 2), (3, 2), (3, 1), (1, 2)])
-def test_same_padding_gives_the_ceiling(side: int, kernel: int, stride: int) -> None:
+def test_same_padding_has_ceil_outputs(side: int, kernel: int, stride: int) -> None:
     padded = same_padding(torch.ones(1, 1, side, 12), kernel, stride)
     rows = (padded.shape[2] - kernel) // stride + 1
     assert rows == -(-side // stride)

@@ -25,19 +25,19 @@ def segmenter(small: ViTConfig, decoder: DecoderConfig, classes: int = 3) -> Seg
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)
 @pytest.mark.parametrize("size", [(24, 32), (8, 8), (25, 39), (7, 50)], ids=str)
-def test_any_size_comes_back_as_it_was(decoder: DecoderConfig, size: tuple[int, int], small: ViTConfig) -> None:
+def test_output_has_the_size_of_the_image(decoder: DecoderConfig, size: tuple[int, int], small: ViTConfig) -> None:
     images = torch.randn(2, 3, *size)
     assert segmenter(small, decoder)(images).shape == (2, 3, *size)
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)
-def test_padding_is_zeros_and_is_cut_off_again(decoder: DecoderConfig, small: ViTConfig) -> None:
+def test_images_are_zero_padded_and_scores_cropped(decoder: DecoderConfig, small: ViTConfig) -> None:
     model, images = segmenter(small, decoder), torch.randn(1, 3, 21, 30)
     whole = F.pad(images, (0, 2, 0, 3))  # to multiples of 8
     torch.testing.assert_close(model(images), model(whole)[:, :, :21, :30])
 
 
-def test_the_linear_decoder_is_one_layer_on_each_patch_and_a_bilinear_resize(small: ViTConfig) -> None:
+def test_linear_decoder_is_a_linear_layer_and_a_bilinear_resize(small: ViTConfig) -> None:
     model, images = segmenter(small, LinearDecoder()), torch.randn(1, 3, 24, 32)
     features = model.encoder.features(images)
     scores = torch.einsum("bnd,kd->bkn", features.patches, model.decoder.weight) + model.decoder.bias[:, None]
@@ -45,8 +45,8 @@ def test_the_linear_decoder_is_one_layer_on_each_patch_and_a_bilinear_resize(sma
     torch.testing.assert_close(model(images), expected)
 
 
-def test_the_mask_decoder_does_not_care_for_the_order_of_patches(small: ViTConfig) -> None:
-    """It has no positions: patches that change places take their scores along."""
+def test_mask_decoder_is_equivariant_to_the_order_of_patches(small: ViTConfig) -> None:
+    """It has no positions: permuting the patches permutes their scores."""
     decoder, order = segmenter(small, MaskDecoder(2)).decoder, torch.randperm(12)
     patches = torch.randn(2, 12, small.width)
     torch.testing.assert_close(decoder(patches)[:, order], decoder(patches[:, order]), atol=1e-4, rtol=0)
@@ -70,8 +70,8 @@ def test_sliding_equals_the_whole_image_on_a_size_that_fits(decoder: DecoderConf
         torch.testing.assert_close(slide(model, images), model(images))
 
 
-def test_sliding_averages_what_windows_say(small: ViTConfig) -> None:
-    """By brute force: every pixel is the mean over the windows that hold it."""
+def test_sliding_averages_overlapping_windows(small: ViTConfig) -> None:
+    """Every pixel is the mean over the windows that contain it."""
     model, images = segmenter(small, LinearDecoder()), torch.randn(1, 3, 31, 50)
     total, seen = torch.zeros(1, 3, 31, 50), torch.zeros(31, 50)
     for top in (0, 7):  # 31 - 24
@@ -81,26 +81,24 @@ def test_sliding_averages_what_windows_say(small: ViTConfig) -> None:
     torch.testing.assert_close(slide(model, images), total / seen)
 
 
-def test_a_config_comes_back_from_json(small: ViTConfig) -> None:
+def test_config_round_trips_through_json(small: ViTConfig) -> None:
     config = SegmenterConfig(dataclasses.replace(small, num_classes=0), MaskDecoder(2), 2, ("pet", "background"))
     assert from_dict(SegmenterConfig, to_dict(config)) == config
 
 
-def test_an_encoder_with_a_head_is_refused(small: ViTConfig) -> None:
+def test_an_encoder_with_a_head_is_rejected(small: ViTConfig) -> None:
     with pytest.raises(BadValue, match=r"encoder.num_classes is \d+, but must be 0"):
         SegmenterConfig(small)
 
 
-def test_resized_computes_what_the_model_does_at_that_size(small: ViTConfig) -> None:
+def test_resized_equals_the_model_at_that_size(small: ViTConfig) -> None:
     model, images = segmenter(small, MaskDecoder(1)), torch.randn(1, 3, 40, 48)
     torch.testing.assert_close(model.resized((40, 48))(images), model(images), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("look", [Segmenter.__call__, slide])
-def test_images_that_cannot_be_are_said(
-    look: Callable[[Segmenter, torch.Tensor], torch.Tensor], small: ViTConfig
-) -> None:
+def test_invalid_images_are_rejected(look: Callable[[Segmenter, torch.Tensor], torch.Tensor], small: ViTConfig) -> None:
     model = segmenter(small, LinearDecoder())
     with pytest.raises(ValueError, match=r"images have shape \(3, 98, 98\), but must be \[batch, channels"):
         look(model, torch.zeros(3, 98, 98))

@@ -1,4 +1,4 @@
-"""The table "With torch's tools" of docs/architecture.md, row by row. What compiles is in test_compile.py."""
+"""The table "With torch's tools" of docs/architecture.md. test_compile.py tests torch.compile."""
 
 import io
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_gradients_of_each_image_by_vmap(name: str) -> None:
 
 @some
 def test_forward_mode_with_unfused_attention(name: str) -> None:
-    """The same Jacobian from both sides: u (J t) = (u J) t."""
+    """Forward and reverse mode agree: u (J t) = (u J) t."""
     model, images = set_up(name)
     direction = torch.randn_like(images)
     with sdpa_kernel(SDPBackend.MATH):
@@ -86,7 +86,7 @@ def test_second_derivatives_with_unfused_attention(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Learned1d", "attention pooling", "stem"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_traces_hold_for_one_image_size_and_any_batch(name: str) -> None:
+def test_jit_trace_works_for_one_image_size_and_any_batch(name: str) -> None:
     model, images = set_up(name)
     traced = torch.jit.trace(model, (images[:2],))
     torch.testing.assert_close(traced(images), model(images), atol=1e-4, rtol=1e-4)
@@ -95,7 +95,7 @@ def test_traces_hold_for_one_image_size_and_any_batch(name: str) -> None:
 @pytest.mark.parametrize("tool", [torch.jit.script, torch.fx.symbolic_trace])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_script_and_symbolic_trace_do_not_work(tool: Callable[..., Any]) -> None:
-    """If one of them does one day, the table has to change."""
+    """If one of them works some day, update the table."""
     model, _ = set_up("Learned1d")
     with pytest.raises((RuntimeError, OSError, torch.jit.frontend.NotSupportedError, torch.fx.proxy.TraceError)):
         tool(model)

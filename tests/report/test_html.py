@@ -15,7 +15,7 @@ from vitreous.report import html as page
 
 
 class Reader(HTMLParser):
-    """What a browser would see: elements, their attributes, and text."""
+    """Elements, attributes and text of a page, as a browser parses them."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -38,13 +38,13 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def pictures_of(html: str) -> list[Image.Image]:
+def images_of(html: str) -> list[Image.Image]:
     sources = [attributes["src"] or "" for tag, attributes in Reader(html).elements if tag == "img"]
     return [Image.open(io.BytesIO(base64.b64decode(source.split(",", 1)[1]))) for source in sources]
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\r\x00")))
-def test_any_text_is_shown_and_nothing_else_happens(text: str) -> None:
+def test_any_text_is_escaped(text: str) -> None:
     for element in (page.tag("p", text), page.name(text), page.code(text), page.items([text])):
         read = Reader(element)
         assert read.text == text
@@ -57,7 +57,7 @@ def test_html_is_not_escaped_twice() -> None:
     assert page.tag("p", inside, "<") == "<p><b>&lt;</b>&lt;</p>"
 
 
-def test_a_document_is_complete_and_asks_for_nothing() -> None:
+def test_a_document_is_complete_and_loads_nothing() -> None:
     html = page.document("a <title>", page.tag("p", "hello"))
     read = Reader(html)
     assert html.startswith("<!doctype html>")
@@ -69,11 +69,20 @@ def test_a_document_is_complete_and_asks_for_nothing() -> None:
     assert {tag for tag, _ in read.elements} == {"html", "head", "meta", "title", "style", "body", "p"}
 
 
-def test_every_colour_has_a_dark_twin_and_prints_light() -> None:
+def test_every_colour_is_defined_for_dark_pages_and_print() -> None:
     light, dark, printed = re.findall(r":root \{([^}]*)\}", page.STYLE)
     names = [set(re.findall(r"--\w+", block)) for block in (light, dark, printed)]
     assert names[0] == names[1] == names[2]
-    assert set(re.findall(r"var\((--\w+)", page.STYLE)) <= names[0] | {"--width"}
+    assert set(re.findall(r"var\((--\w+)", page.STYLE)) <= names[0] | {"--width", "--aspect"}
+
+
+def test_a_page_links_its_sections_and_skips_empty_ones() -> None:
+    sections = [("One & two", [page.tag("p", "text")]), ("Empty", []), ("Three", [page.tag("p", "more")])]
+    read = Reader(page.sections_page("title", sections, page.tag("p", "subtitle")))
+    links = [attributes["href"] for tag, attributes in read.elements if tag == "a"]
+    assert links == [f"#{attributes['id']}" for tag, attributes in read.elements if tag == "h2"]
+    assert len(links) == 2
+    assert "Empty" not in read.text
 
 
 def test_tables_name_their_rows_and_columns() -> None:
@@ -84,17 +93,17 @@ def test_tables_name_their_rows_and_columns() -> None:
     assert read.text == "allclasspictures<a>1b2"
 
 
-def test_small_pictures_are_embedded_exactly() -> None:
+def test_small_images_are_embedded_exactly() -> None:
     picture = torch.randint(256, (1, 8, 8), dtype=torch.uint8)
-    (image,) = pictures_of(page.photos([picture], ["a digit"], ["7"]))
+    (image,) = images_of(page.photos([picture], ["a digit"], ["7"]))
     assert (np.asarray(image) == picture[0].numpy()).all()
 
 
-def test_large_pictures_become_thumbnails() -> None:
+def test_large_images_become_thumbnails() -> None:
     y, x = torch.meshgrid(torch.linspace(0, 255, 900), torch.linspace(0, 255, 1200), indexing="ij")
     picture = torch.stack([x, y, (x + y) / 2]).byte()
     html = page.photos([picture], ["a slope"], ["slope"])
-    (image,) = pictures_of(html)
+    (image,) = images_of(html)
     assert image.size == (224, 168)
     assert len(html) < 40_000
     corners = np.asarray(image)[[0, 0, -1, -1], [0, -1, 0, -1]].astype(int)
@@ -104,13 +113,13 @@ def test_large_pictures_become_thumbnails() -> None:
 def test_plots_are_embedded_with_their_size(tmp_path: Path) -> None:
     Image.new("RGB", (100, 50), "red").save(tmp_path / "x.png")
     html = page.plot(tmp_path / "x.png", 'an "alt"', "what it shows")
-    (image,) = pictures_of(html)
+    (image,) = images_of(html)
     assert image.size == (100, 50)
     ((_, attributes),) = [element for element in Reader(html).elements if element[0] == "img"]
     assert (attributes["alt"], attributes["width"], attributes["height"]) == ('an "alt"', "60", "30")
 
 
-def test_vector_graphics_are_pictures_too_and_other_files_are_not(tmp_path: Path) -> None:
+def test_vector_graphics_are_embedded_and_other_files_are_errors(tmp_path: Path) -> None:
     (tmp_path / "x.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>')
     html = page.plot(tmp_path / "x.svg", "a drawing", "caption")
     assert "data:image/svg+xml;base64," in html

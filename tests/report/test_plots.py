@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.report import plots
-from vitreous.report import style as look
+from vitreous.report import plots, style
 from vitreous.tasks.classify_metrics import Evaluation
 
 NASTY = ("猫", "$\\frac{$", "a" * 80, "\x00\n\t", "🐱", "<b>", "مرحبا", "\udcff", "")
@@ -21,6 +20,11 @@ def evaluation(n: int, classes: int, names: tuple[str, ...] | None = None, skill
     logits = torch.randn(n, classes)
     logits[torch.arange(n), labels] += skill
     return Evaluation.of(logits, labels, names)
+
+
+def draw_confusion(path: Path, evaluation: Evaluation) -> None:
+    names = [evaluation.name(index) for index in range(evaluation.num_classes)]
+    plots.confusion(path, evaluation.confusion().numpy(), names)
 
 
 def history(epochs: int, validation: bool = True) -> list[dict[str, Any]]:
@@ -46,12 +50,12 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def ink(path: Path) -> float:
-    """The share of the picture that is not white."""
+    """Fraction of the plot that is not white."""
     return float((pixels(path).min(-1) < 250).mean())
 
 
 def accent(path: Path) -> int:
-    """How many pixels have the accent colour, that of validation."""
+    """Number of pixels in the accent colour, that of validation."""
     wanted = [int(plots.ACCENT[i : i + 2], 16) for i in (1, 3, 5)]
     return int((np.abs(pixels(path) - wanted).max(-1) < 12).sum())
 
@@ -64,7 +68,7 @@ def test_curves_show_training_and_validation(tmp_path: Path) -> None:
     assert ink(tmp_path / "training.png") > 0.01
 
 
-def test_what_was_not_measured_has_no_panel(tmp_path: Path) -> None:
+def test_missing_metrics_have_no_panel(tmp_path: Path) -> None:
     plots.curves(tmp_path / "three.png", history(5))
     plots.curves(tmp_path / "one.png", [{"epoch": row["epoch"], "loss": row["loss"]} for row in history(5)])
     assert pixels(tmp_path / "three.png").shape[1] > 2.5 * pixels(tmp_path / "one.png").shape[1]
@@ -85,7 +89,7 @@ def test_what_was_not_measured_has_no_panel(tmp_path: Path) -> None:
     ],
     ids=range(9),
 )
-def test_curves_of_hardly_anything(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_curves_of_few_or_invalid_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     plots.curves(tmp_path / "x.png", rows)
     assert ink(tmp_path / "x.png") > 0
 
@@ -97,7 +101,7 @@ def test_curves_of_many_steps_are_small(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").stat().st_size < 400_000
 
 
-def test_the_axis_is_that_on_which_no_two_steps_coincide() -> None:
+def test_the_axis_is_one_on_which_steps_do_not_coincide() -> None:
     assert plots._axis(history(5)) == "epoch"
     assert plots._axis([{"epoch": step / 7, "step": step} for step in range(20)]) == "epoch"
     assert plots._axis([{"epoch": step // 7, "step": step} for step in range(20)]) == "step"
@@ -105,7 +109,7 @@ def test_the_axis_is_that_on_which_no_two_steps_coincide() -> None:
     assert plots._axis([{"step": 1}, {"step": 2}]) == "step"
 
 
-def test_a_step_that_was_done_again_counts_once() -> None:
+def test_a_repeated_step_counts_once() -> None:
     rows = [{"epoch": 1, "loss": 3.0}, {"epoch": 2, "loss": 9.0}, {"epoch": 2, "loss": 2.0}]
     assert plots._series(rows, "epoch", "loss") == ({1: 3.0, 2: 2.0}, {})
 
@@ -124,15 +128,15 @@ def test_the_best_evaluation() -> None:
 
 @pytest.mark.parametrize("classes", [1, 2, 30, 31, 1000])
 def test_confusion_of_few_and_many_classes(tmp_path: Path, classes: int) -> None:
-    plots.confusion(tmp_path / "x.png", evaluation(2 * classes, classes))
+    draw_confusion(tmp_path / "x.png", evaluation(2 * classes, classes))
     assert ink(tmp_path / "x.png") > 0.1
     assert max(pixels(tmp_path / "x.png").shape) < 2500
 
 
 def test_rows_are_true_and_columns_predicted(tmp_path: Path) -> None:
     def corner(predicted: int) -> float:
-        """How much of the lower left, where pictures of class 1 are that were taken for class 0, is dark."""
-        plots.confusion(tmp_path / "x.png", Evaluation.of(torch.eye(2)[[predicted] * 4], torch.tensor([0, 0, 1, 1])))
+        """Dark fraction of the lower left: class 1 predicted as class 0."""
+        draw_confusion(tmp_path / "x.png", Evaluation.of(torch.eye(2)[[predicted] * 4], torch.tensor([0, 0, 1, 1])))
         image = pixels(tmp_path / "x.png")
         high, wide = image.shape[:2]
         return float((image[high // 2 : 3 * high // 4, wide // 8 : wide // 3].sum(-1) < 300).mean())
@@ -142,19 +146,19 @@ def test_rows_are_true_and_columns_predicted(tmp_path: Path) -> None:
 
 
 def test_any_name_can_be_drawn(tmp_path: Path) -> None:
-    plots.confusion(tmp_path / "x.png", evaluation(90, 9, NASTY))
+    draw_confusion(tmp_path / "x.png", evaluation(90, 9, NASTY))
     with Image.open(tmp_path / "x.png") as drawn:
-        assert len(np.unique(np.asarray(drawn.convert("L")))) > 20  # a picture with shades, not an empty page
+        assert len(np.unique(np.asarray(drawn.convert("L")))) > 20  # shades, not an empty plot
 
 
 @pytest.mark.parametrize("skill", [0, 2, 100])
-def test_calibration_of_the_ignorant_and_the_certain(tmp_path: Path, skill: float) -> None:
-    plots.calibration(tmp_path / "x.png", evaluation(100, 10, skill=skill).calibration())
+def test_calibration_at_low_and_high_confidence(tmp_path: Path, skill: float) -> None:
+    plots.calibration(tmp_path / "x.png", **vars(evaluation(100, 10, skill=skill).calibration()))
     assert accent(tmp_path / "x.png") > 20
 
 
 @pytest.mark.parametrize(
-    "pictures",
+    "images",
     [
         [],
         [torch.zeros(1, 8, 8)],
@@ -163,21 +167,21 @@ def test_calibration_of_the_ignorant_and_the_certain(tmp_path: Path, skill: floa
         [torch.zeros(4, 70, 70)],
         [torch.zeros(2, 1, 1)],
     ],
-    ids=lambda pictures: str([tuple(picture.shape) for picture in pictures[:2]]),
+    ids=lambda images: str([tuple(image.shape) for image in images[:2]]),
 )
-def test_every_image_of_a_grid_is_drawn_at_its_aspect_ratio(tmp_path: Path, pictures: list[Tensor]) -> None:
+def test_every_image_of_a_grid_is_drawn_at_its_aspect_ratio(tmp_path: Path, images: list[Tensor]) -> None:
     width = 1.3
-    plots.grid(tmp_path / "x.png", [picture.byte() for picture in pictures], ["a → b\n(97%)"] * len(pictures), 8, width)
+    plots.grid(tmp_path / "x.png", [image.byte() for image in images], ["a → b\n(97%)"] * len(images), 8, width)
     cell_width = 0.92 * width
-    cell_height = cell_width * min(max((p.shape[1] / p.shape[2] for p in pictures), default=0), 2)
-    scales = [min(cell_height / p.shape[1], cell_width / p.shape[2]) * look.DPI for p in pictures]
-    area = sum(p.shape[1] * p.shape[2] * scale**2 for p, scale in zip(pictures, scales, strict=True))
+    cell_height = cell_width * min(max((p.shape[1] / p.shape[2] for p in images), default=0), 2)
+    scales = [min(cell_height / p.shape[1], cell_width / p.shape[2]) * style.DPI for p in images]
+    area = sum(p.shape[1] * p.shape[2] * scale**2 for p, scale in zip(images, scales, strict=True))
     black = (pixels(tmp_path / "x.png").max(-1) < 10).sum()  # captions are dark grey, images black
     assert black == pytest.approx(area, rel=0.03)
     assert ink(tmp_path / "x.png") > 0
 
 
-def test_pixels_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_small_images_are_not_smoothed(tmp_path: Path) -> None:
     checks = (torch.arange(8)[:, None] + torch.arange(8)).remainder(2).mul(255).byte()[None]
     plots.grid(tmp_path / "x.png", [checks], [""])
     shown = pixels(tmp_path / "x.png")
@@ -186,11 +190,11 @@ def test_pixels_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_arrays_keep_the_pixels() -> None:
-    picture = torch.randint(256, (3, 5, 7), dtype=torch.uint8)
-    array = plots.as_array(picture)
+    image = torch.randint(256, (3, 5, 7), dtype=torch.uint8)
+    array = plots.as_array(image)
     assert array.shape == (5, 7, 3)
-    assert (array == picture.permute(1, 2, 0).numpy()).all()
-    assert plots.as_array(picture[:1]).shape == plots.as_array(picture[:2]).shape == (5, 7)
+    assert (array == image.permute(1, 2, 0).numpy()).all()
+    assert plots.as_array(image[:1]).shape == plots.as_array(image[:2]).shape == (5, 7)
 
 
 def test_files_are_reproducible(tmp_path: Path) -> None:
@@ -199,7 +203,7 @@ def test_files_are_reproducible(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_nothing_global_is_left_behind(tmp_path: Path) -> None:
+def test_global_settings_of_matplotlib_are_unchanged(tmp_path: Path) -> None:
     import matplotlib as mpl
 
     with mpl.rc_context({"text.usetex": True, "font.size": 30}):  # a user's own settings

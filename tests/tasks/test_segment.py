@@ -1,4 +1,4 @@
-"""The task of learning a class for every pixel: its batches, its loss, its layers."""
+"""Segmentation: batches, loss, weight decay."""
 
 import dataclasses
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import IGNORED
+from vitreous.tasks.config import Augment, Segmenting, TaskConfig
 from vitreous.tasks.segment import Segment
 from vitreous.tasks.segment_loss import segmentation_loss
 from vitreous.training.optim import decays
@@ -18,7 +18,8 @@ from vitreous.training.optim import decays
 
 def task(small: ViTConfig, dice: float = 0.0, **how: Any) -> Segment:
     encoder = dataclasses.replace(small, num_classes=0)
-    return Segment(build_segmenter(SegmenterConfig(encoder, num_classes=3)), Augmentation(**how), 0, dice)
+    config = TaskConfig(augment=Augment(**how), segmenting=Segmenting(dice=dice))
+    return Segment(config, build_segmenter(SegmenterConfig(encoder, num_classes=3)))
 
 
 def batch(labels: list[int]) -> Batch:
@@ -29,7 +30,7 @@ def batch(labels: list[int]) -> Batch:
 
 
 @pytest.mark.parametrize("crop", ["none", "padded"])
-def test_masks_go_where_pictures_go(crop: Any, small: ViTConfig) -> None:
+def test_masks_are_augmented_like_images(crop: Any, small: ViTConfig) -> None:
     learning = task(small, crop=crop, flip=0.5)
     images, masks, weights = learning.prepare(batch([0] * 16))
     scale = small.preprocessing
@@ -39,7 +40,7 @@ def test_masks_go_where_pictures_go(crop: Any, small: ViTConfig) -> None:
     assert weights.tolist() == [1.0] * 16
 
 
-def test_the_loss_is_the_sum_over_readable_pictures(small: ViTConfig) -> None:
+def test_loss_is_the_sum_over_readable_images(small: ViTConfig) -> None:
     learning = task(small, dice=0.5, crop="none", flip=0.0)
     images, masks, weights = learning.prepare(batch([0, -1, 0]))
     masks[0, :5] = IGNORED
@@ -51,6 +52,6 @@ def test_the_loss_is_the_sum_over_readable_pictures(small: ViTConfig) -> None:
     torch.testing.assert_close(right, found[0, 5:].float().mean() + found[2].float().mean())
 
 
-def test_class_vectors_do_not_decay() -> None:
+def test_class_embeddings_have_no_weight_decay() -> None:
     assert not decays("decoder.classes", torch.zeros(1, 3, 4))
     assert decays("decoder.projection.weight", torch.zeros(3, 4))

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from choosing import TINY, checkpoint, chosen, pictures
+from choosing import TINY, build_model, checkpoint, chosen, pictures
 from vitreous.common.checks import as_size
-from vitreous.common.codec import parse_fields
 from vitreous.data.sources.base import Picture, Source
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import (
@@ -25,7 +24,6 @@ from vitreous.model.options import (
 from vitreous.model.presets import configure, create
 from vitreous.training.config import Segmenting
 from vitreous.training.defaults import typical_side
-from vitreous.training.initial_model import build_model
 from vitreous.weights.load import load, save
 
 
@@ -76,7 +74,7 @@ def test_the_typical_side_is_a_median_of_some_pictures(sizes: list[tuple[int, in
 
 @pytest.mark.parametrize(("count", "looks"), [(4, 4), (30, 25)])
 def test_pictures_none_of_which_can_be_read(count: int, looks: int) -> None:
-    with pytest.raises(ValueError, match=rf"none of .*{looks} pictures can be read, such as 0\.jpg"):
+    with pytest.raises(ValueError, match=rf"none of .*{looks} images can be read, such as 0\.jpg"):
         typical_side(Mixed(*[None] * count))
 
 
@@ -103,7 +101,7 @@ def test_the_model_follows_from_how_many_pictures_there_are_and_how_large(
 ) -> None:
     """Few pictures are learned from by a model whose positions are a convolution and whose answer is a mean."""
     config = chosen(count, side, task=task).config
-    parts = configure(config.model or "", image_size=64, overrides=parse_fields(config.set))
+    parts = configure(config.model or "", image_size=64, overrides=config.overrides)
     assert config.model == model
     assert isinstance(parts, ViTConfig)
     kinds = (type(parts.position), type(parts.pool), parts.class_token)
@@ -116,11 +114,11 @@ def test_the_model_follows_from_how_many_pictures_there_are_and_how_large(
 @pytest.mark.parametrize("side", [32, 64, 128])
 @pytest.mark.parametrize("task", ["classify", "segment"])
 def test_parts_that_were_asked_for_are_all_parts(task: Any, side: int, checkpoints: dict[str, Path]) -> None:
-    assert chosen(side=side, task=task, set=("registers=1",)).config.set == ("registers=1",)
+    assert chosen(side=side, task=task, overrides={"registers": 1}).config.overrides == {"registers": 1}
     named = chosen(side=side, task=task, model="ViT-Ti/16").config
-    assert (named.model, named.set) == ("ViT-Ti/16", ())
+    assert (named.model, named.overrides) == ("ViT-Ti/16", {})
     started = chosen(side=side, task=task, init=checkpoints["vit"]).config
-    assert (started.model, started.set) == (None, ())
+    assert (started.model, started.overrides) == (None, {})
 
 
 # ---- The image size --------------------------------------------------------------------------------------------------
@@ -137,14 +135,14 @@ def test_the_image_size_follows_from_the_pictures_and_the_device(side: int, cpu:
     for device, size in (("cpu", cpu), ("cuda", cuda)):
         found = chosen(side=side, device=device)
         assert found.config.image_size == (size,)
-        assert f"--image-size {size}: pictures of about {side} pixels on {device}" in found.notes
-        pixels = chosen(side=side, device=device, model="ViT-Ti/16", set=("patch_size=1",))  # which tile any size
+        assert f"image_size = {size} (images of about {side} pixels on {device})" in found.notes
+        pixels = chosen(side=side, device=device, model="ViT-Ti/16", overrides={"patch_size": 1})  # which tile any size
         assert pixels.config.image_size == (size,)
 
 
 @pytest.mark.parametrize(("patch", "size"), [(24, 120), (30, 120), (90, 90), (66, 132), (191, 191)])
 def test_the_nearest_size_that_patches_tile(patch: int, size: int) -> None:
-    assert chosen(side=120, model="ViT-Ti/16", set=(f"patch_size={patch}",)).config.image_size == (size,)
+    assert chosen(side=120, model="ViT-Ti/16", overrides={"patch_size": patch}).config.image_size == (size,)
 
 
 def test_what_is_wrong_with_a_model_is_left_for_those_who_build_it() -> None:
@@ -159,7 +157,7 @@ def test_a_cpu_is_given_no_more_than_224_pixels_of_a_checkpoint(
     own: int, patch: int, cpu: int | None, times: str, tmp_path: Path
 ) -> None:
     init = checkpoint(tmp_path / "m", side=own, patch=patch)
-    kept, less = f"--image-size {own} {own}: the checkpoint's own", f"would take a CPU {times} times as long"
+    kept, less = f"image_size = {own} {own} (from the checkpoint)", f"takes a CPU {times} times as long"
     for device, size in (("cpu", cpu), ("cuda", None)):
         found = chosen(device=device, init=init)
         assert found.config.image_size == (() if size is None else (size,))
@@ -171,7 +169,7 @@ def test_it_is_the_pixels_of_a_checkpoint_that_is_not_square_that_count(tmp_path
     save(create("ViT-Ti/16", num_classes=0, image_size=(192, 512), overrides=TINY), tmp_path / "m")
     found = chosen(init=tmp_path / "m")
     assert 0 < math.prod(as_size(found.config.image_size)) <= 224 * 224
-    assert any("192 x 512 would take a CPU 2 times as long" in note for note in found.notes)
+    assert any("192 x 512 takes a CPU 2 times as long" in note for note in found.notes)
     save(create("ViT-Ti/16", num_classes=0, image_size=(96, 256), overrides=TINY), tmp_path / "n")
     assert chosen(init=tmp_path / "n").config.image_size == ()
 
@@ -181,7 +179,9 @@ def test_what_a_checkpoint_does_not_say_is_said_with_set(tmp_path: Path) -> None
     save(load(checkpoint(tmp_path / "m")), tmp_path / "m.pth", format="timm", lossy=True)
     with pytest.raises(ValueError, match="does not say how many heads"):
         chosen(init=tmp_path / "m.pth")
-    assert "--image-size 48 48: the checkpoint's own" in chosen(init=tmp_path / "m.pth", set=("num_heads=2",)).notes
+    assert (
+        "image_size = 48 48 (from the checkpoint)" in chosen(init=tmp_path / "m.pth", overrides={"num_heads": 2}).notes
+    )
 
 
 # ---- The decoder -----------------------------------------------------------------------------------------------------
@@ -190,14 +190,14 @@ def test_what_a_checkpoint_does_not_say_is_said_with_set(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("init", "how", "said", "decoder"),
     [
-        (None, Segmenting(), "--cells 8: outlines finer than a patch", LinearDecoder(8)),
-        (None, Segmenting(decoder="linear"), "--cells 8: outlines finer than a patch", LinearDecoder(8)),
+        (None, Segmenting(), "cells = 8 (outlines finer than a patch)", LinearDecoder(8)),
+        (None, Segmenting(decoder="linear"), "cells = 8 (outlines finer than a patch)", LinearDecoder(8)),
         (None, Segmenting(cells=2), "", LinearDecoder(2)),
         (None, Segmenting(decoder="mask"), "", MaskDecoder(2)),
         (None, Segmenting(mask_blocks=3), "", MaskDecoder(3)),
         ("vit", Segmenting(), "", LinearDecoder(1)),
-        ("linear", Segmenting(), "the decoder: LinearDecoder(cells=4), as the checkpoint has it", LinearDecoder(4)),
-        ("mask", Segmenting(), "the decoder: MaskDecoder(depth=1), as the checkpoint has it", MaskDecoder(1)),
+        ("linear", Segmenting(), "decoder = LinearDecoder(cells=4) (from the checkpoint)", LinearDecoder(4)),
+        ("mask", Segmenting(), "decoder = MaskDecoder(depth=1) (from the checkpoint)", MaskDecoder(1)),
         ("mask", Segmenting(decoder="linear"), "", LinearDecoder(1)),
         ("mask", Segmenting(cells=8), "", LinearDecoder(8)),
         ("linear", Segmenting(mask_blocks=3), "", MaskDecoder(3)),
@@ -209,7 +209,7 @@ def test_the_decoder_is_what_was_asked_for_then_the_checkpoints_then_one_finer_t
 ) -> None:
     start = {"init": checkpoints[init]} if init else {}
     found = chosen(side=48, task="segment", segmenting=how, **start)
-    assert found.config.segmenting == (dataclasses.replace(how, cells=8) if "--cells" in said else how)
+    assert found.config.segmenting == (dataclasses.replace(how, cells=8) if "cells = 8" in said else how)
     assert [note for note in found.notes if "decoder" in note or "cells" in note] == ([said] if said else [])
     model = build_model(found.config, pictures(100, 48)).config
     assert isinstance(model, SegmenterConfig)
@@ -236,4 +236,4 @@ def test_few_pictures_are_better_learned_from_a_checkpoint(
 ) -> None:
     """Small ones, such as digits, are simple enough."""
     advice = chosen(count, side, **({"init": checkpoints["vit"]} if init else {})).advice
-    assert ("1999 pictures are few" in advice and "--init" in advice) if advised else advice == ""
+    assert ("1999 images are few" in advice and "--init" in advice) if advised else advice == ""

@@ -15,9 +15,8 @@ from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.cost import cost
 from vitreous.model.options import LinearDecoder
 from vitreous.model.presets import configure
-from vitreous.training.batch_memory import fitting_batch
 from vitreous.training.config import Augment, Optim, TrainConfig
-from vitreous.training.defaults import choose, free_folder
+from vitreous.training.defaults import choose, fitting_batch, free_folder
 from vitreous.weights.load import describe
 
 
@@ -30,13 +29,13 @@ def test_everything_that_is_chosen_is_said_in_order(monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     notes = chosen(40, 120, out=None).notes
-    said = [note.split(": ")[0] for note in notes if not note.startswith("--set")]
+    said = [note.split(" (")[0] for note in notes if not note.startswith("overrides")]
     assert said == [
-        "--model ViT-Ti/16", "--image-size 128", "--batch-size 16", "augmentation", "--epochs 150",
-        "--evaluate-every 13", "--lr 0.00018", "--workers 2", "--out runs/pictures",
+        "model = ViT-Ti/16", "image_size = 128", "batch_size = 16", "augmentation = TrivialAugment, for 40 images",
+        "epochs = 150", "evaluate_every = 13", "lr = 0.00018", "workers = 2", "out = runs/pictures",
     ]  # fmt: skip
-    assert "class_token=false: parts that learn from few pictures" in " ".join(notes)
-    assert "--epochs 300: 1 step each, on cpu" in chosen(20, 120).notes
+    assert "class_token=False (these learn from few images" in " ".join(notes)
+    assert "epochs = 300 (1 step each, on cpu)" in chosen(20, 120).notes
 
 
 # ---- The batch -------------------------------------------------------------------------------------------------------
@@ -58,7 +57,7 @@ def test_the_batch_size_is_shared_evenly_in_pairs(
 ) -> None:
     found = chosen(count, device=device, processes=processes, accumulate=accumulate)
     assert found.config.batch_size == size
-    assert f"--batch-size {size}: {count} pictures on {device}" in found.notes
+    assert f"batch_size = {size} ({count} images on {device})" in found.notes
 
 
 def test_auto_is_what_fits_into_half_of_the_free_memory_of_each_gpu(monkeypatch: pytest.MonkeyPatch, vit: Path) -> None:
@@ -67,7 +66,7 @@ def test_auto_is_what_fits_into_half_of_the_free_memory_of_each_gpu(monkeypatch:
     for processes, many, few in ((1, 32, 16), (2, 64, 16), (3, 96, 12)):
         found = chosen(100_000, device="cuda", processes=processes, init=vit, batch_size="auto")
         assert found.config.batch_size == many
-        assert f"--batch-size {many}: what fits into half of the free memory" in found.notes
+        assert f"batch_size = {many} (fits into half of the free memory)" in found.notes
         assert chosen(80, device="cuda", processes=processes, init=vit, batch_size="auto").config.batch_size == few
 
 
@@ -114,9 +113,9 @@ PLAIN = Augmentation(crop_scale=(0.2, 1.0))
 @pytest.mark.parametrize(
     ("task", "count", "init", "expected", "said"),
     [
-        ("classify", 4_999, False, LIGHT, "TrivialAugment, for 4999 pictures"),
-        ("classify", 5_000, False, STRONG, "TrivialAugment, mixup and cutmix"),
-        ("classify", 5_000, True, LIGHT, "TrivialAugment, for fine-tuning"),
+        ("classify", 4_999, False, LIGHT, "TrivialAugment, for 4999 images"),
+        ("classify", 5_000, False, STRONG, "TrivialAugment, mixup and CutMix"),
+        ("classify", 5_000, True, LIGHT, "TrivialAugment, to fine-tune"),
         ("segment", 5_000, False, WITH_MASKS, "crop, flip and colours"),
         ("mae", 5_000, False, PLAIN, "crop and flip"),
         ("mpp", 100, True, PLAIN, "crop and flip"),
@@ -127,7 +126,7 @@ def test_augmentation_follows_from_the_task_and_the_number_of_pictures(
 ) -> None:
     found = chosen(count, 128, task=task, **({"init": vit} if init else {}))
     assert vars(found.config.augment) == vars(expected)
-    assert any(note.startswith(f"augmentation: {said}") for note in found.notes)
+    assert any(note.startswith(f"augmentation = {said}") for note in found.notes)
 
 
 @pytest.mark.parametrize(("task", "largest"), [("classify", 48), ("mae", 48), ("segment", 96)])
@@ -188,7 +187,7 @@ def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
 ) -> None:
     found = chosen(10 * per_epoch + 9, batch_size=10, **said)
     assert found.config.evaluate_every == every
-    said_aloud = f"--evaluate-every {every}: epochs of {per_epoch} step{'s' if per_epoch > 1 else ''}"
+    said_aloud = f"evaluate_every = {every} (epochs of {per_epoch} step{'s' if per_epoch > 1 else ''})"
     assert (said_aloud in found.notes) == (every not in (None, 1))
 
 
@@ -198,12 +197,12 @@ def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
 @pytest.mark.parametrize(
     ("said", "init", "batch", "rate", "reason"),
     [
-        ({}, False, 512, 1e-3, "with the root"), ({}, False, 128, 5e-4, "with the root"),
-        ({}, False, 1024, 1.4e-3, "with the root"),  # two digits
-        ({"optim": Optim("muon")}, False, 512, 1e-3, "with the root"),
+        ({}, False, 512, 1e-3, "scaled with sqrt"), ({}, False, 128, 5e-4, "scaled with sqrt"),
+        ({}, False, 1024, 1.4e-3, "scaled with sqrt"),  # two digits
+        ({"optim": Optim("muon")}, False, 512, 1e-3, "scaled with sqrt"),
         ({"optim": Optim("sgd")}, False, 512, 0.03, "for SGD"), ({"optim": Optim("sgd")}, True, 128, 0.015, "for SGD"),
         ({}, True, 512, 2e-4, "for fine-tuning"), ({}, True, 128, 1e-4, "for fine-tuning"),
-        ({"train_only": "lora"}, True, 128, 5e-4, "with the root"),
+        ({"train_only": "lora"}, True, 128, 5e-4, "scaled with sqrt"),
         ({"train_only": "head"}, True, 512, 3e-3, "for a head alone"),
         ({"train_only": "head"}, True, 128, 1.5e-3, "for a head alone"),
     ],
@@ -215,7 +214,7 @@ def test_the_learning_rate_follows_from_what_is_learned_and_the_batch_size(
     start = {"init": vit} if init else {}
     found = chosen(10_000, batch_size=batch, **start, **said)
     assert found.config.optim == dataclasses.replace(said.get("optim", Optim()), lr=rate)
-    assert any(note.startswith(f"--lr {rate:g}: {reason}") for note in found.notes)
+    assert any(note.startswith(f"lr = {rate:g} ({reason}") for note in found.notes)
 
 
 # ---- Workers and folders ----------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitreous.cli import demo_run as demo
+from choosing import build_model
+from vitreous.cli import demo
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import parse_fields
 from vitreous.data.open import open_data
@@ -13,10 +14,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost
 from vitreous.model.presets import create
 from vitreous.training import defaults
-from vitreous.training.batch_memory import fitting_batch
 from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
-from vitreous.training.defaults import choose, free_folder
-from vitreous.training.initial_model import build_model
+from vitreous.training.defaults import choose, fitting_batch, free_folder
 from vitreous.weights.load import save
 
 
@@ -44,14 +43,14 @@ def test_nothing_is_left_open_and_everything_chosen_is_said(fifty: Path) -> None
     assert config.augment.policy == "trivial"
     said = " ".join(chosen.notes)
     assert all(
-        word in said for word in ("--model", "--image-size", "--batch-size", "--epochs", "--lr", "--out", "--set")
+        word in said for word in ("model =", "image_size =", "batch_size =", "epochs =", "lr =", "out =", "overrides =")
     )
 
 
 def test_what_was_said_stays(fifty: Path) -> None:
     said = TrainConfig(
         data=str(fifty), model="ViT-S/16", image_size=(64,), batch_size=8, epochs=3, workers=1, out=Path("x"),
-        set=("registers=1",), optim=Optim(lr=0.1), augment=Augment(flip=0.25),
+        overrides={"registers": 1}, optim=Optim(lr=0.1), augment=Augment(flip=0.25),
     )  # fmt: skip
     chosen = choose(said, open_data(str(fifty)), "cpu")
     assert chosen.config.augment.flip == 0.25
@@ -68,8 +67,8 @@ def test_fifty_pictures_on_a_cpu_are_a_few_minutes(fifty: Path) -> None:
     assert 300 <= steps <= 310  # of a third of a second each
     assert config.evaluate_every is not None
     assert 10 <= config.epochs / config.evaluate_every <= 15  # and not one evaluation for every two steps
-    assert "40 pictures are few" in chosen.advice
-    assert not any("few to learn" in note for note in chosen.notes)
+    assert "40 images are few" in chosen.advice
+    assert not any("few to train" in note for note in chosen.notes)
 
 
 def test_short_runs_are_evaluated_all_the_same(fifty: Path) -> None:
@@ -90,11 +89,11 @@ def test_digits_are_not_mirrored_unless_told_to(fifty: Path) -> None:
     digits = open_data("digits")
     chosen = choose(TrainConfig(data="digits"), digits, "cpu")
     assert chosen.config.augment.flip == 0
-    assert "--flip 0: a mirrored 2 is no digit" in chosen.notes
+    assert "flip = 0 (a mirrored 2 is not a digit)" in chosen.notes
     assert choose(demo.config(), digits, "cpu").config.augment.flip == 0
     told = choose(TrainConfig(data="digits", augment=Augment(flip=0.25)), digits, "cpu")
     assert told.config.augment.flip == 0.25
-    assert not any("--flip" in note for note in told.notes)
+    assert not any("flip =" in note for note in told.notes)
     assert choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu").config.augment.flip == 0.5
 
 
@@ -109,7 +108,7 @@ def test_the_size_fits_the_patches_of_the_model_that_was_asked_for(fifty: Path) 
     data = open_data(str(fifty))
     for model, pixels in (("ViT-Ti/16", 128), ("DINOv2-S/14", 126), ("ViT-B/32", 128)):
         assert choose(TrainConfig(data=str(fifty), model=model), data, "cpu").config.image_size == (pixels,)
-    cut = TrainConfig(data=str(fifty), model="ViT-Ti/16", set=("patch_size=24",))
+    cut = TrainConfig(data=str(fifty), model="ViT-Ti/16", overrides={"patch_size": 24})
     assert choose(cut, data, "cpu").config.image_size == (120,)
 
 
@@ -182,6 +181,6 @@ def test_a_cpu_is_not_given_a_checkpoints_large_pictures(fifty: Path, tmp_path: 
         for device, expected in (("cpu", on_cpu), ("cuda", ())):
             chosen = choose(config, open_data(str(fifty)), device)
             assert chosen.config.image_size == expected
-            [note] = [note for note in chosen.notes if note.startswith("--image-size")]
-            assert "the checkpoint's own" in note
+            [note] = [note for note in chosen.notes if note.startswith("image_size =")]
+            assert "checkpoint" in note
             assert str(size) in note

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from vitreous.training.ema import Ema
+from vitreous.training.optim import Ema
 
 
 def test_it_is_the_decayed_mean() -> None:

@@ -169,7 +169,7 @@ def test_a_run_killed_before_its_first_save_starts_again(tmp_path: Path, capsys:
 def test_a_kept_copy_is_never_half_there(run: Path) -> None:
     """A kill while links are made leaves no copy; one that is missing or incomplete is made when the run resumes."""
     (run / "step-00000022" / "progress.json").unlink()
-    assert die_during(lambda: loop._keep(run, 11, 2), 8)
+    assert die_during(lambda: checkpoint.keep_copy(run, 11, 2), 8)
     assert not (run / "step-00000011" / "training").exists() or (run / "step-00000011" / "progress.json").exists()
     train(resumed(run))
     assert (run / "step-00000022" / "progress.json").samefile(run / "last" / "progress.json")
@@ -320,7 +320,9 @@ def images(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 1
 
 def on_images(out: Path, data: Path) -> TrainConfig:
     augment = dataclasses.replace(tiny(out).augment, repeats=1)
-    return quick(out, data=str(data), steps=2, batch_size=8, set=(*tiny(out).set[:-1],), augment=augment)
+    return quick(
+        out, data=str(data), steps=2, batch_size=8, overrides=tiny(out).overrides | {"channels": 3}, augment=augment
+    )
 
 
 def split_of(out: Path) -> dict[str, set[str]]:
@@ -411,7 +413,7 @@ def test_a_run_that_claims_the_folder_meanwhile_is_not_replaced(
         return set_up(*rest)
 
     monkeypatch.setattr("vitreous.training.run.set_up", claimed_meanwhile)
-    with pytest.raises(ValueError, match="already holds a run"):
+    with pytest.raises(ValueError, match="already contains a run"):
         train(quick(out))
     assert (out / "config.json").read_text() == "theirs"
 

@@ -8,20 +8,22 @@ import pytest
 from PIL import Image
 
 import vitreous
+from choosing import build_model
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import DataSet
 from vitreous.model.options import AttentionPool, Preprocessing
 from vitreous.model.segmenter import Segmenter
+from vitreous.tasks.masked import Mae
+from vitreous.tasks.segment import Segment
 from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training.defaults import choose
-from vitreous.training.initial_model import build_model, choose_weights
 from vitreous.training.summary import next_commands
 
-SMALL = ("width=32", "mlp_width=32", "depth=1", "num_heads=2")
+SMALL = {"width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2}
 
 
 def config(**changes: Any) -> TrainConfig:
-    return TrainConfig(**{"data": "unused", "model": "ViT-Lite-6/4", "set": SMALL, **changes})
+    return TrainConfig(**{"data": "unused", "model": "ViT-Lite-6/4", "overrides": SMALL, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +46,8 @@ def test_of_a_picture_that_is_segmented_nothing_is_cut_off(shapes: DataSet) -> N
 
 def test_a_segmenter_does_not_learn_how_to_pool(shapes: DataSet) -> None:
     """Its decoder reads patches: weights that nothing reaches would only decay."""
-    how = config(task="segment", image_size=(16,), set=(*SMALL, 'pool={"kind": "AttentionPool"}', "class_token=false"))
+    how = config(task="segment", image_size=(16,), overrides=SMALL | {"pool": AttentionPool(), "class_token": False})
     model = build_model(how, shapes)
-    choose_weights(model, how)
     assert isinstance(model, Segmenter)
     assert isinstance(model.encoder.config.pool, AttentionPool)
     assert not any(weight.requires_grad for weight in model.encoder.pool.parameters())
@@ -56,11 +57,11 @@ def test_a_segmenter_does_not_learn_how_to_pool(shapes: DataSet) -> None:
 
 def test_what_was_ignored_in_training_is_ignored_in_the_command_that_evaluates(shapes: DataSet) -> None:
     how = config(task="segment", data="my shapes", seed=3, segmenting=Segmenting(ignore=("big square", "disc")))
-    [evaluate] = [shlex.split(line) for line in next_commands(Path("run"), how, shapes) if " eval " in line]
+    [evaluate] = [shlex.split(line) for line in next_commands(Path("run"), how, shapes, Segment) if " eval " in line]
     assert evaluate[evaluate.index("--ignore") + 1 :] == ["big square", "disc"]
     assert evaluate[evaluate.index("--data") + 1] == "my shapes"
     assert evaluate[evaluate.index("--seed") + 1] == "3"
-    plain = next_commands(Path("run"), config(task="segment"), shapes)
+    plain = next_commands(Path("run"), config(task="segment"), shapes, Segment)
     assert not any("--ignore" in line for line in plain)
 
 
@@ -69,8 +70,8 @@ def test_pictures_without_classes_are_not_proposed_for_what_needs_them(tmp_path:
         Image.new("RGB", (16, 16)).save(tmp_path / f"{i}.png")
     flat = open_data(str(tmp_path), labelled=False)
     how = config(task="mae", data=str(tmp_path))
-    assert not any(str(tmp_path) in line for line in next_commands(Path("run"), how, flat))
-    digits = next_commands(Path("run"), config(task="mae", data="digits"), open_data("digits", labelled=False))
+    assert not any(str(tmp_path) in line for line in next_commands(Path("run"), how, flat, Mae))
+    digits = next_commands(Path("run"), config(task="mae", data="digits"), open_data("digits", labelled=False), Mae)
     assert sum("--data digits" in line for line in digits) == 2
 
 
@@ -96,8 +97,8 @@ def test_what_a_checkpoint_does_not_say_may_be_set(shapes: DataSet, tmp_path: Pa
     """A width of 48 has no usual number of heads."""
     fields = {"width": 48, "num_heads": 6, "mlp_width": 48, "depth": 1, "mlp": {"kind": "Gelu", "approximation": "erf"}}
     vitreous.save(vitreous.create("ViT-Ti/4", overrides=fields), tmp_path / "x.pth", format="timm")
-    how = config(data="shapes", model=None, init=tmp_path / "x.pth", set=("num_heads=6",))
+    how = config(data="shapes", model=None, init=tmp_path / "x.pth", overrides={"num_heads": 6})
     chosen = choose(how, shapes, "cpu").config
     assert build_model(chosen, shapes).config.num_heads == 6
     with pytest.raises(ValueError, match="does not say how many heads"):
-        choose(config(data="shapes", model=None, init=tmp_path / "x.pth", set=()), shapes, "cpu")
+        choose(config(data="shapes", model=None, init=tmp_path / "x.pth", overrides={}), shapes, "cpu")

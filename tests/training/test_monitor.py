@@ -9,8 +9,8 @@ import torch
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource
 from vitreous.training.distributed import World
-from vitreous.training.monitor import Monitor, stop_signals
-from vitreous.training.step import StepResult
+from vitreous.training.loop import stop_signals
+from vitreous.training.metrics_log import Monitor, StepResult
 
 SOURCE = ArraySource(np.zeros((40, 2, 2, 3), np.uint8), np.zeros(40), ("a",), "set")
 
@@ -35,12 +35,12 @@ def test_means_are_over_pictures_and_leave_out_skipped_steps() -> None:
     ours.add(result(loss=6.0, right=1.0, count=2.0), batch(0, 1))
     ours.add(result(loss=math.nan, right=0.0, count=2.0, skipped=True), batch(2, 3))
     ours.add(result(loss=4.0, right=3.0, count=3.0), batch(4, 5, 6))
-    figures = ours.figures()
+    figures = ours.metrics()
     assert figures["train_loss"] == pytest.approx(2.0)
     assert figures["train_top1"] == pytest.approx(4 / 5)
     assert figures["train_images_per_second"] > 0
     ours.reset()
-    assert math.isnan(ours.figures()["train_loss"])  # there is no mean of nothing
+    assert math.isnan(ours.metrics()["train_loss"])  # there is no mean of nothing
 
 
 def test_three_broken_steps_in_a_row_stop_the_run_and_name_the_pictures() -> None:
@@ -56,12 +56,12 @@ def test_unreadable_pictures_are_reported_once() -> None:
     ours = monitor()
     ours.add(result(), batch(0, 1, problems=("a.jpg: the file is empty",)))
     ours.add(result(), batch(2, 3, problems=("b.jpg: truncated", "a.jpg: the file is empty")))
-    first = ours.figures()
+    first = ours.metrics()
     assert first["unreadable"] == ["a.jpg: the file is empty", "b.jpg: truncated"]
     assert first["train_unreadable"] == 2
     ours.reset()
     ours.add(result(), batch(0, 1, problems=("c.jpg: truncated", "a.jpg: the file is empty")))
-    second = ours.figures()
+    second = ours.metrics()
     assert second["unreadable"] == ["c.jpg: truncated"]
     assert second["train_unreadable"] == len(ours.all_unreadable()) == 3
 

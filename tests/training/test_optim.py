@@ -14,7 +14,7 @@ from vitreous.model.masked import MaskedAutoencoder, MaskedPatchPrediction
 from vitreous.model.options import MaskDecoder
 from vitreous.model.presets import configure
 from vitreous.model.vit import ViT
-from vitreous.tasks.base import TwoAnswers
+from vitreous.tasks.classify import TwoHeads
 from vitreous.training.config import Optim
 from vitreous.training.muon import Muon
 from vitreous.training.optim import Optimizers, build_optimizers, decays
@@ -88,7 +88,7 @@ def wrappings(encoder: ViT) -> dict[str, nn.Module]:
         "mae": MaskedAutoencoder(encoder, width=32, depth=4, num_heads=2),
         "mpp": MaskedPatchPrediction(encoder),
         "segment": build_segmenter(config, encoder),
-        "distilled": TwoAnswers(encoder),
+        "distilled": TwoHeads(encoder),
         "own": nn.Sequential(encoder, nn.Linear(5, 4)),
         "own blocks": nn.ModuleDict(
             {"encoder": nn.Linear(2, 2), "student": encoder, "blocks": nn.ModuleList([nn.Linear(2, 2)] * 9)}

@@ -1,4 +1,4 @@
-"""A task of somebody else's goes through the same loop: its figures, its report, its checkpoint, and going on later."""
+"""A task that is not part of the package is trained, evaluated, reported, saved and resumed like any other."""
 
 import signal
 from collections.abc import Iterable
@@ -13,15 +13,15 @@ import vitreous
 from train_runs import tiny
 from vitreous.data.loader import Batch
 from vitreous.model.inputs import normalise
-from vitreous.tasks.base import Measured, Task
+from vitreous.tasks.base import Task
 from vitreous.tasks.masked import Losses
 from vitreous.training import checkpoint, loop
-from vitreous.training.monitor import Interrupted
+from vitreous.training.loop import Interrupted
 from vitreous.training.run import train
 
 
 class Counting(nn.Module):
-    """A model that keeps a number that no gradient moves: how often it was trained on."""
+    """A model with a buffer, which no gradient changes: the number of training steps."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -35,49 +35,46 @@ class Counting(nn.Module):
 
 
 class Small(Task):
-    """Outputs that are small."""
+    """Trains a model to have small outputs."""
 
-    best, larger_is_better = "loss", False
+    metric, larger_is_better = "loss", False
 
-    def __init__(self, model: Any, config: Any, data: Any, world: Any):
-        self.preprocessing, self.net = model.config.preprocessing, Counting(model)
+    def __init__(self, config: Any, model: Any):
+        super().__init__(config, model)
+        self.net = Counting(model)
 
     def module(self) -> nn.Module:
         return self.net
 
-    def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        return normalise(batch.images.float() / 255, self.preprocessing), torch.ones(len(batch.images))
-
-    def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        return module(parts[0]).square().mean(1).sum(), torch.zeros(())
+    def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        return module(inputs[0]).square().mean(1).sum(), torch.zeros(())
 
     @torch.no_grad()
-    def measure(
-        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Measured:
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Losses:
         module.eval()
-        parts = [
-            Losses(module(self.prepare(batch)[0]).square().mean(1), batch.indices, batch.problems) for batch in batches
-        ]
+        parts = []
+        for batch in batches:
+            images = normalise(batch.images.float() / 255, self.model.config.preprocessing)
+            parts.append(Losses(module(images).square().mean(1), batch.indices, batch.problems))
         module.train()
         return Losses.join(parts)
 
 
-def test_it_is_trained_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = train(tiny(tmp_path / "run", steps=12), make_task=Small)
+def test_own_task_is_trained_evaluated_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = train(tiny(tmp_path / "run", steps=12), task=Small).metrics
     rows = [row for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "val_loss" in row]
     assert len(rows) == 2
     assert metrics["loss"] < 0.5
     said = capsys.readouterr().out
     assert "loss" in said
-    assert "--probe knn" in said  # and not what a classifier is good for
-    assert "Small, measured on the val part" in (tmp_path / "run" / "report.html").read_text()
+    assert "--probe knn" in said  # not the commands for a classifier
+    assert "Small, evaluated on the val split" in (tmp_path / "run" / "report.html").read_text()
     model = vitreous.load(tmp_path / "run" / "best")
     images = torch.zeros(2, 1, 8, 8)
     assert model(images).square().mean() < 0.5
 
 
-def test_what_is_no_weight_goes_on_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(tmp_path / "run", steps=12)
     add = loop.Monitor.add
 
@@ -98,30 +95,30 @@ def test_what_is_no_weight_goes_on_as_well(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(loop.Monitor, "add", until_the_fifth)
         with pytest.raises(Interrupted):
-            train(config, make_task=Small)
-    train(tiny(tmp_path / "run", steps=12, resume=True), make_task=Small)
+            train(config, task=Small)
+    train(tiny(tmp_path / "run", steps=12, resume=True), task=Small)
     assert seen[-1] == 12
 
 
-def test_a_part_swapped_by_a_task_is_refused_before_the_run_begins(tmp_path: Path) -> None:
+def test_a_module_replaced_by_a_task_is_rejected_before_the_run_starts(tmp_path: Path) -> None:
     class Swapping(Small):
-        def __init__(self, model: Any, *rest: Any):
+        def __init__(self, config: Any, model: Any):
             model.encoder.blocks[0].mlp.activation = nn.ReLU()
-            super().__init__(model, *rest)
+            super().__init__(config, model)
 
     with pytest.raises(ValueError, match=r"encoder\.blocks\.0\.mlp\.activation is ReLU\(\), but the config says GELU"):
-        train(tiny(tmp_path / "run"), make_task=Swapping)
+        train(tiny(tmp_path / "run"), task=Swapping)
     assert not (tmp_path / "run").exists()
 
 
-def test_lora_is_no_swapped_part(tmp_path: Path) -> None:
+def test_lora_is_accepted(tmp_path: Path) -> None:
     train(tiny(tmp_path / "first", steps=12))
-    init = {"init": tmp_path / "first" / "best", "model": None, "set": (), "image_size": ()}
-    train(tiny(tmp_path / "run", steps=12, train_only="lora", **init), make_task=Small)
+    init = {"init": tmp_path / "first" / "best", "model": None, "overrides": {}, "image_size": ()}
+    train(tiny(tmp_path / "run", steps=12, train_only="lora", **init), task=Small)
     assert vitreous.load(tmp_path / "run" / "best").config.depth == 2
 
 
-def test_another_task_cannot_go_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(tiny(tmp_path / "run", steps=12), make_task=Small)
-    with pytest.raises(ValueError, match=r"last cannot be resumed: .*make_task"):
+def test_another_task_cannot_resume_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tiny(tmp_path / "run", steps=12), task=Small)
+    with pytest.raises(ValueError, match=r"last cannot be resumed: .*needs the same task"):
         train(tiny(tmp_path / "run", steps=12, resume=True))

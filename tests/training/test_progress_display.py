@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from vitreous.training.progress_display import Progress
+from vitreous.training.progress_display import ProgressDisplay
 
 
 class Clock:
@@ -31,7 +31,9 @@ def shown(console: Console) -> str:
     return console.file.getvalue()
 
 
-def run(progress: Progress, clock: Clock, seconds: float, last: int | None = None, evaluation: float = 0) -> None:
+def run(
+    progress: ProgressDisplay, clock: Clock, seconds: float, last: int | None = None, evaluation: float = 0
+) -> None:
     """All steps from the start, an evaluation at the end of every epoch."""
     with progress:
         for step in range(progress.start_step + 1, (last or progress.total_steps) + 1):
@@ -44,7 +46,7 @@ def run(progress: Progress, clock: Clock, seconds: float, last: int | None = Non
 
 def test_plain_lines_one_an_epoch() -> None:
     console, clock = screen(terminal=False), Clock()
-    run(Progress(60, 20, 3, console=console, clock=clock), clock, seconds=0.1)
+    run(ProgressDisplay(60, 20, 3, console=console, clock=clock), clock, seconds=0.1)
     lines = shown(console).splitlines()
     assert "\x1b" not in shown(console)
     assert [line.split("  ")[0] for line in lines if line.startswith("epoch")] == [
@@ -60,7 +62,7 @@ def test_plain_lines_one_an_epoch() -> None:
 
 def test_plain_lines_at_most_one_a_minute_within_an_epoch() -> None:
     console, clock = screen(terminal=False), Clock()
-    run(Progress(1000, 1000, 1, console=console, clock=clock), clock, seconds=1)
+    run(ProgressDisplay(1000, 1000, 1, console=console, clock=clock), clock, seconds=1)
     lines = shown(console).splitlines()
     within = [line for line in lines if "step" in line]
     assert 14 <= len(within) <= 1000 / 60
@@ -71,13 +73,13 @@ def test_plain_lines_at_most_one_a_minute_within_an_epoch() -> None:
 
 def test_the_time_is_estimated_before_the_first_epoch_ends() -> None:
     console, clock = screen(terminal=False), Clock()
-    run(Progress(2000, 100, 20, console=console, clock=clock), clock, seconds=0.09, last=60)
-    assert shown(console).strip() == "about 3 min for 20 epochs, evaluation not counted"
+    run(ProgressDisplay(2000, 100, 20, console=console, clock=clock), clock, seconds=0.09, last=60)
+    assert shown(console).strip() == "about 3 min for 20 epochs, without evaluation"
 
 
 def test_the_first_slow_step_does_not_spoil_the_estimate() -> None:
     console, clock = screen(terminal=False), Clock()
-    progress = Progress(1000, 100, 10, console=console, clock=clock)
+    progress = ProgressDisplay(1000, 100, 10, console=console, clock=clock)
     with progress:
         clock.now += 50  # compiling
         progress.step(1, 1.0, 0.1, 10.0, {})
@@ -90,7 +92,7 @@ def test_the_first_slow_step_does_not_spoil_the_estimate() -> None:
 
 def test_epochs_of_an_instant_are_estimated_at_the_end_of_the_first() -> None:
     console, clock = screen(terminal=False), Clock()
-    run(Progress(40, 2, 20, console=console, clock=clock), clock, seconds=0.01)
+    run(ProgressDisplay(40, 2, 20, console=console, clock=clock), clock, seconds=0.01)
     lines = shown(console).splitlines()
     assert lines[0].startswith("about 1 s for 20 epochs")
     assert len(lines) == 21
@@ -99,7 +101,7 @@ def test_epochs_of_an_instant_are_estimated_at_the_end_of_the_first() -> None:
 def test_epochs_that_end_unseen_are_estimated_too() -> None:
     """Where only some steps are told, an epoch may pass between two of them."""
     console, clock = screen(terminal=False), Clock()
-    with Progress(100, 10, 10, console=console, clock=clock) as progress:
+    with ProgressDisplay(100, 10, 10, console=console, clock=clock) as progress:
         for epoch in (1, 2):
             clock.now += 30
             progress.epoch(epoch, {"loss": 0.5})
@@ -110,7 +112,7 @@ def test_epochs_that_end_unseen_are_estimated_too() -> None:
 
 def test_of_short_epochs_only_the_evaluated_and_a_few_others_have_a_line() -> None:
     console, clock = screen(terminal=False), Clock()
-    with Progress(80, 2, 40, console=console, clock=clock) as progress:
+    with ProgressDisplay(80, 2, 40, console=console, clock=clock) as progress:
         for epoch in range(1, 41):
             clock.now += 1
             progress.epoch(epoch, {"loss": 0.5} | ({"val_top1": 0.5} if epoch in (5, 20) else {}))
@@ -120,22 +122,22 @@ def test_of_short_epochs_only_the_evaluated_and_a_few_others_have_a_line() -> No
 
 def test_what_is_over_is_not_estimated() -> None:
     console, clock = screen(terminal=False), Clock()
-    run(Progress(1, 1, 1, console=console, clock=clock), clock, seconds=0.1)
+    run(ProgressDisplay(1, 1, 1, console=console, clock=clock), clock, seconds=0.1)
     assert shown(console).splitlines() == ["epoch 1/1  loss 1.000  validation top-1 91.2%"]
 
 
 def test_a_resumed_run_counts_from_where_it_is() -> None:
     console, clock = screen(terminal=False), Clock()
-    run(Progress(100, 10, 10, start_step=55, console=console, clock=clock), clock, seconds=60)
+    run(ProgressDisplay(100, 10, 10, start_step=55, console=console, clock=clock), clock, seconds=60)
     lines = shown(console).splitlines()
     assert "step 6/10" in lines[0]
-    assert lines[1] == "about 45 min for the remaining 4.5 epochs, evaluation not counted"
+    assert lines[1] == "about 45 min for the remaining 4.5 epochs, without evaluation"
     assert lines[-1].startswith("epoch 10/10")
 
 
 def test_time_left_includes_evaluation() -> None:
     console, clock = screen(terminal=False), Clock()
-    run(Progress(100, 10, 10, console=console, clock=clock), clock, seconds=0.1, last=50, evaluation=9)
+    run(ProgressDisplay(100, 10, 10, console=console, clock=clock), clock, seconds=0.1, last=50, evaluation=9)
     last = shown(console).splitlines()[-1]
     assert re.search(r"epoch 5/10 .* 5\d s left", last)  # 5 more epochs of 1 + 9 seconds
 
@@ -144,14 +146,14 @@ def test_time_left_includes_evaluation() -> None:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_odd_lengths(total: int, each: int, epochs: float, terminal: bool) -> None:
     console, clock = screen(terminal), Clock()
-    run(Progress(total, each, epochs, console=console, clock=clock), clock, seconds=1)
+    run(ProgressDisplay(total, each, epochs, console=console, clock=clock), clock, seconds=1)
     if epochs == 2.5:
         assert "epoch 3/3" in shown(console) or not terminal
 
 
 def test_bars_on_a_terminal() -> None:
     console, clock = screen(terminal=True), Clock()
-    progress = Progress(100, 20, 5, console=console, clock=clock)
+    progress = ProgressDisplay(100, 20, 5, console=console, clock=clock)
     with progress:
         for step in range(1, 31):
             clock.now += 1
@@ -170,9 +172,9 @@ def test_bars_on_a_terminal() -> None:
 
 def test_messages_survive_above_the_bars_and_are_not_markup() -> None:
     console = screen(terminal=True)
-    with Progress(10, 10, 1, console=console) as progress:
+    with ProgressDisplay(10, 10, 1, console=console) as progress:
         progress.step(1, 1.0, 0.1, 10.0, {})
-        progress.say("cannot read [red]a.jpg[/red]\x1b[2J\nnext")
+        progress.print("cannot read [red]a.jpg[/red]\x1b[2J\nnext")
         progress.epoch(1, {"val_top1": 0.5, "note": "best so far"})
     text = shown(console)
     assert "cannot read [red]a.jpg[/red] [2J next" in text  # neither the escape nor the line break came through
@@ -182,15 +184,15 @@ def test_messages_survive_above_the_bars_and_are_not_markup() -> None:
 
 def test_long_lines_stay_lines_where_nobody_watches() -> None:
     console = screen(terminal=False, width=40)
-    with Progress(10, 10, 1, console=console) as progress:
-        progress.say("x" * 200)
+    with ProgressDisplay(10, 10, 1, console=console) as progress:
+        progress.print("x" * 200)
     assert shown(console) == "x" * 200 + "\n"
 
 
 def test_a_narrow_output_encoding_does_not_stop_the_run() -> None:
     console = screen(terminal=False, encoding="ascii")
-    with Progress(10, 10, 1, console=console) as progress:
-        progress.say("猫.jpg is unreadable")
+    with ProgressDisplay(10, 10, 1, console=console) as progress:
+        progress.print("猫.jpg is unreadable")
     assert isinstance(console.file, io.TextIOWrapper)
     console.file.flush()
     assert console.file.buffer.getvalue() == b"?.jpg is unreadable\n"  # type: ignore[attr-defined]
@@ -199,15 +201,15 @@ def test_a_narrow_output_encoding_does_not_stop_the_run() -> None:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_quiet_shows_nothing(terminal: bool) -> None:
     console, clock = screen(terminal), Clock()
-    progress = Progress(60, 20, 3, quiet=True, console=console, clock=clock)
+    progress = ProgressDisplay(60, 20, 3, quiet=True, console=console, clock=clock)
     run(progress, clock, seconds=10)
-    progress.say("hello")
+    progress.print("hello")
     assert shown(console) == ""
 
 
 def test_an_interrupt_gives_the_terminal_back() -> None:
     console = screen(terminal=True)
-    progress = Progress(10, 10, 1, console=console)
+    progress = ProgressDisplay(10, 10, 1, console=console)
     with contextlib.suppress(KeyboardInterrupt), progress:
         raise KeyboardInterrupt
     assert "\x1b[?25h" in shown(console)  # the cursor is visible again
@@ -217,8 +219,8 @@ def test_an_interrupt_gives_the_terminal_back() -> None:
 
 def test_a_pipe_gets_plain_lines_even_where_colours_are_forced() -> None:
     program = (
-        "from vitreous.training.progress_display import Progress\n"
-        "with Progress(2, 1, 2) as p:\n"
+        "from vitreous.training.progress_display import ProgressDisplay\n"
+        "with ProgressDisplay(2, 1, 2) as p:\n"
         "    p.step(1, 0.5, 0.1, 10.0, {}); p.epoch(1, {'loss': 0.5})\n"
     )
     environment = {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "PYTHONPATH": ":".join(sys.path)}

@@ -86,7 +86,7 @@ def test_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> 
 
 def test_another_run_is_not_overwritten(uninterrupted: Path) -> None:
     before = weights(uninterrupted)
-    with pytest.raises(ValueError, match=r"already holds a run: .*--resume"):
+    with pytest.raises(ValueError, match=r"already contains a run: .*--resume"):
         train(tiny(uninterrupted))
     assert same(weights(uninterrupted), before)
 
@@ -144,7 +144,7 @@ def test_a_run_from_another_systems_file(parallel: str, tmp_path: Path) -> None:
     save(build_vit(vit), tmp_path / "timm.pth", format="timm", lossy=True)
     written = (tmp_path / "timm.pth").read_bytes()
     calm: dict[str, Any] = {"dropout": 0.0, "stochastic_depth": 0.0, "steps": 12, "parallel": parallel}
-    calm |= {"model": None, "set": ("num_heads=2",), "init": tmp_path / "timm.pth", "save_minutes": 1e-5}
+    calm |= {"model": None, "overrides": {"num_heads": 2}, "init": tmp_path / "timm.pth", "save_minutes": 1e-5}
     assert finish(tiny(tmp_path / "one", **calm)) == 0
     assert finish(tiny(tmp_path / "again", **calm), die_after=5) == -signal.SIGKILL
     assert finish(tiny(tmp_path / "again", **calm, resume=True)) == 0

@@ -18,8 +18,9 @@ from vitreous.report import plots
 from vitreous.training import loop, summary
 from vitreous.training.checkpoint import read_progress
 from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
-from vitreous.training.run import stored, train
-from vitreous.training.schedule import share_of_peak
+from vitreous.training.optim import rate_fraction
+from vitreous.training.run import train
+from vitreous.training.run_folder import resumed_config
 from vitreous.weights.load import load
 from vitreous.weights.native import load_state
 
@@ -86,12 +87,12 @@ def test_unreadable_pictures_are_named_and_counted_and_the_run_goes_on(
 ) -> None:
     data = pictures(tmp_path / "set")
     config = steady(tmp_path / "run", data=str(data), batch_size=8, workers=workers)
-    metrics = train(config)
+    metrics = train(config).metrics
     out = capsys.readouterr().out
-    assert "4 pictures could not be read" in out
+    assert "4 images could not be read" in out
     page = (tmp_path / "run" / "report.html").read_text()
     assert "4 files could not be read" in page
-    assert "measured on the test part<" in page  # which chose nothing
+    assert "evaluated on the test split<" in page  # which chose nothing
     for name, (reason, _) in BROKEN.items():
         assert f"  {name}: {reason}" in out
         assert name in page
@@ -105,7 +106,7 @@ def test_unreadable_pictures_are_named_and_counted_and_the_run_goes_on(
 
 def test_too_many_unreadable_pictures_fail_the_run(tmp_path: Path) -> None:
     config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.04)
-    with pytest.raises(ValueError, match="2 of 40 training pictures") as error:
+    with pytest.raises(ValueError, match="2 of 40 training images") as error:
         train(config)
     line = str(error.value)
     assert "(5.0%) cannot be read, more than --max-unreadable 0.04 allows, such as train/" in line
@@ -128,9 +129,9 @@ def test_earlier_checkpoints_are_kept_as_many_as_asked_for(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("unreported")
 def test_a_run_that_gets_no_better_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = train(steady(tmp_path / "run", steps=1100, patience=3, optim=Optim("sgd", lr=1e-12)))
+    metrics = train(steady(tmp_path / "run", steps=1100, patience=3, optim=Optim("sgd", lr=1e-12))).metrics
     assert (metrics["epochs"], metrics["steps"]) == (4, 44)  # the first is the best, and three are not better
-    assert "no better for 3 evaluations: stopping early" in capsys.readouterr().out
+    assert "no improvement in 3 evaluations" in capsys.readouterr().out
     assert load(tmp_path / "run" / "best").config.num_classes == 10
 
 
@@ -173,7 +174,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_memory_and_precision_change_how_not_what_is_learned(
     changes: dict[str, Any], far: float, start: Path, tmp_path: Path
 ) -> None:
-    metrics = train(steady(tmp_path / "run", **changes))
+    metrics = train(steady(tmp_path / "run", **changes)).metrics
     assert largest_difference(tmp_path / "run" / "last", start / "last") <= far
     assert metrics["loss"] == pytest.approx(json.loads((start / "metrics.json").read_text())["loss"], rel=far or 1e-9)
 
@@ -186,7 +187,7 @@ def test_every_optimizer_and_schedule_learns(optimizer: Any, schedule: Any, tmp_
     told = rows(tmp_path / "run")
     assert told[-1]["val_loss"] < told[0]["val_loss"] - 0.15
     assert [row["lr"] for row in told] == [
-        pytest.approx(share_of_peak(row["step"] - 1, 44, optim) * (optim.lr or 0)) for row in told
+        pytest.approx(rate_fraction(row["step"] - 1, 44, optim) * (optim.lr or 0)) for row in told
     ]
 
 
@@ -195,7 +196,7 @@ def test_every_optimizer_and_schedule_learns(optimizer: Any, schedule: Any, tmp_
 def test_what_is_not_to_learn_stays_and_the_result_is_an_ordinary_checkpoint(
     train_only: Any, start: Path, tmp_path: Path
 ) -> None:
-    train(steady(tmp_path / "run", init=start / "last", model=None, set=(), train_only=train_only))
+    train(steady(tmp_path / "run", init=start / "last", model=None, overrides={}, train_only=train_only))
     before, after = load_state(start / "last"), load_state(tmp_path / "run" / "last")
     assert before.keys() == after.keys()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
@@ -207,10 +208,10 @@ def test_what_is_not_to_learn_stays_and_the_result_is_an_ordinary_checkpoint(
 
 @pytest.mark.usefixtures("unreported")
 def test_a_checkpoint_is_fine_tuned_at_another_size_and_goes_on_after_a_stop(start: Path, tmp_path: Path) -> None:
-    config = steady(tmp_path / "run", init=start / "best", model=None, set=(), image_size=(16,))
+    config = steady(tmp_path / "run", init=start / "best", model=None, overrides={}, image_size=(16,))
     train(config)
     assert load(tmp_path / "run" / "best").config.image_size == (16, 16)
-    again = train(dataclasses.replace(config, resume=True))  # nothing is left to do, but all is there
+    again = train(dataclasses.replace(config, resume=True)).metrics  # nothing is left to do, but all is there
     assert again["steps"] == 11
 
 
@@ -218,10 +219,14 @@ def test_a_checkpoint_is_fine_tuned_at_another_size_and_goes_on_after_a_stop(sta
 def test_a_student_comes_to_agree_with_its_teacher(start: Path, tmp_path: Path) -> None:
     """All weight on a teacher that knows something: the student's answers get nearer to the teacher's."""
     distillation = Distillation(start / "last", "soft", distill_weight=1.0, distill_temperature=1.0)
-    token = ("distillation_token=true",)
+    token = {"distillation_token": True}
     train(
         steady(
-            tmp_path / "run", steps=44, optim=Optim(lr=3e-3), distillation=distillation, set=tiny(tmp_path).set + token
+            tmp_path / "run",
+            steps=44,
+            optim=Optim(lr=3e-3),
+            distillation=distillation,
+            overrides=tiny(tmp_path).overrides | token,
         )
     )
     losses = [row["train_loss"] for row in rows(tmp_path / "run")]
@@ -244,16 +249,16 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(tmp_path: Path) -> None:
 
 def test_a_resumed_run_cannot_become_another(start: Path) -> None:
     again = dataclasses.replace(steady(start), resume=True)
-    with pytest.raises(BadValue, match="steps is 500, but must be left out or 11, as in the run to go on with"):
+    with pytest.raises(BadValue, match="steps is 500, but must be omitted or 11, as in the run to resume"):
         train(dataclasses.replace(again, steps=500))
-    with pytest.raises(BadValue, match=r"lr is 0.5, but must be left out or 0.3"):
+    with pytest.raises(BadValue, match=r"lr is 0.5, but must be omitted or 0.3"):
         train(dataclasses.replace(again, optim=Optim("sgd", lr=0.5)))
 
 
 @pytest.mark.usefixtures("unreported")
 def test_only_the_folder_is_needed_to_resume(start: Path) -> None:
     before = json.loads((start / "metrics.json").read_text())
-    after = train(TrainConfig(out=start, resume=True, batch_size="auto", device="cpu"))
+    after = train(TrainConfig(out=start, resume=True, batch_size="auto", device="cpu")).metrics
     assert {name: after[name] for name in ("top1", "loss", "steps")} == {
         name: before[name] for name in ("top1", "loss", "steps")
     }
@@ -262,8 +267,8 @@ def test_only_the_folder_is_needed_to_resume(start: Path) -> None:
 @pytest.mark.usefixtures("unreported")
 def test_seconds_count_from_the_first_start(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = rows(start)[-1]["seconds"]
-    assert train(TrainConfig(out=start, resume=True, device="cpu"))["seconds"] > before > 0
-    assert "this run was finished" in capsys.readouterr().out
+    assert train(TrainConfig(out=start, resume=True, device="cpu")).metrics["seconds"] > before > 0
+    assert "this run is finished" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("unreported")
@@ -281,8 +286,8 @@ def test_what_was_allowed_stays_allowed_when_the_run_goes_on(tmp_path: Path) -> 
     train(config)
     (tmp_path / "run" / "metrics.json").unlink()
     train(TrainConfig(out=tmp_path / "run", resume=True, device="cpu"))
-    assert stored(TrainConfig(out=tmp_path / "run", resume=True)).max_unreadable == 0.5
-    assert stored(TrainConfig(out=tmp_path / "run", resume=True, max_unreadable=0.1)).max_unreadable == 0.1
+    assert resumed_config(TrainConfig(out=tmp_path / "run", resume=True)).max_unreadable == 0.5
+    assert resumed_config(TrainConfig(out=tmp_path / "run", resume=True, max_unreadable=0.1)).max_unreadable == 0.1
 
 
 @pytest.mark.usefixtures("unreported")
@@ -295,11 +300,11 @@ def test_without_a_limit_gradients_are_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_wrong_model_is_told_before_the_data_is_looked_at(tmp_path: Path) -> None:
-    for changes in ({"model": "ViT-X/16"}, {"set": ("foo=3",)}, {"image_size": (7,)}):
+    for changes in ({"model": "ViT-X/16"}, {"overrides": {"foo": 3}}, {"image_size": (7,)}):
         with pytest.raises(BadValue):
             train(steady(tmp_path / "run", data="nowhere", **changes))
     with pytest.raises(ValueError, match="there is no checkpoint"):
-        train(steady(tmp_path / "run", data="nowhere", model=None, set=(), init=tmp_path / "x"))
+        train(steady(tmp_path / "run", data="nowhere", model=None, overrides={}, init=tmp_path / "x"))
 
 
 @pytest.mark.usefixtures("unreported")

@@ -4,11 +4,11 @@ from itertools import pairwise
 import pytest
 
 from vitreous.training.config import Optim
-from vitreous.training.schedule import share_of_peak
+from vitreous.training.optim import rate_fraction
 
 
 def shares(total: int, **optim: object) -> list[float]:
-    return [share_of_peak(step, total, Optim(**optim)) for step in range(total)]  # type: ignore[arg-type]
+    return [rate_fraction(step, total, Optim(**optim)) for step in range(total)]  # type: ignore[arg-type]
 
 
 def test_warm_up_rises_to_the_peak_and_no_further() -> None:
@@ -19,17 +19,17 @@ def test_warm_up_rises_to_the_peak_and_no_further() -> None:
 
 
 def test_cosine_and_linear_end_where_they_should() -> None:
-    assert share_of_peak(1000, 1000, Optim(schedule="cosine", warmup=0, final_lr=0.1)) == pytest.approx(0.1)
-    assert share_of_peak(500, 1000, Optim(schedule="cosine", warmup=0)) == pytest.approx(0.5)
-    assert share_of_peak(250, 1000, Optim(schedule="cosine", warmup=0)) == pytest.approx(
+    assert rate_fraction(1000, 1000, Optim(schedule="cosine", warmup=0, final_lr=0.1)) == pytest.approx(0.1)
+    assert rate_fraction(500, 1000, Optim(schedule="cosine", warmup=0)) == pytest.approx(0.5)
+    assert rate_fraction(250, 1000, Optim(schedule="cosine", warmup=0)) == pytest.approx(
         (1 + math.cos(math.pi / 4)) / 2
     )
-    assert share_of_peak(250, 1000, Optim(schedule="linear", warmup=0, final_lr=0.2)) == pytest.approx(0.8)
+    assert rate_fraction(250, 1000, Optim(schedule="linear", warmup=0, final_lr=0.2)) == pytest.approx(0.8)
 
 
 def test_rsqrt_falls_as_the_root_and_cools_down_to_nothing() -> None:
     optim = Optim(schedule="rsqrt", warmup=0.1, cooldown=0.2)
-    share = [share_of_peak(step, 1000, optim) for step in range(1000)]
+    share = [rate_fraction(step, 1000, optim) for step in range(1000)]
     assert share[400] == pytest.approx(0.5)  # four times the warm-up: half
     assert share[99] == pytest.approx(1, abs=0.01)
     assert share[799] == pytest.approx(share[800], rel=0.01)  # no jump where the cool-down begins
@@ -39,4 +39,4 @@ def test_rsqrt_falls_as_the_root_and_cools_down_to_nothing() -> None:
 
 def test_constant_and_no_warm_up() -> None:
     assert shares(5, schedule="constant", warmup=0) == [1.0] * 5
-    assert share_of_peak(0, 1, Optim(warmup=0.05)) == 1.0  # a run of one step learns
+    assert rate_fraction(0, 1, Optim(warmup=0.05)) == 1.0  # a run of one step learns

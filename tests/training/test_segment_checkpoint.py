@@ -40,7 +40,7 @@ def test_a_segmenter_is_read_as_it_was_written(decoder: Any, small: ViTConfig, t
     assert alone.config == encoder
     with pytest.raises(CannotHold, match="this is a Segmenter"):
         vitreous.save(model, tmp_path / "b", format="timm")
-    with pytest.raises(BadValue, match="num_classes is 5, but must be left out for a segmenter"):
+    with pytest.raises(BadValue, match="num_classes is 5, but must be omitted for a segmenter"):
         vitreous.load(tmp_path / "a", num_classes=5)
 
 

@@ -22,7 +22,7 @@ from vitreous.model.segmenter import Segmenter
 from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training.run import train
 
-SMALL = ("patch_size=8", "width=32", "depth=1", "num_heads=2", "mlp_width=32")
+SMALL = {"patch_size": 8, "width": 32, "depth": 1, "num_heads": 2, "mlp_width": 32}
 
 
 def pictures(root: Path, ids: dict[str, int]) -> Path:
@@ -48,7 +48,7 @@ def config(data: Path, out: Path, lr: float = 1e-2, init: Path | None = None) ->
         task="segment",
         model=None if init else "ViT-Lite-6/4",
         init=init,
-        set=() if init else SMALL,
+        overrides={} if init else SMALL,
         image_size=(32,),
         steps=20,
         batch_size=8,
@@ -111,7 +111,7 @@ def test_a_file_that_does_not_say_its_heads_is_told_them(run: Path, tmp_path: Pa
     encoder = build(ViTConfig(**sizes, **theirs, num_classes=3, preprocessing=Preprocessing(mean=(0.0,), std=(1.0,))))
     vitreous.save(encoder, tmp_path / "heads.pt", format="lucidrains")
     start = config(run / "data", tmp_path / "run", init=tmp_path / "heads.pt")
-    train(dataclasses.replace(start, set=("num_heads=2",), steps=1))
+    train(dataclasses.replace(start, overrides={"num_heads": 2}, steps=1))
     model = vitreous.load(tmp_path / "run/best")
     assert isinstance(model, Segmenter)
     assert model.config.encoder.num_heads == 2

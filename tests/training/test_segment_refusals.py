@@ -49,8 +49,8 @@ def test_bad_masks_are_named_before_anything_starts(spoil: Any, line: str, tmp_p
     ("changes", "line"),
     [
         ({"data": "digits"}, "digits has labels for its pictures, but no masks"),
-        ({"model": "BiT-R50x1", "set": (), "image_size": (32,)}, "a ViT for --task segment"),
-        ({"patch_dropout": 0.5}, "a patch that is left out has no mask"),
+        ({"model": "BiT-R50x1", "overrides": {}, "image_size": (32,)}, "a ViT for --task segment"),
+        ({"patch_dropout": 0.5}, "every patch needs a mask"),
         ({"augment": Augment(policy="trivial")}, "masks would stay behind"),
         ({"segmenting": Segmenting(cells=4, ignore=("sqare",))}, "did you mean 'square'"),
     ],
@@ -69,5 +69,5 @@ def test_there_are_at_most_as_many_classes_as_masks_hold(small: ViTConfig) -> No
 
 
 def test_cells_are_the_linear_decoders() -> None:
-    with pytest.raises(BadValue, match="cells is 4, but must be left out with --decoder mask"):
+    with pytest.raises(BadValue, match="cells is 4, but must be omitted with --decoder mask"):
         Segmenting(decoder="mask", cells=4).check()

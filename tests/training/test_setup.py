@@ -19,8 +19,7 @@ from vitreous.data.sources.base import DataSet
 from vitreous.model.build import build
 from vitreous.model.presets import configure
 from vitreous.model.vit import ViT
-from vitreous.tasks.base import Classify
-from vitreous.training import setup
+from vitreous.tasks.classify import Classify
 from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.defaults import choose
 from vitreous.training.distributed import World
@@ -59,13 +58,13 @@ def learned(ready: Job) -> set[str]:
 
 def test_a_checkpoint_of_the_same_classes_keeps_its_head(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path))
-    ready = job(tiny(tmp_path / "run", model=None, set=(), init=tmp_path / "start"), digits)
+    ready = job(tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start"), digits)
     assert all(torch.equal(a, b) for a, b in zip(ready.state.model.parameters(), start.parameters(), strict=True))
 
 
 def test_other_classes_get_a_fresh_head_and_keep_the_rest(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path, classes=4))
-    model = job(tiny(tmp_path / "run", model=None, set=(), init=tmp_path / "start"), digits).state.model
+    model = job(tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start"), digits).state.model
     before = dict(start.named_parameters())
     differ = [name for name, weight in model.named_parameters() if weight.shape != before[name].shape]
     assert differ == ["head.weight", "head.bias"]
@@ -75,7 +74,7 @@ def test_other_classes_get_a_fresh_head_and_keep_the_rest(tmp_path: Path, digits
 
 def test_another_image_size_resamples_the_positions(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path), image_size=16)
-    ready = job(tiny(tmp_path / "run", model=None, set=(), init=tmp_path / "start", image_size=(16,)), digits)
+    ready = job(tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", image_size=(16,)), digits)
     model = ready.state.model
     assert isinstance(model, ViT)
     assert model.config.grid == (4, 4)
@@ -86,7 +85,7 @@ def test_another_image_size_resamples_the_positions(tmp_path: Path, digits: Data
 
 def test_a_linear_probe_learns_the_head_alone(tmp_path: Path, digits: DataSet) -> None:
     make(tmp_path)
-    config = tiny(tmp_path / "run", model=None, set=(), init=tmp_path / "start", train_only="head")
+    config = tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", train_only="head")
     assert learned(job(config, digits)) == {"head.weight", "head.bias"}
     make(tmp_path, "distilled", distillation_token=True)
     both = learned(job(dataclasses.replace(config, init=tmp_path / "distilled"), digits))
@@ -95,7 +94,7 @@ def test_a_linear_probe_learns_the_head_alone(tmp_path: Path, digits: DataSet) -
 
 def test_lora_learns_additions_and_the_head_and_starts_where_the_checkpoint_is(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path))
-    config = tiny(tmp_path / "run", model=None, set=(), init=tmp_path / "start", train_only="lora", lora_rank=3)
+    config = tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", train_only="lora", lora_rank=3)
     ready = job(config, digits)
     names = learned(ready)
     assert {name for name in names if "parametrizations.weight.0." not in name} == {"head.weight", "head.bias"}
@@ -139,12 +138,12 @@ def test_precision_on_a_cpu(precision: Any, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "processes", "message"),
     [
-        ({"batch_size": 1439}, 1, "batch_size is 1439, but must be at most the number of training pictures (1438)"),
+        ({"batch_size": 1439}, 1, "batch_size is 1439, but must be at most the number of training images (1438)"),
         ({"batch_size": 64, "accumulate": 5}, 1, "multiple of processes x accumulate (5), such as 60 or 65"),
         ({"batch_size": 30, "accumulate": 2}, 4, "multiple of processes x accumulate (8), such as 24 or 32"),
         ({"train_only": "head"}, 1, "train_only is 'head', but must be used with --init"),
         ({"train_only": "lora"}, 1, "train_only is 'lora', but must be used with --init"),
-        ({"set": ("widht=3",)}, 1, "'widht' is not a field of ViTConfig (did you mean 'width'?)"),
+        ({"overrides": {"widht": 3}}, 1, "'widht' is not a field of ViTConfig (did you mean 'width'?)"),
         ({"model": "ViT-Lite-64"}, 1, "there is no preset 'ViT-Lite-64' (did you mean 'ViT-Lite-6/4'?)"),
         ({"image_size": (10,)}, 1, "the nearest sizes that fit are 8 x 8 and 12 x 12"),
     ],
@@ -160,7 +159,7 @@ def test_what_cannot_be_is_refused(
 def test_a_batch_larger_than_the_data_is_refused_before_a_model_is_built(
     tmp_path: Path, digits: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "build_model", lambda *_: pytest.fail("a model was built"))
+    monkeypatch.setattr(Classify, "build_model", lambda *_: pytest.fail("a model was built"))
     with pytest.raises(BadValue, match="batch_size"):
         job(tiny(tmp_path / "run", batch_size=5000), digits)
 
@@ -168,7 +167,12 @@ def test_a_batch_larger_than_the_data_is_refused_before_a_model_is_built(
 @pytest.mark.parametrize("train_only", ["head", "lora"])
 def test_muon_is_for_whole_models(train_only: Any, tmp_path: Path, digits: DataSet) -> None:
     config = tiny(
-        tmp_path / "run", model=None, set=(), init=make(tmp_path), train_only=train_only, optim=Optim("muon", lr=1e-3)
+        tmp_path / "run",
+        model=None,
+        overrides={},
+        init=make(tmp_path),
+        train_only=train_only,
+        optim=Optim("muon", lr=1e-3),
     )
     with pytest.raises(BadValue, match="optimizer is 'muon', but must be adamw or sgd here"):
         job(config, digits)
@@ -179,7 +183,7 @@ def test_muon_is_for_whole_models(train_only: Any, tmp_path: Path, digits: DataS
     [
         ({"classes": 4}, "trained on 10 classes (it has 4)"),
         ({"labels": tuple("abcdefghij")}, "trained on the classes '0', '1', '2', '3', '4' and 5 more (it has 'a'"),
-        ({"channels": 3}, "one for pictures of 1 channels (it takes 3)"),
+        ({"channels": 3}, "a model for images of 1 channels (it has 3)"),
         ({"image_size": 15, "patch_size": 5}, "5 x 5 patches do not tile"),
     ],
 )
@@ -193,7 +197,7 @@ def test_a_teacher_must_fit(fields: dict[str, Any], message: str, tmp_path: Path
 def test_files_that_a_run_starts_from_may_be_overwritten(tmp_path: Path, digits: DataSet) -> None:
     """Reading a mapped file that was truncated ends the process, so frozen weights and the teacher are copied."""
     start, teacher = make(tmp_path), make(tmp_path, "teacher")
-    how: dict[str, Any] = {"model": None, "set": (), "init": start, "train_only": "head"}
+    how: dict[str, Any] = {"model": None, "overrides": {}, "init": start, "train_only": "head"}
     ready = job(tiny(tmp_path / "run", **how, distillation=Distillation(teacher=teacher)), digits)
     assert isinstance(ready.task, Classify)
     assert ready.task.teacher is not None
@@ -211,7 +215,7 @@ def test_tensorboard_is_missed_before_the_work(
     tmp_path: Path, digits: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    monkeypatch.setattr(setup, "build_model", lambda *_: pytest.fail("a model was built"))
+    monkeypatch.setattr(Classify, "build_model", lambda *_: pytest.fail("a model was built"))
     with pytest.raises(ValueError, match=r"pip install vitreous\[track\]"):
         job(tiny(tmp_path / "run", tensorboard=True), digits)
 

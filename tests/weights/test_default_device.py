@@ -11,7 +11,7 @@ from every_model import CONFIGS, EVERY, VITS, every_model, inputs_of, output_of
 from foreign_models import EVERY as FILES
 from foreign_models import loaded, written
 from vitreous.explanation.captured import capture
-from vitreous.model.kinds import build_any
+from vitreous.model.build import build
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import describe
@@ -65,9 +65,9 @@ def test_files_are_the_same_under_any_default_device(case: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_models_are_created_on_the_default_device(name: str) -> None:
-    real = build_any(CONFIGS[name])
+    real = build(CONFIGS[name])
     with torch.device("meta"):
-        blank = build_any(CONFIGS[name])
+        blank = build(CONFIGS[name])
     ours, theirs = blank.state_dict(), real.state_dict()
     assert all(tensor.is_meta for tensor in ours.values())
     assert {key: (x.shape, x.dtype) for key, x in ours.items()} == {

@@ -15,7 +15,7 @@ from foreign_models import EVERY, MAPPED, loaded
 from parity import noisy
 from peers import import_accelerate, import_timm
 from vitreous.model.build import build
-from vitreous.model.kinds import AnyModel, build_any
+from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
 
 
@@ -34,7 +34,7 @@ def load(path: Path) -> ViT:
     return model
 
 
-def same(one: AnyModel, other: AnyModel) -> bool:
+def same(one: Model, other: Model) -> bool:
     ours, theirs = one.state_dict(), other.state_dict()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -111,7 +111,7 @@ def test_copies_are_copies(timms: Path) -> None:
 # ---- A storage for every tensor --------------------------------------------------------------------------------------
 
 
-def check_own_storages(model: AnyModel) -> None:
+def check_own_storages(model: Model) -> None:
     """Neither storages nor memory are shared, and no storage is larger than its tensor."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) == len(tensors)
@@ -150,13 +150,13 @@ def test_tied_and_strided_tensors_are_separated(timms: Path) -> None:
 def test_safetensors_and_the_hub_save_and_load_it(case: str, tmp_path: Path) -> None:
     model = loaded(case, tmp_path)
     save_model(model, tmp_path / "model.safetensors")
-    again = build_any(model.config)
+    again = build(model.config)
     load_model(again, tmp_path / "model.safetensors")
     assert same(again, model)
 
     (tmp_path / "hub").mkdir()
     save_torch_model(model, tmp_path / "hub")
-    again = build_any(model.config)
+    again = build(model.config)
     load_torch_model(again, tmp_path / "hub")
     assert same(again, model)
 
@@ -166,7 +166,7 @@ def test_accelerate_saves_and_loads_it(case: str, tmp_path: Path) -> None:
     accelerate = import_accelerate()
     model, accelerator = loaded(case, tmp_path), accelerate.Accelerator(cpu=True)
     accelerator.save_model(model, tmp_path / "model")
-    again = build_any(model.config)
+    again = build(model.config)
     accelerate.load_checkpoint_in_model(again, tmp_path / "model")
     assert same(again, model)
 

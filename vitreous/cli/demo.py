@@ -1,4 +1,43 @@
-"""The verb `vitreous demo`."""
+"""The verb `vitreous demo`: train on the built-in digits, and follow one image through the model step by step."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitreous.model.options import Conditional, GlobalAverage
+from vitreous.training.config import Augment, Optim, TrainConfig
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from torch import Tensor
+
+    from vitreous.model.vit import ViT
+
+FOLDER = Path("runs/demo")
+
+
+def config(out: Path = FOLDER) -> TrainConfig:
+    """A small ViT on images of 8 x 8 pixels, with patches of 2 x 2.
+
+    A convolution for positions and the mean of the patches learn more from few images than the paper's choices.
+    """
+    return TrainConfig(
+        data="digits",
+        model="ViT-Lite-6/4",
+        overrides={
+            "patch_size": (2, 2), "width": 128, "mlp_width": 256, "channels": 1,
+            "position": Conditional(), "pool": GlobalAverage(), "class_token": False,
+        },
+        image_size=(8,),
+        out=out,
+        epochs=45,
+        batch_size=64,
+        workers=0,
+        evaluate_every=5,
+        optim=Optim(lr=1.5e-3, ema=0.995),
+        augment=Augment(crop="padded", policy="none", mixup=0.2),
+    )  # fmt: skip
 
 
 def demo() -> None:
@@ -6,6 +45,57 @@ def demo() -> None:
 
     Example: vitreous demo
     """
-    from vitreous.cli.demo_run import run
+    run(FOLDER)
 
-    run()
+
+def run(out: Path) -> None:
+    """Train, evaluate, report, show the tensors of one image, and explain its prediction."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    import vitreous
+    from vitreous.cli.explain import explain
+    from vitreous.common.text import SafeConsole
+    from vitreous.data.open import open_data
+    from vitreous.model.vit import ViT
+
+    if (out / "config.json").exists():
+        shutil.rmtree(out)  # the demo's own folder, replaced every time
+    model = vitreous.train(config(out), command=" ".join(["vitreous", *sys.argv[1:]])).model
+    assert isinstance(model, ViT)
+    digit = open_data("digits").val.picture(0)
+    assert isinstance(digit, np.ndarray)
+    images = (torch.from_numpy(digit).reshape(1, 1, 8, 8).float() / 255 - 0.5) / 0.5
+    console = SafeConsole()
+    console.print()
+    console.print(steps_table(model, images))
+    console.print("\nExplanation of its prediction:")
+    Image.fromarray(digit[..., 0]).save(out / "digit.png")
+    explain(out / "best", str(out / "digit.png"), out=out / "explained")
+
+
+def steps_table(model: "ViT", images: "Tensor") -> "Table":
+    """Table of the tensors in equations 1 to 4."""
+    import torch
+    from rich.table import Table
+
+    with torch.no_grad():
+        patches, grid = model.patchify(images)
+        tokens, layout = model.embed(patches, grid)
+        features = model.encode(tokens, layout)
+        maps = model.attention(images)
+        pooled, logits = model.pool(features), model.classify(features)
+    steps = [
+        ("x", images, "the image: batch, channels, height, width"),
+        ("x_p E", patches, f"{grid[0]} x {grid[1]} patches, each projected to width {patches.shape[-1]}"),
+        ("z_0", tokens, "(1) the input tokens of the encoder"),
+        ("A", maps[0], f"(2) attention between tokens, for every head; one such map for each of {len(maps)} layers"),
+        ("z_L", features.patches, f"(3) the patches after {model.config.depth} blocks and the final norm"),
+        ("y", pooled, "(4) their mean, which represents the image"),
+        ("logits", logits, "the score of each class"),
+    ]
+    table = Table("", "shape", "meaning", box=None, title="One digit through the model", title_justify="left")
+    for symbol, tensor, meaning in steps:
+        table.add_row(symbol, " x ".join(map(str, tensor.shape)), meaning)
+    return table

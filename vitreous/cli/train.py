@@ -1,43 +1,74 @@
-"""The verb `vitreous train`."""
+"""The verb `vitreous train`, and the command line of recipes."""
 
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import tyro
-from tyro.conf import OmitArgPrefixes
+from tyro.conf import arg
+from tyro.constructors import PrimitiveConstructorSpec
 
 from vitreous.cli.errors import print_own_warnings, refuse
 from vitreous.cli.flags import FLAGS, lists_together
+from vitreous.common.codec import parse_fields
 from vitreous.common.text import printable
 from vitreous.common.threads import spin_briefly
-from vitreous.training.config import TrainConfig
+from vitreous.tasks.config import Augment
+from vitreous.training.config import Optim, TrainConfig
+
+FIELDS = PrimitiveConstructorSpec[Mapping[str, Any]](
+    nargs="*",
+    metavar="FIELD=JSON",
+    instance_from_str=lambda texts: {"texts": tuple(texts)},  # parsed after the others, for the same error messages
+    is_instance=lambda value: isinstance(value, Mapping),
+    str_from_instance=lambda fields: [f"{name}={value}" for name, value in fields.items()],
+)
 
 
-def train(config: OmitArgPrefixes[TrainConfig]) -> None:
-    """Train on a folder of pictures, or on anything else that --data takes; what is left out is chosen and said.
+@dataclass(frozen=True)
+class Flags(TrainConfig):
+    """TrainConfig as flags: --set in place of `overrides`, and headings for the groups."""
 
-    Example: vitreous train --data pictures/ --out runs/first
+    overrides: Annotated[Mapping[str, Any], arg(name="set"), FIELDS] = field(default_factory=dict)
+    """Other fields of the model's config, as field=JSON: --set registers=4 'position={"kind": "Rotary2d"}'."""
+    optim: Annotated[Optim, arg(name="optimizer")] = field(default_factory=Optim)
+    augment: Annotated[Augment, arg(name="augmentation")] = field(default_factory=Augment)
+
+    def config(self) -> TrainConfig:
+        """The config that the flags describe."""
+        fields = dict(vars(self))
+        if "texts" in self.overrides:
+            fields["overrides"] = parse_fields(self.overrides["texts"])
+        return TrainConfig(**fields)
+
+
+def train(flags: Annotated[Flags, arg(name="")]) -> None:
+    """Train on a folder of images, or on anything else that --data takes. Omitted settings are chosen automatically.
+
+    Example: vitreous train --data images/ --out runs/first
     """
-    _train(config, shlex.join(["vitreous", *sys.argv[1:]]))
+    _train(flags.config(), shlex.join(["vitreous", *sys.argv[1:]]))
 
 
 def train_recipe(config: TrainConfig) -> None:
-    """What a recipe's `python -m recipes.NAME` runs: its config, with whatever flags change."""
+    """Run a recipe (`python -m recipes.NAME`): its config, changed by flags."""
     spin_briefly()
     print_own_warnings()
     try:
-        words = lists_together(sys.argv[1:])
-        _train(tyro.cli(TrainConfig, default=config, config=FLAGS, args=words), shlex.join(["python", *sys.argv]))
+        flags = tyro.cli(Flags, default=Flags(**vars(config)), config=FLAGS, args=lists_together(sys.argv[1:]))
+        _train(flags.config(), shlex.join(["python", *sys.argv]))
     except (ValueError, OSError) as error:
         refuse(error)
 
 
 def _train(config: TrainConfig, command: str) -> None:
-    from vitreous.training.monitor import Interrupted
-    from vitreous.training.run import train as run
+    import vitreous
+    from vitreous.training.loop import Interrupted
 
     try:
-        run(config, command)
+        vitreous.train(config, command=command)
     except Interrupted as stop:
         print(printable(f"vitreous: {stop}"), file=sys.stderr)
         sys.exit(128 + stop.signal_number)

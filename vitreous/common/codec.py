@@ -8,6 +8,7 @@ import dataclasses
 import json
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -60,13 +61,17 @@ def decode(hint: Any, value: object, path: str) -> Any:
     if dataclasses.is_dataclass(hint):
         # A config object is welcome too, so that overrides can be written in Python.
         return value if isinstance(value, hint) else from_dict(hint, value, path)  # type: ignore[arg-type]
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{path} is {value!r}, but must be an object")
+        return dict(value)
     if origin is tuple:
         return _decode_tuple(arguments, value, path)
     if origin is Literal:
         return value  # the dataclass checks the choice, and says what is allowed
     if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
-    if hint is Path and type(value) is str:
+    if hint is Path and isinstance(value, str | Path):
         return Path(value)
     if type(value) is not hint:
         raise ValueError(f"{path} is {value!r}, but must be of type {hint.__name__}")
@@ -78,6 +83,8 @@ def _encode(value: Any) -> Any:
         return to_dict(value)
     if isinstance(value, tuple):
         return [_encode(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _encode(item) for key, item in value.items()}
     return str(value) if isinstance(value, Path) else value
 
 

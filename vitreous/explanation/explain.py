@@ -23,15 +23,15 @@ from vitreous.explanation.explain_report import write_report
 from vitreous.explanation.figures import draw_figures
 from vitreous.explanation.result import Explanation, available_methods, compute, request
 from vitreous.inference.device import choose_device, placed
-from vitreous.inference.mask_images import is_written_here
 from vitreous.inference.memory_check import check_bytes, check_memory, takes
 from vitreous.inference.predictor import Input, encoded, name_of
 from vitreous.model.inputs import normalise
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
+from vitreous.model.vit import ViT, require_vit
 from vitreous.report.metric_text import duration
+from vitreous.report.png import is_written_here
 from vitreous.report.style import can_draw
-from vitreous.weights.load import load_encoder
+from vitreous.weights.load import load
 
 PAGE, NUMBERS = "report.html", "numbers.json"
 FIGURES = tuple(f"{name}.png" for name in ("seen", "pca_foreground", *METHODS))
@@ -39,7 +39,7 @@ KEYS = {"class", "predictions", "faithfulness", "attention_distance", "lens", "l
 
 
 def explain(
-    model: ViT | str | Path,
+    model: Model | str | Path,
     image: str | os.PathLike[str] | bytes | np.ndarray | Image.Image | None,
     *,
     out: str | Path | None = None,
@@ -57,7 +57,7 @@ def explain(
     """Explain a model's answer for one image.
 
     Args:
-        model: A Vision Transformer, or a checkpoint: folder, file, or hf-hub:owner/name.
+        model: A Vision Transformer, a segmenter around one, or a checkpoint: folder, file, or hf-hub:owner/name.
         image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image; None for the figures of the weights.
         out: Folder for figures, numbers.json and report.html; None writes nothing.
         target: The class to explain, by label or index; None is the top class.
@@ -86,23 +86,23 @@ def explain(
     if folder is not None:
         check_output(folder)
     check_whole("batch_size", batch_size, 1, 2**16)
-    checkpoint = type(model).__name__ if isinstance(model, ViT) else str(model)
-    model = open_model(model, image_size, device)
-    chosen, skipped = available_methods(model.config, image is not None, methods)
-    result = request(model, target, layers, heads, query)
+    checkpoint = type(model).__name__ if isinstance(model, Model) else str(model)
+    vit = open_model(model, image_size, device)
+    chosen, skipped = available_methods(vit.config, image is not None, methods)
+    result = request(vit, target, layers, heads, query)
     result.skipped = dict(skipped)
-    captured, canvas = (None, None) if image is None else _open_image(model, image, folder is not None)
+    captured, canvas = (None, None) if image is None else _open_image(vit, image, folder is not None)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    compute(result, model, captured, chosen, batch_size, begin)
+    compute(result, vit, captured, chosen, batch_size, begin)
     if folder is not None:
         source = "none" if image is None else name_of(image, 0)
-        figures = draw_figures(result, model.config, canvas, folder)
+        figures = draw_figures(result, vit.config, canvas, folder)
         if not can_draw() and {"faithfulness", "distance", "lens"} & set(chosen):
             result.skipped["charts"] = "matplotlib is missing: pip install vitreous[plot]"
         with atomic_file(folder / NUMBERS) as aside:  # before the page: check_output recognises a folder by it
             aside.write_text(json.dumps(result.numbers(), indent=2))
-        facts = _facts(model, checkpoint, source, time.perf_counter() - began)
+        facts = _facts(vit, checkpoint, source, time.perf_counter() - began)
         write_report(result, figures, folder / PAGE, _title(checkpoint, image, source), facts, command)
         paths = [figure.path for group in figures.values() for figure in group]
         result.paths = [*paths, folder / NUMBERS, folder / PAGE]
@@ -130,15 +130,13 @@ def _has_numbers(file: Path) -> bool:
         return False
 
 
-def open_model(model: ViT | str | Path, image_size: int | Sequence[int], device: str) -> ViT:
-    """Load a model, or copy one, in float32 on the device."""
-    opened: ViT | ResNet
-    if isinstance(model, ViT):
-        opened = model.resized(as_size(image_size)) if image_size else model
-    else:
-        opened = load_encoder(model, image_size or None)
-    if not isinstance(opened, ViT):
-        raise ValueError(f"{model} is a {type(opened).__name__}: only a Vision Transformer has attention to explain")
+def open_model(model: Model | str | Path, image_size: int | Sequence[int], device: str) -> ViT:
+    """Load a checkpoint, or take a model, in float32 on the device."""
+    if not isinstance(model, Model):
+        model = load(model, image_size=image_size or None)
+    elif image_size:
+        model = model.resized(as_size(image_size))
+    opened = require_vit(model, "explain")
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
     attention = 4 * config.num_heads * config.num_tokens**2  # bytes of one layer's weights
@@ -168,16 +166,10 @@ def _title(checkpoint: str, image: Input | None, source: str) -> str:
 
 
 def _facts(model: ViT, checkpoint: str, image: str, seconds: float) -> dict[str, str]:
-    config = model.config
-    prefix = {"class token": config.class_token, "distillation token": config.distillation_token}
-    special = [word for word, there in prefix.items() if there]
-    special += [f"{config.registers} registers"] if config.registers else []
     return {
         "checkpoint": checkpoint,
         "image": image,
-        "model": f"{config.depth} layers of {config.num_heads} heads, width {config.width}; patches of "
-        f"{config.patch_stride[0]} x {config.patch_stride[1]} pixels, {config.grid[0]} x {config.grid[1]} of them at "
-        f"{config.image_size[0]} x {config.image_size[1]}; {', '.join(special) or 'patches only'}",
+        **dict(model.config.details()),
         "device": str(next(model.parameters()).device),
         "time": duration(seconds),
         "version": f"Vitreous {vitreous.__version__}",

@@ -44,8 +44,6 @@ def faithfulness(
     target: int,
     importance: Float[Tensor, "gh gw"],
     steps: int = STEPS,
-    deletion_fill: Fill = "mean",
-    insertion_fill: Fill = "blur",
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Faithfulness:
@@ -66,7 +64,7 @@ def faithfulness(
         batches = (as_pixels(some, stride, size) for some in torch.split(masks, batch_size))
         return masked_probabilities(captured, batches, fill, between)[:, target].cpu()
 
-    return Faithfulness(numbers / count, curve(first, deletion_fill), curve(~first, insertion_fill))
+    return Faithfulness(numbers / count, curve(first, "mean"), curve(~first, "blur"))
 
 
 def random_faithfulness(

@@ -6,18 +6,17 @@ k: masks; c: channels; h, w: image height and width; gh, gw: grid height and wid
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitreous.common.checks import Size, check_choice
+from vitreous.common.checks import Size
 from vitreous.explanation.captured import CapturedForward, check_target, evaluation_mode, no_step
-from vitreous.model.inputs import normalise
 
-Fill = Literal["grey", "mean", "blur"]  # of masked pixels: mid-grey, the image's mean colour, or the image blurred
+Fill = Literal["mean", "blur"]  # of masked pixels: the image's mean colour, or the image blurred
 BATCH = 32  # images at once
 
 
@@ -27,7 +26,6 @@ def occlusion(
     target: int,
     window: Size | None = None,
     stride: Size | None = None,
-    fill: Fill = "mean",
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "h w"]:
@@ -39,7 +37,7 @@ def occlusion(
     size = (captured.images.shape[2], captured.images.shape[3])
     usual = default_windows(captured)
     places = _windows(size, window or usual[0], stride or usual[1])
-    masked = masked_probabilities(captured, _window_masks(places, size, batch_size), fill, between)
+    masked = masked_probabilities(captured, _window_masks(places, size, batch_size), "mean", between)
     drops = captured.logits().softmax(dim=-1)[0, target] - masked[:, target]
     total, times = torch.zeros(2, *size, device=drops.device)
     for place, drop in zip(places, drops, strict=True):
@@ -77,7 +75,7 @@ def _window_masks(places: list[tuple[slice, slice]], size: Size, batch_size: int
 def masked_probabilities(
     captured: CapturedForward,
     batches: Iterable[Bool[Tensor, "k h w"]],
-    fill: Fill = "mean",
+    fill: Fill,
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "masks classes"]:
     """Probabilities of all classes for the image with masked pixels; `between` is called before each batch."""
@@ -93,15 +91,10 @@ def masked_probabilities(
 
 def fill_image(captured: CapturedForward, fill: Fill) -> Float[Tensor, "1 c h w"]:
     """Pixels that replace masked ones."""
-    check_choice("fill", fill, get_args(Fill))
-    config, image = captured.model.config, captured.images
-    match fill:
-        case "grey":
-            return normalise(torch.full_like(image, 0.5), config.preprocessing)
-        case "mean":
-            return image.mean(dim=(2, 3), keepdim=True).expand_as(image)
-        case "blur":
-            return blurred(image, max(config.patch_stride) / 2 + max(image.shape[2:]) / 20)
+    image = captured.images
+    if fill == "mean":
+        return image.mean(dim=(2, 3), keepdim=True).expand_as(image)
+    return blurred(image, max(captured.model.config.patch_stride) / 2 + max(image.shape[2:]) / 20)
 
 
 def blurred(image: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h w"]:

@@ -23,7 +23,7 @@ from vitreous.explanation.pca import FilterComponents, filter_components, foregr
 from vitreous.explanation.relevance import relevance
 from vitreous.explanation.rollout import rollout_map
 from vitreous.explanation.similarity import PositionSimilarity, position_similarity, token_similarity
-from vitreous.inference.answers import Label
+from vitreous.inference.predictions import Label, class_names, top_labels
 from vitreous.model.config import ViTConfig
 from vitreous.model.tokens import Layout
 from vitreous.model.vit import ViT
@@ -103,21 +103,13 @@ def importance_map(
         case "occlusion":
             assert target is not None
             window, stride = default_windows(captured)
-            drops = occlusion(
-                captured, target, window, stride if overlap else window, batch_size=batch_size, between=between
-            )
+            stride = stride if overlap else window
+            drops = occlusion(captured, target, window, stride, batch_size=batch_size, between=between)
             return as_patches(drops, captured.model.config.patch_stride)
         case "rollout":
             return rollout_map(captured)[0]
         case "attention":
             return captured.attention_map()[0]
-
-
-# ---- Checks of a request ---------------------------------------------------------------------------------------------
-
-
-def label_of(config: ViTConfig, index: int) -> str:
-    return config.labels[index] if config.labels else f"class {index}"
 
 
 def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
@@ -171,16 +163,8 @@ def request(
     if place is not None:
         token_index(Layout(config.num_prefix_tokens, config.grid), place)
     index = class_index(config, target)
-    return Explanation(
-        layer_indices(model, layers),
-        list(heads) or list(range(config.num_heads)),
-        place,
-        index,
-        None if index is None else label_of(config, index),
-    )
-
-
-# ---- The numbers -----------------------------------------------------------------------------------------------------
+    label = None if index is None else class_names(config)[index]
+    return Explanation(layer_indices(model, layers), list(heads) or list(range(config.num_heads)), place, index, label)
 
 
 def compute(
@@ -193,43 +177,45 @@ def compute(
 ) -> None:
     """Fill in the numbers of the methods; `begin` is called before each. Without an image, `captured` is None."""
     maps: dict[MapName, Tensor] = {}
-    if captured is not None and model.config.num_classes:
-        _predict(result, captured)
     if captured is not None:
+        _predict(result, captured)
         for name in MAPS:
             if name in methods:
                 begin(name)
                 maps[name] = importance_map(captured, name, result.target, batch_size)
-        result.maps = {name: values.cpu().numpy() for name, values in maps.items()}
+                result.maps[name] = maps[name].cpu().numpy()
     for method in methods:
         begin(method)
-        if method in ("position", "filters"):
-            _compute_weights(result, model, method)
+        if method == "filters":
+            result.filters = filter_components(model)
+        elif method == "position":
+            result.position = position_similarity(model)
+            if result.position.values is None:
+                result.skipped[method] = result.position.text
         elif captured is not None and method not in maps:
-            _compute_method(result, captured, method, maps, batch_size)
+            _compute_from(captured, result, method, maps, batch_size)
 
 
 def _predict(result: Explanation, captured: CapturedForward) -> None:
-    config, probabilities = captured.model.config, captured.logits()[0].softmax(dim=-1)
-    best = probabilities.topk(min(TOP, len(probabilities)))
-    if not best.values.isfinite().all():
+    if not captured.model.config.num_classes:
+        return
+    probabilities = captured.logits().softmax(dim=-1)
+    if not probabilities.isfinite().all():
         raise ValueError("the model's answer is not a number")
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    result.predictions = tuple(Label(label_of(config, index), index, value) for index, value in pairs)
+    [result.predictions] = top_labels(probabilities, class_names(captured.model.config), TOP)
     if result.target is None:
         result.target, result.label = result.predictions[0].index, result.predictions[0].label
 
 
-def _compute_method(
-    result: Explanation, captured: CapturedForward, method: str, maps: dict[MapName, Tensor], batch_size: int
+def _compute_from(
+    captured: CapturedForward, result: Explanation, method: str, maps: dict[MapName, Tensor], batch_size: int
 ) -> None:
-    layers, (gh, gw) = result.layers, captured.layout.grid
+    layers, target, (gh, gw) = result.layers, result.target, captured.layout.grid
     match method:
-        case "faithfulness" if maps:
-            assert result.target is not None
+        case "faithfulness" if maps and target is not None:
             for name, values in maps.items():
-                result.faithfulness[name] = faithfulness(captured, result.target, values, batch_size=batch_size)
-            result.faithfulness["random"] = random_faithfulness(captured, result.target, batch_size=batch_size)
+                result.faithfulness[name] = faithfulness(captured, target, values, batch_size=batch_size)
+            result.faithfulness["random"] = random_faithfulness(captured, target, batch_size=batch_size)
         case "heads":
             rows = [layer.attention_from(result.query)[0, result.heads] for layer in captured.layers(layers)]
             result.head_maps = captured.on_grid(torch.stack(rows)).cpu().numpy()
@@ -250,27 +236,12 @@ def _compute_method(
             if int(inside.sum()) >= FEWEST_INSIDE:
                 colours = pca_colours(patches, (gh, gw), inside)
                 result.pca_foreground = colours.where(inside[..., None], torch.nan).cpu().numpy()
-        case "lens":
-            _compute_lens(result, captured)
-
-
-def _compute_lens(result: Explanation, captured: CapturedForward) -> None:
-    assert result.target is not None
-    config, probabilities = captured.model.config, captured.lens(result.layers)[:, 0].softmax(dim=-1).cpu()
-    result.lens = [
-        LensRow(layer, label_of(config, int(row.argmax())), float(row.max()), float(row[result.target]))
-        for layer, row in zip(result.layers, probabilities, strict=True)
-    ]
-    last = probabilities[-1].topk(min(TOP, probabilities.shape[1])).indices.tolist()
-    for index in dict.fromkeys([result.target, *last]):
-        result.lens_curves[label_of(config, index)] = probabilities[:, index].tolist()
-
-
-def _compute_weights(result: Explanation, model: ViT, method: str) -> None:
-    """Compute what depends on the weights alone."""
-    if method == "filters":
-        result.filters = filter_components(model)
-        return
-    result.position = position_similarity(model)
-    if result.position.values is None:
-        result.skipped[method] = result.position.text
+        case "lens" if target is not None:
+            names = class_names(captured.model.config)
+            probabilities = captured.lens(layers)[:, 0].softmax(dim=-1).cpu()
+            ranked = top_labels(probabilities, names, TOP)
+            for layer, best_labels, row in zip(layers, ranked, probabilities, strict=True):
+                best_label = best_labels[0]
+                result.lens.append(LensRow(layer, best_label.label, best_label.probability, float(row[target])))
+            for index in dict.fromkeys([target, *(label.index for label in ranked[-1])]):
+                result.lens_curves[names[index]] = probabilities[:, index].tolist()

@@ -55,7 +55,7 @@ class ModelConfig:
 
         @property
         def patch_stride(self) -> Size:
-            """Height and width in pixels of the area that one patch of `Model.features` stands for."""
+            """Height and width in pixels of the area of one patch of `Model.features`."""
 
     @property
     def task(self) -> Task:
@@ -79,6 +79,11 @@ class ModelConfig:
     @property
     def distillation_token(self) -> bool:
         return False
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads per layer; 0 without attention."""
+        return 0
 
     @property
     def num_tokens(self) -> int:

@@ -348,6 +348,10 @@ class SegmenterConfig(ModelConfig):
         return self.encoder.patch_stride
 
     @property
+    def num_heads(self) -> int:
+        return self.encoder.num_heads
+
+    @property
     def num_tokens(self) -> int:
         return self.encoder.num_tokens
 

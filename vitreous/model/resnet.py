@@ -17,7 +17,7 @@ from vitreous.model.init import lecun_normal_
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.options import ResNetNumerics
 from vitreous.model.protocol import Model
-from vitreous.model.tokens import Features
+from vitreous.model.tokens import Features, from_feature_map
 
 
 def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
@@ -166,10 +166,7 @@ class ResNet(Model):
         return self.head(self.pooled(images))
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
-        """The feature map as patches, without prefix tokens."""
-        feature_map = self.feature_map(images)
-        patches = feature_map.flatten(2).transpose(1, 2)
-        return Features(patches[:, :0], patches, (feature_map.shape[2], feature_map.shape[3]))
+        return from_feature_map(self.feature_map(images))
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         return self.feature_map(images).mean(dim=(2, 3))

@@ -31,6 +31,12 @@ class Features(NamedTuple):
     keep_indices: Tensor | None = None  # [b, n], grid indices of the patches; None: all patches in order
 
 
+def from_feature_map(feature_map: Float[Tensor, "b d gh gw"]) -> Features:
+    """Features of a convolutional model: the places of its feature map as patches, without prefix tokens."""
+    patches = feature_map.flatten(2).transpose(1, 2)
+    return Features(patches[:, :0], patches, (feature_map.shape[2], feature_map.shape[3]))
+
+
 def check_count(patches: int, layout: Layout) -> None:
     """Check that every patch has a place on the grid or in `keep_indices`."""
     (gh, gw), keep_indices = layout.grid, layout.keep_indices

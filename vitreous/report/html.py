@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Literal
 
 from jaxtyping import UInt8
 from PIL import Image
@@ -18,13 +19,7 @@ from vitreous.report.plots import as_array
 
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 VOID = frozenset({"img", "meta", "br"})
-TYPES = {
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".webp": "image/webp",
-    ".svg": "image/svg+xml",
-}
+TYPES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "svg": "svg+xml"}  # by the end of the file name
 THUMBNAIL, TINY = 224, 64  # pixels: larger images are shrunk; smaller ones are shown with visible pixels
 
 
@@ -47,8 +42,8 @@ def tag(name: str, /, *children: str, **attributes: str) -> Html:
     return Html(f"<{name}{written}>" + ("" if name in VOID else f"{inner(*children)}</{name}>"))
 
 
-def document(title: str, *body: str, style: str = "") -> str:
-    """A whole page; `style` is additional CSS."""
+def document(title: str, *body: str) -> str:
+    """A whole page."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = tag(
         "head",
@@ -56,18 +51,22 @@ def document(title: str, *body: str, style: str = "") -> str:
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title),
-        tag("style", Html(STYLE + style)),
+        tag("style", Html(STYLE)),
     )
     return "<!doctype html>\n" + tag("html", head, tag("body", *body), lang="en") + "\n"
 
 
-def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html, style: str = "") -> str:
+def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html) -> str:
     """A page with a header, links to its sections, and the sections; empty ones are skipped."""
-    filled = [(heading, parts, f"section-{number}") for number, (heading, parts) in enumerate(sections) if parts]
+    filled = [(heading, parts, _anchor(heading)) for heading, parts in sections if parts]
     links = [tag("a", heading, href=f"#{anchor}") for heading, _, anchor in filled]
     body = [tag("section", tag("h2", heading, id=anchor), *parts) for heading, parts, anchor in filled]
     top = tag("header", tag("h1", title), *header)
-    return document(title, top, tag("nav", *links), tag("main", *body), style=style)
+    return document(title, top, tag("nav", *links), tag("main", *body))
+
+
+def _anchor(heading: str) -> str:
+    return "".join(char if char.isalnum() else "-" for char in heading.lower()).strip("-")
 
 
 def name(text: str) -> Html:
@@ -114,25 +113,31 @@ def bar(fraction: float) -> Html:
     return tag("span", tag("i", style=f"width: {fraction:.1%}"), class_="bar")
 
 
-def embedded(content: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def embedded(content: bytes, format: str) -> str:
+    return f"data:image/{format};base64,{base64.b64encode(content).decode()}"
 
 
-def plot(path: Path, alt: str, caption: str) -> Html:
-    """An embedded image file with a caption, shown at 0.6 of its size for screens of high density."""
-    kind = TYPES.get(path.suffix.lower())
-    if kind is None:
+def plot(
+    path: Path,
+    alt: str,
+    caption: str,
+    title: str = "",
+    kind: Literal["map", "sheet", "chart"] = "chart",
+    scale: float = 0.6,
+) -> Html:
+    """An embedded image file with title and caption at `scale` of its size. Charts are inverted on dark pages."""
+    format = TYPES.get(path.suffix.lower().removeprefix("."))
+    if format is None:
         raise ValueError(f"{path.name} cannot be put into a report: use one of {', '.join(TYPES)}")
-    content = path.read_bytes()
-    size: dict[str, str] = {}
-    style: dict[str, str] = {}
-    if kind != "image/svg+xml":
+    content, size, style = path.read_bytes(), {}, {}
+    if format != "svg+xml":
         with Image.open(io.BytesIO(content)) as image:
-            width = round(image.width * 0.6)
-            size = {"width": str(width), "height": str(round(image.height * 0.6))}
-            style = {"style": f"--width: {width}px"}
-    drawn = tag("img", src=embedded(content, kind), alt=alt, **size)
-    return tag("figure", tag("div", drawn, class_="plot"), tag("figcaption", caption), class_="drawn", **style)
+            width, aspect = round(image.width * scale), image.width / image.height
+            size = {"width": str(width), "height": str(round(image.height * scale))}
+            style = {"style": f"--width: {width}px; --aspect: {aspect:.2f}"}
+    heading = [tag("h3", title)] if title else []
+    drawn = tag("div", tag("img", src=embedded(content, format), alt=alt, **size), class_=kind)
+    return tag("figure", *heading, drawn, tag("figcaption", caption), class_=f"drawn {kind}-figure", **style)
 
 
 def photos(images: Sequence[UInt8[Tensor, "_ _ _"]], alts: Sequence[str], captions: Sequence[str]) -> Html:
@@ -142,7 +147,8 @@ def photos(images: Sequence[UInt8[Tensor, "_ _ _"]], alts: Sequence[str], captio
     for pixels, alt, caption in zip(images, alts, captions, strict=True):
         image, buffer = Image.fromarray(as_array(pixels)), io.BytesIO()
         image.thumbnail((THUMBNAIL, THUMBNAIL))
-        image.save(buffer, "PNG" if tiny else "JPEG", quality=88, optimize=True)
-        source = embedded(buffer.getvalue(), "image/png" if tiny else "image/jpeg")
+        format = "png" if tiny else "jpeg"
+        image.save(buffer, format, quality=88, optimize=True)
+        source = embedded(buffer.getvalue(), format)
         shown.append(tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption)))
     return tag("div", *shown, class_="grid tiny" if tiny else "grid photos")

@@ -1,8 +1,8 @@
-"""How figures are written for people: `top1: 0.9777` is "top-1 97.8%", in the terminal as in the report."""
+"""Text of metrics for the terminal and the report: `top1: 0.9777` is "top-1 97.8%"."""
 
 import math
 
-# Key in metrics.json and metrics.jsonl -> what it is called, and whether it is a share, shown in percent.
+# Key in metrics.json and metrics.jsonl -> name, and True for fractions, which are shown in percent.
 NAMES = {
     "top1": ("top-1", True),
     "top5": ("top-5", True),
@@ -17,24 +17,24 @@ NAMES = {
     "lr": ("learning rate", False),
     "images_per_second": ("images/s", False),
     "seconds": ("time", False),
-    "count": ("pictures", False),
+    "count": ("images", False),
 }
-# "val_top1" is the same figure as "top1", measured elsewhere.
-PARTS = {"train_": "training ", "val_": "validation ", "test_": "test "}
+# "val_top1" is the metric "top1" on the validation split.
+SPLITS = {"train_": "training ", "val_": "validation ", "test_": "test "}
 
 
 def label(key: str) -> str:
-    """What a figure is called.
+    """Name of a metric.
 
-    >>> label("top1"), label("val_top1"), label("my_figure")
-    ('top-1', 'validation top-1', 'my figure')
+    >>> label("top1"), label("val_top1"), label("my_metric")
+    ('top-1', 'validation top-1', 'my metric')
     """
-    part, base = _split(key)
-    return part + NAMES.get(base, (base.replace("_", " "), False))[0]
+    split, base = _split(key)
+    return split + NAMES.get(base, (base.replace("_", " "), False))[0]
 
 
 def value(key: str, number: float | str) -> str:
-    """A figure as text.
+    """Value of a metric as text.
 
     >>> value("val_top1", 0.97765), value("loss", 0.12345), value("count", 1797), value("seconds", 200)
     ('97.8%', '0.123', '1,797', '3 min 20 s')
@@ -55,8 +55,13 @@ def value(key: str, number: float | str) -> str:
     return f"{number:.1f}" if abs(number) >= 10 else f"{number:.3f}"
 
 
+def percent(fraction: float | None) -> str:
+    """A fraction in percent, or a dash if it is not defined."""
+    return "-" if fraction is None else f"{fraction:.1%}"
+
+
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units.
+    """Time in its two largest units.
 
     >>> duration(0.4), duration(59.7), duration(125), duration(7260), duration(200_000)
     ('0.4 s', '1 min', '2 min 5 s', '2 h 1 min', '2 d 7 h')
@@ -74,7 +79,7 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """A length of time as an estimate gives it.
+    """Estimated time, rounded.
 
     >>> roughly(0.2), roughly(42), roughly(170), roughly(9000), roughly(400_000)
     ('1 s', '40 s', '3 min', '2.5 h', '4.6 d')
@@ -87,8 +92,8 @@ def roughly(seconds: float) -> str:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """("validation ", "top1") of "val_top1"."""
-    for prefix, part in PARTS.items():
+    """Split a key into its split and its metric: ("validation ", "top1") for "val_top1"."""
+    for prefix, split in SPLITS.items():
         if key.startswith(prefix):
-            return part, key.removeprefix(prefix)
+            return split, key.removeprefix(prefix)
     return "", key

@@ -1,163 +1,198 @@
-"""What is learned: a task turns a batch into a loss, and a model into figures. The loop knows nothing else of it.
+"""A task: the data that it needs, its model, loss, metrics, defaults and report, behind one small class.
 
-b: batch; c: channels; h, w: height and width.
+b: batch; k: images.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import UInt8
 from torch import Tensor, nn
 
+from vitreous.common.checks import fail
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.mix import mix
 from vitreous.data.augment.pipeline import augment
 from vitreous.data.loader import Batch
+from vitreous.data.open import open_data
 from vitreous.data.rng import Draws
-from vitreous.model.inputs import normalise
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
-from vitreous.tasks.classify_loop import answer
-from vitreous.training.config import Distillation
+from vitreous.data.sources.base import DataSet, Source
+from vitreous.model.inputs import denormalise, normalise
+from vitreous.model.options import Conditional, GlobalAverage
+from vitreous.model.protocol import Model, ModelConfig
+from vitreous.report.run_report import TaskReport, samples_section
+from vitreous.tasks.config import TASK_OPTIONS, TaskConfig, flatten
+from vitreous.tasks.initial_model import build_encoder, planned_config
+
+SMALL = 48  # largest side of small images, in pixels
+SAMPLES = 16  # training images in a report
+
+# A convolution for positions and the mean of the patches learn more from few images: on the digits they make a quarter
+# of the errors of learned positions and a class token (top-1 0.992 against 0.964).
+FEW_IMAGES = {"position": Conditional(), "pool": GlobalAverage(), "class_token": False}
 
 
 @runtime_checkable
-class Measured(Protocol):
-    """What was found out about a model on some pictures."""
+class Results(Protocol):
+    """Results of an evaluation."""
 
     @property
     def problems(self) -> list[str]:
-        """Pictures that could not be read."""
+        """Name and reason of every unreadable image."""
 
     def metrics(self) -> dict[str, Any]: ...
 
     @classmethod
     def join(cls, parts: Sequence[Any]) -> Any:
-        """What several processes found out, each picture once."""
+        """Combine the results of several processes, each image once."""
+
+
+class Choice(NamedTuple):
+    """A value that is chosen automatically, and the reason."""
+
+    name: str  # of a field of the config
+    value: Any
+    reason: str
+    apply: bool = True  # False: only report it, the config already implies it
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run, as its task reports it."""
+
+    folder: Path
+    data: DataSet
+    split: str  # that the best model was evaluated on: val or test
+    source: Source  # the images of that split
+    results: Results
+    first_batch: Batch  # of training
+    module: nn.Module  # after the last step
+    draw: bool  # True in the first process if matplotlib is installed
+
+    @property
+    def evaluated_on(self) -> str:
+        chosen = ", which also selected the best epoch" if self.split == "val" else ""
+        return f"evaluated on the {self.split} split{chosen}"
 
 
 class Task(ABC):
-    """One kind of training."""
+    """One kind of training. The defaults of this class suit a model that learns from images with labels.
 
-    best: str  # the figure that decides which checkpoint is the best
-    larger_is_better: bool = True
-    counted: str | None = None  # what the second number of `loss` counts, as a figure's name; None: nothing
-    saved_whole: bool = False  # whether a checkpoint has all that `measure` asks for, or only the run's own module
+    The class methods prepare a run from its config. An instance holds the model and trains and evaluates it.
+    """
 
-    @abstractmethod
+    metric: ClassVar[str]  # selects the best checkpoint
+    larger_is_better: ClassVar[bool] = True
+    train_metric: ClassVar[str | None] = None  # name of the second value of `loss`; None if it has no meaning
+    complete_checkpoint: ClassVar[bool] = False  # True if a checkpoint contains everything that `evaluate` needs
+    labelled: ClassVar[bool] = True  # False if images need no labels
+    masks: ClassVar[bool] = False  # True if batches contain masks
+    options: ClassVar[frozenset[str]] = TASK_OPTIONS  # those of TASK_OPTIONS that have an effect
+    next_steps: ClassVar[tuple[str, ...]] = (  # commands after a run, for str.format (see training/summary.py)
+        "vitreous eval {best} --data {labelled} --probe knn",
+        "vitreous train --data {labelled} --init {best}",
+        "vitreous info {best}",
+    )
+
+    def __init__(self, config: TaskConfig, model: Any):
+        self.config, self.model = config, model
+        self.augmentation = config.augment.on(Augmentation())
+
+    # ---- Before the model exists -------------------------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, config: TaskConfig) -> None:
+        """Raise if an option has no effect for this task."""
+        default = flatten(TaskConfig())
+        for name, value in flatten(config).items():
+            if name in TASK_OPTIONS - cls.options and value and value != default[name]:
+                fail(name, value, f"omitted for --task {config.task}, where it has no effect")
+
+    @classmethod
+    def open_data(cls, config: TaskConfig) -> DataSet:
+        where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
+        return open_data(config.data, **where, labelled=cls.labelled)
+
+    @classmethod
+    def classes(cls, data: DataSet) -> tuple[str, ...]:
+        """Classes in the order of the model's outputs."""
+        return data.classes if cls.labelled else ()
+
+    @classmethod
+    def choose_model(cls, config: TaskConfig, count: int, side: int) -> list[Choice]:
+        """Choose a preset for `count` images whose shorter side is about `side` pixels."""
+        size = f"images of about {side} pixels"
+        name, reason = ("ViT-Ti/16" if count < 50_000 else "ViT-S/16"), f"{count} {size}"
+        choices = [Choice("model", "ViT-Lite-7/4", size) if side <= SMALL else Choice("model", name, reason)]
+        if not config.overrides and count < 100_000:
+            reason = "these learn from few images; no other format supports such positions"
+            choices.append(Choice("overrides", FEW_IMAGES, reason))
+        return choices
+
+    @classmethod
+    def choose_options(cls, config: TaskConfig, data: DataSet) -> list[Choice]:
+        """Choose the options of this task."""
+        return []
+
+    @classmethod
+    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
+        """Choose the augmentation, and say why."""
+        return Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0)), "crop and flip"
+
+    @classmethod
+    def planned_config(cls, config: TaskConfig, data: DataSet) -> ModelConfig:
+        """Config of the model that will be built, to estimate its memory."""
+        return planned_config(config).backbone
+
+    @classmethod
+    def build_model(cls, config: TaskConfig, data: DataSet) -> Model:
+        return build_encoder(config, cls.classes(data))
+
+    # ---- Training and evaluation -------------------------------------------------------------------------------------
+
     def module(self) -> nn.Module:
-        """What the loop trains and calls: it holds the model, and anything learned beside it."""
-
-    @abstractmethod
-    def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The batch as `loss` gets it, on its device: first the pictures, normalised; last the weight of each, [b]."""
-
-    @abstractmethod
-    def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """The sum of the losses over (part of) a prepared batch, and how many pictures are right.
-
-        `module` is `self.module()`, which may be wrapped to be shared or compiled: something to call.
-        """
-
-    @abstractmethod
-    def measure(
-        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Measured:
-        """The module, as it is, on pictures that it does not learn from."""
-
-
-class Classify(Task):
-    """Cross-entropy with labels, which may be smoothed, mixed, or taught by a teacher besides."""
-
-    best = counted = "top1"
-    saved_whole = True
-
-    def __init__(
-        self,
-        model: ViT | ResNet,
-        augmentation: Augmentation,
-        seed: int,
-        smoothing: float = 0.0,
-        teacher: ViT | ResNet | None = None,
-        distillation: Distillation | None = None,
-        flip_test: bool = False,
-    ):
-        self.flip_test = flip_test
-        self.model, self.augmentation, self.seed = model, augmentation, seed
-        self.classes, self.smoothing = model.config.num_classes, smoothing
-        self.teacher, self.distillation = teacher, distillation or Distillation()
-
-    def module(self) -> nn.Module:
-        """Without a teacher, a distillation token's answer is one with the other: their mean learns from the labels."""
-        if self.teacher is not None and isinstance(self.model, ViT) and self.model.distillation_head is not None:
-            return TwoAnswers(self.model)
+        """The module that the loop trains and calls: it contains the model."""
         return self.model
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        draws = Draws(self.seed, batch.epoch, batch.keys)
-        images = augment(batch.images, draws, self.augmentation)
-        targets = smooth_targets(batch.labels, self.classes, self.smoothing)
-        images, targets = mix(images, targets, draws, self.augmentation)
-        return normalise(images, self.model.config.preprocessing), targets, (batch.labels >= 0).float()
+        """Inputs of `loss`, on their device: first the normalised images, last the weight of each image, [b]."""
+        images = augment(batch.images, Draws(self.config.seed, batch.epoch, batch.keys), self.augmentation)
+        return normalise(images, self.model.config.preprocessing), batch.labels, (batch.labels >= 0).float()
 
-    def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        images, targets, weights = parts
-        answers = module(images)
-        by_label, by_teacher = answers if isinstance(answers, tuple) else (answers, answers)
-        losses = cross_entropy(by_label, targets)
-        if self.teacher is not None:
-            share = self.distillation.distill_weight
-            losses = (1 - share) * losses + share * self._teachers_loss(by_teacher, images)
-        right = (by_label.argmax(1) == targets.argmax(1)).float()
-        return (losses * weights).sum(), (right * weights).sum()
+    @abstractmethod
+    def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Sum of the losses over a prepared (micro-)batch, and the sum of `train_metric`.
 
-    def measure(
-        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Measured:
-        config = self.model.config
-        return answer(module, batches, device, config.preprocessing, config.labels, precision, self.flip_test)
+        `module` is `self.module()`, possibly wrapped or compiled: call it, and nothing else of it.
+        """
 
-    @torch.no_grad()
-    def _teach(self, images: Tensor) -> Tensor:
-        """The teacher's answer to the same pictures, normalised as it was taught itself."""
-        assert self.teacher is not None
-        ours, theirs = self.model.config.preprocessing, self.teacher.config.preprocessing
-        if (ours.mean, ours.std) != (theirs.mean, theirs.std):
-            mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (ours.mean, ours.std))
-            images = normalise(images * std + mean, theirs)
-        return self.teacher(images).float()
+    @abstractmethod
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
+        """Evaluate the module on images that it is not trained on."""
 
-    def _teachers_loss(self, answers: Tensor, images: Tensor) -> Float[Tensor, "b"]:
-        teacher, temperature = self._teach(images), self.distillation.distill_temperature
-        if self.distillation.distill == "hard":
-            return F.cross_entropy(answers.float(), teacher.argmax(1), reduction="none")
-        ours, theirs = (F.log_softmax(x.float() / temperature, dim=1) for x in (answers, teacher))
-        # The square keeps the gradient's size whatever the temperature (Hinton et al.).
-        return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1) * temperature**2
+    def evaluate_best(
+        self, model: Model, source: Source, batches: Iterable[Batch], precision: torch.dtype, rank: int, ranks: int
+    ) -> Results:
+        """Evaluate the best checkpoint at the end of a run; `rank` of `ranks` processes."""
+        return self.evaluate(model, batches, precision)
+
+    # ---- Report ------------------------------------------------------------------------------------------------------
+
+    def report(self, run: Finished) -> TaskReport:
+        """Summary line, headline metrics and report sections. Every process calls this; the first uses the result."""
+        number = run.results.metrics()[self.metric]
+        samples = samples_section(run.folder, self.samples(run.first_batch), draw=run.draw)
+        description = f"{type(self).__name__}, {run.evaluated_on}"
+        return TaskReport(f"{self.metric} {number:.4f}", description, {self.metric: number}, [samples])
+
+    def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
+        """Training images as the model sees them."""
+        return denormalise(self.prepare(batch)[0][:SAMPLES], self.model.config.preprocessing).cpu()
 
 
-class TwoAnswers(nn.Module):
-    """A model with a distillation token, giving both of its answers in training and their mean otherwise."""
-
-    def __init__(self, student: ViT):
-        super().__init__()
-        self.student = student
-
-    def forward(self, images: Float[Tensor, "b c h w"]) -> Any:
-        if not self.training:
-            return self.student(images)
-        return self.student.classify_distilled(self.student.features(images))
-
-
-def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:
-    """What the model should answer, as probabilities. Nothing is asked where the label is -1."""
-    known = (labels >= 0).float()[:, None]
-    targets = F.one_hot(labels.clamp(min=0), classes).float() * (1 - smoothing) + smoothing / classes
-    return targets * known
-
-
-def cross_entropy(logits: Float[Tensor, "b classes"], targets: Float[Tensor, "b classes"]) -> Float[Tensor, "b"]:
-    return -(targets * F.log_softmax(logits.float(), dim=1)).sum(1)
+def padded_if(small: bool) -> Literal["padded", "resized"]:
+    """Crop for small or other images."""
+    return "padded" if small else "resized"

@@ -1,32 +1,40 @@
-"""Learning without labels: the tasks that hide patches and fill them in, MAE and the paper's masked patch prediction.
+"""Training without labels: MAE and the paper's masked patch prediction hide patches and predict them.
 
 b: batch; n: patches.
 """
 
-import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitreous.common.checks import fail
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.augment.pipeline import augment
-from vitreous.data.loader import Batch
+from vitreous.data.loader import Batch, Reader, Request
 from vitreous.data.rng import Draws
-from vitreous.model.inputs import normalise
+from vitreous.data.sources.base import DataSet, Source
+from vitreous.model.config import ViTConfig
+from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.masked import Filled, MaskedAutoencoder, MaskedPatchPrediction
+from vitreous.model.patch import cut, uncut
+from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
-from vitreous.tasks.base import Task
-from vitreous.training.config import Masking
+from vitreous.report import plots
+from vitreous.report.run_report import TaskReport, figures_section, samples_section
+from vitreous.tasks.base import SMALL, Choice, Finished, Task, padded_if
+from vitreous.tasks.config import TaskConfig
+
+FIGURES = 6  # images in the figure of reconstructions
 
 
 @dataclass(frozen=True)
 class Losses:
-    """How well hidden patches were filled in, picture by picture."""
+    """Loss of every image; NaN for unreadable ones."""
 
     losses: Float[Tensor, "n"]
     indices: Tensor
@@ -45,63 +53,156 @@ class Losses:
         return cls(losses[order], indices[order], problems)
 
 
-class FillIn(Task):
-    """A picture with holes, and the loss of what the model puts into them."""
+class Masked(Task):
+    """Base of tasks that hide patches of an image and predict them."""
 
-    best, larger_is_better = "loss", False
+    metric, larger_is_better, labelled = "loss", False, False
+    title: ClassVar[str]
+    caption = "Validation images, their visible patches, and the predictions for the hidden ones."
+    random_sets = 1  # random numbers per patch
 
-    def __init__(self, encoder: ViT, kind: str, masking: Masking, augmentation: Augmentation, seed: int):
-        self.encoder, self.kind, self.masking, self.seed = encoder, kind, masking, seed
-        self.augmentation = dataclasses.replace(augmentation, mixup=0.0, cutmix=0.0)
-        self._module = self._build()
+    def __init__(self, config: TaskConfig, model: Model):
+        if not isinstance(model, ViT):
+            fail("model", config.model, f"a ViT for --task {config.task}: other models have no patches to hide")
+        if config.train_only != "all":
+            fail("train_only", config.train_only, f"all for --task {config.task}: there is no head to train alone")
+        super().__init__(config, model)
+        self.augmentation = replace(self.augmentation, mixup=0.0, cutmix=0.0)
+        with next(model.parameters()).device:
+            self._module = self.build_module()
 
-    def _build(self) -> MaskedAutoencoder | MaskedPatchPrediction:
-        config, rate = self.encoder.config, self.masking.mask_rate
-        with next(self.encoder.parameters()).device:
-            if self.kind == "mpp":
-                return MaskedPatchPrediction(self.encoder, self.masking.mpp_target, 0.5 if rate is None else rate)
-            width, depth = self.masking.decoder_beside(config)
-            return MaskedAutoencoder(self.encoder, 0.75 if rate is None else rate, width, depth, max(width // 32, 1))
+    def build_module(self) -> nn.Module:
+        """The model with the modules that predict patches."""
+        raise NotImplementedError
+
+    def predict(self, module: nn.Module, images: Tensor, unit: Tensor, numbers: Tensor) -> Filled:
+        """Hide and predict patches. unit: the images with values in [0, 1]; numbers: decide what is hidden."""
+        raise NotImplementedError
+
+    @classmethod
+    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
+        base = Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0))
+        return base, "crop and flip: predicting hidden patches is hard enough"
 
     def module(self) -> nn.Module:
         return self._module
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        draws = Draws(self.seed, batch.epoch, batch.keys)
-        return self._parts(augment(batch.images, draws, self.augmentation), draws, batch.labels)
+        draws = Draws(self.config.seed, batch.epoch, batch.keys)
+        return self._inputs(augment(batch.images, draws, self.augmentation), draws, batch.labels)
 
-    def _parts(self, unit: Tensor, draws: Draws, labels: Tensor) -> tuple[Tensor, ...]:
-        """The pictures, once more with pixels in [0, 1], the numbers that say what is hidden, and the weights."""
-        (gh, gw), sets = self.encoder.config.grid, 3 if self.kind == "mpp" else 1
+    def prepare_evaluation(self, batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
+        """Inputs of `predict`: the same patches of an image are hidden every time, so that losses are comparable."""
+        unit = batch.images.to(device, non_blocking=True).float() / 255
+        return self._inputs(unit, Draws(self.config.seed, 0, batch.keys.cpu()), batch.labels)
+
+    def _inputs(self, unit: Tensor, draws: Draws, labels: Tensor) -> tuple[Tensor, ...]:
+        """Normalised images, images in [0, 1], random numbers that decide what is hidden, and weights."""
+        (gh, gw), sets = self.model.config.grid, self.random_sets
         numbers = draws.to(unit.device).uniform("hidden", sets * gh * gw).view(-1, sets, gh * gw)
         readable = (labels >= 0).float().to(unit.device, non_blocking=True)
-        return normalise(unit, self.encoder.config.preprocessing), unit, numbers, readable
+        return normalise(unit, self.model.config.preprocessing), unit, numbers, readable
 
-    def fill(self, module: nn.Module, images: Tensor, unit: Tensor, numbers: Tensor) -> Filled:
-        return module(images, unit, numbers) if self.kind == "mpp" else module(images, numbers[:, 0])
-
-    def loss(self, module: nn.Module, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        images, unit, numbers, weights = parts
-        losses = self.fill(module, images, unit, numbers).losses
+    def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        images, unit, numbers, weights = inputs
+        losses = self.predict(module, images, unit, numbers).losses
         return (losses * weights).sum(), torch.zeros_like(weights.sum())
 
     @torch.no_grad()
-    def measure(
-        self, module: nn.Module, batches: Iterable[Batch], device: torch.device, precision: torch.dtype
-    ) -> Losses:
-        """What is hidden of a picture is always the same, so that evaluations can be compared."""
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Losses:
         before, parts, mixed = module.training, [], precision != torch.float32
+        device = next(module.parameters()).device
         module.eval()
         for batch in batches:
-            *inputs, readable = self.show(batch, device)
+            *inputs, readable = self.prepare_evaluation(batch, device)
             with torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed):
-                losses = self.fill(module, *inputs).losses.float()
+                losses = self.predict(module, *inputs).losses.float()
             losses = torch.where(readable > 0, losses, torch.nan).cpu()
             parts.append(Losses(losses, batch.indices.cpu(), batch.problems))
         module.train(before)
         return Losses.join(parts)
 
-    def show(self, batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
-        """A batch as `measure` shows it."""
-        unit = batch.images.to(device, non_blocking=True).float() / 255
-        return self._parts(unit, Draws(self.seed, 0, batch.keys.cpu()), batch.labels)
+    def report(self, run: Finished) -> TaskReport:
+        metrics = run.results.metrics()
+        images = self.reconstructions(run.module, run.source)
+        figures = []
+        if run.draw:
+            figures = [(self.caption, run.folder / "reconstructions.png")]
+            captions = ["image", "visible", "predicted"] * (len(images) // 3)
+            plots.grid(run.folder / "reconstructions.png", images, captions, columns=6)
+        return TaskReport(
+            f"loss {metrics['loss']:.4f} on {metrics['count']:,} images",
+            f"{self.title}, without labels, evaluated on the {run.split} split",
+            {"loss": metrics["loss"]},
+            [
+                samples_section(run.folder, self.samples(run.first_batch), draw=run.draw),
+                figures_section(figures),
+            ],
+        )
+
+    @torch.no_grad()
+    def reconstructions(self, module: nn.Module, source: Source) -> list[Tensor]:
+        """A few images, each followed by its visible patches and by the image with predicted patches."""
+        config, device = self.model.config, next(module.parameters()).device
+        indices = torch.arange(min(FIGURES, len(source)))
+        reader = Reader(source, config.image_size, config.channels, config.preprocessing)
+        images, unit, numbers, _ = self.prepare_evaluation(reader[Request(0, indices, indices)], device)
+        before = module.training
+        filled = self.predict(module.eval(), images, unit, numbers)
+        module.train(before)
+        size, grid, hidden = config.patch_size, config.grid, filled.hidden[..., None]
+        patches, predicted = cut(unit, size), self.to_unit(filled.patches)
+        visible, whole = patches.masked_fill(hidden, 0.5), torch.where(hidden, predicted, patches)
+        rows = [unit, uncut(visible, size, grid), uncut(whole, size, grid)]
+        shown = [(row.clamp(0, 1) * 255).round().to(torch.uint8).cpu() for row in rows]
+        return [row[i] for i in range(len(indices)) for row in shown]
+
+    def to_unit(self, patches: Tensor) -> Tensor:
+        """Predicted patches with values in [0, 1]."""
+        return patches
+
+
+class Mae(Masked):
+    """Masked autoencoder (arXiv 2111.06377): a light decoder predicts the pixels of 75 % of the patches."""
+
+    title = "Masked autoencoding"
+    caption = (
+        f"{Masked.caption} The model predicts normalised patches: their mean and contrast are taken from the image."
+    )
+    options = frozenset({"mask_rate", "decoder_width", "decoder_depth"})
+
+    @classmethod
+    def choose_options(cls, config: TaskConfig, data: DataSet) -> list[Choice]:
+        model, given = cls.planned_config(config, data), config.masking
+        if not isinstance(model, ViTConfig):  # rejected when the task is created
+            return []
+        width, depth = given.decoder_shape(model)
+        reason = f"for an encoder of width {model.width} and depth {model.depth}"
+        choices = [Choice("decoder_width", width, reason)] if given.decoder_width is None else []
+        return choices + ([Choice("decoder_depth", depth, reason)] if given.decoder_depth is None else [])
+
+    def build_module(self) -> nn.Module:
+        rate, (width, depth) = self.config.masking.mask_rate, self.config.masking.decoder_shape(self.model.config)
+        return MaskedAutoencoder(self.model, 0.75 if rate is None else rate, width, depth, max(width // 32, 1))
+
+    def predict(self, module: nn.Module, images: Tensor, unit: Tensor, numbers: Tensor) -> Filled:
+        return module(images, numbers[:, 0])
+
+    def to_unit(self, patches: Tensor) -> Tensor:
+        size, grid, preprocessing = (getattr(self.model.config, key) for key in ("patch_size", "grid", "preprocessing"))
+        return cut(denormalise(uncut(patches, size, grid), preprocessing).float() / 255, size)
+
+
+class Mpp(Masked):
+    """Masked patch prediction (appendix B.1.2 of the paper): the colours or pixels of half of the patches."""
+
+    title = "Masked patch prediction"
+    random_sets = 3
+    options = frozenset({"mask_rate", "mpp_target"})
+
+    def build_module(self) -> nn.Module:
+        masking = self.config.masking
+        return MaskedPatchPrediction(self.model, masking.mpp_target, masking.mask_rate or 0.5)
+
+    def predict(self, module: nn.Module, images: Tensor, unit: Tensor, numbers: Tensor) -> Filled:
+        return module(images, unit, numbers)

@@ -1,20 +1,23 @@
-"""Checkpoints to resume from: written aside and renamed into place, so that a crash never costs the last good one.
+"""Checkpoints to resume from, written to a temporary folder and renamed, so that a crash cannot damage the last one.
 
-A checkpoint is a model folder that `vitreous.load` reads, and in it `training/`: weights, optimizer and average, as
-safetensors that torch.distributed.checkpoint splits between processes and puts together for any other number of them.
-The order of the data, the schedule and all randomness follow from the seed and the step: there is nothing to store.
-`checksums.json` has the CRC-32 of every other file but the model card, which `load` verifies.
+A checkpoint is a model folder that `vitreous.load` reads, with a subfolder `training/`: weights, optimizer state and
+average as safetensors, which torch.distributed.checkpoint shards and loads with any number of processes. The order of
+the data, the schedule and all randomness follow from the seed and the step. `checksums.json` has the CRC-32 of every
+other file except the model card; `load` verifies them.
 """
 
 import json
 import math
+import os
+import re
+import shutil
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -27,24 +30,25 @@ from vitreous.common.atomic_files import atomic_folder, foreign_files
 from vitreous.common.codec import from_dict
 from vitreous.common.json_files import read_json_object
 from vitreous.model.kinds import AnyModel
+from vitreous.model.protocol import Model
 from vitreous.training.distributed import World
-from vitreous.training.ema import Ema
 from vitreous.training.lora import merged_state
-from vitreous.training.optim import Optimizers
+from vitreous.training.optim import Ema, Optimizers
 from vitreous.weights.native import CARD, FILES, write_files
 
 CHECKSUMS, PROGRESS = "checksums.json", "progress.json"
 OURS = (*FILES, PROGRESS, CHECKSUMS, "training/*.safetensors")  # the files of a checkpoint
+STEP = re.compile(r"step-\d{8,}")  # folders of earlier checkpoints
 INSTEAD = "resume from an earlier checkpoint by renaming its step-* folder to last, or start a new run"
 
 
 @dataclass
 class Progress:
-    """How far a run has come."""
+    """Progress of a run."""
 
     step: int = 0
-    best: float = -1e300  # of what is better when it is larger; losses count with a minus
-    best_loss: float = 1e300  # decides between evaluations of equal quality; runs of earlier versions lack it
+    best: float = -1e300  # larger is better; losses are negated
+    best_loss: float = 1e300  # decides between equal scores; missing in runs of early versions
     best_step: int = 0
     since_best: int = 0  # evaluations since the best one
     seconds: float = 0.0
@@ -52,31 +56,33 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """Everything a run changes as it goes."""
+    """Everything that training changes."""
 
-    model: AnyModel
-    module: nn.Module  # what the task trains, which holds the model
+    model: Model
+    module: nn.Module  # the module that the task trains; it contains the model
     optimizers: Optimizers
     ema: Ema | None
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name. The tensors are the live ones: filling them restores the run."""
+        """All tensors by name. Copying a checkpoint into them restores the run."""
         weights = dict(self.module.named_parameters())
         tensors = {f"weights.{name}": weight.detach() for name, weight in weights.items()}
         tensors |= {f"buffers.{name}": buffer for name, buffer in self.module.named_buffers()}
-        for part in self.optimizers.parts:
+        for optimizer in self.optimizers.parts:
             for name, weight in weights.items():
-                for key, value in part.state.get(weight, {}).items():
+                for key, value in optimizer.state.get(weight, {}).items():
                     tensors[f"optimizer.{name}.{key}"] = value
         if self.ema is not None:
             tensors |= {f"ema.{name}": average for name, average in self.ema.averages.items()}
         return tensors
 
     def export(self) -> tuple[AnyModel, dict[str, Tensor]]:
-        """The model for those who only use it: averaged, whole, on the CPU."""
+        """The model and its final weights: averaged, not sharded, with LoRA merged, on the CPU."""
         with self.ema.applied() if self.ema is not None else nullcontext():
             weights = merged_state(self.model)
-            return self.model, {name: _whole(value).cpu().clone() for name, value in weights.items()}
+            return cast(AnyModel, self.model), {
+                name: _unsharded(value).cpu().clone() for name, value in weights.items()
+            }
 
 
 def save(folder: Path, state: State, progress: Progress, world: World, provenance: Mapping[str, Any]) -> None:
@@ -100,6 +106,31 @@ def save(folder: Path, state: State, progress: Progress, world: World, provenanc
     world.wait()
 
 
+def save_best(folder: Path, state: State, world: World, provenance: Mapping[str, Any]) -> None:
+    """Write the model alone. Every process calls this."""
+    model, weights = state.export()
+    if world.first:
+        with atomic_folder(folder, ours=FILES) as aside:
+            write_files(model, aside, provenance, folder.parent.name, weights)
+
+
+def keep_copy(folder: Path, step: int, count: int) -> None:
+    """Copy last/ to step-N by hard links, and remove the oldest of our copies beyond `count`."""
+    if not count:
+        return
+    last, copy = folder / "last", folder / f"step-{step:08d}"
+    names = set(foreign_files(last, ())) - set(foreign_files(last, OURS))
+    if not names <= set(foreign_files(copy, ())):
+        with atomic_folder(copy, ours=OURS) as aside:
+            for name in names:
+                (aside / name).parent.mkdir(exist_ok=True)
+                os.link(last / name, aside / name)
+    copies = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and not path.is_symlink()]
+    ours = [path for path in copies if (path / PROGRESS).is_file() and not foreign_files(path, OURS)]
+    for old in sorted(ours, key=lambda path: int(path.name.removeprefix("step-")))[:-count]:
+        shutil.rmtree(old)
+
+
 def load(folder: Path, state: State, world: World) -> Progress:
     """Restore a run. The number of processes may differ from the one that saved it. Every process calls this."""
     verify(folder, world)
@@ -113,8 +144,8 @@ def load(folder: Path, state: State, world: World) -> Progress:
     except CheckpointException as error:
         [(reason, _), *_] = error.failures.values()
         raise ValueError(
-            f"{folder} cannot be resumed: {str(reason).splitlines()[0]} (a run with make_task needs the same make_task "
-            "again)"
+            f"{folder} cannot be resumed: {str(reason).splitlines()[0]} (a run with a task of your "
+            "own needs the same task again)"
         ) from error
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder / 'training'} cannot be read: {str(error).splitlines()[0]}; {INSTEAD}") from error
@@ -127,7 +158,7 @@ def load(folder: Path, state: State, world: World) -> Progress:
 
 
 def read_progress(folder: Path) -> Progress:
-    """The progress that a checkpoint was saved with."""
+    """Read the progress of a checkpoint."""
     file = folder / PROGRESS
     document = read_json_object(file)
     try:
@@ -147,13 +178,13 @@ def read_progress(folder: Path) -> Progress:
 
 
 def checksums(folder: Path, names: Sequence[str], world: World) -> dict[str, str]:
-    """CRC-32 of each file. Every process calls this and reads its share of the files."""
+    """CRC-32 of each file. Every process calls this and reads some of the files."""
     mine = {name: _crc32(folder / name) for name in names[world.rank :: world.size]}
     return {name: value for part in world.gather(mine) for name, value in sorted(part.items())}
 
 
 def verify(folder: Path, world: World) -> None:
-    """Raise if a file of a checkpoint is missing or is not what was written. Checkpoints without checksums pass."""
+    """Raise if a file of a checkpoint is missing or damaged. Checkpoints without checksums pass."""
     if not (folder / CHECKSUMS).exists():
         return
     expected = read_json_object(folder / CHECKSUMS)
@@ -161,7 +192,7 @@ def verify(folder: Path, world: World) -> None:
         raise ValueError(f"{folder / missing[0]} is missing; {INSTEAD}")
     actual = checksums(folder, list(expected), world)
     if damaged := [name for name, value in actual.items() if expected[name] != value]:
-        raise ValueError(f"{folder / damaged[0]} is damaged: its checksum is not that of what was saved; {INSTEAD}")
+        raise ValueError(f"{folder / damaged[0]} is damaged: its checksum has changed since it was saved; {INSTEAD}")
 
 
 def _crc32(file: Path) -> str:
@@ -172,14 +203,14 @@ def _crc32(file: Path) -> str:
     return f"{value:08x}"
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """A tensor that FSDP holds in pieces, put together; every process must ask."""
+def _unsharded(tensor: Tensor) -> Tensor:
+    """Gather the shards of an FSDP tensor. Every process calls this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch warns that a single process is a single process."""
+    """Silence torch's warning about running in a single process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*single process")
         yield

@@ -1,4 +1,4 @@
-"""Record of a run's samples: names, labels and splits, so that a resumed run notices data that has changed."""
+"""Record of a run's samples: names, labels and splits, to detect changed data when a run is resumed."""
 
 import gzip
 import re
@@ -16,12 +16,12 @@ from vitreous.common.json_files import parse_json
 from vitreous.data.sources.base import DataSet, Subset
 from vitreous.data.split import listed, part_name, pick, plural
 
-POSITION = re.compile(r"\[\d+\]$")  # the name of a sample that is known by its place in an array or a table
+POSITION = re.compile(r"\[\d+\]$")  # name of a sample that is identified by its index
 
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """The samples of one split, in order. `labels` are class names; empty where the task uses none."""
+    """The samples of one split, in order. `labels` are class names; empty if the task uses none."""
 
     names: list[str]
     labels: list[str]
@@ -36,7 +36,7 @@ class DataRecord:
 
     @classmethod
     def of(cls, data: DataSet, classes: Sequence[str]) -> "DataRecord":
-        """`classes` are those that the task learns: the data's own, those of its masks, or none."""
+        """Record a data set with the classes that the task learns."""
         sources = {"train": data.train, "val": data.val} | ({} if data.test is None else {"test": data.test})
         labelled = bool(classes) and tuple(classes) == data.classes
         splits = {
@@ -78,11 +78,11 @@ class DataRecord:
 
 
 def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow_change: bool) -> DataSet:
-    """The data of a resumed run, with the split that the run began with. Raises where the data has changed.
+    """The data of a resumed run, with its original split. Raises if the data has changed.
 
-    With `allow_change`, samples may have been added or removed: known samples keep their split, so that none that was
-    trained on is validated on, and new ones join train where the split was drawn by seed. Other classes, other labels
-    and samples that moved from train to val or test are refused all the same.
+    With `allow_change`, samples may have been added or removed: known samples keep their split, so that no training
+    sample is evaluated on, and new ones join train if the split was random. Changed classes, changed labels and samples
+    that moved from train to val or test are rejected in any case.
     """
     now = DataRecord.of(data, classes)
     if now == before:
@@ -92,7 +92,7 @@ def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow
     if data.split:
         data = _keep_split(data, before)
         now = DataRecord.of(data, classes)
-        if now == before:  # after a change that was allowed earlier
+        if now == before:  # after a change that was accepted earlier
             return data
     changes = _changes(before, now)
     if reason := _unacceptable(before, now):
@@ -105,7 +105,7 @@ def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow
 
 
 def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
-    """Divide the samples as recorded; unknown ones go to train."""
+    """Split the samples as recorded; unknown ones go to train."""
     assert isinstance(data.train, Subset)
     assert isinstance(data.val, Subset)
     source = data.train.source
@@ -116,7 +116,7 @@ def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
         missing = "validation" if not in_val.any() else "training"
         raise ValueError(f"{data.name} has changed since the run began: none of its {missing} samples is left")
     train, val = pick(source, indices[~in_val]), pick(source, indices[in_val])
-    note = f"train {len(train):,}, val {len(val):,}; split as when the run began"
+    note = f"train {len(train):,}, val {len(val):,}; split as at the start of the run"
     return replace(data, train=train, val=val, note=note)
 
 
@@ -137,21 +137,21 @@ def _changes(before: DataRecord, now: DataRecord) -> str:
 
 
 def _unacceptable(before: DataRecord, now: DataRecord) -> str:
-    """Reason to refuse a change; empty if it is acceptable."""
+    """Reason to reject a change; empty if it is acceptable."""
     trained = before.names("train") - before.names("val", "test")
     held_out, vanished = now.names("val", "test"), {_without_split(name) for name in trained - now.names()}
     leaked = {name for name in held_out - before.names() if _without_split(name) in vanished} | (trained & held_out)
     if leaked:
         return f"{plural(len(leaked), 'sample')} that the run was trained on would be evaluated on"
     if any(POSITION.search(name) for name in before.names() | now.names()):
-        return "its samples are known by their position only, so old and new ones cannot be distinguished"
+        return "its samples are identified by their index only, so old and new ones cannot be distinguished"
     if _relabelled(before, now):
         return "the labels of known samples differ"
     return ""
 
 
 def _without_split(name: str) -> str:
-    """A path without the folder of its split, which a sample that is moved to another split keeps."""
+    """A path without the folder of its split, which stays the same if a sample moves to another split."""
     return "/".join(piece for piece in Path(name).parts if part_name(piece) is None)
 
 

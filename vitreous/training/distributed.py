@@ -1,4 +1,4 @@
-"""Many processes: the only file that names DDP or FSDP. With one process everything here does nothing.
+"""Several processes: the only file that uses DDP or FSDP. With one process, nothing here has an effect.
 
 `torchrun --nproc-per-node N -m vitreous train ...` sets the environment that this reads.
 """
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of them."""
+    """Rank and device of this process, and the number of processes."""
 
     rank: int
     size: int
@@ -29,7 +29,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and prints."""
+        """True for the process that writes files and prints."""
         return self.rank == 0
 
     @property
@@ -37,13 +37,13 @@ class World:
         return self.size > 1
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.many:
             dist.all_reduce(tensor)
         return tensor
 
     def most(self, number: int) -> int:
-        """The largest of every process's numbers. All must ask at the same step."""
+        """The largest number of all processes. Every process calls this at the same step."""
         if not self.many:
             return number
         numbers = torch.tensor(number, device=self.device)
@@ -51,7 +51,7 @@ class World:
         return int(numbers.item())
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in order, in every process."""
+        """The values of all processes, by rank. Every process calls this."""
         if not self.many:
             return [value]
         values: list[Any] = [None] * self.size
@@ -59,7 +59,7 @@ class World:
         return values
 
     def first_only(self, function: Callable[[], T]) -> T:
-        """Call a function in the first process; all processes get its result, or its error."""
+        """Call a function in the first process and return its result, or raise its error, in all processes."""
         outcome: Any = None
         if self.first:
             try:
@@ -78,12 +78,12 @@ class World:
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Join the other processes that torchrun started, if it did, and leave them in order at the end."""
+    """Join the process group of torchrun, if there is one, and leave it at the end."""
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = pick_device(device, local)
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)  # also for whoever asks how much memory is free
+        torch.cuda.set_device(chosen)  # memory queries use it too
     if size == 1:
         yield World(0, 1, chosen)
         return
@@ -95,7 +95,7 @@ def world(device: str) -> Iterator[World]:
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto` is a GPU where there is one."""
+    """The torch device of a name; `auto` is a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -108,15 +108,15 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def parallelise(module: nn.Module, world: World, kind: Literal["ddp", "fsdp"]) -> nn.Module:
-    """The module, its work shared between the processes. Calling it is the same as before."""
+    """Wrap a module for several processes with DDP or FSDP."""
     if not world.many:
         return module
     if kind == "ddp":
         devices = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices)
-    mesh = init_device_mesh(world.device.type, (world.size,))  # the default is CUDA wherever there is a GPU
+    mesh = init_device_mesh(world.device.type, (world.size,))  # the default would be CUDA if there is a GPU
     for part in module.modules():
-        if type(part).__name__ == "Block":  # one unit of communication for each block of an encoder
+        if type(part).__name__ == "Block":  # each block is one unit of communication
             fully_shard(part, mesh=mesh)
     fully_shard(module, mesh=mesh)
     return module
@@ -124,7 +124,7 @@ def parallelise(module: nn.Module, world: World, kind: Literal["ddp", "fsdp"]) -
 
 @contextmanager
 def synchronise(module: nn.Module, now: bool) -> Iterator[None]:
-    """Exchange gradients in this backward pass, or leave it to a later one that adds to them."""
+    """Exchange gradients in this backward pass only if `now`; otherwise accumulate them."""
     if isinstance(module, DistributedDataParallel) and not now:
         with module.no_sync():
             yield

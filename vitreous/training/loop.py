@@ -1,108 +1,194 @@
-"""The training loop: every task, every device and any number of processes go through here.
+"""The training loop, for every task, every device and any number of processes.
 
-Whatever a step depends on is either in the checkpoint or follows from (seed, step), so that a run that was killed and
+Everything that a step depends on is in the checkpoint or follows from (seed, step), so that a run that was killed and
 resumed ends with the same weights as one that was not.
 """
 
 import math
-import os
 import shlex
-import shutil
+import signal
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from vitreous.common.atomic_files import atomic_folder, foreign_files
-from vitreous.data.sources.base import Source
-from vitreous.tasks.base import Measured
+from vitreous.data.loader import Batch, EvalLoader, Place, Reader, TrainLoader, can_reside
+from vitreous.data.sources.base import DataSet, Source
+from vitreous.tasks.base import Results, Task
 from vitreous.training import checkpoint
-from vitreous.training.metrics_log import append_row, drop_rows_after
-from vitreous.training.monitor import Interrupted, Monitor, stop_signals
-from vitreous.training.progress_display import Progress as Display
-from vitreous.training.run_folder import METRICS, SAVED, STEP
-from vitreous.training.schedule import share_of_peak
-from vitreous.training.setup import Job
-from vitreous.training.tensorboard import log_to_tensorboard
-from vitreous.weights.native import FILES, write_files
+from vitreous.training.config import TrainConfig
+from vitreous.training.distributed import World, synchronise
+from vitreous.training.metrics_log import Monitor, StepResult, append_row, drop_rows_after, log_to_tensorboard
+from vitreous.training.optim import Optimizers, rate_fraction
+from vitreous.training.progress_display import ProgressDisplay
+from vitreous.training.run_folder import METRICS, SAVED
 
-NOTHING, SAVE, STOP = range(3)  # what is to be done after a step, the most urgent last
-
-
-MAX_UNREADABLE = 0.05  # of the training pictures, where nothing else is said
+NOTHING, SAVE, STOP = range(3)  # actions after a step, the most urgent last
+MAX_UNREADABLE = 0.05  # default of --max-unreadable
 
 
-def run(job: Job, folder: Path, display: Display, resume: bool) -> dict[str, Any]:
-    """Train to the end, or until a signal asks to stop; returns the metrics of the last evaluation."""
+class Interrupted(Exception):
+    """A run was stopped by a signal after saving a checkpoint."""
+
+    def __init__(self, signal_number: int, message: str):
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+class Stepper:
+    """One step: forward and backward passes over this process's share of the batch, clipping, optimizer.
+
+    `compiled` computes the step; it may be `module` itself. Everything else uses `module`, so that nothing is compiled
+    again for another batch size or without gradients.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        compiled: nn.Module,
+        optimizers: Optimizers,
+        world: World,
+        precision: torch.dtype,
+        accumulate: int = 1,
+        clip: float = 0.0,
+    ):
+        self.task, self.module, self.compiled = task, module, compiled
+        self.optimizers, self.world = optimizers, world
+        self.precision, self.accumulate, self.clip = precision, accumulate, clip
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
+        self.weights = [weight for weight in module.parameters() if weight.requires_grad]
+
+    def __call__(self, batch: Batch) -> StepResult:
+        inputs = self.task.prepare(batch)
+        count = inputs[-1].sum()
+        # Over all processes, so that every image has the same weight; DDP averages gradients, hence the factor below.
+        total = self.world.sum(count.clone()).clamp(min=1)
+        loss_sum, metric_sum = torch.zeros_like(count), torch.zeros_like(count)
+        chunks = list(zip(*(tensor.chunk(self.accumulate) for tensor in inputs), strict=True))
+        for i, chunk in enumerate(chunks):
+            with synchronise(self.module, i == len(chunks) - 1):
+                with self._autocast():
+                    loss, metric = self.task.loss(self.compiled, chunk)
+                torch.autograd.backward(self.scaler.scale(loss * self.world.size / total))
+            loss_sum += loss.detach()
+            metric_sum += metric.detach()
+        return StepResult(loss_sum, metric_sum, count, self._optimizer_step())
+
+    def _optimizer_step(self) -> Tensor:
+        """Update the weights; returns 1 if the step was skipped because the gradient was not finite."""
+        for optimizer in self.optimizers.parts:
+            self.scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.clip or float("inf"))
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP shards it
+        skipped = (~norm.isfinite()).float()
+        self.optimizers.step(skipped)
+        self.optimizers.zero_grad()  # to None: outputs of a CUDA graph must not be kept until it runs again
+        if self.scaler.is_enabled():
+            self.scaler.update()
+            return torch.zeros_like(skipped)  # fp16 overflows now and then by design: its scale is reduced
+        return skipped
+
+    def _autocast(self) -> torch.autocast:
+        mixed = self.precision != torch.float32
+        return torch.autocast(self.world.device.type, self.precision if mixed else torch.bfloat16, enabled=mixed)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to start (see setup.py)."""
+
+    config: TrainConfig
+    data: DataSet
+    world: World
+    task: Task
+    state: checkpoint.State
+    stepper: Stepper
+    loader: TrainLoader
+    place: Place
+    steps_per_epoch: int
+    total_steps: int
+
+    def evaluator(self, source: Source) -> EvalLoader:
+        """Batches of a split, to evaluate on."""
+        config = self.state.model.config
+        reader = Reader(source, config.image_size, config.channels, config.preprocessing, masks=self.task.masks)
+        resident = self.world.device if can_reside(source, config.image_size, config.channels) else None
+        return EvalLoader(reader, self.place, self.config.workers or 0, resident)
+
+
+def run(job: Job, folder: Path, display: ProgressDisplay, resume: bool) -> None:
+    """Train until the last step, until `patience` is exhausted, or until a signal."""
     config, world, state = job.config, job.world, job.state
-    progress = checkpoint.Progress()
-    if resume:
-        progress = checkpoint.load(folder / "last", state, world)
+    progress = checkpoint.load(folder / "last", state, world) if resume else checkpoint.Progress()
     if world.first_only(lambda: drop_rows_after(folder / METRICS, progress.step)):
-        display.say(f"{folder / METRICS}: dropped its last line, which was cut off")
+        display.print(f"{folder / METRICS}: dropped its last line, which was incomplete")
     if resume and world.first:
-        _keep(folder, progress.step, config.keep)  # in case that the run was killed between a save and its copy
-    counted = job.task.counted
-    monitor, clock, figures = Monitor(world, job.data.train, counted), _Clock(progress.seconds), {}
-    with stop_signals() as asked:
+        checkpoint.keep_copy(folder, progress.step, config.keep)  # if the run was killed between saving and copying
+    monitor, clock = Monitor(world, job.data.train, job.task.train_metric), _Clock(progress.seconds)
+    with stop_signals() as received:
         for step, batch in enumerate(job.loader.batches(progress.step, job.total_steps), progress.step):
             torch.manual_seed(_step_seed(config.seed, step, world.rank))  # dropout and stochastic depth
-            share = share_of_peak(step, job.total_steps, config.optim)
-            state.optimizers.set_rate(share)
+            fraction = rate_fraction(step, job.total_steps, config.optim)
+            state.optimizers.set_rate(fraction)
             monitor.add(job.stepper(batch), batch)
             if state.ema is not None:
                 state.ema.update(step)
             progress.step, progress.seconds = step + 1, clock.seconds()
-            rate = share * (config.optim.lr or 0.0)
+            lr = fraction * (config.optim.lr or 0.0)
             if world.first and clock.tick():
-                glance = monitor.glance()
-                right = {counted: glance[counted]} if counted is not None else {}
-                display.step(step + 1, glance["loss"], rate, glance["images_per_second"], right)
-            number = asked()
-            # Saving is the work of all processes, whose clocks differ: they agree on what is to be done.
-            wish = world.most(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
-            if wish == STOP:
+                metrics = monitor.local_metrics()
+                display.step(step + 1, metrics.pop("loss"), lr, metrics.pop("images_per_second"), metrics)
+            number = received()
+            # All processes save together, but their clocks differ: they agree on the most urgent action.
+            action = world.most(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
+            if action == STOP:
                 _save(job, folder, progress)
-                again = f"`vitreous train --out {shlex.quote(str(folder))} --resume` goes on"
-                raise Interrupted(number, f"stopped after step {step + 1} of {job.total_steps}, saved; {again}")
+                command = f"vitreous train --out {shlex.quote(str(folder))} --resume"
+                message = f"stopped after step {step + 1} of {job.total_steps} and saved; resume with `{command}`"
+                raise Interrupted(number, message)
             if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
-                figures = _finish_epoch(job, folder, display, monitor, progress, clock, rate)
+                _finish_epoch(job, folder, display, monitor, progress, clock, lr)
                 if config.patience is not None and progress.since_best >= config.patience:
-                    display.say(f"no better for {progress.since_best} evaluations: stopping early")
+                    display.print(f"no improvement in {progress.since_best} evaluations: stopping early")
                     break
-            elif wish == SAVE:
+            elif action == SAVE:
                 _save(job, folder, progress)
                 clock.saved_now()
-    return figures
 
 
 def _finish_epoch(
     job: Job,
     folder: Path,
-    display: Display,
+    display: ProgressDisplay,
     monitor: Monitor,
     progress: checkpoint.Progress,
     clock: "_Clock",
-    rate: float,
-) -> dict[str, Any]:
-    """Report, evaluate where it is time to, keep what is best, save."""
-    config, world = job.config, job.world
+    lr: float,
+) -> None:
+    """Evaluate if it is time to, save the best model and a checkpoint, and log the metrics."""
+    config, world, task = job.config, job.world, job.task
     epoch = -(-progress.step // job.steps_per_epoch)
-    last = progress.step == job.total_steps
-    row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": rate, **monitor.figures()}
-    _refuse_too_many_unreadable(job, monitor.all_unreadable())
-    if evaluated := epoch % (config.evaluate_every or 1) == 0 or last:
-        figures = evaluate(job, job.data.val).metrics()
-        row |= {f"val_{name}": value for name, value in figures.items()}
-        score = row[f"val_{job.task.best}"] * (1 if job.task.larger_is_better else -1)
+    row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": lr, **monitor.metrics()}
+    _check_unreadable(job, monitor.all_unreadable())
+    if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
+        metrics = evaluate(job, job.data.val).metrics()
+        row |= {f"val_{name}": value for name, value in metrics.items()}
+        score = row[f"val_{task.metric}"] * (1 if task.larger_is_better else -1)
         loss = min(1e300, row.get("val_loss", math.inf))  # of NaN too: progress must be finite
         progress.since_best += 1
         if score > progress.best or (score == progress.best and loss < progress.best_loss):
             progress.best, progress.best_loss = score, loss
             progress.best_step, progress.since_best = progress.step, 0
-            _save_best(job, folder, row)
+            provenance = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
+            provenance |= {"seed": config.seed, "val_fraction": config.val_fraction}
+            checkpoint.save_best(folder / "best", job.state, world, provenance)
     row |= {"seconds": progress.seconds, "skipped_steps": monitor.skipped}
     if world.first:
         append_row(folder / METRICS, row)
@@ -111,17 +197,15 @@ def _finish_epoch(
     if world.most(evaluated or clock.due(config.save_minutes)):
         _save(job, folder, progress)
         clock.saved_now()
-    shown = dict.fromkeys(("train_loss", "val_loss", f"val_{job.task.best}", "train_images_per_second"))
+    shown = dict.fromkeys(("train_loss", "val_loss", f"val_{task.metric}", "train_images_per_second"))
     display.epoch(epoch, {name: row[name] for name in shown if name in row})
     monitor.reset()
-    return row
 
 
-def evaluate(job: Job, source: Source) -> Measured:
-    """The model, averaged where it is, on a part of the data; every process does a share and knows the whole."""
+def evaluate(job: Job, source: Source) -> Results:
+    """Evaluate the current weights, or their average, on a split. Every process takes a share and gets all results."""
     with job.state.ema.applied() if job.state.ema is not None else nullcontext():
-        module, batches = job.stepper.module, job.evaluator(source)
-        mine = job.task.measure(module, batches, job.world.device, job.stepper.precision)
+        mine = job.task.evaluate(job.stepper.module, job.evaluator(source), job.stepper.precision)
     return type(mine).join(job.world.gather(mine))
 
 
@@ -129,44 +213,16 @@ def _save(job: Job, folder: Path, progress: checkpoint.Progress) -> None:
     checkpoint.save(folder / "last", job.state, progress, job.world, {"run": folder.name, "step": progress.step})
     if job.world.first:
         (folder / SAVED).touch()
-        _keep(folder, progress.step, job.config.keep)
+        checkpoint.keep_copy(folder, progress.step, job.config.keep)
 
 
-def _save_best(job: Job, folder: Path, row: dict[str, Any]) -> None:
-    model, weights = job.state.export()
-    if job.world.first:
-        with atomic_folder(folder / "best", ours=FILES) as aside:
-            figures = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
-            split = {"seed": job.config.seed, "val_fraction": job.config.val_fraction}
-            provenance = {"run": folder.name, "step": row["step"], "metrics": figures, "data": job.data.name} | split
-            write_files(model, aside, provenance, folder.name, weights)
-
-
-def _keep(folder: Path, step: int, count: int) -> None:
-    """Keep `last` under its step as well, by hard links, and remove the oldest of our copies beyond `count`."""
-    if not count:
-        return
-    last, copy = folder / "last", folder / f"step-{step:08d}"
-    names = set(foreign_files(last, ())) - set(foreign_files(last, checkpoint.OURS))
-    if not names <= set(foreign_files(copy, ())):
-        with atomic_folder(copy, ours=checkpoint.OURS) as aside:
-            for name in names:
-                (aside / name).parent.mkdir(exist_ok=True)
-                os.link(last / name, aside / name)
-    copies = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and not path.is_symlink()]
-    ours = [
-        path for path in copies if (path / checkpoint.PROGRESS).is_file() and not foreign_files(path, checkpoint.OURS)
-    ]
-    for old in sorted(ours, key=lambda path: int(path.name.removeprefix("step-")))[:-count]:
-        shutil.rmtree(old)
-
-
-def _refuse_too_many_unreadable(job: Job, names: list[str]) -> None:
-    share, said = len(names) / len(job.data.train), job.config.max_unreadable
-    allowed = MAX_UNREADABLE if said is None else said
-    if share > allowed:
+def _check_unreadable(job: Job, names: list[str]) -> None:
+    """Raise if too many training images are unreadable."""
+    fraction, given = len(names) / len(job.data.train), job.config.max_unreadable
+    allowed = MAX_UNREADABLE if given is None else given
+    if fraction > allowed:
         raise ValueError(
-            f"{len(names)} of {len(job.data.train)} training pictures ({share:.1%}) cannot be read, more than "
+            f"{len(names)} of {len(job.data.train)} training images ({fraction:.1%}) cannot be read, more than "
             f"--max-unreadable {allowed:g} allows, such as {names[0]}"
         )
 
@@ -175,21 +231,41 @@ def _step_seed(seed: int, step: int, rank: int) -> int:
     return (seed * 1_000_003 + step * 1_009 + rank) % 2**63
 
 
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int]]:
+    """Record Ctrl-C and SIGTERM, for the loop to check after every step; a second Ctrl-C stops at once."""
+    received = 0
+
+    def record(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received = number
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, record) for number in numbers]
+    try:
+        yield lambda: received
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 class _Clock:
-    """Seconds of training, over all the times a run was resumed, and when it last saved."""
+    """Seconds of training over all resumptions, and the times of the last save and the last display."""
 
     def __init__(self, before: float):
         self.before, self.started = before, time.monotonic()
-        self.saved, self.looked = self.started, self.started
+        self.saved = self.displayed = self.started
 
     def seconds(self) -> float:
         return self.before + time.monotonic() - self.started
 
     def tick(self) -> bool:
-        """Whether it is time to look: reading figures waits for the device, so not at every step."""
-        if time.monotonic() - self.looked < 0.5:
+        """True twice a second: reading metrics waits for the device, so not at every step."""
+        if time.monotonic() - self.displayed < 0.5:
             return False
-        self.looked = time.monotonic()
+        self.displayed = time.monotonic()
         return True
 
     def due(self, minutes: float) -> bool:

@@ -1,6 +1,6 @@
-"""LoRA (arXiv 2106.09685): the weights stay as they are; a product of two thin matrices is learned and added to each.
+"""LoRA (arXiv 2106.09685): weights are frozen, and a low-rank product is trained and added to each matrix.
 
-A parametrisation computes the sum wherever a weight is used, so that no other code knows of it.
+A parametrisation computes the sum wherever a weight is used, so that no other code needs to know.
 """
 
 from typing import cast
@@ -13,7 +13,7 @@ from vitreous.model.block import Block
 
 
 class Delta(nn.Module):
-    """W + B A. B starts at zero, so that the model starts as it was."""
+    """W + B A. B is zero at first, so that the model starts unchanged."""
 
     def __init__(self, weight: Tensor, rank: int):
         super().__init__()
@@ -26,7 +26,7 @@ class Delta(nn.Module):
 
 
 def add_lora(model: nn.Module, rank: int) -> None:
-    """Freeze the blocks of a model and give every matrix in them something small to learn."""
+    """Freeze the matrices of all blocks and add trainable low-rank matrices to them."""
     for block in model.modules():
         if isinstance(block, Block):
             for linear in [part for part in block.modules() if isinstance(part, nn.Linear)]:
@@ -35,7 +35,7 @@ def add_lora(model: nn.Module, rank: int) -> None:
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model with its additions added for good: those of an ordinary one."""
+    """The state dict of a model with the low-rank matrices merged, as that of a plain model."""
     marker, state = ".parametrizations.weight.", {}
     for name, value in model.state_dict().items():
         owner, found, part = name.partition(marker)

@@ -1,6 +1,8 @@
-"""Optimizers and their parameter groups: learning rate by layer, weight decay by kind of parameter."""
+"""Optimizers with their parameter groups, the learning-rate schedule and the moving average of the weights."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -8,35 +10,35 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.sgd import sgd
 
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
 from vitreous.training.config import Optim
 from vitreous.training.muon import Muon
 
-# Weights that hold several matrices, one on the other: Muon takes each by itself.
+# Weights that contain several stacked matrices, which Muon updates separately.
 PACKED = {".gate_and_up.": 2}
 
 
 @dataclass
 class Optimizers:
-    """One optimizer, or two: Muon moves the matrices of the blocks and AdamW everything else."""
+    """One optimizer, or two: Muon for the matrices of the blocks and AdamW for all other weights."""
 
     parts: list[torch.optim.Optimizer]
-    peaks: list[list[float]]  # the peak learning rate of every group of every part
+    peaks: list[list[float]]  # peak learning rate of every group of every optimizer
 
-    def set_rate(self, share: float) -> None:
+    def set_rate(self, fraction: float) -> None:
+        """Set every learning rate to a fraction of its peak."""
         for part, peaks in zip(self.parts, self.peaks, strict=True):
             for group, peak in zip(part.param_groups, peaks, strict=True):
-                group["lr"] = peak * share
+                group["lr"] = peak * fraction
 
     def step(self, skip: Tensor) -> None:
-        """Move the weights, or leave everything as it is where `skip` is 1: the device decides, and nothing waits."""
+        """Update the weights, or nothing if `skip` is 1; the device decides, so that the host does not wait for it."""
         for part in self.parts:
             part.grad_scale, part.found_inf = None, skip  # type: ignore[attr-defined]
             part.step()
 
     def create_state(self) -> None:
-        """Bring momenta into being, so that they can be filled: torch makes them at the first step. Nothing moves."""
+        """Create the optimizers' state, which torch creates at the first step, so that a checkpoint can fill it."""
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = 0.0
@@ -50,15 +52,15 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
 
-def build_optimizers(module: nn.Module, config: Optim, encoder: ViT | ResNet) -> Optimizers:
+def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optimizers:
     """Optimizers for every parameter of `module` that requires a gradient.
 
-    `encoder` is the part of `module` whose layers `config.layer_decay` slows down.
+    `config.layer_decay` applies to the layers of `backbone`, a submodule of `module`.
     """
     if config.lr is None:
-        raise ValueError("lr is None, but must be chosen before the optimizer is built")
+        raise ValueError("lr is None, but must be a number")
     named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
-    rates = learning_rates(encoder, config.lr, config.layer_decay)
+    rates = learning_rates(backbone, config.lr, config.layer_decay)
     if config.optimizer != "muon":
         groups = _groups(named, config, rates)
         return _with_peaks([_adamw(groups, config) if config.optimizer == "adamw" else _sgd(groups, config)])
@@ -68,16 +70,15 @@ def build_optimizers(module: nn.Module, config: Optim, encoder: ViT | ResNet) ->
     return _with_peaks([muon, _adamw(_groups(outside, config, rates), config)])
 
 
-def learning_rates(encoder: ViT | ResNet, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
-    """Peak learning rate of every encoder parameter that lies in or below the blocks.
+def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
+    """Peak learning rate of every backbone parameter in or below the blocks.
 
-    As in BEiT and MAE: block i of L is slowed by layer_decay ** (L - i), everything below the blocks by
-    layer_decay ** (L + 1). Every other parameter (final norm, head, decoder) gets the full rate. Parameters are found
-    by identity, so that neither their names nor blocks beside the encoder matter.
+    As in BEiT and MAE: the factor is layer_decay ** (L - i) for block i of L and layer_decay ** (L + 1) below the
+    blocks. All other parameters (final norm, head, decoder) have the full rate.
     """
-    blocks = list(encoder.encoder.blocks) if isinstance(encoder, ViT) else []
-    below = [getattr(encoder, name) for name in ("stem", "patches", "prefix", "position") if hasattr(encoder, name)]
-    rates = {weight: lr * layer_decay ** (len(blocks) + 1) for part in below for weight in part.parameters()}
+    blocks = backbone.blocks
+    below = [weight for module in backbone.embedding for weight in module.parameters()]
+    rates = dict.fromkeys(below, lr * layer_decay ** (len(blocks) + 1))
     for number, block in enumerate(blocks):
         rates |= dict.fromkeys(block.parameters(), lr * layer_decay ** (len(blocks) - number))
     return rates
@@ -107,12 +108,12 @@ def _adamw(groups: list[dict[str, object]], config: Optim) -> torch.optim.Optimi
 
 
 class ShardSGD(torch.optim.SGD):
-    """torch's fused SGD, applied to the local shards of FSDP parameters, for which torch has no fused kernel.
+    """torch's fused SGD on the local shards of FSDP parameters, for which torch has no fused kernel.
 
-    The update is elementwise, so every process can do its own part.
+    The update is elementwise, so every process can update its own shards.
     """
 
-    found_inf: Tensor  # 1 where the step is to be skipped
+    found_inf: Tensor  # 1 to skip the step
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -133,7 +134,7 @@ class ShardSGD(torch.optim.SGD):
 
 def _sgd(groups: list[dict[str, object]], config: Optim) -> torch.optim.Optimizer:
     optimizer = ShardSGD(groups, lr=config.lr or 0.0, momentum=config.momentum, fused=True)
-    # torch leaves the buffers uninitialised where the very first step is skipped; from zeros that step is the same.
+    # torch leaves the buffers uninitialised if the first step is skipped; zeros give the same first step.
     for group in optimizer.param_groups:
         for weight in group["params"]:
             optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
@@ -146,3 +147,63 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _with_peaks(parts: list[torch.optim.Optimizer]) -> Optimizers:
     return Optimizers(parts, [[group["lr"] for group in part.param_groups] for part in parts])
+
+
+def rate_fraction(step: int, total: int, optim: Optim) -> float:
+    """Learning rate at a step, counted from 0, as a fraction of its peak: linear warm-up, then the schedule.
+
+    It depends on nothing else, so that a resumed run needs no state for it.
+
+    >>> [round(rate_fraction(step, 10, Optim(warmup=0.2)), 2) for step in (0, 1, 2, 6, 9)]
+    [0.5, 1.0, 1.0, 0.5, 0.04]
+    """
+    rising, final = round(optim.warmup * total), optim.final_lr
+    if step < rising:
+        return (step + 1) / rising
+    left = total - rising
+    done = (step - rising) / max(left, 1)
+    match optim.schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return final + (1 - final) * (1 - done)
+        case "cosine":
+            return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+        case "rsqrt":
+            # 1 / sqrt(step), continuous at the end of the warm-up (Scaling Vision Transformers), then linear to zero.
+            falling = round(optim.cooldown * total)
+            start = max(rising, 1)
+            ending = (total - step) / falling if falling and step >= total - falling else 1.0
+            return math.sqrt(start / (step + start - rising)) * ending
+
+
+class Ema:
+    """Exponential moving average of the weights. Its decay is smaller at the start, where weights are still random.
+
+    The averages are sharded like the weights.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.weights = dict(model.named_parameters())
+        self.averages: dict[str, Tensor] = {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        decay = min(self.decay, (step + 1) / (step + 10))
+        torch._foreach_lerp_(list(self.averages.values()), list(self.weights.values()), 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Use the averages as the model's weights inside the `with` block."""
+        own = [weight.detach().clone() for weight in self.weights.values()]
+        self._put(list(self.averages.values()))
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        for weight, value in zip(self.weights.values(), values, strict=True):
+            weight.copy_(value)

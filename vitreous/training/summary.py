@@ -1,6 +1,5 @@
-"""The end of a run: the best checkpoint, measured on pictures it never learned from, and an account of it all."""
+"""The end of a run: evaluate the best checkpoint, write metrics.json and the report, print a summary."""
 
-import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -11,114 +10,127 @@ from rich.console import Console
 import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
-from vitreous.data.sources.base import DataSet, Subset
+from vitreous.data.sources.base import DataSet, Source, Subset
 from vitreous.data.sources.stored import FileSource
 from vitreous.data.split import plural
 from vitreous.report.metric_text import duration
 from vitreous.report.run_report import RunReport, write_report
-from vitreous.tasks.base import Measured
-from vitreous.training.accounts import account, judge
+from vitreous.report.style import can_draw
+from vitreous.tasks.base import Finished, Results, Task
 from vitreous.training.config import TrainConfig
+from vitreous.training.loop import Job, evaluate
 from vitreous.training.metrics_log import read_rows
-from vitreous.training.run_folder import METRICS
-from vitreous.training.setup import Job
+from vitreous.training.run_folder import COMMANDS, METRICS
+from vitreous.weights.native import load_folder
 
-NAMED = 10
+NAMED = 10  # unreadable images that the terminal names
 
 
-def summarise(
-    job: Job, folder: Path, console: Console, notes: list[str], command: str, seconds: float
-) -> dict[str, Any]:
-    """Evaluate `best/`, write metrics.json and the report, say where they are. Every process takes part."""
-    part, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
-    measured = judge(job, folder, source)
+def summarise(job: Job, folder: Path, console: Console, notes: list[str], seconds: float) -> dict[str, Any]:
+    """Evaluate `best/`, write metrics.json and report.html; returns the metrics. Every process calls this."""
+    split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
+    results = _evaluate_best(job, folder, source)
     rows = read_rows(folder / METRICS)
     if not rows:
         raise ValueError(f"{folder / METRICS} has no rows, so there is nothing to report")
-    figures = measured.metrics()
-    unreadable = _unreadable(job, rows, part, measured)
+    unreadable = _unreadable(job, rows, split, results)
     metrics: dict[str, Any] = {
-        **figures,
-        "part": part,
+        **results.metrics(),
+        "part": split,
         "unreadable_files": unreadable,
-        "images_per_second": max(row["train_images_per_second"] for row in rows),
+        "images_per_second": mean_speed(rows),
         "seconds": seconds,
         "epochs": rows[-1]["epoch"],
         "steps": rows[-1]["step"],
     }
-    told = account(job, folder, part, source, measured)
-    commands = next_commands(folder, job.config, job.data, job.task.saved_whole)
+    batch = next(iter(job.loader.batches(0, 1)))
+    draw = job.world.first and can_draw()
+    report = job.task.report(Finished(folder, job.data, split, source, results, batch, job.stepper.module, draw))
+    commands = next_commands(folder, job.config, job.data, type(job.task))
     if job.world.first:
         with atomic_file(folder / "metrics.json") as aside:
             aside.write_text(json.dumps(metrics, indent=2))
-        report = RunReport(
-            title=f"{job.config.model or f'{job.config.init}, fine-tuned'} on {job.data.name}",
-            command=command,
-            facts=_facts(job, metrics),
-            history=rows,
-            config={"run": to_dict(job.config), "model": to_dict(job.state.model.config)},
-            unreadable=unreadable,
-            defaults_chosen=notes,
-            next_commands=commands,
-            **told.parts,
+        path = write_report(
+            folder,
+            RunReport(
+                title=f"{job.config.model or f'{job.config.init}, fine-tuned'} on {job.data.name}",
+                task=report,
+                commands=(folder / COMMANDS).read_text(encoding="utf-8").splitlines(),
+                facts=_facts(job, metrics),
+                history=rows,
+                config={"run": to_dict(job.config), "model": to_dict(job.state.model.config)},
+                unreadable=unreadable,
+                automatic=notes,
+                next_commands=commands,
+            ),
         )
-        path = write_report(folder, report)
-        console.print(f"\n{part} {told.sentence}, after {duration(seconds)}")
-        _say_unreadable(console, unreadable)
-        console.print(f"report: {path}\n\nTry next:")
+        console.print(f"\n{split} {report.summary}, after {duration(seconds)}")
+        _print_unreadable(console, unreadable)
+        console.print(f"report: {path}\n\nNext steps:")
         for line in commands:
             console.print(f"  {line}")
     job.world.wait()
     return metrics
 
 
-def next_commands(folder: Path, config: TrainConfig, data: DataSet, classifier: bool = True) -> list[str]:
-    """Ready to be typed: with a picture there is, and with the same split as in training."""
-    best, source = shlex.quote(str(folder / "best")), data.val.source if isinstance(data.val, Subset) else data.val
-    picture = "PICTURE.jpg"
-    if isinstance(source, FileSource) and data.val.name(0).isprintable():
-        picture = shlex.quote(str(source.root / data.val.name(0)))
-    split = {"seed": config.seed, "val_fraction": config.val_fraction, "data_root": config.data_root}
-    usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    said = [f" --{name.replace('_', '-')} {value}" for name, value in split.items() if value != usual[name]]
-    if config.task == "segment":
-        ignored = f" --ignore {shlex.join(config.segmenting.ignore)}" if config.segmenting.ignore else ""
-        return [
-            f"vitreous predict {best} {picture} --out {shlex.quote(str(folder / 'predicted'))}",
-            f"vitreous eval {best} --data {shlex.quote(config.data)}{''.join(said)}{ignored}",
-            f"vitreous explain {best} {picture} --out {shlex.quote(str(folder / 'explained'))}",
-        ]
-    if config.task != "classify" or not classifier:
-        # Pictures that need no classes here may have none; the next steps need some.
-        labelled = shlex.quote(config.data) + "".join(said) if len(data.classes) > 1 else "FOLDER_OF_CLASSES"
-        return [
-            f"vitreous eval {best} --data {labelled} --probe knn",
-            f"vitreous train --data {labelled} --init {best}",
-            f"vitreous info {best}",
-        ]
-    return [
-        f"vitreous predict {best} {picture}",
-        f"vitreous eval {best} --data {shlex.quote(config.data)}{''.join(said)}",
-        f"vitreous serve {best} --open",
-    ]
+def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
+    """Evaluate the best checkpoint, or the last module if checkpoints lack a part of it, such as MAE's decoder."""
+    if not job.task.complete_checkpoint:
+        return evaluate(job, source)
+    world = job.world
+    world.wait()  # until the first process has written it
+    model, batches = load_folder(folder / "best").to(world.device), job.evaluator(source)
+    mine = job.task.evaluate_best(model, source, batches, job.stepper.precision, world.rank, world.size)
+    return type(mine).join(world.gather(mine))
 
 
-def _unreadable(job: Job, rows: list[dict[str, Any]], part: str, measured: Measured) -> list[str]:
-    """Name and reason of every picture that could not be read, in any part. Every process takes part."""
+def mean_speed(rows: list[dict[str, Any]]) -> float:
+    """Training images per second over the whole run, from the steps and the speed of every row.
+
+    >>> mean_speed([{"step": 10, "train_images_per_second": 100.0}, {"step": 20, "train_images_per_second": 300.0}])
+    150.0
+    """
+    steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
+    return sum(steps) / sum(n / row["train_images_per_second"] for n, row in zip(steps, rows, strict=True))
+
+
+def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
+    """Commands to try after a run: with an existing image and the split of the run."""
+    val, image = data.val, "IMAGE.jpg"
+    source = val.source if isinstance(val, Subset) else val
+    if isinstance(source, FileSource) and val.name(0).isprintable():
+        image = shlex.quote(str(source.root / val.name(0)))
+    flags = shlex.quote(config.data)
+    for name in ("seed", "val_fraction", "data_root"):
+        if (value := getattr(config, name)) != getattr(TrainConfig, name):
+            flags += f" --{name.replace('_', '-')} {value}"
+    ignored = config.segmenting.ignore
+    values = {
+        "best": shlex.quote(str(folder / "best")),
+        "folder": shlex.quote(str(folder)),
+        "image": image,
+        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else ""),
+        "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
+    }
+    return [command.format(**values) for command in task.next_steps]
+
+
+def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
+    """Name and reason of every unreadable image of any split. Every process calls this."""
     problems = [problem for row in rows for problem in row.get("unreadable", ())]
-    if part != "val" and any(row.get("val_unreadable") for row in rows):  # counted so far, not named
+    if split != "val" and any(row.get("val_unreadable") for row in rows):  # counted so far, not named
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
     problems = [problem for those in job.world.gather(problems) for problem in those]
-    return list(dict.fromkeys(problems + measured.problems))
+    return list(dict.fromkeys(problems + results.problems))
 
 
-def _say_unreadable(console: Console, problems: list[str]) -> None:
+def _print_unreadable(console: Console, problems: list[str]) -> None:
     if problems:
-        console.print(f"{plural(len(problems), 'picture')} could not be read and had no part in any of it:")
+        console.print(f"{plural(len(problems), 'image')} could not be read and were ignored:")
     for problem in problems[:NAMED]:
         console.print(f"  {problem}")
     if len(problems) > NAMED:
-        console.print(f"  and {len(problems) - NAMED:,} more, all named in metrics.json")
+        console.print(f"  and {len(problems) - NAMED:,} more, all listed in metrics.json")
 
 
 def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:
@@ -128,13 +140,13 @@ def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:
         "model": str(config.model or config.init),
         "parameters": f"{parameters:,}",
         "image size": " x ".join(map(str, model.config.image_size)),
-        "data": f"{job.data.name}: {len(job.data.train):,} training and {len(job.data.val):,} validation pictures",
+        "data": f"{job.data.name}: {len(job.data.train):,} training and {len(job.data.val):,} validation images",
         "split": job.data.note,
-        "steps": f"{metrics['steps']:,} of {config.batch_size} pictures ({metrics['epochs']} epochs)",
+        "steps": f"{metrics['steps']:,} of {config.batch_size} images ({metrics['epochs']} epochs)",
         "device": f"{job.world.device.type} x {job.world.size}",
         "precision": str(job.stepper.precision).removeprefix("torch."),
-        "speed": f"{metrics['images_per_second']:,.0f} training images/s",
-        "time": f"{metrics['seconds']:,.0f} s",
+        "speed": f"{metrics['images_per_second']:,.0f} training images/s on average",
+        "time": duration(metrics["seconds"]),
         "seed": str(config.seed),
         "vitreous": vitreous.__version__,
     }

@@ -6,6 +6,7 @@ from typing import Any
 from vitreous.common.checks import as_size
 from vitreous.common.codec import to_dict
 from vitreous.model.kinds import AnyConfig, AnyModel
+from vitreous.model.protocol import Model
 
 
 def adapt(
@@ -37,6 +38,6 @@ def adapt(
     return model.eval()
 
 
-def provenance_of(model: AnyModel) -> dict[str, Any]:
+def provenance_of(model: Model) -> dict[str, Any]:
     """Where a model's weights come from: what its checkpoint said, and what was changed when it was loaded."""
     return dict(vars(model).get("provenance", {}))

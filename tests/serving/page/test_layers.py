@@ -1,4 +1,4 @@
-"""Layer by layer, against what the model and vitreous.explain say of the picture."""
+"""Attention, similarity, lens, distance and tour: compared with the model and vitreous.explanation."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from vitreous.serving.models import serve_model
 
 
 @pytest.mark.parametrize("id", [*NAMES, *POSITIONS, "bag", "bare", "grey"])
-def test_attention_is_the_models(live: Live, models: dict[str, Any], id: str) -> None:
+def test_attention_equals_the_models(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
     for layer, weights in enumerate(model.attention(as_given(model, picture()))):
         true = weights[0].detach().numpy()
@@ -35,12 +35,12 @@ def test_attention_is_the_models(live: Live, models: dict[str, Any], id: str) ->
         np.testing.assert_allclose(decoded.sum(axis=-1), 1, atol=t * 0.5 / 255)
 
 
-def test_patches_are_told_apart_where_a_class_token_takes_nearly_all() -> None:
+def test_patches_are_distinguished_beside_a_dominant_class_token() -> None:
     model = build_vit(SMALL)
     attention = model.encoder.blocks[0].attention
     with torch.no_grad():
         attention.q.weight.zero_()
-        attention.q.bias.fill_(1.0)  # every token asks for the same: whatever points that way
+        attention.q.bias.fill_(1.0)  # every token has the same query
         attention.k.weight.zero_()
         attention.k.bias.zero_()
         attention.k.weight[:, 0] = 1.0
@@ -55,7 +55,7 @@ def test_patches_are_told_apart_where_a_class_token_takes_nearly_all() -> None:
 
 
 @pytest.mark.parametrize("id", [*NAMES, "bare"])
-def test_likeness_is_the_cosine(live: Live, models: dict[str, Any], id: str) -> None:
+def test_similarity_is_the_cosine(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
     for layer, features in enumerate(model.intermediate(as_given(model, picture()))):
         tokens = torch.cat([features.prefix, features.patches], dim=1)[0].detach()
@@ -66,7 +66,7 @@ def test_likeness_is_the_cosine(live: Live, models: dict[str, Any], id: str) -> 
 
 
 @pytest.mark.parametrize("id", NAMES)
-def test_the_last_layer_says_what_the_model_says(live: Live, models: dict[str, Any], id: str) -> None:
+def test_the_lens_of_the_last_layer_is_the_models_answer(live: Live, models: dict[str, Any], id: str) -> None:
     layers = get(live, id, "lens").json["layers"]
     assert [one["layer"] for one in layers] == [0, 1]
     shown = live.ask("POST", f"/v1/images?model={id}", picture()).json
@@ -74,7 +74,7 @@ def test_the_last_layer_says_what_the_model_says(live: Live, models: dict[str, A
 
 
 @pytest.mark.parametrize("id", NAMES)
-def test_how_far_heads_look(live: Live, models: dict[str, Any], id: str) -> None:
+def test_distance_equals_that_of_the_library(live: Live, models: dict[str, Any], id: str) -> None:
     found = get(live, id, "distance").json
     expected = attention_distance(capture(models[id], as_given(models[id], picture())))
     np.testing.assert_allclose(found["pixels"], expected, rtol=1e-4)
@@ -82,7 +82,7 @@ def test_how_far_heads_look(live: Live, models: dict[str, Any], id: str) -> None
 
 
 @pytest.mark.parametrize("id", [*NAMES, "bare", "padded"])
-def test_the_tour_shows_what_is_there(live: Live, models: dict[str, Any], id: str) -> None:
+def test_the_tour_shows_the_models_tensors(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
     config, image = model.config, as_given(model, picture())
     steps = get(live, id, "tour").json["steps"]

@@ -1,4 +1,4 @@
-"""What is told of a model alone, and of models that do not classify."""
+"""Routes without an image, and models that do not classify."""
 
 from typing import Any
 
@@ -10,24 +10,22 @@ from live_server import Live
 from vitreous.explanation.pca import filter_components, filter_images
 from vitreous.explanation.similarity import position_similarity
 
-# ---- Of a model alone ------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("id", ["class-token", "sincos", "rotary", "relative", "masks", "registers"])
-def test_places(live: Live, models: dict[str, Any], id: str) -> None:
+def test_similarity_of_positions(live: Live, models: dict[str, Any], id: str) -> None:
     found = array(live.ask("GET", f"/v1/position?model={id}"))
     vit = models[id].encoder if id == "masks" else models[id]
     values = position_similarity(vit).values
     assert values is not None
     if id == "relative":
-        values = values / values.abs().max()  # of what is added to attention the largest counts as 1
+        values = values / values.abs().max()  # a bias is scaled by its largest value
         assert found.min() in (0, 1) or found.max() == 255
     assert found.shape == (12, 12)
     assert np.abs(found / 127.5 - 1 - values.reshape(12, 12).detach().numpy()).max() < 0.51 / 127.5
 
 
 @pytest.mark.parametrize("id", ["conditional", "bag"])
-def test_no_places(live: Live, id: str) -> None:
+def test_a_model_without_positions_is_an_error(live: Live, id: str) -> None:
     reply = live.ask("GET", f"/v1/position?model={id}")
     assert (reply.status, reply.code) == (404, "no_positions")
 
@@ -38,9 +36,6 @@ def test_filters(live: Live, models: dict[str, Any], id: str, side: int) -> None
     assert found.shape == (28, side, side, 3)
     components = filter_components(models[id].encoder if id == "masks" else models[id])
     np.testing.assert_array_equal(found, filter_images(components.patterns))
-
-
-# ---- Other kinds of models -------------------------------------------------------------------------------------------
 
 
 def test_a_segmenter_has_masks_and_its_encoder_attention(live: Live, models: dict[str, Any]) -> None:
@@ -71,25 +66,25 @@ def test_a_segmenter_has_masks_and_its_encoder_attention(live: Live, models: dic
         *((id, "mask", "no_masks") for id in ("class-token", "bare", "bit")),
     ],
 )
-def test_what_a_model_cannot_tell(live: Live, id: str, what: str, code: str) -> None:
+def test_unsupported_requests_are_errors(live: Live, id: str, what: str, code: str) -> None:
     reply = get(live, id, what)
     assert (reply.status, reply.code) == (409, code)
 
 
 @pytest.mark.parametrize("id", ["bare", "masks", "bit"])
-def test_only_a_classifier_can_be_asked_with_patches_erased(live: Live, id: str) -> None:
+def test_masking_patches_needs_a_classifier(live: Live, id: str) -> None:
     reply = erase(live, id, [0], [])
     assert (reply.status, reply.code) == (409, "no_attention" if id == "bit" else "no_head")
 
 
-def test_a_model_alone_without_attention(live: Live) -> None:
+def test_a_model_without_attention_has_no_positions_or_filters(live: Live) -> None:
     for what in ("position", "filters"):
         reply = live.ask("GET", f"/v1/{what}?model=bit")
         assert (reply.status, reply.code) == (409, "no_attention")
 
 
-def test_more_tokens_than_can_be_sent(live: Live) -> None:
-    """4 heads x 4097 x 4097 bytes are more than 64 MiB; likeness, a quarter of that, is not."""
+def test_too_many_tokens_are_an_error(live: Live) -> None:
+    """4 heads x 4097 x 4097 bytes are more than 64 MiB; similarity, a quarter of that, is not."""
     for what in ("attention/0", "map/relevance", "faithfulness/relevance"):
         reply = get(live, "large", what)
         assert (reply.status, reply.code) == (413, "too_many_tokens")

@@ -51,7 +51,9 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
     mask = torch.zeros(1, *captured.layout.grid, dtype=torch.bool)
     mask.view(-1)[list(patches)] = True
     size = (captured.images.shape[2], captured.images.shape[3])
-    probabilities = masked_probabilities(captured, [as_pixels(mask, captured.model.config.patch_stride, size)])[0]
+    probabilities = masked_probabilities(captured, [as_pixels(mask, captured.model.config.patch_stride, size)], "mean")[
+        0
+    ]
     values = rounded(probabilities[list(classes)]) if classes else []
     return {
         "predictions": top_classes(session.inspected.labels, probabilities, TOP),

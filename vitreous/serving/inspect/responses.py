@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitreous.explanation.captured import CHUNK, Layer
 from vitreous.explanation.similarity import cosines
+from vitreous.inference.predictions import top_labels
 from vitreous.model.tokens import Features
 
 JSON, BYTES = "application/json", "application/octet-stream"
@@ -57,9 +58,9 @@ def class_entry(labels: Sequence[str], index: int) -> dict[str, Any]:
 
 def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
     """The most probable classes."""
-    best = probabilities.topk(min(count, len(probabilities)))
-    pairs = zip(best.indices.tolist(), rounded(best.values), strict=True)
-    return [{**class_entry(labels, index), "probability": value} for index, value in pairs]
+    [best] = top_labels(probabilities[None], labels, count)
+    values = rounded(torch.tensor([label.probability for label in best]))
+    return [{**class_entry(labels, one.index), "probability": value} for one, value in zip(best, values, strict=True)]
 
 
 def attention_bytes(layer: Layer) -> Answer:

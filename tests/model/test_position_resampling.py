@@ -12,20 +12,20 @@ TABLE = torch.randn(7, 7, 12, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (5, 9), (7, 10), (1, 1)])
-def test_google_is_scipys_zoom(grid: tuple[int, int]) -> None:
+def test_google_equals_scipy_zoom(grid: tuple[int, int]) -> None:
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     expected = zoom(TABLE.numpy(), (grid[0] / 7, grid[1] / 7, 1), order=1)
     np.testing.assert_allclose(resample(TABLE, grid, "google").numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (5, 9), (7, 10)])
-def test_timm_is_timms(grid: tuple[int, int]) -> None:
+def test_timm_resampling_equals_timm(grid: tuple[int, int]) -> None:
     resample_abs_pos_embed = import_timm().layers.resample_abs_pos_embed
     expected = resample_abs_pos_embed(TABLE.reshape(1, 49, 12), list(grid), num_prefix_tokens=0)
     torch.testing.assert_close(resample(TABLE, grid, "timm").reshape(1, -1, 12), expected)
 
 
-def test_torchvision_is_torchvisions() -> None:
+def test_torchvision_resampling_equals_torchvision() -> None:
     import_timm()
     from torchvision.models.vision_transformer import interpolate_embeddings
 
@@ -36,7 +36,7 @@ def test_torchvision_is_torchvisions() -> None:
     torch.testing.assert_close(resample(TABLE, (10, 10), "torchvision").reshape(1, -1, 12), expected)
 
 
-def test_huggingface_is_transformers() -> None:
+def test_huggingface_resampling_equals_transformers() -> None:
     import_timm()  # transformers imports torchvision where it finds one
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: `make setup` installs it")
     config = transformers.ViTConfig(
@@ -50,7 +50,7 @@ def test_huggingface_is_transformers() -> None:
 
 
 def test_dinov2_shifts_the_scale() -> None:
-    """By brute force: a cubic convolution (a = -0.75) sampled at (i + 0.5) / scale - 0.5, scale = (20 + 0.1) / 7."""
+    """A cubic convolution (a = -0.75) sampled at (i + 0.5) / scale - 0.5, scale = (20 + 0.1) / 7."""
     line = TABLE[:, 0, 0].double().tolist()
     expected = []
     for i in range(20):
@@ -70,13 +70,13 @@ def cubic(x: float, a: float = -0.75) -> float:
 
 
 def test_dinov2_with_registers_antialiases() -> None:
-    picture = TABLE.permute(2, 0, 1)[None]
-    expected = F.interpolate(picture, size=(4, 5), mode="bicubic", antialias=True)[0].permute(1, 2, 0)
+    image = TABLE.permute(2, 0, 1)[None]
+    expected = F.interpolate(image, size=(4, 5), mode="bicubic", antialias=True)[0].permute(1, 2, 0)
     torch.testing.assert_close(resample(TABLE, (4, 5), "dinov2-registers"), expected)
 
 
 @pytest.mark.parametrize("interpolation", RESAMPLINGS)
-def test_every_way_keeps_constants_dtype_and_its_own_grid(interpolation: str) -> None:
+def test_resampling_keeps_constants_dtype_and_equal_grids(interpolation: str) -> None:
     assert resample(TABLE, (7, 7), interpolation) is TABLE
     half = resample(torch.full((7, 7, 3), 0.5, dtype=torch.bfloat16), (9, 5), interpolation)
     assert half.dtype == torch.bfloat16

@@ -1,27 +1,33 @@
-"""Losses against their definitions."""
+"""Classification: its loss and metric against their definitions, and distillation."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import IMAGENET
 from vitreous.model.vit import ViT
-from vitreous.tasks.base import Classify, TwoAnswers, cross_entropy, smooth_targets
-from vitreous.training.config import Distillation
+from vitreous.tasks.classify import Classify, TwoHeads, cross_entropy, smooth_targets
+from vitreous.tasks.config import Augment, Distillation, TaskConfig
 
-PLAIN = Augmentation(crop="none", flip=0.0)
+
+def classify(model: ViT, teacher: ViT | None = None, **distillation: Any) -> Classify:
+    """A task without augmentation."""
+    config = TaskConfig(augment=Augment(crop="none", flip=0.0), distillation=Distillation(**distillation))
+    task = Classify(config, model)
+    task.teacher = teacher
+    return task
 
 
 def lively(config: ViTConfig) -> ViT:
-    """A fresh head answers the same to everything; this one does not."""
+    """A model whose head is not zero, so that its logits depend on the image."""
     model = build_vit(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -40,20 +46,20 @@ def losses(task: Classify, batch: Batch) -> tuple[Tensor, Tensor]:
     return task.loss(task.module().train(), task.prepare(batch))
 
 
-def test_targets_are_smoothed_and_nothing_is_asked_of_the_unreadable() -> None:
+def test_targets_are_smoothed_and_zero_for_unreadable_images() -> None:
     targets = smooth_targets(torch.tensor([1, -1]), 4, 0.2)
     torch.testing.assert_close(targets, torch.tensor([[0.05, 0.85, 0.05, 0.05], [0, 0, 0, 0]]))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_torchs_cross_entropy(smoothing: float) -> None:
+def test_loss_equals_torch_cross_entropy(smoothing: float) -> None:
     logits, labels = 3 * torch.randn(6, 5), torch.tensor([0, 4, 2, 2, 1, 3])
     ours = cross_entropy(logits, smooth_targets(labels, 5, smoothing))
     torch.testing.assert_close(ours, F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none"))
 
 
-def test_a_batch_is_normalised_and_its_unreadable_pictures_weigh_nothing(small: ViTConfig) -> None:
-    task, batch = Classify(lively(small), PLAIN, seed=0), batch_of([3, -1, 0])
+def test_prepare_normalises_and_gives_unreadable_images_no_weight(small: ViTConfig) -> None:
+    task, batch = classify(lively(small)), batch_of([3, -1, 0])
     images, targets, weights = task.prepare(batch)
     torch.testing.assert_close(images, normalise(batch.images.float() / 255, small.preprocessing))
     assert weights.tolist() == [1, 0, 1]
@@ -63,23 +69,22 @@ def test_a_batch_is_normalised_and_its_unreadable_pictures_weigh_nothing(small: 
         torch.testing.assert_close(ours, theirs)
 
 
-def test_right_answers_are_counted(small: ViTConfig) -> None:
+def test_correct_predictions_are_counted(small: ViTConfig) -> None:
     model, batch = lively(small), batch_of([0, 0, 0, -1])
     answers = model(normalise(batch.images.float() / 255, small.preprocessing)).argmax(1)
     labels = torch.stack([answers[0], (answers[1] + 1) % 5, answers[2], torch.tensor(-1)])
-    assert losses(Classify(model, PLAIN, seed=0), batch._replace(labels=labels))[1] == 2
+    assert losses(classify(model), batch._replace(labels=labels))[1] == 2
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 @pytest.mark.parametrize("token", [False, True])
-def test_a_teacher_has_its_share_of_the_loss(kind: str, token: bool, small: ViTConfig) -> None:
+def test_distillation_loss_matches_its_definition(kind: str, token: bool, small: ViTConfig) -> None:
     student, teacher = lively(dataclasses.replace(small, distillation_token=token)), lively(small).eval()
-    distillation = Distillation(distill=kind, distill_weight=0.3, distill_temperature=2.0)  # type: ignore[arg-type]
     batch = batch_of([1, 4])
-    task = Classify(student, PLAIN, 0, teacher=teacher, distillation=distillation)
+    task = classify(student, teacher, distill=kind, distill_weight=0.3, distill_temperature=2.0)
     images = task.prepare(batch)[0]
     taught = teacher(images)
-    if token:  # the class token learns from the labels and the other one from the teacher
+    if token:  # the class token learns from labels, the distillation token from the teacher
         by_label, by_teacher = student.classify_distilled(student.features(images))
     else:
         by_label = by_teacher = student(images)
@@ -92,35 +97,35 @@ def test_a_teacher_has_its_share_of_the_loss(kind: str, token: bool, small: ViTC
     torch.testing.assert_close(losses(task, batch)[0], expected)
 
 
-def test_a_teacher_that_agrees_asks_for_nothing(small: ViTConfig) -> None:
+def test_soft_distillation_from_itself_has_no_loss(small: ViTConfig) -> None:
     model = lively(small)
-    task = Classify(model, PLAIN, 0, teacher=model, distillation=Distillation(distill="soft", distill_weight=1.0))
+    task = classify(model, model, distill="soft", distill_weight=1.0)
     loss, _ = losses(task, batch_of([1, 4]))
     assert loss.item() == pytest.approx(0, abs=1e-5)
 
 
-def test_the_teacher_sees_pictures_as_it_was_taught_and_learns_nothing(small: ViTConfig) -> None:
+def test_teacher_gets_its_own_normalisation_and_no_gradient(small: ViTConfig) -> None:
     student, teacher = lively(small), lively(dataclasses.replace(small, preprocessing=IMAGENET)).eval()
     seen: list[Tensor] = []
     teacher.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    task, batch = Classify(student, PLAIN, 0, teacher=teacher), batch_of([1, 4])
+    task, batch = classify(student, teacher), batch_of([1, 4])
     losses(task, batch)[0].backward()
     torch.testing.assert_close(seen[0], normalise(batch.images.float() / 255, IMAGENET), atol=1e-5, rtol=1e-5)
     assert all(weight.grad is None for weight in teacher.parameters())
     assert all(weight.grad is not None for weight in student.parameters())
 
 
-def test_two_answers_in_training_and_their_mean_otherwise(small: ViTConfig) -> None:
+def test_two_heads_return_both_logits_in_training_and_their_mean_in_evaluation(small: ViTConfig) -> None:
     student = lively(dataclasses.replace(small, distillation_token=True))
-    module = Classify(student, PLAIN, 0, teacher=lively(small)).module()
-    assert isinstance(module, TwoAnswers)
+    module = classify(student, lively(small)).module()
+    assert isinstance(module, TwoHeads)
     images = torch.randn(2, 3, 24, 32)
     by_label, by_teacher = module.train()(images)
     assert not torch.allclose(by_label, by_teacher)
     torch.testing.assert_close(module.eval()(images), (by_label + by_teacher) / 2)
 
 
-def test_without_a_teacher_both_heads_learn_from_the_labels(small: ViTConfig) -> None:
+def test_without_a_teacher_both_heads_are_trained(small: ViTConfig) -> None:
     student = lively(dataclasses.replace(small, distillation_token=True))
-    losses(Classify(student, PLAIN, 0), batch_of([1, 4]))[0].backward()
+    losses(classify(student), batch_of([1, 4]))[0].backward()
     assert not [name for name, weight in student.named_parameters() if weight.grad is None]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitreous.report import classify_sections as sections
+from vitreous.tasks import classify as sections
 from vitreous.tasks.classify_metrics import Evaluation
 
 
@@ -33,7 +33,7 @@ def test_of_many_classes_the_worst_come_first() -> None:
     assert shares(html) == sorted(shares(html))
     assert len(shares(html)) == 1000
     assert "970 more classes" in html
-    assert "200 classes that go better are not listed" in html
+    assert "200 better classes are not listed" in html
 
 
 def test_classes_without_pictures_come_last() -> None:
@@ -56,13 +56,13 @@ def test_the_most_confused_pairs_are_listed() -> None:
 
 @pytest.mark.parametrize(
     ("sharpness", "words"),
-    [(0.2, "right more often than it believes"), (30, "on the whole surer than it should be"), (0, "neither too sure")],
+    [(0.2, "it is underconfident"), (30, "it is overconfident"), (0, "neither overconfident")],
 )
 def test_calibration_is_put_into_words(sharpness: float, words: str) -> None:
     answered = evaluation(400, 4, sharpness)
     html = "".join(sections.calibration(answered, None))
     assert words in html
-    assert f"off by {100 * answered.metrics()['ece']:.1f} points" in html
+    assert f"{100 * answered.metrics()['ece']:.1f} points" in html
 
 
 def test_a_plot_is_shown_where_there_is_one(tmp_path: Path) -> None:

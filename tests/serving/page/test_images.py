@@ -1,4 +1,4 @@
-"""A picture arrives: what the page hears at once, and that what is held of pictures is bounded."""
+"""Uploads of images: the summary, ids, and the bounded cache of decoded images."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +12,9 @@ from vitreous.explanation.draw import model_region
 from vitreous.inference.predictor import Predictor
 from vitreous.serving.models import serve_model
 
-# ---- A picture arrives -----------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("id", [*NAMES, "bit", "grey"])
-def test_a_picture_is_named_by_its_bytes_and_answered_as_the_predictor_does(
-    live: Live, models: dict[str, Any], id: str
-) -> None:
+def test_an_upload_gets_an_id_and_the_predictions_of_the_predictor(live: Live, models: dict[str, Any], id: str) -> None:
     reply = live.ask("POST", f"/v1/images?model={id}", picture())
     found = reply.json
     assert reply.headers["cache-control"] == "no-store"
@@ -36,7 +32,7 @@ def test_a_picture_is_named_by_its_bytes_and_answered_as_the_predictor_does(
     assert found["segments"] is None
 
 
-def test_a_form_is_the_same_picture(live: Live) -> None:
+def test_a_form_upload_gets_the_same_id(live: Live) -> None:
     data = picture()
     body = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n' + data + b"\r\n--x--\r\n"
     reply = live.ask("POST", "/v1/images", body, "multipart/form-data; boundary=x")
@@ -44,25 +40,21 @@ def test_a_form_is_the_same_picture(live: Live) -> None:
     assert reply.json["model"] == "class-token"  # the first
 
 
-def test_one_picture_for_several_models(live: Live) -> None:
-    """It is sent once; every model can be asked about it."""
+def test_one_upload_serves_several_models(live: Live) -> None:
     id = send(live, "class-token", picture(1))
     found = live.ask("GET", f"/v1/images/{id}/lens?model=registers").json
     assert found == get(live, "registers", "lens", picture(1)).json
 
 
-def test_what_the_grid_covers_beyond_the_picture_is_told(live: Live) -> None:
-    """A padded picture: of 20 x 30 pixels the model sees all, and its 3 x 4 patches of 8 stand for 24 x 32."""
+def test_the_region_of_a_padded_image_extends_beyond_it(live: Live) -> None:
+    """All of 20 x 30 pixels are used, and 3 x 4 patches of 8 pixels cover 24 x 32."""
     data = picture(height=20, width=30)
     found = live.ask("POST", "/v1/images?model=padded", data).json
     assert found["grid"] == [3, 4]
     assert found["seen"] == {"left": 0, "top": 0, "width": 32, "height": 24}
 
 
-# ---- Many at once ----------------------------------------------------------------------------------------------------
-
-
-def test_a_picture_is_forgotten_when_many_others_have_come(live: Live) -> None:
+def test_an_image_expires_after_many_others(live: Live) -> None:
     first = picture(100, 40, 40)
     id = send(live, "class-token", first)
     before = live.ask("GET", f"/v1/images/{id}/attention/1")
@@ -74,7 +66,7 @@ def test_a_picture_is_forgotten_when_many_others_have_come(live: Live) -> None:
     assert live.ask("GET", f"/v1/images/{id}/attention/1").body == before.body
 
 
-def test_many_at_once_get_what_each_would_get_alone(live: Live, models: dict[str, Any]) -> None:
+def test_concurrent_requests_get_the_same_answers_as_single_ones(live: Live, models: dict[str, Any]) -> None:
     whats = ["attention/0", "attention/1", "similarity/1", "map/rollout", "map/relevance", "map/occlusion", "lens"]
     whats += ["distance", "tour", "map/pca", "faithfulness/relevance"]
     ids = ["class-token", "average", "attention-pooling"]

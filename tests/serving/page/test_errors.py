@@ -1,4 +1,4 @@
-"""Questions of the page that have no answer: each says why."""
+"""Invalid requests of the page and their errors."""
 
 import numpy as np
 import pytest
@@ -38,22 +38,22 @@ from vitreous.serving.models import serve_model
         ("ID/nothing", 404, "not_found"),
     ],
 )
-def test_questions_that_cannot_be_answered(live: Live, path: str, status: int, code: str) -> None:
+def test_invalid_requests_are_errors(live: Live, path: str, status: int, code: str) -> None:
     reply = live.ask("GET", "/v1/images/" + path.replace("ID", send(live, "class-token")))
     assert (reply.status, reply.code) == (status, code)
 
 
-def test_a_class_of_very_many_digits_is_no_class() -> None:
-    """Python's own int() would refuse them, in an error that is not ours."""
+def test_a_class_of_very_many_digits_is_an_error() -> None:
+    """int() raises another error for them."""
     model = vitreous.create("ViT-Lite-6/4", num_classes=3)
     with pytest.raises(BadValue, match="must be a number from 0 to 2"):
         class_index(model.config, "9" * 5000)
 
 
-def test_a_near_miss_is_told_what_was_meant(live: Live) -> None:
-    said = get(live, "class-token", "map/relevance?target=beee").json["error"]["message"]
-    assert "'beee'" in said
-    assert "'bee'" in said
+def test_a_misspelt_class_gets_a_suggestion(live: Live) -> None:
+    message = get(live, "class-token", "map/relevance?target=beee").json["error"]["message"]
+    assert "'beee'" in message
+    assert "'bee'" in message
 
 
 @pytest.mark.parametrize(
@@ -70,20 +70,20 @@ def test_a_near_miss_is_told_what_was_meant(live: Live) -> None:
         (b'{"classes": 5}', 422, "bad_parameter"),
     ],
 )
-def test_erasing_what_is_not_there(live: Live, body: bytes, status: int, code: str) -> None:
+def test_invalid_masks_are_errors(live: Live, body: bytes, status: int, code: str) -> None:
     id = send(live, "class-token")
     reply = live.ask("POST", f"/v1/images/{id}/masked", body, "application/json")
     assert (reply.status, reply.code) == (status, code)
 
 
-def test_a_picture_that_ends_early(live: Live) -> None:
+def test_a_truncated_image_is_an_error(live: Live) -> None:
     whole = encoded(np.random.default_rng(0).integers(0, 255, (50, 60, 3)).astype(np.uint8))
     reply = live.ask("POST", "/v1/images", whole[:2000])
     assert (reply.status, reply.code) == (422, "unreadable_image")
 
 
-def test_a_model_whose_answers_are_not_numbers() -> None:
-    """The whole server would never be ready."""
+def test_answers_that_are_not_numbers_are_an_error() -> None:
+    """Tested without the rest of the server, which would never become ready."""
     model = build_vit(SMALL)
     model.norm.weight.data.fill_(float("nan"))
     with inspect_client([serve_model(model, "broken", "broken", "cpu")]) as (client, _):

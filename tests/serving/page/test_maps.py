@@ -1,4 +1,4 @@
-"""Maps of what an answer rests on, against vitreous.explain and against signals that were planted."""
+"""Maps, their tests and masked patches: compared with vitreous.explanation and with planted models."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from vitreous.model.vit import ViT
 
 
 @pytest.mark.parametrize("id", NAMES)
-def test_rollout_is_that_of_explain(live: Live, models: dict[str, Any], id: str) -> None:
+def test_rollout_equals_that_of_the_library(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
     image = as_given(model, picture())
     shares = model.pool.weights(model.features(image)).mean(dim=1)[0].detach()
@@ -37,7 +37,7 @@ def test_rollout_is_that_of_explain(live: Live, models: dict[str, Any], id: str)
 
 
 def bright() -> bytes:
-    """As `planted.picture`, but to be sent: bright in the place that matters and in one that only looks so."""
+    """Like `planted.picture`, encoded: bright in the patch that matters and in a decoy."""
     pixels = np.random.default_rng(0).integers(10, 60, (24, 32, 3)).astype(np.uint8)
     for row, column in (PLACE, DECOY):
         pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 180
@@ -46,18 +46,18 @@ def bright() -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["relevance", "occlusion"])
-def test_the_peak_is_where_the_signal_was_planted(live: Live, kind: str, method: str) -> None:
+def test_the_peak_is_the_planted_patch(live: Live, kind: str, method: str) -> None:
     found = get(live, f"planted-{name(kind)}", f"map/{method}?target={LABELS[SHOWN]}", bright()).json
     assert found["target"] == {"index": SHOWN, "label": LABELS[SHOWN]}
     assert divmod(int(np.argmax(found["values"])), 4) == PLACE
 
 
 @pytest.mark.parametrize("id", NAMES)
-def test_maps_of_a_class_are_those_of_explain(live: Live, models: dict[str, Any], id: str) -> None:
+def test_maps_of_a_class_equal_those_of_the_library(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
     image = as_given(model, picture())
-    likeliest = int(model(image).argmax())
-    for query, target in (("", likeliest), ("?target=3", 3)):
+    top = int(model(image).argmax())
+    for query, target in (("", top), ("?target=3", 3)):
         found = get(live, id, f"map/relevance{query}").json
         assert found["target"] == {"index": target, "label": LABELS[target]}
         expected = relevance(capture(model, image), target)[0].flatten()
@@ -67,7 +67,7 @@ def test_maps_of_a_class_are_those_of_explain(live: Live, models: dict[str, Any]
         np.testing.assert_allclose(found["values"], expected, rtol=1e-3, atol=1e-6)
 
 
-def test_components_are_colours(live: Live, models: dict[str, Any]) -> None:
+def test_pca_equals_that_of_the_library(live: Live, models: dict[str, Any]) -> None:
     model: ViT = models["registers"]
     features = model.intermediate(as_given(model, picture()))
     for layer in (0, 1):
@@ -78,7 +78,7 @@ def test_components_are_colours(live: Live, models: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("method", ["relevance", "rollout", "attention", "occlusion"])
-def test_maps_are_put_to_the_test(live: Live, models: dict[str, Any], method: str) -> None:
+def test_faithfulness_equals_that_of_the_library(live: Live, models: dict[str, Any], method: str) -> None:
     model: ViT = models["planted-class-token"]
     id = "planted-class-token"
     values = torch.tensor(get(live, id, f"map/{method}?target=1", bright()).json["values"]).view(3, 4)
@@ -93,7 +93,7 @@ def test_maps_are_put_to_the_test(live: Live, models: dict[str, Any], method: st
 
 
 @pytest.mark.parametrize("id", NAMES)
-def test_erased_patches(live: Live, models: dict[str, Any], id: str) -> None:
+def test_predictions_with_masked_patches(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
     image = as_given(model, picture())
     shown = live.ask("POST", f"/v1/images?model={id}", picture()).json["predictions"]

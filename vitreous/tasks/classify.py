@@ -1,0 +1,314 @@
+"""Classification: one class per image, learned from labels and, with --teacher, from another model.
+
+b: batch; c: channels; h, w: height and width.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from vitreous.common.checks import fail
+from vitreous.data.augment.config import Augmentation
+from vitreous.data.augment.mix import mix
+from vitreous.data.augment.pipeline import augment
+from vitreous.data.loader import Batch, Reader, Request
+from vitreous.data.rng import Draws
+from vitreous.data.sources.base import Source
+from vitreous.data.split import listed
+from vitreous.model.inputs import normalise
+from vitreous.model.protocol import Model
+from vitreous.report import plots
+from vitreous.report.html import Html, bar, details, inner, name, photos, plot, table, tag
+from vitreous.report.metric_text import percent
+from vitreous.report.run_report import Section, TaskReport, class_caption, samples_section
+from vitreous.tasks.base import SAMPLES, SMALL, Finished, Task, padded_if
+from vitreous.tasks.classify_loop import Answers, answer
+from vitreous.tasks.classify_metrics import ClassFigures, Evaluation
+from vitreous.tasks.config import Distillation, TaskConfig
+from vitreous.weights.io.safetensors_file import copy_to_memory
+from vitreous.weights.load import load_encoder
+
+MISTAKES = 24
+FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # in a table: in their own order, unfolded, at all
+
+
+class Classify(Task):
+    """Cross-entropy with labels that may be smoothed or mixed, and distillation from a teacher."""
+
+    metric = train_metric = "top1"
+    complete_checkpoint = True
+    options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
+    next_steps = (
+        "vitreous predict {best} {image}",
+        "vitreous eval {best} --data {data}",
+        "vitreous serve {best} --open",
+    )
+
+    def __init__(self, config: TaskConfig, model: Model):
+        super().__init__(config, model)
+        self.teacher: Model | None = None
+        if config.distillation.teacher is not None:
+            device = next(model.parameters()).device
+            self.teacher = load_encoder(config.distillation.teacher).to(device).eval().requires_grad_(False)
+            copy_to_memory(self.teacher)
+            check_teacher(self.teacher, config.distillation.teacher, model)
+
+    @classmethod
+    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
+        crop = padded_if(side <= SMALL)
+        if config.init is not None or count < 5_000:
+            light = Augmentation(crop=crop, crop_scale=(0.35, 1.0), policy="trivial")
+            return light, "TrivialAugment, " + ("to fine-tune" if config.init is not None else f"for {count} images")
+        strong = Augmentation(crop=crop, crop_scale=(0.2, 1.0), policy="trivial", mixup=0.2, cutmix=1.0)
+        return strong, "TrivialAugment, mixup and CutMix, to train from scratch"
+
+    def module(self) -> nn.Module:
+        """Without a teacher, both heads of a model with a distillation token learn from the labels, as their mean."""
+        if self.teacher is not None and self.model.config.distillation_token:
+            return TwoHeads(self.model)
+        return self.model
+
+    def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
+        draws = Draws(self.config.seed, batch.epoch, batch.keys)
+        images = augment(batch.images, draws, self.augmentation)
+        targets = smooth_targets(batch.labels, self.model.config.num_classes, self.config.smoothing)
+        images, targets = mix(images, targets, draws, self.augmentation)
+        return normalise(images, self.model.config.preprocessing), targets, (batch.labels >= 0).float()
+
+    def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        images, targets, weights = inputs
+        logits = module(images)
+        label_logits, teacher_logits = logits if isinstance(logits, tuple) else (logits, logits)
+        losses = cross_entropy(label_logits, targets)
+        if self.teacher is not None:
+            weight = self.config.distillation.distill_weight
+            losses = (1 - weight) * losses + weight * self._distillation_loss(teacher_logits, images)
+        correct = (label_logits.argmax(1) == targets.argmax(1)).float()
+        return (losses * weights).sum(), (correct * weights).sum()
+
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Answers:
+        config, device = self.model.config, next(module.parameters()).device
+        flip = self.config.flip_test
+        return answer(module, batches, device, config.preprocessing, config.labels, precision, flip)
+
+    @torch.no_grad()
+    def _teacher_logits(self, images: Tensor) -> Tensor:
+        """Logits of the teacher for the same images, normalised as the teacher needs them."""
+        assert self.teacher is not None
+        ours, theirs = self.model.config.preprocessing, self.teacher.config.preprocessing
+        if (ours.mean, ours.std) != (theirs.mean, theirs.std):
+            mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (ours.mean, ours.std))
+            images = normalise(images * std + mean, theirs)
+        return self.teacher(images).float()
+
+    def _distillation_loss(self, logits: Tensor, images: Tensor) -> Float[Tensor, "b"]:
+        teacher, temperature = self._teacher_logits(images), self.config.distillation.distill_temperature
+        if self.config.distillation.distill == "hard":
+            return F.cross_entropy(logits.float(), teacher.argmax(1), reduction="none")
+        ours, theirs = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, teacher))
+        # The square makes the size of the gradient independent of the temperature (Hinton et al.).
+        return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1) * temperature**2
+
+    def report(self, run: Finished) -> TaskReport:
+        assert isinstance(run.results, Answers)
+        classes, metrics, evaluation = run.data.classes, run.results.metrics(), run.results.evaluation
+        labels = [classes[label] if label >= 0 else "unreadable" for label in run.first_batch.labels[:SAMPLES].tolist()]
+        correct, count = round(metrics["top1"] * metrics["count"]), metrics["count"]
+        headline = ["top1", *(["top5"] if len(classes) > 5 else []), "loss", "ece"]
+        texts = {"top5": "top-5", "loss": "loss", "ece": "calibration error"}
+        others = "".join(f", {texts[key]} {metrics[key]:.4f}" for key in headline[1:])
+        return TaskReport(
+            f"top-1 {metrics['top1']:.4f} ({correct:,} of {count:,} images){others}",
+            f"Classification into {len(classes)} classes, {run.evaluated_on}",
+            {key: metrics[key] for key in headline},
+            [
+                *evaluation_sections(run.folder, evaluation, self._mistakes(run.source, evaluation, classes), run.draw),
+                samples_section(run.folder, self.samples(run.first_batch), labels, classes, run.draw),
+            ],
+        )
+
+    def _mistakes(self, source: Source, evaluation: Evaluation, classes: Sequence[str]) -> list["Mistake"]:
+        wrong = evaluation.worst(MISTAKES)
+        if not wrong:
+            return []
+        config, indices = self.model.config, torch.tensor([mistake.index for mistake in wrong])
+        reader = Reader(source, config.image_size, config.channels, config.preprocessing)
+        images = reader[Request(0, indices, indices)].images
+        return [
+            Mistake(image, source.name(one.index), classes[one.true], classes[one.predicted], one.probability)
+            for image, one in zip(images, wrong, strict=True)
+        ]
+
+
+class TwoHeads(nn.Module):
+    """A model with a distillation token: returns the logits of both heads in training, their mean in evaluation."""
+
+    def __init__(self, student: Model):
+        super().__init__()
+        self.student = student
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Any:
+        if not self.training:
+            return self.student(images)
+        return self.student.classify_distilled(self.student.features(images))
+
+
+def check_teacher(teacher: Model, path: Path, student: Model) -> None:
+    """Raise if a teacher has other classes than its student, or cannot read the student's images."""
+    theirs, ours, where = teacher.config, student.config, str(path)
+    if theirs.num_classes != ours.num_classes:
+        fail("teacher", where, f"trained on {ours.num_classes} classes (it has {theirs.num_classes})")
+    if theirs.labels not in ((), ours.labels):
+        fail("teacher", where, f"trained on the classes {listed(ours.labels)} (it has {listed(theirs.labels)})")
+    if theirs.channels != ours.channels:
+        fail("teacher", where, f"a model for images of {ours.channels} channels (it has {theirs.channels})")
+    theirs.grid_for(ours.image_size)  # raises if its patches do not tile the images
+
+
+def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:
+    """Target probabilities; all zero for the label -1 (unreadable)."""
+    known = (labels >= 0).float()[:, None]
+    targets = F.one_hot(labels.clamp(min=0), classes).float() * (1 - smoothing) + smoothing / classes
+    return targets * known
+
+
+def cross_entropy(logits: Float[Tensor, "b classes"], targets: Float[Tensor, "b classes"]) -> Float[Tensor, "b"]:
+    return -(targets * F.log_softmax(logits.float(), dim=1)).sum(1)
+
+
+# ---- Report ----------------------------------------------------------------------------------------------------------
+
+
+class Mistake(NamedTuple):
+    """An image that was classified wrongly, and the probability of the predicted class."""
+
+    image: UInt8[Tensor, "c h w"]
+    name: str
+    truth: str
+    predicted: str
+    probability: float
+
+
+def evaluation_sections(
+    folder: Path, evaluation: Evaluation, mistakes: Sequence[Mistake] = (), draw: bool = True
+) -> list[Section]:
+    """Per-class metrics, confusion, worst mistakes and calibration; `draw` writes their plots to the folder."""
+    if not bool(evaluation.readable.any()):
+        return []
+    drawn = draw and evaluation.num_classes <= plots.MOST_CLASSES
+    if drawn:
+        names = [evaluation.name(index) for index in range(evaluation.num_classes)]
+        plots.confusion(folder / "confusion.png", evaluation.confusion().numpy(), names)
+    if draw:
+        plots.calibration(folder / "calibration.png", **vars(evaluation.calibration()))
+        _draw_mistakes(folder / "mistakes.png", mistakes, evaluation.names or ())
+    return [
+        Section("Classes", per_class(evaluation)),
+        Section("Confusion", confusion(evaluation, folder / "confusion.png" if drawn else None)),
+        Section("Worst mistakes", _mistakes(evaluation, mistakes)),
+        Section("Calibration", calibration(evaluation, folder / "calibration.png" if draw else None)),
+    ]
+
+
+def _draw_mistakes(path: Path, mistakes: Sequence[Mistake], classes: Sequence[str]) -> None:
+    captions = []
+    for one in mistakes:
+        truth, predicted = class_caption(one.truth, classes), class_caption(one.predicted, classes)
+        arrow = " → " if len(truth + predicted) <= 10 else " →\n"
+        captions.append(f"{truth}{arrow}{predicted} ({one.probability:.0%})")
+    plots.grid(path, [one.image for one in mistakes], captions, columns=6, width=1.75)
+
+
+def _mistakes(evaluation: Evaluation, mistakes: Sequence[Mistake]) -> list[Html]:
+    if not mistakes:
+        return []
+    metrics = evaluation.metrics()
+    text = (
+        f"{round(metrics['count'] * (1 - metrics['top1'])):,} of {metrics['count']:,} images were classified wrongly. "
+        "These are the mistakes with the highest probability: often the label is wrong, or the image is hard for "
+        "anyone. Below each: true class → predicted class, and its probability."
+    )
+    alts = [f"{one.name}: {one.truth}, predicted as {one.predicted}" for one in mistakes]
+    captions = [
+        inner(
+            tag("b", name(one.truth), " → ", name(one.predicted)),
+            f" ({one.probability:.0%})",
+            tag("small", name(one.name), title=one.name),
+        )
+        for one in mistakes
+    ]
+    return [tag("p", text), photos([one.image for one in mistakes], alts, captions)]
+
+
+def per_class(evaluation: Evaluation) -> list[Html]:
+    """Table of classes; more than a few are sorted, the worst first."""
+    rows = evaluation.per_class()
+    many = len(rows) > FEW_CLASSES
+    if many:  # classes without images come last
+        rows = sorted(rows, key=lambda row: (row.f1 is None or row.count == 0, row.f1 or 0))
+    text = (
+        "Recall: fraction of the images of this class that were found. Precision: fraction of the predictions of this "
+        "class that are correct. F1 is high only if both are."
+    )
+    content = [tag("p", text + (" The worst classes come first." if many else ""))]
+    # Plots show a class by its number if there are many classes or no font has its letters.
+    numbered = evaluation.names is not None and (many or not all(row.name.isascii() for row in rows))
+    content.append(_class_table(rows[:SHOWN_CLASSES], numbered))
+    if rest := rows[SHOWN_CLASSES:MOST_CLASSES]:
+        content.append(details(f"{len(rest):,} more classes", _class_table(rest, numbered)))
+    if len(rows) > MOST_CLASSES:
+        content.append(tag("p", f"{len(rows) - MOST_CLASSES:,} better classes are not listed.", class_="soft"))
+    return content
+
+
+def _class_table(rows: Sequence[ClassFigures], numbered: bool) -> Html:
+    lines = [
+        [
+            name(row.name),
+            *([str(row.index)] if numbered else []),
+            f"{row.count:,}",
+            percent(row.precision),
+            percent(row.recall),
+            inner(bar(row.f1 or 0), tag("span", percent(row.f1))),
+        ]
+        for row in rows
+    ]
+    return table(["class", *(["number"] if numbered else []), "images", "precision", "recall", "F1"], lines)
+
+
+def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
+    """Confusion matrix, if it was drawn, and the most confused pairs of classes."""
+    content = []
+    if drawn is not None:
+        text = "Each row shows the predictions for the images of one class. Everything off the diagonal is wrong."
+        content.append(plot(drawn, "Confusion matrix: true classes against predicted ones", text))
+    name_of = evaluation.name
+    pairs = [
+        [name(name_of(pair.true)), name(name_of(pair.predicted)), f"{pair.count:,}", f"{pair.share:.1%}"]
+        for pair in evaluation.most_confused(10)
+    ]
+    columns = ["true class", "predicted", "images", "of the true class"]
+    content.append(table(columns, pairs, 2, "Most confused") if pairs else tag("p", "No classes were confused."))
+    return [tag("div", *content, class_="side")]
+
+
+def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
+    """Explanation of calibration, its mean error and its direction."""
+    bins, top1 = evaluation.calibration(), evaluation.metrics()["top1"]
+    gap = float((bins.confidence * bins.counts).sum() / bins.counts.sum()) - top1
+    lean = "neither overconfident nor underconfident on the whole"
+    if abs(gap) > 0.01:
+        lean = "overconfident on the whole" if gap > 0 else "underconfident on the whole"
+    text = (
+        f"Predictions with a probability of 80% should be correct 8 times in 10. The mean error of this model is "
+        f"{100 * bins.ece:.1f} points, and it is {lean}."
+    )
+    if drawn is None:
+        return [tag("p", text)]
+    note = f"Hollow dots: bins of fewer than {plots.FEW} images, which prove little."
+    return [tag("p", text), plot(drawn, "Reliability diagram: accuracy against confidence", note)]
