@@ -130,8 +130,8 @@ def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> N
         "(body) => [...body.querySelectorAll('[aria-label], [title], img[alt]')].flatMap("
         "(node) => ['aria-label', 'title', 'alt'].map((name) => node.getAttribute(name) ?? ''))"
     )
-    said = " ".join(one for one in spoken if not one.startswith("/"))  # paths of checkpoints
-    assert set(re.findall(r"[A-Za-z]{2,}", said)) <= names | labels
+    spoken_text = " ".join(one for one in spoken if not one.startswith("/"))  # paths of checkpoints
+    assert set(re.findall(r"[A-Za-z]{2,}", spoken_text)) <= names | labels
     page.reload()
     expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
 

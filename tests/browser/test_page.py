@@ -125,10 +125,10 @@ def test_erasing_patches_updates_the_predictions(open_page: Any, site: str) -> N
     classes = [one["index"] for one in shown["predictions"]]
     body = {"patches": [17, 18, 19, 20], "classes": classes}
     now = json.loads(ask(f"{site}/v1/images/{shown['id']}/masked?model=birds", body))["probabilities"]
-    told = {one["label"]: f"{now[str(one['index'])] * 100:.1f}%" for one in shown["predictions"]}
-    assert told != whole
-    expect(page.locator(".bar .number").first).to_have_text(told[shown["predictions"][0]["label"]])
-    assert bars(page) == told
+    expected = {one["label"]: f"{now[str(one['index'])] * 100:.1f}%" for one in shown["predictions"]}
+    assert expected != whole
+    expect(page.locator(".bar .number").first).to_have_text(expected[shown["predictions"][0]["label"]])
+    assert bars(page) == expected
     expect(page.locator(".compared .ghost").first).to_be_visible()
     page.get_by_role("button", name="Restore all").click()
     expect(page.locator(".bar .number").first).to_have_text(whole[shown["predictions"][0]["label"]])
@@ -147,11 +147,11 @@ def test_the_address_restores_the_view(open_page: Any, site: str) -> None:
     page.get_by_role("tab", name="Filters").click()
     settled(page)
     page.wait_for_timeout(300)  # the address is updated after a pause
-    told, shown = page.locator(".map-title").inner_text(), pixels(page)
+    expected, shown = page.locator(".map-title").inner_text(), pixels(page)
     again = open_page(page.url)
     answered(again)
     settled(again)
-    expect(again.locator(".map-title")).to_have_text(told)
+    expect(again.locator(".map-title")).to_have_text(expected)
     expect(again.get_by_role("tab", name="Filters")).to_have_attribute("aria-selected", "true")
     expect(again.get_by_role("switch")).to_have_text("blocky")
     assert pixels(again) == shown
@@ -228,9 +228,9 @@ def test_a_segmenter_shows_its_mask_and_a_legend(open_page: Any, site: str) -> N
     drop(page, picture())
     page.locator(".segment").first.wait_for()
     rows = page.locator(".segment").all()
-    told = {row.locator(".label").inner_text(): row.locator(".number").inner_text() for row in rows}
+    expected = {row.locator(".label").inner_text(): row.locator(".number").inner_text() for row in rows}
     segments = sent(site, picture(), "masks")["segments"]
-    assert told == {one["label"]: f"{one['share'] * 100:.1f}%" for one in segments}
+    assert expected == {one["label"]: f"{one['share'] * 100:.1f}%" for one in segments}
     expect(page.locator(".map-title")).to_have_text("mask")
     settled(page)
     masked = pixels(page)

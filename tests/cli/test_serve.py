@@ -38,8 +38,8 @@ def test_two_checkpoints_and_a_key(checkpoint: Path, tmp_path: Path) -> None:
         assert {tuple(one["image_size"]) for one in answer["models"]} == {(48, 48)}
         for id in ("small", "small-2"):
             picture = encoded(smooth(50, 60))
-            said = live.ask("POST", f"/v1/classify?model={id}", picture, X_API_Key="sesame").json
-            assert said["model"] == id
+            output = live.ask("POST", f"/v1/classify?model={id}", picture, X_API_Key="sesame").json
+            assert output["model"] == id
 
 
 def test_the_key_may_be_an_environment_variable(checkpoint: Path) -> None:
@@ -60,9 +60,9 @@ def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
-        status, said = refused(str(checkpoint), "--port", str(taken.getsockname()[1]))
+        status, output = refused(str(checkpoint), "--port", str(taken.getsockname()[1]))
     assert status == 1
-    assert "Address already in use" in said
+    assert "Address already in use" in output
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
     ],
 )
 def test_invalid_arguments_are_rejected(arguments: list[str], status: int, message: str) -> None:
-    got, said = refused(*arguments)
-    assert (got, message in said) == (status, True), said
+    got, output = refused(*arguments)
+    assert (got, message in output) == (status, True), output
 
 
 def test_a_model_too_large_for_this_machine_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitreous.serving.errors import ApiError, busy, error_response
 from vitreous.serving.prometheus import Metrics
 from vitreous.serving.scheduler import Scheduler
-from vitreous.serving.settings import MAX_JSON_BYTES, Settings, is_loopback
+from vitreous.serving.settings import MAX_JSON_BYTES, Settings
 
 BATCHED = frozenset(["/v1/classify", "/v1/embed", "/v1/segment"])  # they share one queue
 OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # need no key, like the page's files
@@ -39,6 +39,7 @@ class Middleware:
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, scheduler: Scheduler):
         self.app, self.settings, self.metrics, self.scheduler = app, settings, metrics, scheduler
+        self.max_body, self.max_bodies = settings.max_body, 8 * settings.max_body
         self.body_bytes = 0  # of all bodies in memory
         self.open = 0  # requests without an answer so far
         metrics.gauges["vitreous_open_requests"] = ("Requests in progress.", lambda: self.open)
@@ -104,7 +105,7 @@ class LimitedBody:
     def __init__(self, middleware: Middleware, scope: Scope, receive: Receive):
         self.middleware, self.scope, self._receive = middleware, scope, receive
         self.size, self.complete, self.late = 0, False, False
-        self.limit = middleware.settings.max_body
+        self.limit = middleware.max_body
         if scope["path"].endswith("/masked"):  # JSON; all other bodies are images
             self.limit = min(self.limit, MAX_JSON_BYTES)
         length = header(scope, b"content-length")
@@ -137,7 +138,7 @@ class LimitedBody:
         self.complete = not message.get("more_body", False)
         if self.size > self.limit:
             raise too_large(self.limit)
-        if self.middleware.body_bytes > 8 * self.middleware.settings.max_body:
+        if self.middleware.body_bytes > self.middleware.max_bodies:
             raise busy("too many bytes are being uploaded")
         return message
 
@@ -172,6 +173,10 @@ def _is_rebound(scope: Scope, settings: Settings) -> bool:
         return False
     match = HOST.fullmatch(header(scope, b"host") or "")
     return match is None or match[1].lower() not in ("localhost", "127.0.0.1", "[::1]", settings.host)
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("::1", "localhost") or host.startswith("127.")
 
 
 def _is_cross_site(scope: Scope) -> bool:

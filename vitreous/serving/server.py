@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from vitreous.serving.app import create_app
 from vitreous.serving.connection import Connection
+from vitreous.serving.middleware import is_loopback
 from vitreous.serving.models import Precision, check_capacity, load_models
-from vitreous.serving.settings import Settings, is_loopback
+from vitreous.serving.settings import Settings
 
 KEEP_ALIVE = 60  # seconds that an idle connection stays open
 
@@ -82,19 +82,19 @@ def run_server(
         os._exit(0)
 
 
-def uvicorn_config(app: FastAPI, settings: Settings, **changes: Any) -> uvicorn.Config:
-    options: dict[str, Any] = {
-        "http": Connection,
-        "ws": "none",
-        "lifespan": "on",
-        "log_level": "error",  # invalid requests are counted in the metrics, and must not fill a log
-        "access_log": False,
-        "server_header": False,
-        "proxy_headers": False,
-        "timeout_keep_alive": KEEP_ALIVE,
-        "timeout_graceful_shutdown": int(settings.timeout) + 5,
-    }
-    return uvicorn.Config(app, **(options | changes))
+def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        log_level="error",  # invalid requests are counted in the metrics, and must not fill a log
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=int(settings.timeout) + 5,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -37,7 +37,3 @@ class Settings:
     def max_body(self) -> int:
         """Largest body in bytes."""
         return int(self.max_body_mb * MEGABYTE)
-
-
-def is_loopback(host: str) -> bool:
-    return host in ("::1", "localhost") or host.startswith("127.")
