@@ -33,7 +33,7 @@ def chosen(count: int = 100, side: int = 64, device: str = "cpu", processes: int
     return choose(config, pictures(count, side), device, *(() if processes is None else (processes,)))
 
 
-def build_model(config: TrainConfig, data: DataSet) -> AnyModel:
+def build_model(config: TrainConfig, data: DataSet) -> Model:
     """Build the model that a run with this config starts from."""
     return task_named(config.task).build_model(config, data)
 

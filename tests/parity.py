@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vitreous.model.kinds import AnyModel
+from vitreous.model.protocol import Model
 
 TOLERANCE = 2e-5
 
@@ -48,7 +48,7 @@ def check_close(
         assert difference(ours, theirs, size, channels) <= TOLERANCE
 
 
-def check_identical(again: AnyModel, model: AnyModel) -> None:
+def check_identical(again: Model, model: Model) -> None:
     """Check that config, names, dtypes and values are equal, bit by bit."""
     assert again.config == model.config
     ours, theirs = model.state_dict(), again.state_dict()

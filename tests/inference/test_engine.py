@@ -12,7 +12,7 @@ from images import encoded, smooth
 from predictors import random_model
 from vitreous.common.checks import BadValue
 from vitreous.data.image import decode
-from vitreous.data.sources.base import FileSource, Picture
+from vitreous.data.sources.base import FileSource, StoredImage
 from vitreous.inference import Predictor, top_labels
 from vitreous.inference.engine import decode_pool
 
@@ -63,7 +63,7 @@ def test_images_of_other_sizes_start_a_new_batch_and_errors_join_any() -> None:
     batches: list[tuple[int, ...]] = []
 
     class Sizes(Predictor):
-        def decode(self, picture: Picture) -> Tensor:
+        def decode(self, picture: StoredImage) -> Tensor:
             return decode(picture)
 
     def step(pixels: Tensor) -> list[tuple[int]]:

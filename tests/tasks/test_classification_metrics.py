@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from predictors import random_model
 from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader
-from vitreous.data.sources.base import ArraySource, Picture
+from vitreous.data.sources.base import ArraySource, StoredImage
 from vitreous.inference import Predictor
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
@@ -300,7 +300,7 @@ def test_bfloat16_is_close_and_losses_are_float32() -> None:
 
 
 class WithMissingFile(ArraySource):
-    def image(self, index: int) -> Picture:
+    def image(self, index: int) -> StoredImage:
         if index == 2:
             raise FileNotFoundError(2, "No such file or directory")
         return super().image(index)

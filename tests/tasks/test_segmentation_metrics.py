@@ -10,7 +10,7 @@ from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from vitreous.data.loader import BatchSlice, EvalLoader, Reader
-from vitreous.data.sources.base import Picture
+from vitreous.data.sources.base import StoredImage
 from vitreous.data.sources.shapes import ShapesSource
 from vitreous.evaluation import evaluate
 from vitreous.inference.segment_predictor import SegmentPredictor
@@ -296,7 +296,7 @@ def test_joined_processes_equal_one_predictor(model: Segmenter) -> None:
 class Broken(ShapesSource):
     """The second image is invalid, the third is missing, and the fourth has a mask of another size."""
 
-    def image(self, index: int) -> Picture:
+    def image(self, index: int) -> StoredImage:
         if index == 2:
             raise FileNotFoundError(2, "No such file or directory")
         return b"no image" if index == 1 else super().image(index)

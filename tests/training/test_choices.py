@@ -10,7 +10,7 @@ import pytest
 
 from choosing import TINY, build_model, checkpoint, chosen, pictures
 from vitreous.common.checks import as_size
-from vitreous.data.sources.base import Source
+from vitreous.data.sources.base import Source, StoredImage
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import (
     ClassToken,

@@ -24,8 +24,8 @@ from vitreous.inference.predictor import Predictor
 from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
 from vitreous.model.base_config import Task
 from vitreous.model.config import ViTConfig
-from vitreous.model.kinds import AnyModel
 from vitreous.model.options import label_of
+from vitreous.model.protocol import Model
 from vitreous.serving.errors import ApiError, unreadable
 from vitreous.serving.inspect.tour import prefix_names
 from vitreous.serving.scheduler import Compute
@@ -47,7 +47,7 @@ class ServedModel:
 
     id: str  # in requests
     name: str  # for people
-    model: AnyModel
+    model: Model
     predictor: Predictor | SegmentPredictor
     labels: tuple[str, ...]  # of every class
     computes: Mapping[Task, Compute]
@@ -127,7 +127,7 @@ def load_models(
 
 
 def serve_model(
-    model: AnyModel,
+    model: Model,
     id: str = "model",
     name: str = "model",
     device: str = "auto",

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from vitreous.common.atomic_files import atomic_folder, foreign_files
 from vitreous.common.codec import from_dict
 from vitreous.common.json_files import read_json_object
-from vitreous.model.kinds import AnyModel
 from vitreous.model.protocol import Model
 from vitreous.training.distributed import World
 from vitreous.training.lora import merged_state
@@ -76,13 +75,11 @@ class State:
             tensors |= {f"ema.{name}": average for name, average in self.ema.averages.items()}
         return tensors
 
-    def export(self) -> tuple[AnyModel, dict[str, Tensor]]:
+    def export(self) -> tuple[Model, dict[str, Tensor]]:
         """The model and its final weights: averaged, not sharded, with LoRA merged, on the CPU."""
         with self.ema.applied() if self.ema is not None else nullcontext():
             weights = merged_state(self.model)
-            return cast(AnyModel, self.model), {
-                name: _unsharded(value).cpu().clone() for name, value in weights.items()
-            }
+            return self.model, {name: _unsharded(value).cpu().clone() for name, value in weights.items()}
 
 
 def save(folder: Path, state: State, progress: Progress, world: World, provenance: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from vitreous.model.kinds import AnyModel
 from vitreous.model.protocol import Model
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
@@ -43,12 +42,10 @@ class Source:
         image_size: ImageSize | None = None,
         num_classes: int | None = None,
         overrides: Mapping[str, Any] | None = None,
-    ) -> AnyModel:
+    ) -> Model:
         """Build the model; the arguments are those of `vitreous.load`."""
         with torch.device("cpu"):
-            model: AnyModel = self.checkpoint.model(  # type: ignore[assignment]
-                image_size, num_classes, overrides or {}
-            )
+            model = self.checkpoint.model(image_size, num_classes, overrides or {})
         if self.snapshot is not None:
             vars(model)["provenance"] = self.snapshot.record(provenance_of(model))
         return model.to(torch.get_default_device())
@@ -76,7 +73,7 @@ def load(
     image_size: ImageSize | None = None,
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> AnyModel:
+) -> Model:
     """Load a model, in evaluation mode, from a checkpoint of ours or of another system. The format is detected.
 
     It is on torch's default device, like a model of `vitreous.create`: on the CPU, unless `torch.set_default_device` or
