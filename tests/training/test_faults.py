@@ -22,7 +22,8 @@ from train_runs import SERVER, tiny
 from vitreous.common import atomic_files as files
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
-from vitreous.training import checkpoint, loop, run_folder, summary
+from vitreous.training import checkpoint, loop, run_folder
+from vitreous.training import run as training
 from vitreous.training.config import TrainConfig
 from vitreous.training.data_record import DataRecord
 from vitreous.training.distributed import World
@@ -34,7 +35,7 @@ from vitreous.weights.load import save
 @pytest.fixture(autouse=True)
 def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures and pages take longer than these runs."""
-    monkeypatch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+    monkeypatch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
 
 
 def quick(out: Path, **changes: Any) -> TrainConfig:
@@ -50,7 +51,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two epochs, with copies of its checkpoints."""
     out = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+        patch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
         train(quick(out, keep=2))
     return out
 
@@ -122,7 +123,7 @@ def test_death_at_any_operation_leaves_a_checkpoint(
 def test_a_run_that_died_between_two_renames_is_resumed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "last").rename(run / ".last.old")
     train(resumed(run))
-    assert "this run was finished" in capsys.readouterr().out
+    assert "this run is finished" in capsys.readouterr().out
     assert steps(run) == [11, 22]
 
 
@@ -377,7 +378,7 @@ def test_a_run_of_an_earlier_version_resumes_with_a_notice(run: Path, capsys: py
     for name in ("data.json.gz", ".saved", "last/checksums.json"):
         (run / name).unlink()
     train(resumed(run))
-    assert "not known whether the data has changed" in capsys.readouterr().out
+    assert "data.json.gz is missing" in capsys.readouterr().out
     assert (run / "data.json.gz").exists()
 
 

@@ -17,7 +17,7 @@ from vitreous.tasks.masked import Mae
 from vitreous.tasks.segment import Segment
 from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training.defaults import choose
-from vitreous.training.summary import next_commands
+from vitreous.training.run import next_commands
 
 SMALL = {"width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2}
 

@@ -2,7 +2,8 @@ import torch
 
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
-from vitreous.training.lora import add_lora, merged_state
+from vitreous.training.checkpoint import merged_state
+from vitreous.training.lora import add_lora
 
 
 def test_it_starts_as_the_model_and_merges_into_one(small: ViTConfig) -> None:

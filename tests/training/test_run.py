@@ -15,7 +15,8 @@ from PIL import Image
 from train_runs import tiny
 from vitreous.common.checks import BadValue
 from vitreous.report import plots
-from vitreous.training import loop, summary
+from vitreous.training import loop
+from vitreous.training import run as training
 from vitreous.training.checkpoint import read_progress
 from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.optim import rate_fraction
@@ -38,7 +39,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture
 def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without drawing plots, which takes longer than training."""
-    monkeypatch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+    monkeypatch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
 
 
 def steady(out: Path, **changes: Any) -> TrainConfig:
@@ -154,7 +155,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 11 steps: what others are compared with, and start from."""
     folder = tmp_path_factory.mktemp("start") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+        patch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
         train(steady(folder))
     return folder
 

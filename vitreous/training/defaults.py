@@ -22,9 +22,8 @@ from vitreous.inference.memory_check import total_memory
 from vitreous.model.presets import configure
 from vitreous.model.protocol import ModelConfig
 from vitreous.tasks import task_named
-from vitreous.tasks.base import SMALL, Choice, Task
+from vitreous.tasks.base import SMALL, Choice, Task, checkpoint_config
 from vitreous.tasks.config import with_fields
-from vitreous.tasks.initial_model import checkpoint_config
 from vitreous.training.config import Augment, TrainConfig
 
 # Fewest and most steps. A small model takes about a third of a second per step on a CPU.
