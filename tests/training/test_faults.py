@@ -128,7 +128,7 @@ def test_a_run_that_died_between_two_renames_is_resumed(run: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("earlier_version", [False, True])
-def test_a_run_without_its_checkpoint_is_refused(earlier_version: bool, run: Path) -> None:
+def test_a_run_without_its_checkpoint_is_rejected(earlier_version: bool, run: Path) -> None:
     shutil.rmtree(run / "last")
     if earlier_version:
         for name in (".saved", "data.json.gz"):
@@ -143,7 +143,7 @@ def test_a_run_without_its_checkpoint_is_refused(earlier_version: bool, run: Pat
 
 @pytest.mark.parametrize("result", ["step-00000011", "metrics.json"])
 def test_results_without_a_checkpoint_are_not_replaced(result: str, tmp_path: Path) -> None:
-    """Also in a copy of a run without its hidden files, of which .saved would tell that there was a checkpoint."""
+    """Also in a copy of a run without its hidden files, such as .saved."""
     (tmp_path / "data.json.gz").touch()
     assert not run_folder.has_checkpoint(tmp_path)
     (tmp_path / result).mkdir()
@@ -167,7 +167,7 @@ def test_a_run_killed_before_its_first_save_starts_again(tmp_path: Path, capsys:
     assert steps(tmp_path / "run") == [11]
 
 
-def test_a_kept_copy_is_never_half_there(run: Path) -> None:
+def test_copies_of_checkpoints_are_atomic(run: Path) -> None:
     """A kill while links are made leaves no copy; one that is missing or incomplete is made when the run resumes."""
     (run / "step-00000022" / "progress.json").unlink()
     assert die_during(lambda: checkpoint.keep_copy(run, 11, 2), 8)
@@ -180,7 +180,7 @@ def test_a_kept_copy_is_never_half_there(run: Path) -> None:
 # ---- Full disks and damage -------------------------------------------------------------------------------------------
 
 
-def test_a_torn_last_line_of_metrics_is_dropped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_last_line_of_metrics_is_dropped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(rows + rows.splitlines()[-1][:40])
     train(resumed(run))
@@ -213,7 +213,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_tears_no_line(small_disk: Path) -> None:
+def test_full_disk_leaves_no_partial_line(small_disk: Path) -> None:
     path = small_disk / "metrics.jsonl"
     loop.append_row(path, {"step": 1})
     with pytest.raises(OSError, match=r"could not write .*metrics\.jsonl.*No space left"):
@@ -348,7 +348,7 @@ def add_class(root: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [remove_one, add_one, rename_class, add_class])
-def test_changed_data_is_refused(change: Callable[[Path], None], tmp_path: Path) -> None:
+def test_changed_data_is_rejected(change: Callable[[Path], None], tmp_path: Path) -> None:
     data, out = images(tmp_path / "data"), tmp_path / "run"
     train(on_images(out, data))
     before = split_of(out)
@@ -391,7 +391,7 @@ def hold(out: Path, ready: Any, leave: Any) -> None:
         leave.wait(60)
 
 
-def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
+def test_a_second_run_in_a_folder_is_rejected(run: Path) -> None:
     ready, leave = SERVER.Event(), SERVER.Event()
     other = SERVER.Process(target=hold, args=(run, ready, leave))
     other.start()
@@ -446,7 +446,7 @@ def test_a_file_system_without_locks_is_warned_about(run: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "name", ["best/thesis.txt", "last/thesis.txt", "metrics.json", "step-00000011/notes", "report.html"]
 )
-def test_a_folder_with_files_of_others_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_folder_with_files_of_others_is_rejected(name: str, tmp_path: Path) -> None:
     (tmp_path / "run" / name).parent.mkdir(parents=True)
     (tmp_path / "run" / name).write_text("mine")
     with pytest.raises(ValueError, match=f"already has {Path(name).parts[0]}"):
