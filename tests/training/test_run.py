@@ -12,8 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+import vitreous
 from train_runs import tiny
 from vitreous.common.checks import BadValue
+from vitreous.model.options import GlobalAverage
 from vitreous.report import plots
 from vitreous.training import loop
 from vitreous.training import run as training
@@ -21,7 +23,7 @@ from vitreous.training.checkpoint import read_progress
 from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.optim import rate_fraction
 from vitreous.training.run import train
-from vitreous.training.run_folder import resumed_config
+from vitreous.training.run_folder import read_config, resumed_config
 from vitreous.weights.load import load
 from vitreous.weights.native import load_state
 
@@ -344,3 +346,49 @@ def test_best_of_equal_evaluations_has_the_smallest_loss(
     marked = plots.best_row(history)
     assert marked is not None
     assert marked["epoch"] == best
+
+
+# ---- The public function ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unreported")
+def test_train_takes_fields_as_keywords_and_returns_a_run(tmp_path: Path) -> None:
+    small = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "pool": GlobalAverage()}
+    fields = {"data": "digits", "model": "ViT-Lite-6/4", "overrides": small, "image_size": 8, "steps": 1, "lr": 1e-3}
+    run = vitreous.train(**fields, out=tmp_path / "run", batch_size=64, mixup=0.2)
+    assert run.folder == tmp_path / "run"
+    assert run.metrics == json.loads((run.folder / "metrics.json").read_text())
+    assert run.model.config.labels == tuple("0123456789")
+    stored = json.loads((run.folder / "config.json").read_text())
+    assert stored["overrides"]["patch_size"] == [4, 4]
+    assert stored["overrides"]["pool"] == {"kind": "GlobalAverage", "norm": "before"}
+    assert (stored["optim"]["lr"], stored["augment"]["mixup"]) == (1e-3, 0.2)
+    with pytest.raises(BadValue, match=r"'epoch' is not a field of TrainConfig .*did you mean 'epochs'"):
+        vitreous.train(data="digits", epoch=3)
+
+
+def test_overrides_of_early_versions_are_read(start: Path, tmp_path: Path) -> None:
+    """They were written as "set": ["field=JSON", ...]."""
+    config = json.loads((start / "config.json").read_text())
+    texts = [f"{name}={json.dumps(value)}" for name, value in config.pop("overrides").items()]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"set": texts}))
+    assert read_config(tmp_path) == read_config(start)
+
+
+def test_resume_needs_a_folder() -> None:
+    with pytest.raises(BadValue, match="--resume needs --out"):
+        train(TrainConfig(resume=True))
+
+
+def test_report_has_the_first_command_every_resume_and_the_mean_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[Any] = []
+    monkeypatch.setattr(training, "write_report", lambda folder, report: reports.append(report) or folder)
+    config = steady(tmp_path / "run", steps=22)
+    train(config, command="the first")
+    run = train(dataclasses.replace(config, resume=True), command="the second\nline")
+    assert reports[-1].commands == ["the first", "the second line"]
+    speeds = [row["train_images_per_second"] for row in rows(tmp_path / "run")]
+    assert len(speeds) == 2
+    assert run.metrics["images_per_second"] == pytest.approx(2 / (1 / speeds[0] + 1 / speeds[1]))
