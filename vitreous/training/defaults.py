@@ -228,4 +228,6 @@ def _text(value: Any) -> str:
         return " ".join(f"{name}={_text(item)}" for name, item in value.items())
     if isinstance(value, tuple):
         return " ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-") if 0 < value < 0.01 else f"{value:g}"
+    return str(value)

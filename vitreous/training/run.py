@@ -79,7 +79,8 @@ def train(
     own_task = task if isinstance(task, type) else None
     given = {"data": data and str(data), "init": init, "task": None if own_task else task}
     fields |= {name: value for name, value in given.items() if value is not None}
-    command = command or f"vitreous.train({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+    arguments = ["config"] * (config is not None) + [f"{name}={value!r}" for name, value in fields.items()]
+    command = command or f"vitreous.train({', '.join(arguments)})"
     config = with_fields(config or TrainConfig(), fields)
     config = replace(config, overrides=typed_overrides(config.overrides))
     config.check()
