@@ -1,12 +1,12 @@
-"""How good a frozen encoder is on several data sets, in one table, beside the same architecture that learned nothing.
+"""Probes of a frozen encoder on several data sets, compared with the same architecture with random weights.
 
-Four probes: weighted k-NN, a linear probe by ridge regression and one by SGD, and least squares on 5 and on 10 pictures
-of each class (mean and deviation over five draws). All of them work on the same features, which are computed once for
-each encoder and data set and kept on disk. The control has the checkpoint's config and random weights; its LayerScale
-starts at 1, as with the 1e-5 that DINOv2's training starts from, the class token would see next to nothing.
+Four probes: weighted k-NN, a linear probe by ridge regression and one by SGD, and least squares on 5 and on 10 images
+per class (mean and std over five draws). All use the same features, which are computed once per encoder and data set
+and cached on disk. The control has the checkpoint's config and random weights; its LayerScale starts at 1, because with
+DINOv2's initial 1e-5 the class token would hardly depend on the image.
 
 Command:  python -m recipes.probes dinov2s_reg4.pt --data PETS cifar10.npz
-          (PETS holds train/BREED/... and test/BREED/...; a data set is anything that `vitreous eval --data` takes)
+          (PETS contains train/BREED/... and test/BREED/...; a data set is anything that `vitreous eval --data` takes)
 Result:   top-1 in %, with --precision bf16, by a DINOv2-S with four registers at 224 pixels:
 
               data        encoder           20-NN    5-shot        10-shot       ridge    SGD
@@ -15,8 +15,8 @@ Result:   top-1 in %, with --precision bf16, by a DINOv2-S with four registers a
               CIFAR-10    DINOv2-S          81.9     59.9 ± 2.6    68.2 ± 1.2    85.5     89.1
               CIFAR-10    random weights    35.3     19.5 ± 1.0    21.5 ± 1.2    45.3     46.3
 
-          The checkpoint had been trained on for another purpose: these are no figures of the published DINOv2. Pets are
-          3,680 and 3,669 pictures of 160 pixels.
+          The checkpoint had been trained further for another purpose: these are not results of the published DINOv2.
+          Pets has 3,680 training and 3,669 test images of 160 pixels.
 Cost:     44 s on one NVIDIA H200
 """
 
@@ -48,7 +48,7 @@ from vitreous.weights.load import load_encoder
 
 @dataclass(frozen=True)
 class Options:
-    """What is probed, and on what."""
+    """Encoder, data sets and settings of the probes."""
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
     """A checkpoint of any format."""
@@ -56,11 +56,11 @@ class Options:
     """Data sets with a training part."""
     image_size: tuple[int, ...] = (224,)
     features: Literal["pooled", "class+mean"] = "pooled"
-    """What the head gets, or the class token beside the mean of the patches."""
+    """The input of the head, or the class token and the mean of the patches."""
     neighbours: int = 20
     shots: tuple[int, ...] = (5, 10)
     data_root: Path | None = None
-    """Where local copies of data sets that have a name lie."""
+    """Folder of local copies of named data sets."""
     batch_size: int = 256
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
@@ -73,7 +73,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """What the probes found in one encoder's features of one data set."""
+    """Results of the probes for one encoder and one data set."""
 
     data: str
     encoder: str

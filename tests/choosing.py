@@ -1,4 +1,4 @@
-"""Any number of pictures of any size, and what is chosen for them where little is said."""
+"""Data of any size for the tests of automatic choices."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ TINY = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}
 
 
 def pictures(count: int, side: int, name: str = "pictures") -> DataSet:
-    """As many as one likes, in the memory of one."""
+    """Any number of images in the memory of one."""
     images = np.broadcast_to(np.zeros((side, side, 3), dtype=np.uint8), (count, side, side, 3))
     source = ArraySource(images, np.zeros(count), ("cat", "dog"), name)
     source.mask_classes = ("ground", "cat", "dog")

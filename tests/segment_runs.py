@@ -1,4 +1,4 @@
-"""Small runs that learn a class for every pixel, and what they learn from."""
+"""Small segmentation runs and their data."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small runs for the tests, in processes of their own, which start quickly because a server has torch loaded."""
+"""Small runs in separate processes, which start quickly because a fork server has imported torch."""
 
 import dataclasses
 import multiprocessing
@@ -16,7 +16,7 @@ SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs"])
 
 
 def tiny(out: Path, **changes: Any) -> TrainConfig:
-    """Everything that could get lost is in it: average, dropout, mixing, augmentation, several epochs."""
+    """A run with everything that a resume could lose: average, dropout, mixing, augmentation, several epochs."""
     config = TrainConfig(
         data="digits",
         model="ViT-Lite-6/4",
@@ -45,7 +45,7 @@ def start(
 
 
 def finish(config: TrainConfig, **how: Any) -> int | None:
-    """The exit code of a run; the negative of a signal's number where that ended it."""
+    """Exit code of a run; the negative number of the signal that ended it."""
     process = start(config, **how)
     process.join(300)
     assert not process.is_alive(), "the run hangs"

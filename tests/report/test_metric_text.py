@@ -3,7 +3,7 @@ import pytest
 from vitreous.report.metric_text import duration, label, roughly, value
 
 
-def test_shares_are_percent_wherever_they_were_measured() -> None:
+def test_fractions_are_percent_for_every_split() -> None:
     for part in ("", "val_", "train_", "test_"):
         assert value(f"{part}top1", 0.5) == "50.0%"
         assert label(f"{part}top1").endswith("top-1")
@@ -21,18 +21,18 @@ def test_shares_are_percent_wherever_they_were_measured() -> None:
         (-0.5, "-0.500"),
     ],
 )
-def test_other_figures_keep_what_matters(number: float, text: str) -> None:
+def test_numbers_keep_their_significant_digits(number: float, text: str) -> None:
     assert value("loss", number) == text
 
 
-def test_what_is_no_number_is_shown_as_it_is() -> None:
+def test_text_and_nan_are_shown_unchanged() -> None:
     assert value("loss", float("nan")) == "nan"
     assert value("top1", float("inf")) == "inf"
     assert value("note", "best so far") == "best so far"
 
 
 @pytest.mark.parametrize("seconds", [0, 0.01, 9.94, 9.96, 59.4, 59.6, 60, 3599, 3600, 86_399, 86_400, 10**7])
-def test_any_length_of_time_is_near_its_words(seconds: float) -> None:
+def test_duration_and_estimate_are_close_to_the_time(seconds: float) -> None:
     units = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
     for words in (duration(seconds), roughly(seconds)):
         pieces = words.split()

@@ -1,19 +1,25 @@
 """Classification: its loss and metric against their definitions, and distillation."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from vitreous.tasks.classify_loop import Answers
+from vitreous.tasks.classify_metrics import Evaluation
 
 from vitreous.data.loader import Batch
+from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import IMAGENET
 from vitreous.model.vit import ViT
+from vitreous.tasks.base import Finished
 from vitreous.tasks.classify import Classify, TwoHeads, cross_entropy, smooth_targets
 from vitreous.tasks.config import Augment, Distillation, TaskConfig
 
@@ -129,3 +135,20 @@ def test_without_a_teacher_both_heads_are_trained(small: ViTConfig) -> None:
     student = lively(dataclasses.replace(small, distillation_token=True))
     losses(classify(student), batch_of([1, 4]))[0].backward()
     assert not [name for name, weight in student.named_parameters() if weight.grad is None]
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
+def test_top5_is_reported_only_for_more_than_five_classes(
+    classes: int, shown: bool, small: ViTConfig, tmp_path: Path
+) -> None:
+    labels = torch.arange(12) % classes
+    names = tuple("abcdef"[:classes])
+    evaluation = Evaluation.of(torch.eye(classes)[labels], labels, names)
+    source = ArraySource(np.zeros((12, 24, 32, 3), np.uint8), labels.numpy(), names, "images")
+    results = Answers(evaluation, torch.arange(12), [])
+    batch = batch_of(labels.tolist())
+    data = DataSet("images", source, source, None, "")
+    task = classify(lively(dataclasses.replace(small, num_classes=classes, labels=names)))
+    report = task.report(Finished(tmp_path, data, "val", source, results, batch, task.module(), draw=False))
+    assert ("top-5" in report.summary, "top5" in report.headline) == (shown, shown)
+    assert "top5" in results.metrics()

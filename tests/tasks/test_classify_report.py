@@ -36,7 +36,7 @@ def test_of_many_classes_the_worst_come_first() -> None:
     assert "200 better classes are not listed" in html
 
 
-def test_classes_without_pictures_come_last() -> None:
+def test_classes_without_images_come_last() -> None:
     labels = torch.arange(100) % 25
     html = "".join(sections.per_class(Evaluation.of(torch.eye(30)[labels], labels)))
     assert re.findall(r"<bdi>(\d+)</bdi>", html)[-5:] == ["25", "26", "27", "28", "29"]

@@ -28,7 +28,7 @@ from vitreous.weights.native import load_folder
 
 
 def filling(out: Path, task: str, **changes: Any) -> TrainConfig:
-    """Pictures of 8 x 8 pixels in patches of 2."""
+    """Images of 8 x 8 pixels in patches of 2."""
     small = {"patch_size": 2, "width": 32, "mlp_width": 32, "depth": 2, "num_heads": 2, "channels": 1}
     small = changes.pop("overrides", small)
     light = Masking(decoder_width=32, decoder_depth=1) if task == "mae" else Masking()

@@ -1,4 +1,4 @@
-"""What is learned: model, image size and decoder, each at the numbers where a choice turns into another one."""
+"""Automatic choice of model, image size and decoder, tested at the thresholds between choices."""
 
 import dataclasses
 import math
@@ -35,11 +35,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: checkpoint(folder / name, decoder) for name, decoder in decoders.items()}
 
 
-# ---- What the pictures are like --------------------------------------------------------------------------------------
+# ---- The size of the images --------------------------------------------------------------------------------------
 
 
 class Mixed(Source):
-    """Pictures of these sizes; those of none cannot be read."""
+    """Images of these sizes; those of none cannot be read."""
 
     classes = ("cat", "dog")
 
@@ -66,14 +66,14 @@ class Mixed(Source):
     ],
     ids=["one", "three", "many", "unreadable"],
 )
-def test_the_typical_side_is_a_median_of_some_pictures(sizes: list[tuple[int, int] | None], side: int) -> None:
+def test_typical_side_is_the_median_of_a_sample(sizes: list[tuple[int, int] | None], side: int) -> None:
     source = Mixed(*sizes)
     assert typical_side(source) == side
     assert len(source.looked) == len(set(source.looked)) == min(len(sizes), 25)
 
 
 @pytest.mark.parametrize(("count", "looks"), [(4, 4), (30, 25)])
-def test_pictures_none_of_which_can_be_read(count: int, looks: int) -> None:
+def test_unreadable_images_only_is_an_error(count: int, looks: int) -> None:
     with pytest.raises(ValueError, match=rf"none of .*{looks} images can be read, such as 0\.jpg"):
         typical_side(Mixed(*[None] * count))
 
@@ -96,10 +96,8 @@ def test_pictures_none_of_which_can_be_read(count: int, looks: int) -> None:
         ("segment", 100_000, 32, "ViT-Lite-6/4", True),
     ],
 )
-def test_the_model_follows_from_how_many_pictures_there_are_and_how_large(
-    task: Any, count: int, side: int, model: str, few: bool
-) -> None:
-    """Few pictures are learned from by a model whose positions are a convolution and whose answer is a mean."""
+def test_model_depends_on_number_and_size_of_images(task: Any, count: int, side: int, model: str, few: bool) -> None:
+    """Few images are learned from by a model whose positions are a convolution and whose answer is a mean."""
     config = chosen(count, side, task=task).config
     parts = configure(config.model or "", image_size=64, overrides=config.overrides)
     assert config.model == model
@@ -113,7 +111,7 @@ def test_the_model_follows_from_how_many_pictures_there_are_and_how_large(
 
 @pytest.mark.parametrize("side", [32, 64, 128])
 @pytest.mark.parametrize("task", ["classify", "segment"])
-def test_parts_that_were_asked_for_are_all_parts(task: Any, side: int, checkpoints: dict[str, Path]) -> None:
+def test_given_overrides_or_models_are_not_extended(task: Any, side: int, checkpoints: dict[str, Path]) -> None:
     assert chosen(side=side, task=task, overrides={"registers": 1}).config.overrides == {"registers": 1}
     named = chosen(side=side, task=task, model="ViT-Ti/16").config
     assert (named.model, named.overrides) == ("ViT-Ti/16", {})
@@ -131,7 +129,7 @@ def test_parts_that_were_asked_for_are_all_parts(task: Any, side: int, checkpoin
         (96, 128, 128), (159, 128, 128), (160, 128, 224), (500, 128, 224),
     ],
 )  # fmt: skip
-def test_the_image_size_follows_from_the_pictures_and_the_device(side: int, cpu: int, cuda: int) -> None:
+def test_image_size_depends_on_images_and_device(side: int, cpu: int, cuda: int) -> None:
     for device, size in (("cpu", cpu), ("cuda", cuda)):
         found = chosen(side=side, device=device)
         assert found.config.image_size == (size,)
@@ -141,11 +139,11 @@ def test_the_image_size_follows_from_the_pictures_and_the_device(side: int, cpu:
 
 
 @pytest.mark.parametrize(("patch", "size"), [(24, 120), (30, 120), (90, 90), (66, 132), (191, 191)])
-def test_the_nearest_size_that_patches_tile(patch: int, size: int) -> None:
+def test_image_size_is_the_nearest_that_patches_tile(patch: int, size: int) -> None:
     assert chosen(side=120, model="ViT-Ti/16", overrides={"patch_size": patch}).config.image_size == (size,)
 
 
-def test_what_is_wrong_with_a_model_is_left_for_those_who_build_it() -> None:
+def test_an_unknown_model_is_reported_later() -> None:
     assert chosen(side=120, model="ViT-Q/16").config.image_size == (128,)
 
 
@@ -153,7 +151,7 @@ def test_what_is_wrong_with_a_model_is_left_for_those_who_build_it() -> None:
     ("own", "patch", "cpu", "times"),
     [(224, 16, None, ""), (225, 15, None, ""), (240, 30, 210, "1.3"), (448, 32, 224, "4"), (518, 14, 224, "5.3")],
 )
-def test_a_cpu_is_given_no_more_than_224_pixels_of_a_checkpoint(
+def test_checkpoint_size_is_limited_to_224_pixels_on_a_cpu(
     own: int, patch: int, cpu: int | None, times: str, tmp_path: Path
 ) -> None:
     init = checkpoint(tmp_path / "m", side=own, patch=patch)
@@ -165,7 +163,7 @@ def test_a_cpu_is_given_no_more_than_224_pixels_of_a_checkpoint(
     assert chosen(init=init, image_size=(own,)).config.image_size == (own,)
 
 
-def test_it_is_the_pixels_of_a_checkpoint_that_is_not_square_that_count(tmp_path: Path) -> None:
+def test_limit_of_a_non_square_checkpoint_counts_its_pixels(tmp_path: Path) -> None:
     save(create("ViT-Ti/16", num_classes=0, image_size=(192, 512), overrides=TINY), tmp_path / "m")
     found = chosen(init=tmp_path / "m")
     assert 0 < math.prod(as_size(found.config.image_size)) <= 224 * 224
@@ -174,8 +172,8 @@ def test_it_is_the_pixels_of_a_checkpoint_that_is_not_square_that_count(tmp_path
     assert chosen(init=tmp_path / "n").config.image_size == ()
 
 
-def test_what_a_checkpoint_does_not_say_is_said_with_set(tmp_path: Path) -> None:
-    """timm's files hold no number of heads, and 32 is no width that would tell."""
+def test_overrides_complete_a_foreign_checkpoint(tmp_path: Path) -> None:
+    """timm's files do not contain the number of heads, and a width of 32 does not imply it."""
     save(load(checkpoint(tmp_path / "m")), tmp_path / "m.pth", format="timm", lossy=True)
     with pytest.raises(ValueError, match="does not say how many heads"):
         chosen(init=tmp_path / "m.pth")
@@ -204,7 +202,7 @@ def test_what_a_checkpoint_does_not_say_is_said_with_set(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_the_decoder_is_what_was_asked_for_then_the_checkpoints_then_one_finer_than_patches(
+def test_decoder_is_the_given_one_or_the_checkpoints_or_linear_with_cells(
     init: str | None, how: Segmenting, said: str, decoder: DecoderConfig, checkpoints: dict[str, Path]
 ) -> None:
     start = {"init": checkpoints[init]} if init else {}
@@ -217,7 +215,7 @@ def test_the_decoder_is_what_was_asked_for_then_the_checkpoints_then_one_finer_t
 
 
 @pytest.mark.parametrize("task", ["classify", "mpp"])
-def test_only_a_segmenter_has_a_decoder_to_choose(task: Any, checkpoints: dict[str, Path]) -> None:
+def test_other_tasks_choose_no_decoder(task: Any, checkpoints: dict[str, Path]) -> None:
     for start in ({}, {"init": checkpoints["mask"]}):
         found = chosen(task=task, **start)
         assert found.config.segmenting == Segmenting()
@@ -231,7 +229,7 @@ def test_only_a_segmenter_has_a_decoder_to_choose(task: Any, checkpoints: dict[s
     ("count", "side", "init", "advised"),
     [(1_999, 49, False, True), (2_000, 49, False, False), (1_999, 48, False, False), (1_999, 49, True, False)],
 )
-def test_few_pictures_are_better_learned_from_a_checkpoint(
+def test_few_images_get_the_advice_to_use_a_checkpoint(
     count: int, side: int, init: bool, advised: bool, checkpoints: dict[str, Path]
 ) -> None:
     """Small ones, such as digits, are simple enough."""

@@ -1,4 +1,4 @@
-"""What `--compile` compiles: the steps, as graphs that a GPU replays where nothing outlives them; not evaluations."""
+"""--compile compiles training steps, with CUDA graphs if no result outlives a step, and no evaluations."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ ONE = TrainConfig(data="digits", compile=True)
 
 
 class Counted(nn.Module):
-    """Stands for a compiled module; counts how often it is called."""
+    """Replacement of a compiled module that counts its calls."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -38,7 +38,7 @@ class Counted(nn.Module):
 
 
 def settings_of(task: str) -> dict[str, Any]:
-    """Classes are told from a picture and its mirror image: the first answer outlives the second call."""
+    """With --flip-test, the first result must outlive the second call."""
     if task == "classify":
         return {"flip_test": True}
     light = Masking(decoder_width=32, decoder_depth=1) if task == "mae" else Masking()
@@ -52,7 +52,7 @@ def job_of(out: Path, task: Any = None, **changes: Any) -> Job:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Counted, str | None]]:
-    """What was compiled, and how; no compiler is waited for."""
+    """Modules that were compiled, and their modes; nothing is compiled."""
     made: list[tuple[Counted, str | None]] = []
 
     def compile(module: nn.Module, mode: str | None = None) -> nn.Module:
@@ -73,7 +73,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Counted, str | None]
         (CUDA, 1, 1, False, None),  # a task that may call its module twice
     ],
 )
-def test_graphs_are_replayed_where_nothing_outlives_them(
+def test_cuda_graphs_only_if_gradients_are_not_kept(
     device: torch.device, size: int, accumulate: int, ours: bool, mode: str | None, compiled: list[Any]
 ) -> None:
     config = dataclasses.replace(ONE, accumulate=accumulate)
@@ -88,7 +88,7 @@ def test_only_steps_are_compiled(task: str, tmp_path: Path, compiled: list[Any])
     assert [module.calls for module, _ in compiled] == [24]
 
 
-def test_what_shares_the_work_is_compiled_with_the_module(
+def test_parallel_wrapper_is_compiled_with_the_module(
     tmp_path: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Around DDP's module: the bare one would learn by itself in each process."""
@@ -102,7 +102,7 @@ def test_what_shares_the_work_is_compiled_with_the_module(
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("task", [None, Classify])
-def test_another_s_task_may_call_its_module_twice(task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_task_is_compiled_without_cuda_graphs(task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     monkeypatch.setattr(setup, "compiled", lambda module, config, world, called_once: said.append(called_once))
     job_of(tmp_path, task, compile=True)
@@ -110,13 +110,13 @@ def test_another_s_task_may_call_its_module_twice(task: Any, tmp_path: Path, mon
 
 
 def test_no_gradient_is_kept_after_a_step(tmp_path: Path) -> None:
-    """It would lie where the next replay writes."""
+    """The next replay of the graph would overwrite it."""
     job = job_of(tmp_path)
     job.stepper(next(iter(job.loader.batches(0, 1))))
     assert all(weight.grad is None for weight in job.state.module.parameters())
 
 
-def test_nothing_is_compiled_unless_asked(tmp_path: Path, compiled: list[Any]) -> None:
+def test_nothing_is_compiled_by_default(tmp_path: Path, compiled: list[Any]) -> None:
     train(tiny(tmp_path, steps=1))
     assert compiled == []
 
@@ -124,7 +124,7 @@ def test_nothing_is_compiled_unless_asked(tmp_path: Path, compiled: list[Any]) -
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("task", "accumulate"), [("classify", 1), ("classify", 2), ("mae", 1), ("mpp", 1)])
-def test_a_compiled_run_learns_the_same(task: str, accumulate: int, tmp_path: Path) -> None:
+def test_compiled_run_has_the_same_losses(task: str, accumulate: int, tmp_path: Path) -> None:
     losses = {}
     for compile in (False, True):
         out = tmp_path / str(compile)

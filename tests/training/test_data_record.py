@@ -98,7 +98,7 @@ def recorded(root: Path, data: DataSet, classes: tuple[str, ...]) -> DataRecord:
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_unchanged_data_is_taken_as_it_is(make: Make, tmp_path: Path) -> None:
+def test_unchanged_data_is_accepted(make: Make, tmp_path: Path) -> None:
     before = recorded(tmp_path, *opened(tmp_path, make, list(range(40))))
     data, classes = opened(tmp_path, make, list(range(40)))
     assert resume_data(data, before, classes, allow_change=False) is data
@@ -123,7 +123,7 @@ def test_additions_and_removals_keep_the_split(make: Make, names: list[int], tmp
 
 
 @pytest.mark.parametrize("names", [list(range(1, 40)), list(range(42)), [*range(2, 40), 0, 1]])
-def test_positions_are_no_names(names: list[int], tmp_path: Path) -> None:
+def test_samples_known_by_index_are_rejected(names: list[int], tmp_path: Path) -> None:
     before = recorded(tmp_path, *opened(tmp_path, make_arrays, list(range(40))))
     data, classes = opened(tmp_path, make_arrays, names)
     if len(names) == 40:  # the same labels in the same places: other pixels are not looked at
@@ -133,7 +133,7 @@ def test_positions_are_no_names(names: list[int], tmp_path: Path) -> None:
         resume_data(data, before, classes, allow_change=True)
 
 
-def test_a_file_moved_from_train_to_val_is_refused(tmp_path: Path) -> None:
+def test_a_file_moved_from_train_to_val_is_rejected(tmp_path: Path) -> None:
     before = recorded(tmp_path, *opened(tmp_path, make_parts, list(range(40))))
     (tmp_path / "set/train/cat/000.png").rename(tmp_path / "set/val/cat/000.png")
     data = open_data(str(tmp_path / "set"))
@@ -141,7 +141,7 @@ def test_a_file_moved_from_train_to_val_is_refused(tmp_path: Path) -> None:
         resume_data(data, before, data.classes, allow_change=True)
 
 
-def test_a_row_moved_from_train_to_val_is_refused(tmp_path: Path) -> None:
+def test_a_row_moved_from_train_to_val_is_rejected(tmp_path: Path) -> None:
     make_folder(tmp_path, list(range(10)))
     table, rows = tmp_path / "table.csv", ["path,label,split"]
     rows += [f"set/{CLASSES[i % 2]}/{i:03d}.png,{CLASSES[i % 2]},{'val' if i > 7 else 'train'}" for i in range(10)]
@@ -155,7 +155,7 @@ def test_a_row_moved_from_train_to_val_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("allow", [True, False])
-def test_other_labels_and_classes_are_refused(allow: bool, tmp_path: Path) -> None:
+def test_other_labels_and_classes_are_rejected(allow: bool, tmp_path: Path) -> None:
     names = list(range(40))
     before = recorded(tmp_path, *opened(tmp_path, make_table, names))
     table = tmp_path / "table.csv"

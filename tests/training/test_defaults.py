@@ -21,7 +21,7 @@ from vitreous.weights.load import save
 
 @pytest.fixture
 def fifty(tmp_path: Path) -> Path:
-    """Fifty pictures in two classes, as someone's folder has them."""
+    """Fifty images in two classes, as someone's folder has them."""
     chance = np.random.default_rng(0)
     for label in ("cat", "dog"):
         (tmp_path / "pictures" / label).mkdir(parents=True)
@@ -31,7 +31,7 @@ def fifty(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-def test_nothing_is_left_open_and_everything_chosen_is_said(fifty: Path) -> None:
+def test_config_is_completed_and_choices_are_noted(fifty: Path) -> None:
     chosen = choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu")
     config = chosen.config
     assert config.model == "ViT-Ti/16"
@@ -47,7 +47,7 @@ def test_nothing_is_left_open_and_everything_chosen_is_said(fifty: Path) -> None
     )
 
 
-def test_what_was_said_stays(fifty: Path) -> None:
+def test_given_settings_are_kept(fifty: Path) -> None:
     said = TrainConfig(
         data=str(fifty), model="ViT-S/16", image_size=(64,), batch_size=8, epochs=3, workers=1, out=Path("x"),
         overrides={"registers": 1}, optim=Optim(lr=0.1), augment=Augment(flip=0.25),
@@ -58,7 +58,7 @@ def test_what_was_said_stays(fifty: Path) -> None:
     assert chosen.notes == []
 
 
-def test_fifty_pictures_on_a_cpu_are_a_few_minutes(fifty: Path) -> None:
+def test_fifty_images_take_a_few_minutes_on_a_cpu(fifty: Path) -> None:
     chosen = choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu")
     config = chosen.config
     assert isinstance(config.batch_size, int)
@@ -71,7 +71,7 @@ def test_fifty_pictures_on_a_cpu_are_a_few_minutes(fifty: Path) -> None:
     assert not any("few to train" in note for note in chosen.notes)
 
 
-def test_short_runs_are_evaluated_all_the_same(fifty: Path) -> None:
+def test_short_runs_are_evaluated_too(fifty: Path) -> None:
     data = open_data(str(fifty))
     assert choose(TrainConfig(data=str(fifty), epochs=3), data, "cpu").config.evaluate_every is None
     assert choose(TrainConfig(data=str(fifty), steps=80), data, "cpu").config.evaluate_every == 4  # of 40 epochs
@@ -85,7 +85,7 @@ def test_a_gpu_takes_more_steps_than_a_cpu(fifty: Path) -> None:
     assert gpu == 2 * cpu
 
 
-def test_digits_are_not_mirrored_unless_told_to(fifty: Path) -> None:
+def test_digits_are_not_mirrored_by_default(fifty: Path) -> None:
     digits = open_data("digits")
     chosen = choose(TrainConfig(data="digits"), digits, "cpu")
     assert chosen.config.augment.flip == 0
@@ -97,14 +97,14 @@ def test_digits_are_not_mirrored_unless_told_to(fifty: Path) -> None:
     assert choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu").config.augment.flip == 0.5
 
 
-def test_small_pictures_are_not_blown_up() -> None:
+def test_small_images_are_not_enlarged_much() -> None:
     assert choose(TrainConfig(data="digits"), open_data("digits"), "cpu").config.image_size == (16,)
     assert choose(TrainConfig(data="shapes"), open_data("shapes:size=28,count=8,val=4"), "cpu").config.image_size == (
         28,
     )
 
 
-def test_the_size_fits_the_patches_of_the_model_that_was_asked_for(fifty: Path) -> None:
+def test_image_size_fits_the_patches_of_the_given_model(fifty: Path) -> None:
     data = open_data(str(fifty))
     for model, pixels in (("ViT-Ti/16", 128), ("DINOv2-S/14", 126), ("ViT-B/32", 128)):
         assert choose(TrainConfig(data=str(fifty), model=model), data, "cpu").config.image_size == (pixels,)
@@ -116,7 +116,7 @@ def test_the_size_fits_the_patches_of_the_model_that_was_asked_for(fifty: Path) 
     ("device", "processes", "workers"),
     [("cuda", 1, 12), ("cuda", 4, 3), ("cuda", 100, 1), ("cpu", 1, 3), ("cpu", 12, 1)],
 )
-def test_workers_leave_a_cpu_its_cores(
+def test_workers_leave_cores_for_training_on_a_cpu(
     device: str, processes: int, workers: int, fifty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(defaults, "cores", lambda: 12)
@@ -127,7 +127,7 @@ def test_workers_leave_a_cpu_its_cores(
     assert choose(config, data, "cuda", processes).config.workers == 12
 
 
-def test_pictures_in_memory_need_no_workers() -> None:
+def test_images_in_memory_need_no_workers() -> None:
     digits = open_data("digits")
     assert choose(TrainConfig(data="digits"), digits, "cuda").config.workers == 0
     cropped = TrainConfig(data="digits", augment=Augment(crop="resized"))  # by the workers, from the arrays
@@ -135,7 +135,7 @@ def test_pictures_in_memory_need_no_workers() -> None:
 
 
 @pytest.mark.parametrize("how", [Segmenting(cells=8), Segmenting(decoder="mask"), Segmenting()], ids=str)
-def test_auto_counts_what_the_decoder_needs_as_well(how: Segmenting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_batch_size_includes_the_decoder(how: Segmenting, monkeypatch: pytest.MonkeyPatch) -> None:
     data = open_data("shapes:size=64,count=4096,val=4")
     config = TrainConfig(task="segment", data="shapes", model="ViT-Lite-6/4", image_size=(64,), segmenting=how)
     each = []
@@ -149,7 +149,7 @@ def test_auto_counts_what_the_decoder_needs_as_well(how: Segmenting, monkeypatch
     assert each[1].parameters == sum(weight.numel() for weight in model.parameters())
 
 
-def test_auto_takes_what_fits(fifty: Path) -> None:
+def test_auto_batch_size_fits(fifty: Path) -> None:
     config = choose(TrainConfig(data=str(fifty), batch_size="auto"), open_data(str(fifty)), "cpu").config
     assert isinstance(config.batch_size, int)
     each = cost(ViTConfig()).activation_bytes
@@ -159,7 +159,7 @@ def test_auto_takes_what_fits(fifty: Path) -> None:
         assert 2 * fits * each > memory / 2
 
 
-def test_bad_fields_are_named() -> None:
+def test_invalid_set_flags_are_named() -> None:
     with pytest.raises(BadValue, match=r"set is 'registers', but must be field=JSON"):
         parse_fields(("registers",))
     with pytest.raises(BadValue, match=r"set is 'position=Rotary2d', but must be field=JSON"):
@@ -173,7 +173,7 @@ def test_folders_are_never_reused(tmp_path: Path) -> None:
     assert free_folder(tmp_path, "x") == tmp_path / "x-3"
 
 
-def test_a_cpu_is_not_given_a_checkpoints_large_pictures(fifty: Path, tmp_path: Path) -> None:
+def test_large_checkpoint_size_is_reduced_on_a_cpu(fifty: Path, tmp_path: Path) -> None:
     tiny = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2, "patch_size": 14}
     for size, on_cpu in ((518, (224,)), (98, ())):
         save(create("ViT-Ti/16", num_classes=0, image_size=size, overrides=tiny), tmp_path / str(size))

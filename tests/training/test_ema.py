@@ -4,7 +4,7 @@ from torch import nn
 from vitreous.training.optim import Ema
 
 
-def test_it_is_the_decayed_mean() -> None:
+def test_average_is_the_decayed_mean() -> None:
     model = nn.Linear(1, 1, bias=False)
     ema = Ema(model, decay=0.5)
     values, average = [1.0, 4.0, -2.0, 8.0], model.weight.item()
@@ -16,7 +16,7 @@ def test_it_is_the_decayed_mean() -> None:
     torch.testing.assert_close(ema.averages["weight"], torch.tensor([[average]]))
 
 
-def test_it_is_put_in_and_taken_out() -> None:
+def test_average_is_applied_and_removed() -> None:
     model = nn.Linear(3, 2)
     ema = Ema(model, decay=0.9)
     nn.init.constant_(model.weight, 7.0)

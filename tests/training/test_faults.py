@@ -22,7 +22,8 @@ from train_runs import SERVER, tiny
 from vitreous.common import atomic_files as files
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
-from vitreous.training import checkpoint, loop, run_folder, summary
+from vitreous.training import checkpoint, loop, run_folder
+from vitreous.training import run as training
 from vitreous.training.config import TrainConfig
 from vitreous.training.data_record import DataRecord
 from vitreous.training.distributed import World
@@ -34,7 +35,7 @@ from vitreous.weights.load import save
 @pytest.fixture(autouse=True)
 def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures and pages take longer than these runs."""
-    monkeypatch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+    monkeypatch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
 
 
 def quick(out: Path, **changes: Any) -> TrainConfig:
@@ -50,7 +51,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two epochs, with copies of its checkpoints."""
     out = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+        patch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
         train(quick(out, keep=2))
     return out
 
@@ -122,12 +123,12 @@ def test_death_at_any_operation_leaves_a_checkpoint(
 def test_a_run_that_died_between_two_renames_is_resumed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "last").rename(run / ".last.old")
     train(resumed(run))
-    assert "this run was finished" in capsys.readouterr().out
+    assert "this run is finished" in capsys.readouterr().out
     assert steps(run) == [11, 22]
 
 
 @pytest.mark.parametrize("earlier_version", [False, True])
-def test_a_run_without_its_checkpoint_is_refused(earlier_version: bool, run: Path) -> None:
+def test_a_run_without_its_checkpoint_is_rejected(earlier_version: bool, run: Path) -> None:
     shutil.rmtree(run / "last")
     if earlier_version:
         for name in (".saved", "data.json.gz"):
@@ -142,7 +143,7 @@ def test_a_run_without_its_checkpoint_is_refused(earlier_version: bool, run: Pat
 
 @pytest.mark.parametrize("result", ["step-00000011", "metrics.json"])
 def test_results_without_a_checkpoint_are_not_replaced(result: str, tmp_path: Path) -> None:
-    """Also in a copy of a run without its hidden files, of which .saved would tell that there was a checkpoint."""
+    """Also in a copy of a run without its hidden files, such as .saved."""
     (tmp_path / "data.json.gz").touch()
     assert not run_folder.has_checkpoint(tmp_path)
     (tmp_path / result).mkdir()
@@ -166,7 +167,7 @@ def test_a_run_killed_before_its_first_save_starts_again(tmp_path: Path, capsys:
     assert steps(tmp_path / "run") == [11]
 
 
-def test_a_kept_copy_is_never_half_there(run: Path) -> None:
+def test_copies_of_checkpoints_are_atomic(run: Path) -> None:
     """A kill while links are made leaves no copy; one that is missing or incomplete is made when the run resumes."""
     (run / "step-00000022" / "progress.json").unlink()
     assert die_during(lambda: checkpoint.keep_copy(run, 11, 2), 8)
@@ -179,7 +180,7 @@ def test_a_kept_copy_is_never_half_there(run: Path) -> None:
 # ---- Full disks and damage -------------------------------------------------------------------------------------------
 
 
-def test_a_torn_last_line_of_metrics_is_dropped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_last_line_of_metrics_is_dropped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(rows + rows.splitlines()[-1][:40])
     train(resumed(run))
@@ -212,7 +213,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_tears_no_line(small_disk: Path) -> None:
+def test_full_disk_leaves_no_partial_line(small_disk: Path) -> None:
     path = small_disk / "metrics.jsonl"
     loop.append_row(path, {"step": 1})
     with pytest.raises(OSError, match=r"could not write .*metrics\.jsonl.*No space left"):
@@ -347,7 +348,7 @@ def add_class(root: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [remove_one, add_one, rename_class, add_class])
-def test_changed_data_is_refused(change: Callable[[Path], None], tmp_path: Path) -> None:
+def test_changed_data_is_rejected(change: Callable[[Path], None], tmp_path: Path) -> None:
     data, out = images(tmp_path / "data"), tmp_path / "run"
     train(on_images(out, data))
     before = split_of(out)
@@ -377,7 +378,7 @@ def test_a_run_of_an_earlier_version_resumes_with_a_notice(run: Path, capsys: py
     for name in ("data.json.gz", ".saved", "last/checksums.json"):
         (run / name).unlink()
     train(resumed(run))
-    assert "not known whether the data has changed" in capsys.readouterr().out
+    assert "data.json.gz is missing" in capsys.readouterr().out
     assert (run / "data.json.gz").exists()
 
 
@@ -390,7 +391,7 @@ def hold(out: Path, ready: Any, leave: Any) -> None:
         leave.wait(60)
 
 
-def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
+def test_a_second_run_in_a_folder_is_rejected(run: Path) -> None:
     ready, leave = SERVER.Event(), SERVER.Event()
     other = SERVER.Process(target=hold, args=(run, ready, leave))
     other.start()
@@ -445,7 +446,7 @@ def test_a_file_system_without_locks_is_warned_about(run: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "name", ["best/thesis.txt", "last/thesis.txt", "metrics.json", "step-00000011/notes", "report.html"]
 )
-def test_a_folder_with_files_of_others_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_folder_with_files_of_others_is_rejected(name: str, tmp_path: Path) -> None:
     (tmp_path / "run" / name).parent.mkdir(parents=True)
     (tmp_path / "run" / name).write_text("mine")
     with pytest.raises(ValueError, match=f"already has {Path(name).parts[0]}"):

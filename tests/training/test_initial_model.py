@@ -1,4 +1,4 @@
-"""What a run starts from: presets and checkpoints made ready for the task, and the weights that it learns."""
+"""The model that a run starts from, the commands it proposes, and checks of its config."""
 
 import shlex
 from pathlib import Path
@@ -17,7 +17,7 @@ from vitreous.tasks.masked import Mae
 from vitreous.tasks.segment import Segment
 from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training.defaults import choose
-from vitreous.training.summary import next_commands
+from vitreous.training.run import next_commands
 
 SMALL = {"width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2}
 
@@ -32,19 +32,19 @@ def shapes() -> DataSet:
 
 
 @pytest.mark.parametrize(("size", "fraction"), [((32,), 1.0), ((64, 48), 1.0), ((96,), Preprocessing().crop_fraction)])
-def test_small_pictures_have_no_edges_to_spare(size: tuple[int, ...], fraction: float, shapes: DataSet) -> None:
+def test_small_images_are_not_centre_cropped(size: tuple[int, ...], fraction: float, shapes: DataSet) -> None:
     assert build_model(config(image_size=size), shapes).config.preprocessing.crop_fraction == fraction
     assert fraction == 1.0 or fraction < 1
 
 
-def test_of_a_picture_that_is_segmented_nothing_is_cut_off(shapes: DataSet) -> None:
+def test_segmentation_does_not_crop_images(shapes: DataSet) -> None:
     model = build_model(config(task="segment", image_size=(96,)), shapes)
     assert isinstance(model, Segmenter)
     assert (model.config.preprocessing.fit, model.config.preprocessing.crop_fraction) == ("crop", 1.0)
     assert model.config.labels == shapes.mask_classes
 
 
-def test_a_segmenter_does_not_learn_how_to_pool(shapes: DataSet) -> None:
+def test_pooling_of_a_segmenter_is_frozen(shapes: DataSet) -> None:
     """Its decoder reads patches: weights that nothing reaches would only decay."""
     how = config(task="segment", image_size=(16,), overrides=SMALL | {"pool": AttentionPool(), "class_token": False})
     model = build_model(how, shapes)
@@ -55,7 +55,7 @@ def test_a_segmenter_does_not_learn_how_to_pool(shapes: DataSet) -> None:
     assert all(weight.requires_grad for weight in model.decoder.parameters())
 
 
-def test_what_was_ignored_in_training_is_ignored_in_the_command_that_evaluates(shapes: DataSet) -> None:
+def test_next_commands_ignore_the_same_classes(shapes: DataSet) -> None:
     how = config(task="segment", data="my shapes", seed=3, segmenting=Segmenting(ignore=("big square", "disc")))
     [evaluate] = [shlex.split(line) for line in next_commands(Path("run"), how, shapes, Segment) if " eval " in line]
     assert evaluate[evaluate.index("--ignore") + 1 :] == ["big square", "disc"]
@@ -65,7 +65,7 @@ def test_what_was_ignored_in_training_is_ignored_in_the_command_that_evaluates(s
     assert not any("--ignore" in line for line in plain)
 
 
-def test_pictures_without_classes_are_not_proposed_for_what_needs_them(tmp_path: Path) -> None:
+def test_next_commands_do_not_use_unlabelled_data_as_labelled(tmp_path: Path) -> None:
     for i in range(4):
         Image.new("RGB", (16, 16)).save(tmp_path / f"{i}.png")
     flat = open_data(str(tmp_path), labelled=False)
@@ -88,12 +88,12 @@ WRONG_WORDS: list[tuple[type, dict[str, Any], str]] = [
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("part", "words", "message"), WRONG_WORDS, ids=[message[:12] for *_, message in WRONG_WORDS])
-def test_words_are_checked_in_python_too(part: type, words: dict[str, Any], message: str) -> None:
+def test_choices_are_checked_in_python_too(part: type, words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**(words if part is TrainConfig else {part.__name__.lower(): part(**words)})).check()
 
 
-def test_what_a_checkpoint_does_not_say_may_be_set(shapes: DataSet, tmp_path: Path) -> None:
+def test_overrides_give_the_heads_of_a_foreign_checkpoint(shapes: DataSet, tmp_path: Path) -> None:
     """A width of 48 has no usual number of heads."""
     fields = {"width": 48, "num_heads": 6, "mlp_width": 48, "depth": 1, "mlp": {"kind": "Gelu", "approximation": "erf"}}
     vitreous.save(vitreous.create("ViT-Ti/4", overrides=fields), tmp_path / "x.pth", format="timm")

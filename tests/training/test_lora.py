@@ -2,10 +2,11 @@ import torch
 
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
-from vitreous.training.lora import add_lora, merged_state
+from vitreous.training.checkpoint import merged_state
+from vitreous.training.lora import add_lora
 
 
-def test_it_starts_as_the_model_and_merges_into_one(small: ViTConfig) -> None:
+def test_lora_starts_unchanged_and_merges(small: ViTConfig) -> None:
     model = build_vit(small).eval()
     images = torch.randn(2, 3, 24, 32)
     before, names = model(images), set(model.state_dict())
@@ -21,7 +22,7 @@ def test_it_starts_as_the_model_and_merges_into_one(small: ViTConfig) -> None:
     torch.testing.assert_close(fresh(images), model(images))
 
 
-def test_only_the_additions_learn(small: ViTConfig) -> None:
+def test_only_lora_matrices_are_trained(small: ViTConfig) -> None:
     model = build_vit(small)
     model.requires_grad_(False)
     add_lora(model, rank=3)
@@ -30,7 +31,7 @@ def test_only_the_additions_learn(small: ViTConfig) -> None:
     assert all("parametrizations.weight.0." in name for name in learned)
 
 
-def test_a_model_without_additions_is_as_it_was(small: ViTConfig) -> None:
+def test_merged_state_without_lora_is_the_state_dict(small: ViTConfig) -> None:
     model = build_vit(small)
     state = merged_state(model)
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())

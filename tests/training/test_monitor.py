@@ -30,7 +30,7 @@ def result(loss: float = 1.0, right: float = 1.0, count: float = 2.0, skipped: b
     return StepResult(*(torch.tensor(number) for number in (loss, right, count, float(skipped))))
 
 
-def test_means_are_over_pictures_and_leave_out_skipped_steps() -> None:
+def test_means_are_over_images_of_steps_not_skipped() -> None:
     ours = monitor()
     ours.add(result(loss=6.0, right=1.0, count=2.0), batch(0, 1))
     ours.add(result(loss=math.nan, right=0.0, count=2.0, skipped=True), batch(2, 3))
@@ -43,7 +43,7 @@ def test_means_are_over_pictures_and_leave_out_skipped_steps() -> None:
     assert math.isnan(ours.metrics()["train_loss"])  # there is no mean of nothing
 
 
-def test_three_broken_steps_in_a_row_stop_the_run_and_name_the_pictures() -> None:
+def test_three_nonfinite_steps_in_a_row_stop_the_run_and_name_the_images() -> None:
     ours = monitor()
     for skipped in (True, True, False, True, True, True):  # what follows the break in the row is not enough by itself
         ours.add(result(skipped=skipped), batch(7, 8))
@@ -52,7 +52,7 @@ def test_three_broken_steps_in_a_row_stop_the_run_and_name_the_pictures() -> Non
         ours.check()  # a step is read when the next one is under way
 
 
-def test_unreadable_pictures_are_reported_once() -> None:
+def test_unreadable_images_are_reported_once() -> None:
     ours = monitor()
     ours.add(result(), batch(0, 1, problems=("a.jpg: the file is empty",)))
     ours.add(result(), batch(2, 3, problems=("b.jpg: truncated", "a.jpg: the file is empty")))
@@ -67,7 +67,7 @@ def test_unreadable_pictures_are_reported_once() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_remembered_and_the_old_handlers_come_back(number: int) -> None:
+def test_signals_are_recorded_and_handlers_restored(number: int) -> None:
     before = signal.getsignal(number)
     with stop_signals() as asked:
         assert asked() == 0

@@ -30,7 +30,7 @@ def one_step(model: nn.Module, optimizers: Optimizers, skip: float = 0.0) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_weight_is_moved_once(kind: str, small: ViTConfig) -> None:
+def test_every_weight_is_in_one_group(kind: str, small: ViTConfig) -> None:
     model = build_vit(small)
     optimizers = build_optimizers(model, Optim(optimizer=kind, lr=1e-3), model)
     held = [id(w) for part in optimizers.parts for group in part.param_groups for w in group["params"]]
@@ -72,7 +72,7 @@ def peak_rates(module: nn.Module, encoder: Any, layer_decay: float, kind: Any = 
     return {name: rates[id(weight)] for name, weight in module.named_parameters()}
 
 
-def test_layer_decay_slows_what_lies_below(small: ViTConfig) -> None:
+def test_layer_decay_reduces_the_rate_of_lower_layers(small: ViTConfig) -> None:
     model = build_vit(small)
     by_name = peak_rates(model, model, 0.5)
     assert by_name["head.weight"] == by_name["norm.weight"] == 1.0
@@ -98,7 +98,7 @@ def wrappings(encoder: ViT) -> dict[str, nn.Module]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("wrapping", ["mae", "mpp", "segment", "distilled", "own", "own blocks"])
-def test_layer_decay_concerns_the_encoder_alone(wrapping: str, kind: str, small: ViTConfig) -> None:
+def test_layer_decay_applies_to_the_encoder_only(wrapping: str, kind: str, small: ViTConfig) -> None:
     encoder = build_vit(small)
     alone = {
         id(dict(encoder.named_parameters())[name]): rate for name, rate in peak_rates(encoder, encoder, 0.75).items()
@@ -110,8 +110,8 @@ def test_layer_decay_concerns_the_encoder_alone(wrapping: str, kind: str, small:
     assert max(rates.values()) == 1.0
 
 
-def test_layer_decay_is_timms() -> None:
-    """But for the final norm, which timm counts to the last block, unlike BEiT and MAE."""
+def test_layer_decay_equals_timm() -> None:
+    """Except the final norm, which timm counts to the last block, unlike BEiT and MAE."""
     timm = import_timm()
     theirs = timm.create_model("vit_tiny_patch16_224", depth=3, embed_dim=32, num_heads=2, num_classes=5, img_size=32)
     groups = importlib.import_module("timm.optim").param_groups_layer_decay(theirs, weight_decay=0.05, layer_decay=0.6)
@@ -129,7 +129,7 @@ def test_layer_decay_is_timms() -> None:
         assert rates[here] == pytest.approx(expected[there])
 
 
-def test_the_rate_is_a_share_of_each_groups_peak(small: ViTConfig) -> None:
+def test_set_rate_scales_the_peak_of_each_group(small: ViTConfig) -> None:
     model = build_vit(small)
     optimizers = build_optimizers(model, Optim(lr=1.0, layer_decay=0.5), model)
     optimizers.set_rate(0.1)
@@ -139,7 +139,7 @@ def test_the_rate_is_a_share_of_each_groups_peak(small: ViTConfig) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_state_can_be_created_without_moving(kind: str, small: ViTConfig) -> None:
+def test_create_state_does_not_change_weights(kind: str, small: ViTConfig) -> None:
     model = build_vit(small)
     before = copy.deepcopy(model.state_dict())
     optimizers = build_optimizers(model, Optim(optimizer=kind, lr=1e-2), model)
@@ -148,8 +148,8 @@ def test_state_can_be_created_without_moving(kind: str, small: ViTConfig) -> Non
     assert all(part.state for part in optimizers.parts)
 
 
-def test_muon_is_torchs_muon_for_every_matrix() -> None:
-    """Packed matrices are taken apart: the gate of a SwiGLU and what it lets through each on their own."""
+def test_muon_equals_torch_for_every_matrix() -> None:
+    """Packed matrices, such as the gate and the value of a SwiGLU, are orthogonalised separately."""
     torch.manual_seed(0)
     weights = [torch.randn(shape) for shape in [(8, 12), (24, 8), (8, 12), (12, 8)]]
     gradients = [[torch.randn_like(weight) for weight in weights] for _ in range(4)]

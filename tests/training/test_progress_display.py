@@ -11,7 +11,7 @@ from vitreous.training.progress_display import ProgressDisplay
 
 
 class Clock:
-    """Time that passes only when it is told to."""
+    """Clock that is advanced by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -44,7 +44,7 @@ def run(
                 progress.epoch(step // progress.steps_per_epoch, {"loss": 1 / step, "val_top1": 0.9123})
 
 
-def test_plain_lines_one_an_epoch() -> None:
+def test_one_plain_line_per_epoch() -> None:
     console, clock = screen(terminal=False), Clock()
     run(ProgressDisplay(60, 20, 3, console=console, clock=clock), clock, seconds=0.1)
     lines = shown(console).splitlines()
@@ -60,7 +60,7 @@ def test_plain_lines_one_an_epoch() -> None:
     assert len(lines) == 4  # and the estimate
 
 
-def test_plain_lines_at_most_one_a_minute_within_an_epoch() -> None:
+def test_plain_lines_at_most_one_per_minute_within_an_epoch() -> None:
     console, clock = screen(terminal=False), Clock()
     run(ProgressDisplay(1000, 1000, 1, console=console, clock=clock), clock, seconds=1)
     lines = shown(console).splitlines()
@@ -77,7 +77,7 @@ def test_the_time_is_estimated_before_the_first_epoch_ends() -> None:
     assert shown(console).strip() == "about 3 min for 20 epochs, without evaluation"
 
 
-def test_the_first_slow_step_does_not_spoil_the_estimate() -> None:
+def test_slow_first_step_does_not_affect_the_estimate() -> None:
     console, clock = screen(terminal=False), Clock()
     progress = ProgressDisplay(1000, 100, 10, console=console, clock=clock)
     with progress:
@@ -90,7 +90,7 @@ def test_the_first_slow_step_does_not_spoil_the_estimate() -> None:
     assert shown(console).startswith("about 8 min for 10 epochs")
 
 
-def test_epochs_of_an_instant_are_estimated_at_the_end_of_the_first() -> None:
+def test_short_epochs_are_estimated_at_the_end_of_the_first() -> None:
     console, clock = screen(terminal=False), Clock()
     run(ProgressDisplay(40, 2, 20, console=console, clock=clock), clock, seconds=0.01)
     lines = shown(console).splitlines()
@@ -98,8 +98,8 @@ def test_epochs_of_an_instant_are_estimated_at_the_end_of_the_first() -> None:
     assert len(lines) == 21
 
 
-def test_epochs_that_end_unseen_are_estimated_too() -> None:
-    """Where only some steps are told, an epoch may pass between two of them."""
+def test_epochs_without_displayed_steps_are_estimated_too() -> None:
+    """If only some steps are displayed, an epoch may end between two of them."""
     console, clock = screen(terminal=False), Clock()
     with ProgressDisplay(100, 10, 10, console=console, clock=clock) as progress:
         for epoch in (1, 2):
@@ -110,7 +110,7 @@ def test_epochs_that_end_unseen_are_estimated_too() -> None:
     assert lines[1:] == ["epoch 1/10  loss 0.500  4 min 30 s left", "epoch 2/10  loss 0.500  4 min left"]
 
 
-def test_of_short_epochs_only_the_evaluated_and_a_few_others_have_a_line() -> None:
+def test_short_epochs_without_evaluation_print_few_lines() -> None:
     console, clock = screen(terminal=False), Clock()
     with ProgressDisplay(80, 2, 40, console=console, clock=clock) as progress:
         for epoch in range(1, 41):
@@ -120,7 +120,7 @@ def test_of_short_epochs_only_the_evaluated_and_a_few_others_have_a_line() -> No
     assert [line.split("  ")[0] for line in lines] == [f"epoch {epoch}/40" for epoch in (1, 5, 15, 20, 30, 40)]
 
 
-def test_what_is_over_is_not_estimated() -> None:
+def test_finished_runs_are_not_estimated() -> None:
     console, clock = screen(terminal=False), Clock()
     run(ProgressDisplay(1, 1, 1, console=console, clock=clock), clock, seconds=0.1)
     assert shown(console).splitlines() == ["epoch 1/1  loss 1.000  validation top-1 91.2%"]
@@ -144,7 +144,7 @@ def test_time_left_includes_evaluation() -> None:
 
 @pytest.mark.parametrize(("total", "each", "epochs"), [(0, 0, 0), (0, 10, 1), (3, 0, 1), (25, 10, 2.5), (1, 1, 1)])
 @pytest.mark.parametrize("terminal", [False, True])
-def test_odd_lengths(total: int, each: int, epochs: float, terminal: bool) -> None:
+def test_unusual_numbers_of_steps(total: int, each: int, epochs: float, terminal: bool) -> None:
     console, clock = screen(terminal), Clock()
     run(ProgressDisplay(total, each, epochs, console=console, clock=clock), clock, seconds=1)
     if epochs == 2.5:
@@ -170,7 +170,7 @@ def test_bars_on_a_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_messages_survive_above_the_bars_and_are_not_markup() -> None:
+def test_messages_stay_above_the_bars_and_are_not_markup() -> None:
     console = screen(terminal=True)
     with ProgressDisplay(10, 10, 1, console=console) as progress:
         progress.step(1, 1.0, 0.1, 10.0, {})
@@ -182,7 +182,7 @@ def test_messages_survive_above_the_bars_and_are_not_markup() -> None:
     assert text.endswith("\x1b[2K")  # the bars are wiped at the end
 
 
-def test_long_lines_stay_lines_where_nobody_watches() -> None:
+def test_long_lines_are_not_wrapped_in_a_pipe() -> None:
     console = screen(terminal=False, width=40)
     with ProgressDisplay(10, 10, 1, console=console) as progress:
         progress.print("x" * 200)
@@ -207,7 +207,7 @@ def test_quiet_shows_nothing(terminal: bool) -> None:
     assert shown(console) == ""
 
 
-def test_an_interrupt_gives_the_terminal_back() -> None:
+def test_interrupt_restores_the_terminal() -> None:
     console = screen(terminal=True)
     progress = ProgressDisplay(10, 10, 1, console=console)
     with contextlib.suppress(KeyboardInterrupt), progress:
@@ -217,7 +217,7 @@ def test_an_interrupt_gives_the_terminal_back() -> None:
     assert not progress.bars.live.is_started
 
 
-def test_a_pipe_gets_plain_lines_even_where_colours_are_forced() -> None:
+def test_pipe_gets_plain_lines_even_if_colours_are_forced() -> None:
     program = (
         "from vitreous.training.progress_display import ProgressDisplay\n"
         "with ProgressDisplay(2, 1, 2) as p:\n"

@@ -23,7 +23,7 @@ from vitreous.weights.native import load_folder
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All that a checkpoint holds: weights, optimizer, average; put together where it is in shards."""
+    """All tensors of a checkpoint: weights, optimizer, average, with shards joined."""
     tensors = load_state(folder / "last")
     (shard,) = (folder / "last" / "training").glob("*.safetensors")
     return tensors | read_tensors(shard)
@@ -40,7 +40,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_killed_at_ten_random_steps(uninterrupted: Path, tmp_path: Path) -> None:
+def test_resume_after_kill_at_random_steps_is_bit_identical(uninterrupted: Path, tmp_path: Path) -> None:
     folder, config = tmp_path / "run", tiny(tmp_path / "run", save_minutes=1e-5)  # a save after every step
     chance = random.Random(0)
     for life in range(10):
@@ -56,7 +56,7 @@ def test_killed_at_ten_random_steps(uninterrupted: Path, tmp_path: Path) -> None
     assert [row["val_loss"] for row in ours] == [row["val_loss"] for row in theirs]
 
 
-def test_killed_before_anything_was_saved(uninterrupted: Path, tmp_path: Path) -> None:
+def test_run_killed_before_the_first_save_starts_again(uninterrupted: Path, tmp_path: Path) -> None:
     config = tiny(tmp_path / "run")
     assert finish(config, die_after=2) == -signal.SIGKILL
     assert finish(dataclasses.replace(config, resume=True)) == 0
@@ -105,7 +105,7 @@ def two(config: Any, **how: Any) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_learn_what_one_does(parallel: str, tmp_path: Path) -> None:
+def test_two_processes_have_the_losses_of_one(parallel: str, tmp_path: Path) -> None:
     calm = {"dropout": 0.0, "stochastic_depth": 0.0, "steps": 12, "parallel": parallel}  # each process drops its own
     assert finish(tiny(tmp_path / "one", **calm)) == 0
     two(tiny(tmp_path / "two", **calm))
@@ -137,8 +137,8 @@ def test_saved_by_two_resumed_by_one_and_by_two(parallel: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_run_from_another_systems_file(parallel: str, tmp_path: Path) -> None:
-    """In timm's file query, key and value are one tensor: what is trained are views of it, at first."""
+def test_run_from_a_foreign_checkpoint_is_resumed_and_parallel(parallel: str, tmp_path: Path) -> None:
+    """timm packs query, key and value into one tensor, so the loaded weights are views of it."""
     vit = ViTConfig(
         image_size=(8, 8), patch_size=(4, 4), channels=1, width=32, depth=2, num_heads=2, mlp_width=32, mlp=Gelu("erf")
     )

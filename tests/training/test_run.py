@@ -12,16 +12,19 @@ import pytest
 import torch
 from PIL import Image
 
+import vitreous
 from native_models import load_state
 from train_runs import tiny
 from vitreous.common.checks import BadValue
+from vitreous.model.options import GlobalAverage
 from vitreous.report import plots
-from vitreous.training import loop, summary
+from vitreous.training import loop
+from vitreous.training import run as training
 from vitreous.training.checkpoint import read_progress
 from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.optim import rate_fraction
 from vitreous.training.run import train
-from vitreous.training.run_folder import resumed_config
+from vitreous.training.run_folder import read_config, resumed_config
 from vitreous.weights.load import load
 
 PLAIN = Augment(crop="none", flip=0.0, policy="none", mixup=0.0, cutmix=0.0, repeats=1)
@@ -37,12 +40,12 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without drawing plots, which takes longer than training."""
-    monkeypatch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+    """Skip the report: drawing plots takes longer than training."""
+    monkeypatch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
 
 
 def steady(out: Path, **changes: Any) -> TrainConfig:
-    """Nothing random in it but the first weights and the order; SGD, in which small differences stay small."""
+    """A run whose only randomness is initial weights and order, with SGD, in which small differences stay small."""
     plain = {"dropout": 0.0, "stochastic_depth": 0.0, "optim": Optim("sgd", lr=0.3), "augment": PLAIN, "steps": 11}
     return tiny(out, **(plain | changes))
 
@@ -57,7 +60,7 @@ def largest_difference(one: Path, other: Path) -> float:
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
-# ---- Unreadable pictures ---------------------------------------------------------------------------------------------
+# ---- Unreadable images ---------------------------------------------------------------------------------------------
 
 BROKEN = {
     "train/a/03.jpg": ("the file is empty", lambda data: b""),
@@ -68,7 +71,7 @@ BROKEN = {
 
 
 def pictures(root: Path) -> Path:
-    """60 pictures in three parts, four of which cannot be read."""
+    """60 images in three splits, four of them unreadable."""
     chance = np.random.default_rng(0)
     for part, count in (("train", 20), ("val", 6), ("test", 4)):
         for label in "ab":
@@ -82,7 +85,7 @@ def pictures(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_unreadable_pictures_are_named_and_counted_and_the_run_goes_on(
+def test_unreadable_images_are_named_counted_and_ignored(
     workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = pictures(tmp_path / "set")
@@ -104,7 +107,7 @@ def test_unreadable_pictures_are_named_and_counted_and_the_run_goes_on(
     assert (last["train_unreadable"], last["val_unreadable"], last["val_count"]) == (2, 1, 11)
 
 
-def test_too_many_unreadable_pictures_fail_the_run(tmp_path: Path) -> None:
+def test_too_many_unreadable_images_fail_the_run(tmp_path: Path) -> None:
     config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.04)
     with pytest.raises(ValueError, match="2 of 40 training images") as error:
         train(config)
@@ -118,7 +121,7 @@ def test_too_many_unreadable_pictures_fail_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unreported")
-def test_earlier_checkpoints_are_kept_as_many_as_asked_for(tmp_path: Path) -> None:
+def test_keep_limits_the_number_of_earlier_checkpoints(tmp_path: Path) -> None:
     train(tiny(tmp_path / "run", steps=50, keep=2))  # 11 steps an epoch
     kept = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
     assert kept == ["step-00000044", "step-00000050"]
@@ -128,7 +131,7 @@ def test_earlier_checkpoints_are_kept_as_many_as_asked_for(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("unreported")
-def test_a_run_that_gets_no_better_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patience_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = train(steady(tmp_path / "run", steps=1100, patience=3, optim=Optim("sgd", lr=1e-12))).metrics
     assert (metrics["epochs"], metrics["steps"]) == (4, 44)  # the first is the best, and three are not better
     assert "no improvement in 3 evaluations" in capsys.readouterr().out
@@ -136,7 +139,7 @@ def test_a_run_that_gets_no_better_stops(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.usefixtures("unreported")
-def test_tensorboard_has_every_figure_in_one_file(tmp_path: Path) -> None:
+def test_tensorboard_has_every_metric_in_one_file(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     train(steady(tmp_path / "run", steps=33, tensorboard=True))
     (file,) = (tmp_path / "run" / "tensorboard").iterdir()
@@ -151,10 +154,10 @@ def test_tensorboard_has_every_figure_in_one_file(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 11 steps: what others are compared with, and start from."""
+    """A run of 11 steps, as a reference and a starting point."""
     folder = tmp_path_factory.mktemp("start") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summary, "write_report", lambda folder, report: folder / "report.html")
+        patch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
         train(steady(folder))
     return folder
 
@@ -171,7 +174,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_memory_and_precision_change_how_not_what_is_learned(
+def test_memory_and_precision_options_do_not_change_the_result(
     changes: dict[str, Any], far: float, start: Path, tmp_path: Path
 ) -> None:
     metrics = train(steady(tmp_path / "run", **changes)).metrics
@@ -193,9 +196,7 @@ def test_every_optimizer_and_schedule_learns(optimizer: Any, schedule: Any, tmp_
 
 @pytest.mark.usefixtures("unreported")
 @pytest.mark.parametrize("train_only", ["head", "lora"])
-def test_what_is_not_to_learn_stays_and_the_result_is_an_ordinary_checkpoint(
-    train_only: Any, start: Path, tmp_path: Path
-) -> None:
+def test_frozen_weights_stay_and_checkpoints_are_plain(train_only: Any, start: Path, tmp_path: Path) -> None:
     train(steady(tmp_path / "run", init=start / "last", model=None, overrides={}, train_only=train_only))
     before, after = load_state(start / "last"), load_state(tmp_path / "run" / "last")
     assert before.keys() == after.keys()
@@ -207,7 +208,7 @@ def test_what_is_not_to_learn_stays_and_the_result_is_an_ordinary_checkpoint(
 
 
 @pytest.mark.usefixtures("unreported")
-def test_a_checkpoint_is_fine_tuned_at_another_size_and_goes_on_after_a_stop(start: Path, tmp_path: Path) -> None:
+def test_fine_tuning_at_another_size_is_resumed(start: Path, tmp_path: Path) -> None:
     config = steady(tmp_path / "run", init=start / "best", model=None, overrides={}, image_size=(16,))
     train(config)
     assert load(tmp_path / "run" / "best").config.image_size == (16, 16)
@@ -216,7 +217,7 @@ def test_a_checkpoint_is_fine_tuned_at_another_size_and_goes_on_after_a_stop(sta
 
 
 @pytest.mark.usefixtures("unreported")
-def test_a_student_comes_to_agree_with_its_teacher(start: Path, tmp_path: Path) -> None:
+def test_distillation_approaches_the_teacher(start: Path, tmp_path: Path) -> None:
     """All weight on a teacher that knows something: the student's answers get nearer to the teacher's."""
     distillation = Distillation(start / "last", "soft", distill_weight=1.0, distill_temperature=1.0)
     token = {"distillation_token": True}
@@ -239,7 +240,7 @@ def test_a_student_comes_to_agree_with_its_teacher(start: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("unreported")
-def test_a_run_that_cannot_begin_leaves_its_folder_free(tmp_path: Path) -> None:
+def test_failed_setup_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="batch_size"):
         train(steady(tmp_path / "run", batch_size=5000))
     assert not (tmp_path / "run").exists()
@@ -247,7 +248,7 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.json").exists()
 
 
-def test_a_resumed_run_cannot_become_another(start: Path) -> None:
+def test_resume_rejects_changed_settings(start: Path) -> None:
     again = dataclasses.replace(steady(start), resume=True)
     with pytest.raises(BadValue, match="steps is 500, but must be omitted or 11, as in the run to resume"):
         train(dataclasses.replace(again, steps=500))
@@ -265,14 +266,14 @@ def test_only_the_folder_is_needed_to_resume(start: Path) -> None:
 
 
 @pytest.mark.usefixtures("unreported")
-def test_seconds_count_from_the_first_start(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seconds_include_all_resumptions(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = rows(start)[-1]["seconds"]
     assert train(TrainConfig(out=start, resume=True, device="cpu")).metrics["seconds"] > before > 0
     assert "this run is finished" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("unreported")
-def test_a_run_that_fails_on_unreadable_pictures_can_be_given_again(tmp_path: Path) -> None:
+def test_run_that_failed_on_unreadable_images_can_be_repeated(tmp_path: Path) -> None:
     config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.0)
     with pytest.raises(ValueError, match="--max-unreadable 0 allows"):
         train(config)
@@ -281,7 +282,7 @@ def test_a_run_that_fails_on_unreadable_pictures_can_be_given_again(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("unreported")
-def test_what_was_allowed_stays_allowed_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_max_unreadable_is_kept_on_resume(tmp_path: Path) -> None:
     config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.5, steps=6)
     train(config)
     (tmp_path / "run" / "metrics.json").unlink()
@@ -291,7 +292,7 @@ def test_what_was_allowed_stays_allowed_when_the_run_goes_on(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("unreported")
-def test_without_a_limit_gradients_are_as_they_are(tmp_path: Path) -> None:
+def test_clip_0_does_not_change_gradients(tmp_path: Path) -> None:
     """Of two clips that no gradient reaches, and none, all weights are the same; of one that all reach, others."""
     for name, clip in (("none", 0.0), ("far", 1e9), ("near", 1e-3)):
         train(steady(tmp_path / name, steps=3, optim=Optim("sgd", lr=0.3, clip=clip)))
@@ -299,7 +300,7 @@ def test_without_a_limit_gradients_are_as_they_are(tmp_path: Path) -> None:
     assert largest_difference(tmp_path / "none" / "last", tmp_path / "near" / "last") > 0
 
 
-def test_a_wrong_model_is_told_before_the_data_is_looked_at(tmp_path: Path) -> None:
+def test_invalid_model_is_reported_before_the_data_is_opened(tmp_path: Path) -> None:
     for changes in ({"model": "ViT-X/16"}, {"overrides": {"foo": 3}}, {"image_size": (7,)}):
         with pytest.raises(BadValue):
             train(steady(tmp_path / "run", data="nowhere", **changes))
@@ -308,7 +309,7 @@ def test_a_wrong_model_is_told_before_the_data_is_looked_at(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("unreported")
-def test_the_next_commands_can_be_typed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_next_commands_are_quoted_and_use_the_same_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = pictures(tmp_path / "a set")
     train(steady(tmp_path / "run", data=str(data / "train"), batch_size=8, seed=3, steps=1, max_unreadable=0.1))
     lines = capsys.readouterr().out.splitlines()[-3:]
@@ -325,7 +326,7 @@ def test_the_next_commands_can_be_typed_as_they_are(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("losses", "best"), [([1.0, 0.5, 0.7, 0.3], 4), ([1.0, 0.5, 0.7, 0.5], 2), ([1.0, math.nan, 0.7, math.nan], 3)]
 )
-def test_of_equally_good_evaluations_the_one_with_the_least_loss_is_kept(
+def test_best_of_equal_evaluations_has_the_smallest_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], best: int
 ) -> None:
     evaluate, top1, left = loop.evaluate, iter([0.5, 0.9, 0.9, 0.9]), iter(losses)
@@ -345,3 +346,49 @@ def test_of_equally_good_evaluations_the_one_with_the_least_loss_is_kept(
     marked = plots.best_row(history)
     assert marked is not None
     assert marked["epoch"] == best
+
+
+# ---- The public function ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unreported")
+def test_train_takes_fields_as_keywords_and_returns_a_run(tmp_path: Path) -> None:
+    small = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "pool": GlobalAverage()}
+    fields = {"data": "digits", "model": "ViT-Lite-6/4", "overrides": small, "image_size": 8, "steps": 1, "lr": 1e-3}
+    run = vitreous.train(**fields, out=tmp_path / "run", batch_size=64, mixup=0.2)
+    assert run.folder == tmp_path / "run"
+    assert run.metrics == json.loads((run.folder / "metrics.json").read_text())
+    assert run.model.config.labels == tuple("0123456789")
+    stored = json.loads((run.folder / "config.json").read_text())
+    assert stored["overrides"]["patch_size"] == [4, 4]
+    assert stored["overrides"]["pool"] == {"kind": "GlobalAverage", "norm": "before"}
+    assert (stored["optim"]["lr"], stored["augment"]["mixup"]) == (1e-3, 0.2)
+    with pytest.raises(BadValue, match=r"'epoch' is not a field of TrainConfig .*did you mean 'epochs'"):
+        vitreous.train(data="digits", epoch=3)
+
+
+def test_overrides_of_early_versions_are_read(start: Path, tmp_path: Path) -> None:
+    """They were written as "set": ["field=JSON", ...]."""
+    config = json.loads((start / "config.json").read_text())
+    texts = [f"{name}={json.dumps(value)}" for name, value in config.pop("overrides").items()]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"set": texts}))
+    assert read_config(tmp_path) == read_config(start)
+
+
+def test_resume_needs_a_folder() -> None:
+    with pytest.raises(BadValue, match="--resume needs --out"):
+        train(TrainConfig(resume=True))
+
+
+def test_report_has_the_first_command_every_resume_and_the_mean_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[Any] = []
+    monkeypatch.setattr(training, "write_report", lambda folder, report: reports.append(report) or folder)
+    config = steady(tmp_path / "run", steps=22)
+    train(config, command="the first")
+    run = train(dataclasses.replace(config, resume=True), command="the second\nline")
+    assert reports[-1].commands == ["the first", "the second line"]
+    speeds = [row["train_images_per_second"] for row in rows(tmp_path / "run")]
+    assert len(speeds) == 2
+    assert run.metrics["images_per_second"] == pytest.approx(2 / (1 / speeds[0] + 1 / speeds[1]))

@@ -24,7 +24,7 @@ from vitreous.weights.load import load_encoder
 
 
 @pytest.mark.parametrize("decoder", [LinearDecoder(2), MaskDecoder(1)], ids=str)
-def test_a_segmenter_is_read_as_it_was_written(decoder: Any, small: ViTConfig, tmp_path: Path) -> None:
+def test_segmenter_round_trip(decoder: Any, small: ViTConfig, tmp_path: Path) -> None:
     encoder = dataclasses.replace(small, num_classes=0)
     model = build_segmenter(SegmenterConfig(encoder, decoder, 2, ("pet", "background"))).eval()
     vitreous.save(model, tmp_path / "a")
@@ -44,7 +44,7 @@ def test_a_segmenter_is_read_as_it_was_written(decoder: Any, small: ViTConfig, t
         vitreous.load(tmp_path / "a", num_classes=5)
 
 
-def test_the_verbs_take_a_segmenter(small: ViTConfig, tmp_path: Path) -> None:
+def test_verbs_accept_a_segmenter(small: ViTConfig, tmp_path: Path) -> None:
     classes = open_masked("shapes:size=32,count=4").mask_classes
     encoder = dataclasses.replace(small, num_classes=0, image_size=(32, 32))
     vitreous.save(build_segmenter(SegmenterConfig(encoder, LinearDecoder(), 7, classes)), tmp_path / "m")

@@ -61,7 +61,7 @@ def config(data: Path, out: Path, lr: float = 1e-2, init: Path | None = None) ->
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ids as in Pets, where nothing is 0."""
+    """Ids as in Pets, which start at 1."""
     root = tmp_path_factory.mktemp("pets")
     train(config(pictures(root / "data", {"pet": 1, "background": 2, "border": 3}), root / "run"))
     return root
@@ -71,7 +71,7 @@ def measured(model: Segmenter, data: Path) -> dict[str, float]:
     return vitreous.evaluate(model, data, device="cpu", workers=0, ignore=("border",)).to_dict()
 
 
-def test_masks_that_a_model_writes_are_masks_that_it_agrees_with(run: Path, tmp_path: Path) -> None:
+def test_predicted_masks_evaluate_to_an_iou_of_1(run: Path, tmp_path: Path) -> None:
     model = vitreous.load(run / "run/best")
     assert isinstance(model, Segmenter)
     assert (model.config.labels, model.config.ids) == (("pet", "background"), (1, 2))
@@ -89,7 +89,7 @@ def test_masks_that_a_model_writes_are_masks_that_it_agrees_with(run: Path, tmp_
     assert (figures["miou"], figures["pixel_accuracy"]) == (1.0, 1.0)
 
 
-def test_classes_in_another_order_are_the_same_classes(run: Path, tmp_path: Path) -> None:
+def test_class_order_of_the_checkpoint_is_kept(run: Path, tmp_path: Path) -> None:
     other = pictures(tmp_path / "data", {"background": 0, "border": 9, "pet": 300})
     model = vitreous.load(run / "run/best")
     assert isinstance(model, Segmenter)
@@ -105,8 +105,8 @@ def test_classes_in_another_order_are_the_same_classes(run: Path, tmp_path: Path
     torch.testing.assert_close(after.state_dict(), model.state_dict())
 
 
-def test_a_file_that_does_not_say_its_heads_is_told_them(run: Path, tmp_path: Path) -> None:
-    """As lucidrains': where they are not 64 wide, its tensors do not tell how many there are."""
+def test_overrides_give_the_heads_of_a_foreign_encoder(run: Path, tmp_path: Path) -> None:
+    """The tensors of a lucidrains file do not imply the number of heads if their width is not 64."""
     sizes = {"image_size": (32, 32), "patch_size": (8, 8), "width": 32, "depth": 1, "num_heads": 2, "mlp_width": 32}
     theirs = {"patch_method": "linear", "patch_norm": True, "qkv_bias": False, "mlp": Gelu("erf"), "norm_eps": 1e-5}
     encoder = build(ViTConfig(**sizes, **theirs, num_classes=3, preprocessing=Preprocessing(mean=(0.0,), std=(1.0,))))

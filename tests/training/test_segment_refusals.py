@@ -1,4 +1,4 @@
-"""What cannot be learned from or with is said before a folder is made."""
+"""Invalid data and settings are rejected before the run folder is created."""
 
 import dataclasses
 import shutil
@@ -38,7 +38,7 @@ def _other_size(root: Path) -> None:
     ],
     ids=["missing", "unknown", "size", "none"],
 )
-def test_bad_masks_are_named_before_anything_starts(spoil: Any, line: str, tmp_path: Path) -> None:
+def test_invalid_masks_are_named_before_the_run_starts(spoil: Any, line: str, tmp_path: Path) -> None:
     spoil(pictures(tmp_path / "data"))
     with pytest.raises(ValueError, match=line):
         train(segmenting(tmp_path / "run", data=str(tmp_path / "data"), batch_size=8))
@@ -56,18 +56,18 @@ def test_bad_masks_are_named_before_anything_starts(spoil: Any, line: str, tmp_p
     ],
     ids=["no masks", "resnet", "patch dropout", "policy", "ignore"],
 )
-def test_what_cannot_be_is_said(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_unsupported_settings_are_rejected(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=line):
         train(segmenting(tmp_path / "run", **changes))
 
 
-def test_there_are_at_most_as_many_classes_as_masks_hold(small: ViTConfig) -> None:
+def test_at_most_255_classes(small: ViTConfig) -> None:
     encoder = dataclasses.replace(small, num_classes=0)
     assert SegmenterConfig(encoder, num_classes=255).num_classes == 255
     with pytest.raises(BadValue, match="num_classes is 256"):
         SegmenterConfig(encoder, num_classes=256)
 
 
-def test_cells_are_the_linear_decoders() -> None:
+def test_cells_need_the_linear_decoder() -> None:
     with pytest.raises(BadValue, match="cells is 4, but must be omitted with --decoder mask"):
         Segmenting(decoder="mask", cells=4).check()

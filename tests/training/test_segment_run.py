@@ -29,7 +29,7 @@ def checkpoint(folder: Path, **fields: Any) -> Path:
     return folder
 
 
-def test_a_run_learns_and_its_figures_are_those_of_eval(tmp_path: Path) -> None:
+def test_run_learns_and_its_metrics_equal_eval(tmp_path: Path) -> None:
     config = segmenting(tmp_path / "run", steps=240, optim=Optim(lr=1e-2), data="shapes:size=16,count=256,val=32")
     metrics = train(dataclasses.replace(config, evaluate_every=15)).metrics
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -48,7 +48,7 @@ def test_a_run_learns_and_its_figures_are_those_of_eval(tmp_path: Path) -> None:
         assert figures[name] == pytest.approx(metrics[name]), name
 
 
-def test_killed_and_resumed_a_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_resume_after_kill_is_bit_identical(tmp_path: Path) -> None:
     decoder = Segmenting(decoder="mask", mask_blocks=1)
     whole, broken = (segmenting(tmp_path / name, segmenting=decoder) for name in ("whole", "broken"))
     assert finish(whole) == 0
@@ -59,7 +59,7 @@ def test_killed_and_resumed_a_run_ends_with_the_same_weights(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("decoder", [Segmenting(cells=2), Segmenting(decoder="mask")], ids=lambda how: how.decoder)
-def test_a_frozen_encoder_stays_as_it_was(decoder: Segmenting, tmp_path: Path) -> None:
+def test_frozen_encoder_is_unchanged(decoder: Segmenting, tmp_path: Path) -> None:
     start = checkpoint(tmp_path / "start", pool={"kind": "AttentionPool"}, class_token=False)
     config = segmenting(tmp_path / "run", model=None, overrides={}, image_size=(), init=start, segmenting=decoder)
     train(dataclasses.replace(config, train_only="head", optim=Optim(lr=1e-2)))
@@ -72,7 +72,7 @@ def test_a_frozen_encoder_stays_as_it_was(decoder: Segmenting, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("decoder", [Segmenting(), Segmenting(cells=2), Segmenting(decoder="mask")], ids=str)
-def test_a_segmenter_goes_on_where_it_was(decoder: Segmenting, tmp_path: Path) -> None:
+def test_init_from_a_segmenter_keeps_its_decoder(decoder: Segmenting, tmp_path: Path) -> None:
     train(segmenting(tmp_path / "first", segmenting=decoder))
     again = segmenting(
         tmp_path / "second", model=None, overrides={}, image_size=(), init=tmp_path / "first/best", steps=1
@@ -83,7 +83,7 @@ def test_a_segmenter_goes_on_where_it_was(decoder: Segmenting, tmp_path: Path) -
         torch.testing.assert_close(a, b)
 
 
-def test_another_decoder_takes_the_place_of_a_segmenters_own_if_asked(tmp_path: Path) -> None:
+def test_given_decoder_replaces_the_checkpoints(tmp_path: Path) -> None:
     train(segmenting(tmp_path / "first"))
     again = segmenting(
         tmp_path / "second", model=None, overrides={}, image_size=(), init=tmp_path / "first/best", steps=1
@@ -92,13 +92,13 @@ def test_another_decoder_takes_the_place_of_a_segmenters_own_if_asked(tmp_path: 
     assert load(tmp_path / "second/best").config.decoder == MaskDecoder(2)  # type: ignore[union-attr]
 
 
-def test_a_checkpoint_that_dropped_patches_can_be_started_from(tmp_path: Path) -> None:
+def test_init_from_a_checkpoint_with_patch_dropout(tmp_path: Path) -> None:
     start = checkpoint(tmp_path / "start", patch_dropout=0.25)
     train(segmenting(tmp_path / "run", model=None, overrides={}, image_size=(), init=start, steps=1))
     assert load(tmp_path / "run/best").config.encoder.patch_dropout == 0  # type: ignore[union-attr]
 
 
-def test_classes_can_be_left_out(tmp_path: Path) -> None:
+def test_classes_can_be_ignored(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data")
     ignoring = Segmenting(cells=4, ignore=("border",))
     metrics = train(segmenting(tmp_path / "run", data=str(data), segmenting=ignoring, batch_size=8)).metrics

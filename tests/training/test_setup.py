@@ -1,4 +1,4 @@
-"""What a run is made of: weights that learn, heads, sizes, loaders; and what is refused before a model is built."""
+"""Setup of a run: trained weights, heads, sizes, loaders; and settings that are rejected before a model is built."""
 
 import dataclasses
 import os
@@ -62,7 +62,7 @@ def test_a_checkpoint_of_the_same_classes_keeps_its_head(tmp_path: Path, digits:
     assert all(torch.equal(a, b) for a, b in zip(ready.state.model.parameters(), start.parameters(), strict=True))
 
 
-def test_other_classes_get_a_fresh_head_and_keep_the_rest(tmp_path: Path, digits: DataSet) -> None:
+def test_other_classes_get_a_new_head(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path, classes=4))
     model = job(tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start"), digits).state.model
     before = dict(start.named_parameters())
@@ -83,7 +83,7 @@ def test_another_image_size_resamples_the_positions(tmp_path: Path, digits: Data
     assert next(iter(ready.loader.batches(0, 1))).images.shape[2:] == (16, 16)
 
 
-def test_a_linear_probe_learns_the_head_alone(tmp_path: Path, digits: DataSet) -> None:
+def test_train_only_head(tmp_path: Path, digits: DataSet) -> None:
     make(tmp_path)
     config = tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", train_only="head")
     assert learned(job(config, digits)) == {"head.weight", "head.bias"}
@@ -92,7 +92,7 @@ def test_a_linear_probe_learns_the_head_alone(tmp_path: Path, digits: DataSet) -
     assert both == {"head.weight", "head.bias", "distillation_head.weight", "distillation_head.bias"}
 
 
-def test_lora_learns_additions_and_the_head_and_starts_where_the_checkpoint_is(tmp_path: Path, digits: DataSet) -> None:
+def test_lora_trains_its_matrices_and_the_head(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path))
     config = tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", train_only="lora", lora_rank=3)
     ready = job(config, digits)
@@ -103,7 +103,7 @@ def test_lora_learns_additions_and_the_head_and_starts_where_the_checkpoint_is(t
     torch.testing.assert_close(ready.state.model.eval()(images), start.eval()(images))
 
 
-def test_blocks_are_recomputed_only_when_asked_for(tmp_path: Path, digits: DataSet) -> None:
+def test_blocks_are_recomputed_only_with_the_flag(tmp_path: Path, digits: DataSet) -> None:
     for wanted in (False, True):
         model = job(tiny(tmp_path / "run", checkpoint_blocks=wanted), digits).state.model
         assert isinstance(model, ViT)
@@ -148,7 +148,7 @@ def test_precision_on_a_cpu(precision: Any, dtype: str) -> None:
         ({"image_size": (10,)}, 1, "the nearest sizes that fit are 8 x 8 and 12 x 12"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_settings_are_rejected(
     changes: dict[str, Any], processes: int, message: str, tmp_path: Path, digits: DataSet
 ) -> None:
     with pytest.raises(BadValue) as error:
@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused(
     assert message in str(error.value)
 
 
-def test_a_batch_larger_than_the_data_is_refused_before_a_model_is_built(
+def test_a_batch_larger_than_the_data_is_rejected_before_a_model_is_built(
     tmp_path: Path, digits: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Classify, "build_model", lambda *_: pytest.fail("a model was built"))
@@ -165,7 +165,7 @@ def test_a_batch_larger_than_the_data_is_refused_before_a_model_is_built(
 
 
 @pytest.mark.parametrize("train_only", ["head", "lora"])
-def test_muon_is_for_whole_models(train_only: Any, tmp_path: Path, digits: DataSet) -> None:
+def test_muon_needs_all_weights(train_only: Any, tmp_path: Path, digits: DataSet) -> None:
     config = tiny(
         tmp_path / "run",
         model=None,
@@ -187,7 +187,9 @@ def test_muon_is_for_whole_models(train_only: Any, tmp_path: Path, digits: DataS
         ({"image_size": 15, "patch_size": 5}, "5 x 5 patches do not tile"),
     ],
 )
-def test_a_teacher_must_fit(fields: dict[str, Any], message: str, tmp_path: Path, digits: DataSet) -> None:
+def test_unsuitable_teachers_are_rejected(
+    fields: dict[str, Any], message: str, tmp_path: Path, digits: DataSet
+) -> None:
     teacher = make(tmp_path, "teacher", **fields)
     with pytest.raises(BadValue) as error:
         job(tiny(tmp_path / "run", distillation=Distillation(teacher=teacher)), digits)
@@ -211,7 +213,7 @@ def test_files_that_a_run_starts_from_may_be_overwritten(tmp_path: Path, digits:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_tensorboard_is_missed_before_the_work(
+def test_missing_tensorboard_is_reported_before_the_model_is_built(
     tmp_path: Path, digits: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
@@ -220,7 +222,7 @@ def test_tensorboard_is_missed_before_the_work(
         job(tiny(tmp_path / "run", tensorboard=True), digits)
 
 
-def test_grey_models_read_colour_pictures(tmp_path: Path) -> None:
+def test_grey_models_read_colour_images(tmp_path: Path) -> None:
     """As `channels=1` asks; and the other way round, digits in a model of three channels."""
     for label in "ab":
         (tmp_path / "set" / label).mkdir(parents=True)

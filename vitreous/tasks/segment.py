@@ -33,9 +33,20 @@ from vitreous.report import plots
 from vitreous.report.html import Html, bar, inner, name, table, tag
 from vitreous.report.metric_text import percent
 from vitreous.report.run_report import Section, TaskReport, figures_section, samples_section
-from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task, padded_if
+from vitreous.tasks.base import (
+    FEW_IMAGES,
+    SAMPLES,
+    Choice,
+    Finished,
+    Task,
+    build_preset,
+    checkpoint_config,
+    image_size,
+    model_fields,
+    padded_if,
+    planned_config,
+)
 from vitreous.tasks.config import Segmenting, TaskConfig
-from vitreous.tasks.initial_model import build_preset, checkpoint_config, image_size, model_fields, planned_config
 from vitreous.tasks.segment_loss import segmentation_loss
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 from vitreous.weights.adapt import provenance_of

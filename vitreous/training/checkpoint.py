@@ -31,7 +31,6 @@ from vitreous.common.codec import from_dict
 from vitreous.common.json_files import read_json_object
 from vitreous.model.protocol import Model
 from vitreous.training.distributed import World
-from vitreous.training.lora import merged_state
 from vitreous.training.optim import Ema, Optimizers
 from vitreous.weights.native import CARD, FILES, write_files
 
@@ -80,6 +79,19 @@ class State:
         with self.ema.applied() if self.ema is not None else nullcontext():
             weights = merged_state(self.model)
             return self.model, {name: _unsharded(value).cpu().clone() for name, value in weights.items()}
+
+
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a model with the low-rank matrices merged, as that of a plain model."""
+    marker, state = ".parametrizations.weight.", {}
+    for name, value in model.state_dict().items():
+        owner, found, part = name.partition(marker)
+        if not found:
+            state[name] = value
+        elif part == "original":
+            linear = cast(nn.Linear, model.get_submodule(owner))
+            state[f"{owner}.weight"] = linear.weight.detach()
+    return state
 
 
 def save(folder: Path, state: State, progress: Progress, world: World, provenance: Mapping[str, Any]) -> None:

@@ -22,9 +22,8 @@ from vitreous.inference.memory_check import total_memory
 from vitreous.model.presets import configure
 from vitreous.model.protocol import ModelConfig
 from vitreous.tasks import task_named
-from vitreous.tasks.base import SMALL, Choice, Task
+from vitreous.tasks.base import SMALL, Choice, Task, checkpoint_config
 from vitreous.tasks.config import with_fields
-from vitreous.tasks.initial_model import checkpoint_config
 from vitreous.training.config import Augment, TrainConfig
 
 # Fewest and most steps. A small model takes about a third of a second per step on a CPU.
@@ -229,4 +228,6 @@ def _text(value: Any) -> str:
         return " ".join(f"{name}={_text(item)}" for name, item in value.items())
     if isinstance(value, tuple):
         return " ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-") if 0 < value < 0.01 else f"{value:g}"
+    return str(value)

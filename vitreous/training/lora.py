@@ -3,8 +3,6 @@
 A parametrisation computes the sum wherever a weight is used, so that no other code needs to know.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -32,16 +30,3 @@ def add_lora(model: nn.Module, rank: int) -> None:
             for linear in [part for part in block.modules() if isinstance(part, nn.Linear)]:
                 linear.requires_grad_(False)
                 parametrize.register_parametrization(linear, "weight", Delta(linear.weight, rank))
-
-
-def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a model with the low-rank matrices merged, as that of a plain model."""
-    marker, state = ".parametrizations.weight.", {}
-    for name, value in model.state_dict().items():
-        owner, found, part = name.partition(marker)
-        if not found:
-            state[name] = value
-        elif part == "original":
-            linear = cast(nn.Linear, model.get_submodule(owner))
-            state[f"{owner}.weight"] = linear.weight.detach()
-    return state

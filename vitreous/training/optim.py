@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,19 @@ class Optimizers:
     """One optimizer, or two: Muon for the matrices of the blocks and AdamW for all other weights."""
 
     parts: list[torch.optim.Optimizer]
-    peaks: list[list[float]]  # peak learning rate of every group of every optimizer
+
+    def __post_init__(self) -> None:
+        for group in self.groups:
+            group["peak"] = group["lr"]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts for group in part.param_groups]
 
     def set_rate(self, fraction: float) -> None:
         """Set every learning rate to a fraction of its peak."""
-        for part, peaks in zip(self.parts, self.peaks, strict=True):
-            for group, peak in zip(part.param_groups, peaks, strict=True):
-                group["lr"] = peak * fraction
+        for group in self.groups:
+            group["lr"] = group["peak"] * fraction
 
     def step(self, skip: Tensor) -> None:
         """Update the weights, or nothing if `skip` is 1; the device decides, so that the host does not wait for it."""
@@ -39,12 +46,11 @@ class Optimizers:
 
     def create_state(self) -> None:
         """Create the optimizers' state, which torch creates at the first step, so that a checkpoint can fill it."""
-        for part in self.parts:
-            for group in part.param_groups:
-                group["lr"] = 0.0
-                for weight in group["params"]:
-                    weight.grad = torch.zeros_like(weight)
-        self.step(torch.zeros((), device=next(iter(self.parts[0].param_groups[0]["params"])).device))
+        for group in self.groups:
+            group["lr"] = 0.0
+            for weight in group["params"]:
+                weight.grad = torch.zeros_like(weight)
+        self.step(torch.zeros((), device=self.groups[0]["params"][0].device))
         self.zero_grad()
 
     def zero_grad(self) -> None:
@@ -63,11 +69,11 @@ def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optim
     rates = learning_rates(backbone, config.lr, config.layer_decay)
     if config.optimizer != "muon":
         groups = _groups(named, config, rates)
-        return _with_peaks([_adamw(groups, config) if config.optimizer == "adamw" else _sgd(groups, config)])
+        return Optimizers([_adamw(groups, config) if config.optimizer == "adamw" else _sgd(groups, config)])
     inside = [(name, weight) for name, weight in named if ".blocks." in f".{name}" and weight.ndim == 2]
     outside = [(name, weight) for name, weight in named if not (".blocks." in f".{name}" and weight.ndim == 2)]
     muon = Muon(_groups(inside, config, rates), config.lr, config.momentum)
-    return _with_peaks([muon, _adamw(_groups(outside, config, rates), config)])
+    return Optimizers([muon, _adamw(_groups(outside, config, rates), config)])
 
 
 def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
@@ -143,10 +149,6 @@ def _sgd(groups: list[dict[str, object]], config: Optim) -> torch.optim.Optimize
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _with_peaks(parts: list[torch.optim.Optimizer]) -> Optimizers:
-    return Optimizers(parts, [[group["lr"] for group in part.param_groups] for part in parts])
 
 
 def rate_fraction(step: int, total: int, optim: Optim) -> float:

@@ -106,12 +106,9 @@ class ProgressDisplay:
         """Print a line above the bars."""
         if self.quiet:
             return
-        text = "".join(char if char.isprintable() else " " for char in text)
-        encoding = self.console.encoding
-        text = text.encode(encoding, "replace").decode(
-            encoding
-        )  # a name that the terminal cannot show must not stop the run
-        self.console.print(Text(text), soft_wrap=True)
+        text, encoding = "".join(char if char.isprintable() else " " for char in text), self.console.encoding
+        # A name that the terminal cannot show must not stop the run.
+        self.console.print(Text(text.encode(encoding, "replace").decode(encoding)), soft_wrap=True)
         self.printed = self.clock()
 
     def epoch_now(self) -> int:

@@ -164,14 +164,14 @@ def folder_of(config: TrainConfig) -> Path:
 
 def resumed_config(given: TrainConfig) -> TrainConfig:
     """The config of the run in `given.out`; only MAY_CHANGE may differ from it."""
-    before, default = flatten(read_config(folder_of(given))), flatten(TrainConfig())
-    changes = {}
+    config = read_config(folder_of(given))
+    before, default, changes = flatten(config), flatten(TrainConfig()), {}
     for name, value in flatten(given).items():
         if name in MAY_CHANGE:
             changes[name] = before[name] if value is None else value
         elif value not in (before[name], default[name], "auto"):
             fail(name, value, f"omitted or {before[name]!r}, as in the run to resume")
-    return with_fields(read_config(folder_of(given)), changes)
+    return with_fields(config, changes)
 
 
 def read_config(folder: Path) -> TrainConfig:
@@ -181,8 +181,8 @@ def read_config(folder: Path) -> TrainConfig:
         raise ValueError(f"there is no run to resume in {folder}: config.json is missing")
     document = read_json_object(path)
     try:
-        if isinstance(texts := document.pop("set", None), list):
-            document["overrides"] = parse_fields(tuple(map(str, texts)))
+        if isinstance(document.get("set"), list):
+            document["overrides"] = parse_fields(tuple(map(str, document.pop("set"))))
         config = from_dict(TrainConfig, document)
         config = dataclasses.replace(config, overrides=typed_overrides(config.overrides))
         config.check()
