@@ -9,8 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from vitreous.tasks.classify_loop import Answers
-from vitreous.tasks.classify_metrics import Evaluation
 
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
@@ -20,6 +18,7 @@ from vitreous.model.inputs import normalise
 from vitreous.model.options import IMAGENET
 from vitreous.model.vit import ViT
 from vitreous.tasks.base import Finished
+from vitreous.tasks.classification_metrics import Evaluation
 from vitreous.tasks.classify import Classify, TwoHeads, cross_entropy, smooth_targets
 from vitreous.tasks.config import Augment, Distillation, TaskConfig
 
@@ -143,9 +142,8 @@ def test_top5_is_reported_only_for_more_than_five_classes(
 ) -> None:
     labels = torch.arange(12) % classes
     names = tuple("abcdef"[:classes])
-    evaluation = Evaluation.of(torch.eye(classes)[labels], labels, names)
+    results = Evaluation.of(torch.eye(classes)[labels], labels, names)
     source = ArraySource(np.zeros((12, 24, 32, 3), np.uint8), labels.numpy(), names, "images")
-    results = Answers(evaluation, torch.arange(12), [])
     batch = batch_of(labels.tolist())
     data = DataSet("images", source, source, None, "")
     task = classify(lively(dataclasses.replace(small, num_classes=classes, labels=names)))
