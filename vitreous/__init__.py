@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from vitreous.training.config import TrainConfig as TrainConfig
     from vitreous.training.run import Run as Run
     from vitreous.training.run import train as train
+    from vitreous.weights.convert import Conversion as Conversion
+    from vitreous.weights.convert import convert as convert
     from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
