@@ -132,8 +132,8 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
             "train_only is 'lora', but must be used with --init",
         ),
         (["train", "--data", "digits", "--set", "widht=3"], 2, "(did you mean 'width'?)"),
-        (["train", "--data", "digits", "--init", "x", "--model", "ViT-S/16"], 2, "left out where init is given"),
-        (["train", "--resume"], 2, "given together with --out"),
+        (["train", "--data", "digits", "--init", "x", "--model", "ViT-S/16"], 2, "omitted with --init"),
+        (["train", "--resume"], 2, "--resume needs --out"),
         (["train", "--resume", "--out", "nowhere"], 1, "there is no run to resume in nowhere"),
         (["train"], 2, "data is ''"),
         (["eval", "nowhere", "--data", "digits"], 1, "there is no checkpoint nowhere"),
@@ -185,7 +185,7 @@ def bad_data(root: Path) -> None:
         ("nothing", "nothing is empty"),
         ("none", "none has folders, but no images in them"),
         ("notest", "notest has 'test', but no folder 'train'"),
-        ("broken", "none of 4 pictures can be read, such as a/"),
+        ("broken", "none of 4 images can be read, such as a/"),
         ("epmty", "(did you mean 'empty'?)"),
         ("column.csv", "column.csv has no label column, but 'path', 'kind': name one of them label"),
         ("gone.csv", "1 of 2 files do not exist below"),
@@ -228,7 +228,7 @@ def test_a_run_through_the_command(
     said = ["--model", "ViT-Lite-6/4", "--set", *fields, "--steps", "2", "--mixup", "0.2", "--schedule", "linear"]
     assert run(monkeypatch, "train", "--data", "digits", "--device", "cpu", *said) == 0
     out = capsys.readouterr().out
-    assert "digits: 10 classes; train 1,438, val 359; val is 20% of every class, chosen by seed 0" in out
+    assert "digits: 10 classes; train 1,438, val 359; val is 20% of every class, drawn by seed 0" in out
     for chosen in ("image_size = 16", "batch_size = 64", "flip = 0", "workers = 0", "out = runs/digits"):
         assert f"  auto: {chosen} (" in out
     config = json.loads((tmp_path / "runs" / "digits" / "config.json").read_text())
@@ -269,14 +269,14 @@ def test_flags_that_may_be_left_out_do_not_speak_of_none(monkeypatch, capsys) ->
         ((), "data is '', but must be a folder"),
         (("--data", "digits", "--lr", "-1"), "lr is -1.0, but must be"),
         (("--data", "digits", "--flip", "50"), "augmentation.flip is 50.0, but must be"),
-        (("--resume",), "resume is True, but must be given together with --out"),
+        (("--resume",), "--resume needs --out"),
         (
             ("--data", "digits", "--decoder", "mask"),
-            "decoder is 'mask', but must be omitted, or used with --task segm",
+            "decoder is 'mask', but must be omitted for --task classify",
         ),
-        (("--data", "digits", "--mask-rate", "0.5"), "mask_rate is 0.5, but must be omitted, or used with --task mae"),
-        (("--data", "digits", "--task", "mae", "--mpp-target", "pixels"), "omitted, or used with --task mpp"),
-        (("--data", "digits", "--task", "mpp", "--decoder-width", "64"), "omitted, or used with --task mae"),
+        (("--data", "digits", "--mask-rate", "0.5"), "mask_rate is 0.5, but must be omitted for --task classify"),
+        (("--data", "digits", "--task", "mae", "--mpp-target", "pixels"), "omitted for --task mae"),
+        (("--data", "digits", "--task", "mpp", "--decoder-width", "64"), "omitted for --task mpp"),
         (("--data", "digits", "--distill", "soft"), "distill is 'soft', but must be omitted, or used with --teacher"),
         (("--data", "digits", "--lora-rank", "3"), ", or used with --train-only"),
     ],
