@@ -13,8 +13,7 @@ import numpy as np
 from vitreous.common.checks import Size, fail
 from vitreous.data.doctor.contact_sheet import check_name, write_sheet
 from vitreous.data.doctor.report import DataReport, MaskCoverage, MaskReport, Sample, UnreadableSample, unlearnable
-from vitreous.data.image import colour_modes
-from vitreous.data.image.decoding import UnreadableImage, decode, size_of
+from vitreous.data.image.decoding import UnreadableImage, decode, open_image, orientation_of, size_of
 from vitreous.data.masks.files import map_in_threads
 from vitreous.data.masks.folders import open_mask_folder
 from vitreous.data.open import find_data
@@ -167,7 +166,7 @@ def _array_oddities(pixels: np.ndarray) -> set[str]:
 
 def _file_oddities(data: bytes) -> set[str]:
     """Oddities by the header."""
-    image = colour_modes.open_image(data)
+    image = open_image(data)
     deep = image.mode == "F" or image.mode.startswith("I")
     # A phone's MPO file has several frames too, but they are one image and its preview.
     animated = image.format != "MPO" and bool(getattr(image, "is_animated", False))
@@ -178,7 +177,7 @@ def _file_oddities(data: bytes) -> set[str]:
         "palette": image.mode in ("P", "PA"),
         "alpha": image.has_transparency_data,
         "animated": animated,
-        "turned by EXIF": colour_modes.orientation_of(image, data) != 1,
+        "turned by EXIF": orientation_of(image, data) != 1,
     }
     return {name for name, true in present.items() if true}
 

@@ -23,8 +23,7 @@ from rich.progress import track
 from vitreous.common.checks import Size
 from vitreous.common.regular_files import open_regular, read_regular
 from vitreous.common.text import SafeConsole, listed, plural
-from vitreous.data.image import colour_modes
-from vitreous.data.image.decoding import UnreadableImage, check_memory, decode_errors, size_of
+from vitreous.data.image.decoding import UnreadableImage, check_memory, decode_errors, open_image, size_of
 from vitreous.data.masks.classes import FILE
 from vitreous.model.options import IGNORED
 
@@ -79,7 +78,7 @@ def read_ids(data: bytes) -> np.ndarray:
     """Decode the ids of a mask, [h, w] of uint8 or uint16; raises UnreadableImage."""
     header = read_header(data)
     with decode_errors():
-        ids = np.asarray(colour_modes.open_image(data))
+        ids = np.asarray(open_image(data))
     if header.coloured is not None:
         if not header.coloured.startswith("RGB") or header.bits != 8 or not _is_grey(ids):
             raise ColouredMask(f"shows colours ({header.coloured}), but a mask holds class ids")
@@ -106,7 +105,7 @@ def ids_in(ids: np.ndarray) -> list[int]:
 def colours_in(data: bytes, most: int = 4) -> list[Colour]:
     """The most frequent colours of an image, as (red, green, blue)."""
     with decode_errors():
-        image = colour_modes.open_image(data).convert("RGB")
+        image = open_image(data).convert("RGB")
         counts = image.getcolors(image.width * image.height) or []
     often = sorted(counts, key=lambda pair: pair[0], reverse=True)[:most]
     return [colour for _, colour in often if isinstance(colour, tuple)]
