@@ -16,10 +16,9 @@ from vitreous.data.doctor.report import DataReport, MaskCoverage, MaskReport, Sa
 from vitreous.data.image.decoding import UnreadableImage, decode, open_image, orientation_of, size_of
 from vitreous.data.masks.files import map_in_threads
 from vitreous.data.masks.folders import open_mask_folder
-from vitreous.data.open import find_data
-from vitreous.data.sources.base import Source, StoredImage
+from vitreous.data.open import find_data, make_splits
+from vitreous.data.sources.base import FoundData, Source, StoredImage, class_counts, label_problems
 from vitreous.data.sources.folders import has_masks, local_path
-from vitreous.data.split import FoundData, class_counts, label_problems, make_splits
 from vitreous.model.options import IGNORED
 
 SMALL = 32  # pixels of the shorter side

@@ -9,8 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.common.text import listed, plural
-from vitreous.data.sources.base import FileSource, is_image_file
-from vitreous.data.split import UNSPLIT, FoundData, by_split, split_folders, split_name
+from vitreous.data.sources.base import (
+    UNSPLIT,
+    FileSource,
+    FoundData,
+    by_split,
+    is_image_file,
+    split_folders,
+    split_name,
+)
 
 Item = tuple[str, str, str]  # split, class, path below the root
 # Usual names of the folders of images and masks.

@@ -24,11 +24,10 @@ import numpy as np
 from vitreous.common.checks import suggestion
 from vitreous.common.text import listed
 from vitreous.data.sources.arrays import from_arrays, open_arrays, read_npz
-from vitreous.data.sources.base import FileSource, missing_files
+from vitreous.data.sources.base import UNSPLIT, FileSource, FoundData, by_split, missing_files
 from vitreous.data.sources.download import cache_folder, fetch, file_lock
 from vitreous.data.sources.folders import open_folder
 from vitreous.data.sources.shapes import open_shapes
-from vitreous.data.split import UNSPLIT, FoundData, by_split
 
 FILES = Path(__file__).parent / "files"
 MAX_BYTES = 1 << 30  # of one published file: the largest, the images of pets, has 0.8 GB

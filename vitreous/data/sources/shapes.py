@@ -17,10 +17,9 @@ from torch import Tensor
 
 from vitreous.common.checks import Size, as_size, check_whole
 from vitreous.common.text import listed
+from vitreous.data.loader import SampleRng
 from vitreous.data.masks.classes import number_classes
-from vitreous.data.rng import SampleRng
-from vitreous.data.sources.base import Source, StoredImage
-from vitreous.data.split import FoundData
+from vitreous.data.sources.base import FoundData, Source, StoredImage
 
 NUMBERS = [4, 18, 36, 1]  # random numbers for the position, the colours, the texture and the noise's strength
 CLASSES = ("circle", "square", "triangle", "ring", "cross", "star")
@@ -53,6 +52,7 @@ class ShapesSource(Source):
     """
 
     classes = CLASSES
+    resident_bytes = 1 << 28  # drawing more would take minutes
 
     def __init__(self, count: int, size: int | Size, seed: int, split: str, ignore: Sequence[str] = ()):
         self.size, self.seed, self.split = as_size(size), seed, split

@@ -18,10 +18,18 @@ import numpy as np
 
 from vitreous.common.regular_files import open_regular
 from vitreous.common.text import plural
-from vitreous.data.sources.base import EXTENSIONS, Source, SpanSource
+from vitreous.data.sources.base import (
+    EXTENSIONS,
+    UNSPLIT,
+    FoundData,
+    Rows,
+    Source,
+    SpanSource,
+    class_labels,
+    from_rows,
+    split_name,
+)
 from vitreous.data.sources.download import cache_folder, fetch
-from vitreous.data.sources.rows import Rows, class_labels, from_rows
-from vitreous.data.split import UNSPLIT, FoundData, split_name
 
 NAMES = ("classnames.txt", "classes.txt")  # one class a line, beside the shards
 BLOCK = 512

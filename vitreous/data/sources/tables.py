@@ -22,10 +22,23 @@ import numpy as np
 
 from vitreous.common.regular_files import check_regular
 from vitreous.common.text import listed
-from vitreous.data.sources.base import ArraySource, FileSource, Source, SpanSource, missing_files
+from vitreous.data.sources.base import (
+    SPLITS,
+    UNSPLIT,
+    ArraySource,
+    FileSource,
+    FoundData,
+    Rows,
+    Source,
+    SpanSource,
+    cell_text,
+    class_labels,
+    from_rows,
+    label_problems,
+    missing_files,
+    split_name,
+)
 from vitreous.data.sources.download import cache_folder, file_lock, progress
-from vitreous.data.sources.rows import Rows, cell_text, class_labels, from_rows
-from vitreous.data.split import SPLITS, UNSPLIT, FoundData, label_problems, split_name
 
 IMAGE = ("path", "file", "image", "filename", "file_name", "filepath", "file_path", "image_path", "img", "picture")
 LABEL = ("label", "class", "target", "labels", "class_name", "category", "fine_label")
