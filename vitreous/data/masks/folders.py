@@ -1,7 +1,7 @@
 """Folders of images with masks: `images/[train|val|test/]...` beside `masks/[train|val|test/]...`, or
 `train/images` beside `train/masks` and so on.
 
-A mask is a PNG of class ids (files.py) with its image's path; `classes.txt` names the ids (classes.py). Pascal VOC's
+A mask is a PNG of class ids (files.py) with its image's path; `classes.txt` names the ids. Pascal VOC's
 folder is accepted as it is: its lists name the images for segmentation, and their split.
 """
 
@@ -14,8 +14,16 @@ import numpy as np
 
 from vitreous.common.regular_files import read_regular
 from vitreous.common.text import listed, plural
-from vitreous.data.masks.classes import FILE, found_classes, number_classes, read_classes
-from vitreous.data.masks.files import Pair, check_masks, mask_problems, read_ids
+from vitreous.data.masks.files import (
+    FILE,
+    Pair,
+    check_masks,
+    found_classes,
+    mask_problems,
+    number_classes,
+    read_classes,
+    read_ids,
+)
 from vitreous.data.sources.base import SPLITS, UNSPLIT, FileSource, FoundData, by_split, split_folders
 from vitreous.data.sources.folders import IMAGES, MASKS, UNLABELLED, images_below, list_folder
 

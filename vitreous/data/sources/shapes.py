@@ -18,7 +18,7 @@ from torch import Tensor
 from vitreous.common.checks import Size, as_size, check_whole
 from vitreous.common.text import listed
 from vitreous.data.loader import SampleRng
-from vitreous.data.masks.classes import number_classes
+from vitreous.data.masks.files import number_classes
 from vitreous.data.sources.base import FoundData, Source, StoredImage
 
 NUMBERS = [4, 18, 36, 1]  # random numbers for the position, the colours, the texture and the noise's strength
