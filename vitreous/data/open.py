@@ -34,10 +34,6 @@ def open_data(
     A built-in name takes precedence over a folder: write `./digits` for the folder. `root` is the folder of a local
     copy of a published set, of the paths in a table, and the first place to search any other path. With
     `labelled=False` only images are needed, and classes are ignored.
-
-    >>> data = open_data("digits")
-    >>> len(data.train), len(data.val), data.classes[:3]
-    (1438, 359, ('0', '1', '2'))
     """
     check_real("val_fraction", val_fraction, 0, 1)
     found = find_data(spec, root, seed, labelled)
@@ -58,10 +54,6 @@ def open_masked(
 
     `ignore` names classes whose pixels do not count. `order` is the order of a model that may have the same classes.
     `root` is the first place to search a path.
-
-    >>> data = open_masked("shapes:size=32,count=12", ignore=("star",))
-    >>> data.mask_classes[:2], data.train.mask(0).shape
-    (('background', 'circle'), (32, 32))
     """
     check_real("val_fraction", val_fraction, 0, 1)
     name, _, options = spec.partition(":")
@@ -159,12 +151,7 @@ def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
 def stratified(
     labels: np.ndarray, classes: Sequence[str], fraction: float, seed: int, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to keep and to hold out: the given fraction of every class, at least one image and not all.
-
-    >>> keep, hold = stratified(np.array([0, 1] * 5), ("cat", "dog"), 0.2, seed=0, name="pets")
-    >>> len(keep), len(hold)
-    (8, 2)
-    """
+    """Indices to keep and to hold out: the given fraction of every class, at least one image and not all."""
     if not 0 < fraction < 1:
         fail("val_fraction", fraction, "more than 0 and less than 1")
     counts = np.bincount(labels, minlength=len(classes))

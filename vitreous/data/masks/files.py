@@ -115,10 +115,6 @@ def number_classes(
     """The classes to learn, their ids, and a table from ids to class indices; every other id becomes IGNORED.
 
     Classes are sorted by id, or in the given `order` of a model with the same classes.
-
-    >>> classes, ids, table = number_classes({1: "pet", 2: "background", 3: "border"}, ignore=("border",))
-    >>> classes, ids, table[[1, 2, 3, 77]].tolist()
-    (('pet', 'background'), (1, 2), [0, 1, 255, 255])
     """
     for name in ignore:
         if name not in names.values():

@@ -151,11 +151,7 @@ class Subset(Source):
 
 
 def is_image_file(name: str) -> bool:
-    """True for the name of an image file by its extension, in any case; hidden files are not images.
-
-    >>> is_image_file("IMG_1.JPG"), is_image_file("notes.txt"), is_image_file("._IMG_1.JPG")
-    (True, False, False)
-    """
+    """True for the name of an image file by its extension, in any case; hidden files are not images."""
     return not name.startswith(".") and os.path.splitext(name)[1][1:].lower() in EXTENSIONS
 
 
@@ -234,11 +230,7 @@ def pick(source: Source, indices: np.ndarray) -> Subset:
 
 
 def split_name(word: str) -> str | None:
-    """The split that a folder, file or column name means, perhaps with a year; None if it means none.
-
-    >>> split_name("Validation"), split_name("val2017"), split_name("cats")
-    ('val', 'val', None)
-    """
+    """The split that a folder, file or column name means, perhaps with a year; None if it means none."""
     word = re.sub(r"[-_]?\d+$", "", word.strip().lower())
     return word if word in SPLITS else ALIASES.get(word)
 
@@ -290,11 +282,7 @@ def from_rows(name: str, rows: Rows, make: Make, problems: list[str], skip: Coll
 
 
 def order_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """The distinct labels in order: by value if all are whole numbers, otherwise as text.
-
-    >>> order_labels(["10", "9", "10"]), order_labels(["b", "a"])
-    (('9', '10'), ('a', 'b'))
-    """
+    """The distinct labels in order: by value if all are whole numbers, otherwise as text."""
     distinct = set(labels)
     if all(label.removeprefix("-").isdecimal() for label in distinct):
         return tuple(sorted(distinct, key=lambda label: (int(label), label)))
@@ -302,11 +290,7 @@ def order_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def cell_text(value: object) -> str:
-    """A cell as text: empty for a missing value, and without '.0' for a whole number stored as a float.
-
-    >>> cell_text(3.0), cell_text(None), cell_text(" cat ")
-    ('3', '', 'cat')
-    """
+    """A cell as text: empty for a missing value, and without '.0' for a whole number stored as a float."""
     if isinstance(value, list | tuple | dict | np.ndarray):
         raise ValueError(f"a cell holds {str(value)[:60]}, but must hold one path or one label")
     if value is None or value != value:  # a NaN differs from itself
@@ -317,11 +301,7 @@ def cell_text(value: object) -> str:
 
 
 def class_labels(values: Iterable[object], names: tuple[str, ...] | None) -> list[str]:
-    """Labels as text. Numbers are indices into names, if given; hidden labels, below 0, are empty.
-
-    >>> class_labels([1, "cat", -1], ("cat", "dog")), class_labels([1, 2.0], None)
-    (['dog', 'cat', ''], ['1', '2'])
-    """
+    """Labels as text. Numbers are indices into names, if given; hidden labels, below 0, are empty."""
     seen: dict[str, str] = {}
     labels = []
     for value in values:

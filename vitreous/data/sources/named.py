@@ -46,11 +46,7 @@ def open_named(name: str, options: str, root: Path | None, seed: int) -> FoundDa
 
 
 def parse_options(name: str, options: str) -> dict[str, int]:
-    """Whole numbers by name.
-
-    >>> parse_options("shapes", "size=96,count=4000")
-    {'size': 96, 'count': 4000}
-    """
+    """Whole numbers by name."""
     allowed = OPTIONS.get(name, ())
     if options and not allowed:
         raise ValueError(f"{name} takes no options, but has {options!r}")

@@ -44,12 +44,7 @@ def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = 
 
 
 class ShapesSource(Source):
-    """Any number of images. Unless classes are ignored, masks hold 0 for the background and 1 + the class of the shape.
-
-    >>> source = ShapesSource(count=12, size=32, seed=0, split="train")
-    >>> source.image(3).shape, source.classes[source.labels[3]], np.unique(source.mask(3)).tolist()
-    ((32, 32, 3), 'ring', [0, 4])
-    """
+    """Any number of images. Unless classes are ignored, masks hold 0 for the background and 1 + the class of the shape."""
 
     classes = CLASSES
     resident_bytes = 1 << 28  # drawing more would take minutes

@@ -73,11 +73,7 @@ def open_shards(spec: str, root: Path | None = None) -> FoundData:
 
 
 def expand(pattern: str) -> list[str]:
-    """Expand braces as a shell does.
-
-    >>> expand("data-{08..10}.tar"), expand("{train,val}.tar")
-    (['data-08.tar', 'data-09.tar', 'data-10.tar'], ['train.tar', 'val.tar'])
-    """
+    """Expand braces as a shell does."""
     choices = []
     for place, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
         if place % 2 == 0:

@@ -186,11 +186,7 @@ def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | No
 
 
 def choose_files(spec: str, files: Iterable[str], config: str | None) -> dict[str, list[str]]:
-    """The Parquet files of one configuration by split, from their names and folders.
-
-    >>> choose_files("hf:x/y", ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"], None)
-    {'train': ['data/train-00000-of-00001.parquet'], 'test': ['data/test-00000-of-00001.parquet']}
-    """
+    """The Parquet files of one configuration by split, from their names and folders."""
     configs: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for file in sorted(files):
         *folders, name = file.split("/")
