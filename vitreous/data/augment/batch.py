@@ -57,9 +57,7 @@ def augment_with_masks(
 ) -> tuple[Float[Tensor, "b c h w"], UInt8[Tensor, "b h w"]]:
     """Augment images and crop and flip their masks in the same way; policies that rotate and shear are rejected.
 
-    The padding of a padded crop is reflected in the mask as well: the pixels there show a mirrored object, and ignoring
-    them would teach the model nothing about edges. An erased rectangle keeps its labels, to be inferred from its
-    surroundings.
+    The padding of a padded crop is reflected in the mask as well, and an erased rectangle keeps its labels.
     """
     check_with_masks(config)
     return augment(images, rng, config), _crop_and_flip(masks[:, None], rng, config)[:, 0]
@@ -369,19 +367,6 @@ def padded_crop(images: Images, positions: Float[Tensor, "b 2"]) -> Images:
     return windows[torch.arange(b, device=images.device), :, top, left]
 
 
-def affine(images: Images, matrices: Float[Tensor, "b 2 3"]) -> Images:
-    """Sample each pixel bilinearly from where its matrix maps it. Coordinates are (x, y) in pixels from the centre."""
-    _, _, h, w = images.shape
-    x = torch.arange(w, device=images.device) + 0.5 - w / 2
-    y = torch.arange(h, device=images.device)[:, None] + 0.5 - h / 2
-    # Written out: as a matrix product a GPU might round it to TF32, which is a tenth of a pixel.
-    a, b = matrices[..., None, None].unbind(1)
-    from_x, from_y = (row[:, 0] * x + row[:, 1] * y + row[:, 2] for row in (a, b))
-    grid = torch.stack([from_x * (2 / w), from_y * (2 / h)], dim=-1)  # grid_sample's borders are at -1 and 1
-    sampled = F.grid_sample(images.float() - FILL, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return (sampled + FILL).round().to(torch.uint8)
-
-
 def warp(
     images: Images,
     shear_x: Numbers | float = 0,
@@ -393,17 +378,23 @@ def warp(
     """Shear, shift by whole pixels, or rotate counter-clockwise about the centre: one of them for each image.
 
     A shear moves rows by `shear_x` times their distance from the upper edge, or columns from the left one, as in
-    AutoAugment.
+    AutoAugment. Each pixel is sampled bilinearly from where its matrix maps it, in pixels (x, y) from the centre.
     """
-    b, _, h, w = images.shape
+    count, _, h, w = images.shape
     shear_x, shear_y, right, down, degrees = (
-        x.float() if isinstance(x, Tensor) else torch.full((b,), float(x), device=images.device)
+        x.float() if isinstance(x, Tensor) else torch.full((count,), float(x), device=images.device)
         for x in (shear_x, shear_y, right, down, degrees)
     )
     sine, cosine = degrees.deg2rad().sin(), degrees.deg2rad().cos()
-    to_x = torch.stack([cosine, shear_x - sine, shear_x * (h / 2) - right.trunc()], dim=1)
-    to_y = torch.stack([shear_y + sine, cosine, shear_y * (w / 2) - down.trunc()], dim=1)
-    return affine(images, torch.stack([to_x, to_y], dim=1))
+    to_x = (cosine, shear_x - sine, shear_x * (h / 2) - right.trunc())
+    to_y = (shear_y + sine, cosine, shear_y * (w / 2) - down.trunc())
+    x = torch.arange(w, device=images.device) + 0.5 - w / 2
+    y = torch.arange(h, device=images.device)[:, None] + 0.5 - h / 2
+    # Written out: as a matrix product a GPU might round it to TF32, which is a tenth of a pixel.
+    from_x, from_y = (a[:, None, None] * x + b[:, None, None] * y + c[:, None, None] for a, b, c in (to_x, to_y))
+    grid = torch.stack([from_x * (2 / w), from_y * (2 / h)], dim=-1)  # grid_sample's borders are at -1 and 1
+    sampled = F.grid_sample(images.float() - FILL, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return (sampled + FILL).round().to(torch.uint8)
 
 
 # ---- Blends with a degenerate image: factor 0 gives that, 1 the image, above 1 exaggerates ---------------------------

@@ -200,7 +200,7 @@ class DataReport:
             yield escape(f"duplicates within a split: {plural(extra, 'image')}, such as {first}")
 
 
-def unlearnable(classes: tuple[str, ...], coverage: dict[str, MaskCoverage]) -> list[str]:
+def _unlearnable(classes: tuple[str, ...], coverage: dict[str, MaskCoverage]) -> list[str]:
     """A problem for every split with classes that train has no pixel of."""
     problems = []
     for split, one in coverage.items():
@@ -265,7 +265,7 @@ def _check_masked(path: Path) -> DataReport:
     splits, note = _divide(found)
     classes = next(iter(splits.values())).mask_classes
     coverage = {split: _coverage(source) for split, source in splits.items()}
-    masks = MaskReport(unlearnable(classes, coverage), classes, coverage)
+    masks = MaskReport(_unlearnable(classes, coverage), classes, coverage)
     return replace(_examine(found, splits, note), masks=masks)
 
 
@@ -346,7 +346,7 @@ def check_image(image: StoredImage) -> ImageCheck:
     try:
         height, width = size_of(image)
         decode(image, at_least=(SMALL, SMALL))
-        odd = _array_oddities(image) if isinstance(image, np.ndarray) else _file_oddities(image)
+        odd = _oddities(image)
     except UnreadableImage as error:
         return ImageCheck(digest, error=str(error))
     if min(height, width) < SMALL:
@@ -356,14 +356,12 @@ def check_image(image: StoredImage) -> ImageCheck:
     return ImageCheck(digest, (height, width), tuple(name for name in ODDITIES if name in odd))
 
 
-def _array_oddities(pixels: np.ndarray) -> set[str]:
-    channels = pixels.shape[2] if pixels.ndim == 3 else 1
-    return {"grey"} if channels == 1 else {"alpha"} if channels == 4 else set()
-
-
-def _file_oddities(data: bytes) -> set[str]:
-    """Oddities by the header."""
-    image = open_image(data)
+def _oddities(stored: StoredImage) -> set[str]:
+    """Oddities by the header, or by the channels of an array."""
+    if isinstance(stored, np.ndarray):
+        channels = stored.shape[2] if stored.ndim == 3 else 1
+        return {"grey"} if channels == 1 else {"alpha"} if channels == 4 else set()
+    image = open_image(stored)
     deep = image.mode == "F" or image.mode.startswith("I")
     # A phone's MPO file has several frames too, but they are one image and its preview.
     animated = image.format != "MPO" and bool(getattr(image, "is_animated", False))
@@ -374,7 +372,7 @@ def _file_oddities(data: bytes) -> set[str]:
         "palette": image.mode in ("P", "PA"),
         "alpha": image.has_transparency_data,
         "animated": animated,
-        "turned by EXIF": orientation_of(image, data) != 1,
+        "turned by EXIF": orientation_of(image, stored) != 1,
     }
     return {name for name, true in present.items() if true}
 

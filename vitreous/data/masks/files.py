@@ -231,15 +231,18 @@ def map_in_threads(function: Callable[[T], R], items: Sequence[T], title: str) -
 
 
 def _check(root: Path, pair: Pair) -> MaskCheck:
+    def reason(error: Exception) -> str:
+        return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
     try:
         data = read_regular(root / pair[1])
         size = read_header(data).size
     except (UnreadableImage, OSError) as error:
-        return MaskCheck(mask_error=_reason(error))
+        return MaskCheck(mask_error=reason(error))
     try:
         image = _image_size(root / pair[0], size)
     except (UnreadableImage, OSError) as error:
-        return MaskCheck(image_error=_reason(error))
+        return MaskCheck(image_error=reason(error))
     if image != size:
         return MaskCheck(size_error=f"the mask is {size[0]} x {size[1]}, the image {image[0]} x {image[1]}")
     try:
@@ -247,7 +250,7 @@ def _check(root: Path, pair: Pair) -> MaskCheck:
     except ColouredMask:
         return MaskCheck(colours=tuple(colours_in(data)))
     except UnreadableImage as error:
-        return MaskCheck(mask_error=_reason(error))
+        return MaskCheck(mask_error=reason(error))
 
 
 def _image_size(path: Path, expected: Size) -> Size:
@@ -262,10 +265,6 @@ def _image_size(path: Path, expected: Size) -> Size:
                 pass
             start += file.read()
     return size_of(start)
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def mask_problems(pairs: Sequence[Pair], checks: Sequence[MaskCheck], names: Mapping[int, str] | None) -> list[str]:

@@ -16,7 +16,7 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +123,7 @@ def _open_local(name: str, published: Published, root: Path) -> FoundData:
     bases = [base for base in (root, root / name) if base.is_dir()]
     for base in bases:
         if (base / f"{name}.npz").is_file():
-            return _renamed(open_arrays(base / f"{name}.npz", class_names(name)), name)
+            return replace(open_arrays(base / f"{name}.npz", class_names(name)), name=name)
     if any(_candidates(published, bases)):
         return _read_from(published, bases)
     for base in bases:
@@ -135,18 +135,13 @@ def _open_local(name: str, published: Published, root: Path) -> FoundData:
     for base in bases:
         for folder in (base, base / "images"):
             if (folder / "train").is_dir():
-                return _renamed(open_folder(folder), name)
+                return replace(open_folder(folder), name=name)
     pickles = [path.name for path in root.glob("cifar-10*-py*")]
     wanted = [f"{name}.npz", f"{published.folders[0]}/{published.landmark}", Path(published.files[0][0]).name, "train/"]
     raise ValueError(
         f"the data root {root} has no copy of {name}: none of {listed(wanted)} exists"
         + (f" ({pickles[0]} holds pickles, which are never opened)" if pickles else "")
     )
-
-
-def _renamed(found: FoundData, name: str) -> FoundData:
-    found.name = name
-    return found
 
 
 def _candidates(published: Published, bases: Sequence[Path]) -> Iterator[Path]:
@@ -210,7 +205,7 @@ def _flowers(folder: Path) -> FoundData:
 
 def _imagenette(folder: Path) -> FoundData:
     """Read folders named by WordNet ids, in whose order the classes are."""
-    found = _renamed(open_folder(folder), "imagenette")
+    found = replace(open_folder(folder), name="imagenette")
     for source in found.splits.values():
         if len(source.classes) == 10:
             source.classes = class_names("imagenette")

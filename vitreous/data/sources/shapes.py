@@ -44,7 +44,7 @@ def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = 
 
 
 class ShapesSource(Source):
-    """Any number of images. Unless classes are ignored, masks hold 0 for the background and 1 + the class of the shape."""
+    """Any number of images; masks hold 0 for the background and 1 + the shape's class, unless classes are ignored."""
 
     classes = CLASSES
     resident_bytes = 1 << 28  # drawing more would take minutes

@@ -256,8 +256,7 @@ def _unpack(name: str, paths: Sequence[Path], column: str) -> tuple[Path, np.nda
     index = packed.with_suffix(".npy")
     with file_lock(index):
         if not index.exists():
-            spans = _write(name, paths, column, packed)
-            np.save(index.with_suffix(".part.npy"), spans)
+            np.save(index.with_suffix(".part.npy"), _write(name, paths, column, packed))
             index.with_suffix(".part.npy").replace(index)  # last: if it exists, everything does
     return packed, np.load(index, allow_pickle=False)
 
