@@ -31,7 +31,7 @@ from torch import Tensor
 from benchmarks.peers import import_timm
 from benchmarks.table import publish
 from vitreous.data.image import random_resized_crop
-from vitreous.data.rng import SampleRng
+from vitreous.data.loader import SampleRng
 
 PEER = "Pillow + torchvision"
 Interpolation = Literal["bicubic", "bilinear"]

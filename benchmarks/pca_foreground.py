@@ -16,7 +16,7 @@ import tyro
 
 from benchmarks.table import publish
 from vitreous.data.loader import BatchSlice, EvalLoader, Reader
-from vitreous.data.masks.folders import open_masked
+from vitreous.data.open import open_masked
 from vitreous.data.sources.base import Subset
 from vitreous.explanation.pca import foreground
 from vitreous.inference.device import choose_device

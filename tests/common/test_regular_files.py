@@ -23,7 +23,7 @@ import vitreous
 from vitreous.data.doctor import check_data
 from vitreous.data.loader import Reader, Request
 from vitreous.data.open import open_data
-from vitreous.data.masks.folders import open_masked
+from vitreous.data.open import open_masked
 from vitreous.model.options import Preprocessing
 import torch
 root = Path(sys.argv[1])

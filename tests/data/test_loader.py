@@ -30,7 +30,7 @@ from vitreous.data.loader import (
     load_resident,
     schedule,
 )
-from vitreous.data.masks.folders import open_masked
+from vitreous.data.open import open_masked
 from vitreous.data.sources.base import ArraySource, Source, StoredImage, Subset
 from vitreous.data.sources.shapes import ShapesSource
 from vitreous.model.options import IGNORED, Preprocessing

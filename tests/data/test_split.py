@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitreous.data.sources.base import ArraySource, Subset
-from vitreous.data.split import UNSPLIT, FoundData, label_problems, make_splits, split_name, stratified
+from vitreous.data.open import make_splits, stratified
+from vitreous.data.sources.base import UNSPLIT, ArraySource, FoundData, Subset, label_problems, split_name
 
 
 def source(*labels: int, classes: tuple[str, ...] = ("cat", "dog", "owl"), name: str = "x") -> ArraySource:

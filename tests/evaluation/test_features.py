@@ -11,8 +11,7 @@ from PIL import Image
 from vitreous.common.checks import BadValue
 from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.open import open_data
-from vitreous.data.sources.base import ArraySource, Source
-from vitreous.data.split import pick
+from vitreous.data.sources.base import ArraySource, Source, pick
 from vitreous.evaluation import features
 from vitreous.evaluation.features import FeatureSet, cached_features, digest, extract
 from vitreous.inference import Predictor

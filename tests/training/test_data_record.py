@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitreous.data.masks.folders import open_masked
-from vitreous.data.open import open_data
+from vitreous.data.open import open_data, open_masked
 from vitreous.data.sources.base import DataSet
 from vitreous.training.data_record import DataRecord, resume_data
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 import vitreous
 from vitreous.common.checks import BadValue
-from vitreous.data.masks.folders import open_masked
+from vitreous.data.open import open_masked
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import LinearDecoder, MaskDecoder

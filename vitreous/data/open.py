@@ -1,19 +1,29 @@
-"""Resolve `--data`: a folder, a table, shards, arrays, a data set of the hub, or a built-in name."""
+"""From `--data` to a data set in splits: a folder, a table, shards, arrays, a data set of the hub, or a built-in name.
+
+A reader returns a `FoundData` with everything it found and every problem. `make_splits` turns it into a `DataSet` or
+raises the first problem; `vitreous data check` reports all of them. No image is decoded here.
+"""
 
 import os
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from vitreous.common.checks import check_real, path_suggestion, suggestion
-from vitreous.data.masks.folders import count_pairs, open_unmasked
+import numpy as np
+import torch
+
+from vitreous.common.checks import check_real, fail, path_suggestion, suggestion
+from vitreous.common.text import listed
+from vitreous.data.loader import SampleRng
+from vitreous.data.masks.folders import EXPECTED, count_pairs, open_mask_folder, open_unmasked
 from vitreous.data.sources.arrays import open_arrays
-from vitreous.data.sources.base import DataSet, is_image_file
+from vitreous.data.sources.base import SPLITS, UNSPLIT, DataSet, FoundData, is_image_file, label_problems, pick
 from vitreous.data.sources.folders import has_masks, local_path, open_folder
 from vitreous.data.sources.hub import open_hub
-from vitreous.data.sources.named import NAMES, open_named
+from vitreous.data.sources.named import NAMES, open_named, parse_options
+from vitreous.data.sources.shapes import open_shapes
 from vitreous.data.sources.shards import open_shards
 from vitreous.data.sources.tables import SUFFIXES, choose_files, open_parquet, open_table
-from vitreous.data.split import FoundData, make_splits
 
 
 def open_data(
@@ -24,15 +34,37 @@ def open_data(
     A built-in name takes precedence over a folder: write `./digits` for the folder. `root` is the folder of a local
     copy of a published set, of the paths in a table, and the first place to search any other path. With
     `labelled=False` only images are needed, and classes are ignored.
-
-    >>> data = open_data("digits")
-    >>> len(data.train), len(data.val), data.classes[:3]
-    (1438, 359, ('0', '1', '2'))
     """
     check_real("val_fraction", val_fraction, 0, 1)
     found = find_data(spec, root, seed, labelled)
     found.labelled = found.labelled and labelled
     return make_splits(found, val_fraction, seed)
+
+
+def open_masked(
+    spec: str,
+    *,
+    root: Path | None = None,
+    val_fraction: float = 0.2,
+    seed: int = 0,
+    ignore: Sequence[str] = (),
+    order: Sequence[str] = (),
+) -> DataSet:
+    """Open the images and masks that `spec` names, in splits; raises ValueError with a line for every problem.
+
+    `ignore` names classes whose pixels do not count. `order` is the order of a model that may have the same classes.
+    `root` is the first place to search a path.
+    """
+    check_real("val_fraction", val_fraction, 0, 1)
+    name, _, options = spec.partition(":")
+    if name == "shapes":
+        return make_splits(open_shapes(parse_options(name, options), seed, ignore), val_fraction, seed)
+    if name in NAMES:
+        raise ValueError(f"{name} has labels for its images, but no masks: {EXPECTED.format(f'./{name}')}")
+    path = local_path(spec, root)
+    if not path.is_dir():
+        raise ValueError(f"there is no folder {spec!r}{path_suggestion(path)}: {EXPECTED.format('DIR')}")
+    return make_splits(open_mask_folder(path, ignore, order), val_fraction, seed)
 
 
 def find_data(spec: str, root: Path | None = None, seed: int = 0, labelled: bool = True) -> FoundData:
@@ -88,3 +120,50 @@ def _suffixes(path: Path, depth: int) -> set[str]:
             elif depth:
                 found |= _suffixes(Path(entry.path), depth - 1)
     return found
+
+
+# ---- Splits ----------------------------------------------------------------------------------------------------------
+
+
+def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
+    """Make the data set to train on; raises the first problem of what was found."""
+    if problems := found.problems + label_problems(found):
+        raise ValueError(f"{found.name}: {problems[0]}")
+    splits, notes = dict(found.splits), [*found.notes, *(f"damaged: {line}" for line in found.damaged)]
+    if UNSPLIT in splits and len(splits) > 1:  # x and y beside x_test and y_test: train on the rest
+        splits["train"] = splits.pop(UNSPLIT)
+    val_drawn = not {"val", "test"} & splits.keys()
+    if val_drawn:
+        whole = splits.pop(UNSPLIT) if UNSPLIT in splits else splits["train"]
+        labels, classes = (whole.labels, whole.classes) if found.labelled else (np.zeros(len(whole), np.int64), ("",))
+        train, val = stratified(labels, classes, val_fraction, seed, found.name)
+        splits["train"], splits["val"] = pick(whole, train), pick(whole, val)
+        whose = "every class" if found.labelled else "the images"
+        notes.insert(0, f"val is {val_fraction:.0%} of {whose}, drawn by seed {seed}")
+    elif "val" not in splits:
+        splits["val"] = splits.pop("test")
+        notes.insert(0, "the test split is used as val, so its metrics also choose the best epoch")
+    counts = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS if split in splits)
+    note = "; ".join([counts, *notes])
+    return DataSet(found.name, splits["train"], splits["val"], splits.get("test"), note, val_drawn)
+
+
+def stratified(
+    labels: np.ndarray, classes: Sequence[str], fraction: float, seed: int, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Indices to keep and to hold out: the given fraction of every class, at least one image and not all."""
+    if not 0 < fraction < 1:
+        fail("val_fraction", fraction, "more than 0 and less than 1")
+    counts = np.bincount(labels, minlength=len(classes))
+    if single := [classes[c] for c in np.flatnonzero(counts == 1).tolist()]:
+        raise ValueError(
+            f"{name}: {listed(single)} {'has' if len(single) == 1 else 'have'} only one image, "
+            "which cannot be in both train and val: add more images, or a val split"
+        )
+    numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("split").numpy()
+    order = np.lexsort((numbers, labels))  # class by class, within each in random order
+    rank = np.empty(len(labels), np.int64)
+    rank[order] = np.arange(len(labels)) - (np.cumsum(counts) - counts)[labels[order]]
+    quota = np.clip(np.floor(counts * fraction + 0.5).astype(np.int64), 1, np.maximum(counts - 1, 1))
+    held = rank < quota[labels]
+    return np.flatnonzero(~held), np.flatnonzero(held)

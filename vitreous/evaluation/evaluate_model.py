@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 
 from vitreous.common.checks import fail
-from vitreous.data.masks.folders import open_masked
-from vitreous.data.open import open_data
+from vitreous.data.open import open_data, open_masked
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
 from vitreous.inference.engine import Precision

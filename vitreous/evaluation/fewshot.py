@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitreous.common.checks import check_whole, fail
 from vitreous.common.text import plural
-from vitreous.data.rng import SampleRng
+from vitreous.data.loader import SampleRng
 from vitreous.evaluation.features import FeatureSet
 from vitreous.evaluation.ridge import CPU, Ridge
 

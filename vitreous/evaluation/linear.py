@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vitreous.data.split import stratified
+from vitreous.data.open import stratified
 from vitreous.evaluation import features
 from vitreous.evaluation.features import FeatureSet, slices
 from vitreous.evaluation.ridge import CPU, Linear, Ridge, Scaling

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from vitreous.common.checks import check_choice, check_whole
 from vitreous.common.regular_files import read_regular
 from vitreous.data.image import UnreadableImage
-from vitreous.data.image.colour_modes import pixels_of
-from vitreous.data.image.decoding import upright
+from vitreous.data.image.decoding import pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
 from vitreous.inference.device import choose_device, choose_dtype, placed
 from vitreous.inference.memory_check import check_memory

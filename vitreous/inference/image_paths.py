@@ -9,9 +9,8 @@ from pathlib import Path
 
 from vitreous.common.checks import fail, path_suggestion
 from vitreous.common.text import plural
-from vitreous.data.sources.base import EXTENSIONS, is_image_file
+from vitreous.data.sources.base import EXTENSIONS, is_image_file, split_name
 from vitreous.data.sources.folders import MASKS, has_masks
-from vitreous.data.split import split_name
 
 
 class MasksSkipped(UserWarning):

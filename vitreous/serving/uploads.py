@@ -13,8 +13,7 @@ from python_multipart.multipart import Field, File, FormParser, parse_options_he
 
 from vitreous.common.checks import Size
 from vitreous.data.image import UnreadableImage, decode_errors
-from vitreous.data.image.colour_modes import open_image
-from vitreous.data.image.jpeg import read_header
+from vitreous.data.image.decoding import open_image, read_jpeg_header
 from vitreous.serving.errors import ApiError
 from vitreous.serving.settings import Settings
 
@@ -73,7 +72,7 @@ def check_image(data: bytes, settings: Settings) -> int:
 def stored_size(data: bytes) -> Size:
     """Height and width as stored, without the orientation: to find that, Pillow may decode a whole PNG."""
     with decode_errors():
-        if jpeg := read_header(data):
+        if jpeg := read_jpeg_header(data):
             return jpeg.height, jpeg.width
         if size := _webp_size(data):
             return size

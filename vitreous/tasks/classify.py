@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import fail
 from vitreous.common.text import listed
+from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.mixup import mix
-from vitreous.data.augment.pipeline import augment
-from vitreous.data.loader import Batch, Reader, Request
-from vitreous.data.rng import SampleRng
+from vitreous.data.loader import Batch, Reader, Request, SampleRng
 from vitreous.data.sources.base import Source
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model

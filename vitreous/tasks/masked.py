@@ -13,10 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
+from vitreous.data.augment.batch import augment
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.pipeline import augment
-from vitreous.data.loader import Batch, Reader, Request
-from vitreous.data.rng import SampleRng
+from vitreous.data.loader import Batch, Reader, Request, SampleRng
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import denormalise, normalise

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import fail
 from vitreous.common.text import plural
+from vitreous.data.augment.batch import augment_with_masks
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.pipeline import augment_with_masks
-from vitreous.data.loader import Batch
-from vitreous.data.masks.folders import open_masked
-from vitreous.data.rng import SampleRng
+from vitreous.data.loader import Batch, SampleRng
+from vitreous.data.open import open_masked
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.inference.mask_images import background_of, overlay
 from vitreous.inference.segment_predictor import SegmentPredictor

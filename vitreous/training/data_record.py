@@ -14,8 +14,7 @@ import numpy as np
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.json_files import parse_json
 from vitreous.common.text import listed, plural
-from vitreous.data.sources.base import DataSet, Subset
-from vitreous.data.split import pick, split_name
+from vitreous.data.sources.base import DataSet, Subset, pick, split_name
 
 POSITION = re.compile(r"\[\d+\]$")  # name of a sample that is identified by its index
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitreous.data.augment import policy, transforms
-from vitreous.data.rng import SampleRng
+from vitreous.data.augment import batch
+from vitreous.data.loader import SampleRng
 
 
 def random_images(count: int, size: int = 12) -> Tensor:
@@ -15,43 +15,43 @@ def random_images(count: int, size: int = 12) -> Tensor:
 def test_every_operation_at_its_strength() -> None:
     """Against each operation called directly, with the strengths of torchvision's tables."""
     images = random_images(14, 20)
-    space = policy.randaugment_space((20, 20))
+    space = batch.randaugment_space((20, 20))
     level, sign = torch.full((14,), 0.5), torch.tensor([1.0, -1.0]).repeat(7)
-    ours = policy.apply(images, space.operations(), policy.Choice(torch.arange(14), level, sign))
+    ours = batch.apply(images, space.operations(), batch.Choice(torch.arange(14), level, sign))
 
     def one(value: float) -> Tensor:
         return torch.tensor([float(value)])
 
     expected = [
         lambda x: x,
-        lambda x: transforms.warp(x, shear_x=one(-0.15)),
-        lambda x: transforms.warp(x, shear_y=one(0.15)),
-        lambda x: transforms.warp(x, right=one(-4.53)),
-        lambda x: transforms.warp(x, down=one(4.53)),
-        lambda x: transforms.warp(x, degrees=one(-15)),
-        lambda x: transforms.brightness(x, one(1.45)),
-        lambda x: transforms.contrast(x, one(0.55)),
-        lambda x: transforms.saturation(x, one(1.45)),
-        lambda x: transforms.sharpness(x, one(0.55)),
-        lambda x: transforms.posterize(x, one(6)),
-        lambda x: transforms.solarize(x, one(128)),
-        transforms.autocontrast,
-        transforms.equalize,
+        lambda x: batch.warp(x, shear_x=one(-0.15)),
+        lambda x: batch.warp(x, shear_y=one(0.15)),
+        lambda x: batch.warp(x, right=one(-4.53)),
+        lambda x: batch.warp(x, down=one(4.53)),
+        lambda x: batch.warp(x, degrees=one(-15)),
+        lambda x: batch.brightness(x, one(1.45)),
+        lambda x: batch.contrast(x, one(0.55)),
+        lambda x: batch.saturation(x, one(1.45)),
+        lambda x: batch.sharpness(x, one(0.55)),
+        lambda x: batch.posterize(x, one(6)),
+        lambda x: batch.solarize(x, one(128)),
+        batch.autocontrast,
+        batch.equalize,
     ]
     for i, operation in enumerate(expected):
         assert torch.equal(ours[i : i + 1], operation(images[i : i + 1])), i  # type: ignore[no-untyped-call]
 
 
 def test_spaces_are_torchvisions() -> None:
-    assert policy.randaugment_space((331, 662)) == policy.Space(0.3, 300.0, 150.0, 30.0, 0.9, 4)
-    assert policy.trivial_space((224, 224)) == policy.Space(0.99, 32, 32, 135.0, 0.99, 6)
-    assert policy.trivial_space((8, 40)) == policy.Space(0.99, 32, 8, 135.0, 0.99, 6)
+    assert batch.randaugment_space((331, 662)) == batch.Space(0.3, 300.0, 150.0, 30.0, 0.9, 4)
+    assert batch.trivial_space((224, 224)) == batch.Space(0.99, 32, 32, 135.0, 0.99, 6)
+    assert batch.trivial_space((8, 40)) == batch.Space(0.99, 32, 8, 135.0, 0.99, 6)
 
 
 def test_operations_are_drawn_evenly_and_unrelated_between_layers() -> None:
     rng = SampleRng(0, 0, torch.arange(14_000))
-    first, second = (policy.draw_randaugment(rng, layer, 9.0) for layer in range(2))
-    trivial, three = policy.draw_trivial(rng), policy.draw_three(rng)
+    first, second = (batch.draw_randaugment(rng, layer, 9.0) for layer in range(2))
+    trivial, three = batch.draw_trivial(rng), batch.draw_three(rng)
     for drawn, count in ((first, 14), (second, 14), (trivial, 14), (three, 3)):
         counts = torch.bincount(drawn.kind)
         assert len(counts) == count
@@ -68,23 +68,23 @@ def test_operations_are_drawn_evenly_and_unrelated_between_layers() -> None:
 
 def test_layers_follow_each_other() -> None:
     images, rng = random_images(100), SampleRng(0, 0, torch.arange(100))
-    operations = policy.randaugment_space((12, 12)).operations()
-    expected = policy.apply(images, operations, policy.draw_randaugment(rng, 0, 5.0))
-    expected = policy.apply(expected, operations, policy.draw_randaugment(rng, 1, 5.0))
-    assert torch.equal(policy.randaugment(images, rng, 2, 5.0), expected)
+    operations = batch.randaugment_space((12, 12)).operations()
+    expected = batch.apply(images, operations, batch.draw_randaugment(rng, 0, 5.0))
+    expected = batch.apply(expected, operations, batch.draw_randaugment(rng, 1, 5.0))
+    assert torch.equal(batch.randaugment(images, rng, 2, 5.0), expected)
 
 
 def test_three_is_grey_solarised_or_blurred() -> None:
     images = random_images(60)
     rng = SampleRng(0, 0, torch.arange(60))
-    result = policy.three(images, rng)
-    kind, level, _ = policy.draw_three(rng)
+    result = batch.three(images, rng)
+    kind, level, _ = batch.draw_three(rng)
     for i, k in enumerate(kind.tolist()):
         image = images[i : i + 1]
         expected = [
-            transforms.luma(image.float()).round().to(torch.uint8).expand(-1, 3, -1, -1),
-            transforms.solarize(image, torch.tensor([128.0])),
-            transforms.blur(image, 0.1 + 1.9 * level[i : i + 1]),
+            batch.luma(image.float()).round().to(torch.uint8).expand(-1, 3, -1, -1),
+            batch.solarize(image, torch.tensor([128.0])),
+            batch.blur(image, 0.1 + 1.9 * level[i : i + 1]),
         ][k]
         assert torch.equal(result[i : i + 1], expected)
 
@@ -92,13 +92,13 @@ def test_three_is_grey_solarised_or_blurred() -> None:
 @pytest.mark.parametrize("magnitude", [0.0, 15.0])
 def test_the_ends_of_the_scale_are_images(magnitude: float) -> None:
     images = random_images(200)
-    result = policy.randaugment(images, SampleRng(0, 0, torch.arange(200)), 1, magnitude)
+    result = batch.randaugment(images, SampleRng(0, 0, torch.arange(200)), 1, magnitude)
     assert result.shape == images.shape
     if magnitude == 0:  # only the operations that have no strength do anything
-        kind = policy.draw_randaugment(SampleRng(0, 0, torch.arange(200)), 0, 0.0).kind
+        kind = batch.draw_randaugment(SampleRng(0, 0, torch.arange(200)), 0, 0.0).kind
         assert torch.equal(result[kind < 12], images[kind < 12])
 
 
 def test_a_batch_of_none() -> None:
     rng = SampleRng(0, 0, torch.arange(0))
-    assert policy.trivial(random_images(0), rng).shape == (0, 3, 12, 12)
+    assert batch.trivial(random_images(0), rng).shape == (0, 3, 12, 12)

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
-from vitreous.data.augment import transforms
+from vitreous.data.augment import batch
 
 
 def smooth(b: int, h: int, w: int) -> Tensor:
@@ -33,7 +33,7 @@ def mostly_equal(ours: Tensor, theirs: Tensor) -> None:
 def test_shears_are_autoaugments(amount: float) -> None:
     images = smooth(2, 40, 60)
     amounts = torch.tensor([amount, 0.15])
-    along_x, along_y = transforms.warp(images, shear_x=amounts), transforms.warp(images, shear_y=amounts)
+    along_x, along_y = batch.warp(images, shear_x=amounts), batch.warp(images, shear_y=amounts)
     for i, a in enumerate(amounts.tolist()):
         mostly_equal(along_x[i], pillow_affine(images[i], (1, a, 0, 0, 1, 0)))
         mostly_equal(along_y[i], pillow_affine(images[i], (1, 0, 0, a, 1, 0)))
@@ -42,7 +42,7 @@ def test_shears_are_autoaugments(amount: float) -> None:
 @pytest.mark.parametrize("degrees", [-135.0, -30.0, 0.0, 7.0, 90.0])
 def test_rotations_are_pillows(degrees: float) -> None:
     images = smooth(2, 40, 40)
-    ours = transforms.warp(images, degrees=torch.tensor([degrees, 20.0]))
+    ours = batch.warp(images, degrees=torch.tensor([degrees, 20.0]))
     for i, angle in enumerate((degrees, 20.0)):
         image = Image.fromarray(images[i].permute(1, 2, 0).numpy())
         theirs = image.rotate(angle, Image.Resampling.BILINEAR, fillcolor=(128,) * 3)
@@ -51,12 +51,12 @@ def test_rotations_are_pillows(degrees: float) -> None:
 
 def test_shifts_are_whole_pixels() -> None:
     images = torch.randint(0, 256, (3, 3, 12, 16), dtype=torch.uint8)
-    right = transforms.warp(images, right=torch.tensor([3.0, -2.9, 40.0]))
+    right = batch.warp(images, right=torch.tensor([3.0, -2.9, 40.0]))
     assert torch.equal(right[0, :, :, 3:], images[0, :, :, :-3])
     assert torch.equal(right[1, :, :, :-2], images[1, :, :, 2:])
     assert (right[0, :, :, :3] == 128).all()
     assert (right[2] == 128).all()
-    down = transforms.warp(images, down=torch.tensor([1.0, 0.0, -5.0]))
+    down = batch.warp(images, down=torch.tensor([1.0, 0.0, -5.0]))
     assert torch.equal(down[0, :, 1:], images[0, :, :-1])
     assert torch.equal(down[1], images[1])
     assert torch.equal(down[2, :, :-5], images[2, :, 5:])
@@ -64,7 +64,7 @@ def test_shifts_are_whole_pixels() -> None:
 
 def test_flip() -> None:
     images = torch.randint(0, 256, (2, 3, 5, 6), dtype=torch.uint8)
-    flipped = transforms.flip(images, torch.tensor([True, False]))
+    flipped = batch.flip(images, torch.tensor([True, False]))
     assert torch.equal(flipped[0], images[0].flip(-1))
     assert torch.equal(flipped[1], images[1])
 
@@ -74,7 +74,7 @@ def test_padded_crops_are_windows_of_the_reflected_image(size: tuple[int, int]) 
     images = torch.randint(0, 256, (50, 3, *size), dtype=torch.uint8)
     places = torch.rand(50, 2)
     places[0], places[1] = 0, 1 - 2**-24
-    cropped = transforms.padded_crop(images, places)
+    cropped = batch.padded_crop(images, places)
     pad = (size[0] // 8, size[1] // 8)
     for image, crop, (y, x) in zip(images.numpy(), cropped.numpy(), places.tolist(), strict=True):
         padded = np.pad(image, [(0, 0), (pad[0], pad[0]), (pad[1], pad[1])], mode="reflect")
@@ -109,18 +109,18 @@ def difference(a: Tensor, b: Tensor) -> int:
 FACTORS = torch.tensor([0.0, 0.1, 1.0, 1.45, 1.9])
 
 WITH_STRENGTH: dict[str, tuple[Callable[..., Tensor], Callable[[Image.Image, float], Image.Image], Tensor, int]] = {
-    "brightness": (transforms.brightness, lambda image, f: ImageEnhance.Brightness(image).enhance(f), FACTORS, 1),
-    "contrast": (transforms.contrast, lambda image, f: ImageEnhance.Contrast(image).enhance(f), FACTORS, 1),
-    "saturation": (transforms.saturation, lambda image, f: ImageEnhance.Color(image).enhance(f), FACTORS, 1),
-    "sharpness": (transforms.sharpness, lambda image, f: ImageEnhance.Sharpness(image).enhance(f), FACTORS, 1),
+    "brightness": (batch.brightness, lambda image, f: ImageEnhance.Brightness(image).enhance(f), FACTORS, 1),
+    "contrast": (batch.contrast, lambda image, f: ImageEnhance.Contrast(image).enhance(f), FACTORS, 1),
+    "saturation": (batch.saturation, lambda image, f: ImageEnhance.Color(image).enhance(f), FACTORS, 1),
+    "sharpness": (batch.sharpness, lambda image, f: ImageEnhance.Sharpness(image).enhance(f), FACTORS, 1),
     "posterize": (
-        transforms.posterize,
+        batch.posterize,
         lambda image, f: ImageOps.posterize(image, int(f)),
         torch.tensor([1.0, 2, 4, 7, 8]),
         0,
     ),
     "solarize": (
-        transforms.solarize,
+        batch.solarize,
         lambda image, f: ImageOps.solarize(image, f),  # type: ignore[arg-type]
         torch.tensor([0.0, 50.5, 128, 200, 256]),
         0,
@@ -139,17 +139,17 @@ def test_operations_with_a_strength_are_pillows(images: Tensor, name: str) -> No
 @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
 def test_operations_without_one_are_pillows(images: Tensor, name: str) -> None:
     theirs = pillow(images, lambda image, _: getattr(ImageOps, name)(image), torch.zeros(5))
-    assert difference(getattr(transforms, name)(images), theirs) == 0
+    assert difference(getattr(batch, name)(images), theirs) == 0
 
 
 def test_solarizing_everything_inverts(images: Tensor) -> None:
-    assert torch.equal(transforms.solarize(images, torch.zeros(5)), 255 - images)
+    assert torch.equal(batch.solarize(images, torch.zeros(5)), 255 - images)
 
 
 def test_blur_is_gaussian(images: Tensor) -> None:
     ndimage = pytest.importorskip("scipy.ndimage")
     sigma = torch.tensor([0.1, 0.5, 1.0, 1.5, 2.0])
-    ours = transforms.blur(images, sigma)
+    ours = batch.blur(images, sigma)
     for image, blurred, s in zip(images, ours, sigma.tolist(), strict=True):
         exact = ndimage.gaussian_filter(image.numpy().astype(float), (0, s, s), truncate=8)
         inner = np.abs(blurred.numpy() - exact)[:, 8:-8, 8:-8]
@@ -162,15 +162,15 @@ def test_blur_is_gaussian(images: Tensor) -> None:
 def test_jitter_is_the_three_in_each_order() -> None:
     images = torch.randint(0, 256, (6, 3, 12, 14), dtype=torch.uint8)
     factors = torch.rand(6, 3) + 0.8  # without clipping at white, the order would not matter
-    parts = [transforms.brightness, transforms.contrast, transforms.saturation]
+    parts = [batch.brightness, batch.contrast, batch.saturation]
     orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
-    ours = transforms.jitter(images, factors, torch.arange(6))
+    ours = batch.jitter(images, factors, torch.arange(6))
     for i, order in enumerate(orders):
         expected = images[i : i + 1]
         for part in order:
             expected = parts[part](expected, factors[i : i + 1, part])
         assert difference(ours[i : i + 1], expected) <= 3  # we round once, not after each
-    assert not torch.equal(transforms.jitter(images, factors, torch.zeros(6).long())[5], ours[5])
+    assert not torch.equal(batch.jitter(images, factors, torch.zeros(6).long())[5], ours[5])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
@@ -178,19 +178,19 @@ def test_any_number_of_channels(channels: int) -> None:
     images = torch.randint(0, 256, (4, channels, 9, 11), dtype=torch.uint8)
     strengths = torch.tensor([0.5, 0.9, 1.2, 1.5])
     for operation in (
-        transforms.brightness,
-        transforms.contrast,
-        transforms.saturation,
-        transforms.sharpness,
-        transforms.blur,
+        batch.brightness,
+        batch.contrast,
+        batch.saturation,
+        batch.sharpness,
+        batch.blur,
     ):
         assert operation(images, strengths).shape == images.shape
-    assert transforms.equalize(images).shape == transforms.autocontrast(images).shape == images.shape
+    assert batch.equalize(images).shape == batch.autocontrast(images).shape == images.shape
     if channels == 1:  # grey has no colour to lose
-        assert torch.equal(transforms.saturation(images, torch.zeros(4)), images)
+        assert torch.equal(batch.saturation(images, torch.zeros(4)), images)
 
 
 def test_images_too_small_to_have_neighbours() -> None:
     images = torch.randint(0, 256, (2, 3, 1, 2), dtype=torch.uint8)
-    assert torch.equal(transforms.sharpness(images, torch.tensor([0.0, 2.0])), images)
-    assert torch.equal(transforms.equalize(images), images)
+    assert torch.equal(batch.sharpness(images, torch.tensor([0.0, 2.0])), images)
+    assert torch.equal(batch.equalize(images), images)

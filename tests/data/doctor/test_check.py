@@ -8,8 +8,7 @@ from PIL import Image
 
 from vitreous.common.checks import BadValue
 from vitreous.data.doctor import check_data
-from vitreous.data.doctor.check import check_image
-from vitreous.data.doctor.report import Sample
+from vitreous.data.doctor.check import Sample, check_image
 
 RANDOM = np.random.default_rng(0)
 

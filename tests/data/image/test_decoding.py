@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from images import as_array, difference, encoded, jpeg_decoder, smooth
-from vitreous.data.image import UnreadableImage, colour_modes, decode, fit, jpeg, random_resized_crop, resize, size_of
+from vitreous.data.image import UnreadableImage, decode, decoding, fit, random_resized_crop, resize, size_of
 from vitreous.data.image.crop import crop_box
 from vitreous.data.image.decoding import MAX_BYTES, MAX_PIXELS, reserve_memory
 from vitreous.model.options import Preprocessing
@@ -48,9 +48,9 @@ def bomb(height: int, width: int) -> bytes:
 
 def tall_jpeg(height: int) -> bytes:
     data = encoded(smooth(8, 60_000), "JPEG")
-    header = jpeg.read_header(data)
+    header = decoding.read_jpeg_header(data)
     assert header is not None
-    return jpeg._with_height(data, header, height)
+    return decoding._with_height(data, header, height)
 
 
 BROKEN: dict[str, tuple[Callable[[], bytes | np.ndarray], str]] = {
@@ -276,7 +276,7 @@ def test_decoding_needs_no_more_memory_than_estimated_from_the_header(kind: str,
     (tmp_path / "image").write_bytes(data)
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "image")]
     taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
-    assert taken < 1.2 * colour_modes.bytes_to_decode(colour_modes.open_image(data)) + (30 << 20)
+    assert taken < 1.2 * decoding.bytes_to_decode(decoding.open_image(data)) + (30 << 20)
 
 
 @pytest.mark.parametrize("kind", [(16, 2, 6), (8, 6, 4)], ids=["16-bit RGB", "RGBA"])
@@ -296,9 +296,9 @@ def test_images_are_decoded_at_the_same_time_within_the_limit(
 ) -> None:
     """Of six threads, as many decode at the same time as the limit allows, and always at least one."""
     data = encoded(np.zeros((50, 50, 3), np.uint8))
-    needed = colour_modes.bytes_to_decode(colour_modes.open_image(data))
+    needed = decoding.bytes_to_decode(decoding.open_image(data))
     most, running, change = 0, 0, threading.Condition()
-    real = colour_modes.pixels_of
+    real = decoding.pixels_of
 
     def counted(image: Image.Image) -> np.ndarray:
         nonlocal most, running
@@ -313,7 +313,7 @@ def test_images_are_decoded_at_the_same_time_within_the_limit(
             running -= 1
         return pixels
 
-    monkeypatch.setattr(colour_modes, "pixels_of", counted)
+    monkeypatch.setattr(decoding, "pixels_of", counted)
     monkeypatch.setattr("vitreous.data.image.decoding.check_memory", lambda *_: None)
     monkeypatch.setattr("vitreous.data.image.decoding.MAX_BYTES", int(together * needed))
     monkeypatch.setattr("vitreous.data.image.decoding.LARGE_BYTES", 0)
@@ -344,7 +344,7 @@ def test_conversion_in_strips_equals_the_whole(monkeypatch: pytest.MonkeyPatch) 
     seen = palette.copy()
     seen.info["transparency"] = 3
     images.append(seen)
-    whole = [colour_modes.pixels_of(image) for image in images]
-    monkeypatch.setattr(colour_modes, "STRIP", 100)
+    whole = [decoding.pixels_of(image) for image in images]
+    monkeypatch.setattr(decoding, "STRIP", 100)
     for image, expected in zip(images, whole, strict=True):
-        assert np.array_equal(colour_modes.pixels_of(image), expected), image.mode
+        assert np.array_equal(decoding.pixels_of(image), expected), image.mode

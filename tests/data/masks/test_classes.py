@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitreous.common.checks import BadValue
-from vitreous.data.masks.classes import found_classes, number_classes, read_classes
+from vitreous.data.masks.files import found_classes, number_classes, read_classes
 
 
 def listing(folder: Path, text: str) -> Path:

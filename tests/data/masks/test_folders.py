@@ -10,7 +10,7 @@ from PIL import Image
 
 from images import encoded, smooth
 from masked_folders import CLASSES, folder, ids_of, write
-from vitreous.data.masks.folders import open_masked
+from vitreous.data.open import open_masked
 from vitreous.data.sources.base import Source
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from vitreous.data.open import open_data
+from vitreous.data.sources.base import label_problems
 from vitreous.data.sources.folders import open_folder
-from vitreous.data.split import label_problems
 
 
 def fill(root: Path, *paths: str) -> Path:

@@ -1,6 +1,6 @@
 import pytest
 
-from vitreous.data.sources.rows import cell_text, class_labels, order_labels
+from vitreous.data.sources.base import cell_text, class_labels, order_labels
 
 
 def test_numbers_are_indices_and_text_is_a_name() -> None:

@@ -1,8 +1,7 @@
 """Augmentation of training batches.
 
-config.py: `Augmentation`, plain numbers without torch. pipeline.py: crop, flip, policy, colour jitter and erasing, in
-order. policy.py: RandAugment, TrivialAugment and 3-Augment. transforms.py: the single operations. mixup.py: mixup and
-CutMix.
+config.py: `Augmentation`, plain numbers without torch. batch.py: flips, RandAugment, TrivialAugment, 3-Augment, colour
+jitter, erasing, mixup and CutMix, and their single operations, on whole batches.
 """
 
 from vitreous.data.augment.config import Augmentation

@@ -12,15 +12,7 @@ SCALE = "a (from, to) pair of numbers with 0 < from <= to <= 1"
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentation of training images, applied in this order. The default is the usual crop and flip.
-
-    >>> Augmentation(policy="randaugment", mixup=0.8, cutmix=1.0, repeats=3).crop
-    'resized'
-    >>> Augmentation(flip=50)
-    Traceback (most recent call last):
-        ...
-    vitreous.common.checks.BadValue: augmentation.flip is 50, but must be a number from 0 to 1
-    """
+    """Augmentation of training images, applied in this order. The default is the usual crop and flip."""
 
     crop: Literal["resized", "padded", "none"] = "resized"
     """"resized": a random crop of random scale and aspect. "padded", for small images: pad by an eighth of the size on
@@ -69,14 +61,7 @@ class Augmentation:
 
 
 def check_with_masks(augmentation: Augmentation) -> None:
-    """Reject augmentation that masks cannot follow: they follow crops and flips only.
-
-    >>> check_with_masks(Augmentation(policy="trivial"))
-    Traceback (most recent call last):
-        ...
-    vitreous.common.checks.BadValue: augmentation.policy is 'trivial', but must be 'none' or 'three' for images \
-with masks: it rotates, shears and shifts images, but not masks
-    """
+    """Reject augmentation that masks cannot follow: they follow crops and flips only."""
     if augmentation.policy in ("randaugment", "trivial"):
         why = "it rotates, shears and shifts images, but not masks"
         fail("augmentation.policy", augmentation.policy, f"'none' or 'three' for images with masks: {why}")

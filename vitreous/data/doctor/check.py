@@ -4,27 +4,33 @@ Unlike opening a data set for training, a check does not stop at the first probl
 """
 
 import hashlib
+import io
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
 
 from vitreous.common.checks import Size, fail
+from vitreous.common.text import SafeConsole, one_line, plural
 from vitreous.data.doctor.contact_sheet import check_name, write_sheet
-from vitreous.data.doctor.report import DataReport, MaskCoverage, MaskReport, Sample, UnreadableSample, unlearnable
-from vitreous.data.image import colour_modes
-from vitreous.data.image.decoding import UnreadableImage, decode, size_of
+from vitreous.data.image.decoding import UnreadableImage, decode, open_image, orientation_of, size_of
 from vitreous.data.masks.files import map_in_threads
 from vitreous.data.masks.folders import open_mask_folder
-from vitreous.data.open import find_data
-from vitreous.data.sources.base import Source, StoredImage
+from vitreous.data.open import find_data, make_splits
+from vitreous.data.sources.base import FoundData, Source, StoredImage, class_counts, label_problems
 from vitreous.data.sources.folders import has_masks, local_path
-from vitreous.data.split import FoundData, class_counts, label_problems, make_splits
 from vitreous.model.options import IGNORED
 
 SMALL = 32  # pixels of the shorter side
 EXTREME = 4  # ratio of the longer to the shorter side
+SHOWN = 10  # items of a long list
+IMBALANCE = 10  # ratio of the largest to the smallest class
 
 # Odd properties of an image, in the order of the report.
 ODDITIES = (
@@ -38,6 +44,196 @@ ODDITIES = (
     f"more than {EXTREME} times as long as wide",
     "turned by EXIF",
 )
+
+
+# ---- The report ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An image by its split, class and name; the label is empty if images have no classes."""
+
+    split: str
+    label: str
+    name: str
+
+
+@dataclass(frozen=True)
+class UnreadableSample(Sample):
+    """An image that cannot be read."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class MaskCoverage:
+    """The pixels of one split."""
+
+    images: list[int]  # that have each class
+    fractions: list[float]  # of each class among all labelled pixels
+    ignored: float  # fraction of all pixels
+
+
+@dataclass(frozen=True)
+class MaskReport:
+    """Problems of masks, and the coverage of their classes by split; empty if the masks cannot be used."""
+
+    problems: list[str]
+    classes: tuple[str, ...] = ()
+    coverage: dict[str, MaskCoverage] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """Everything that `vitreous data check` found. `problems` counts what must be fixed before training."""
+
+    name: str
+    note: str = ""
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # images by split and class
+    label_problems: list[str] = field(default_factory=list)
+    unreadable: list[UnreadableSample] = field(default_factory=list)
+    leaks: list[list[Sample]] = field(default_factory=list)  # the same image in several splits
+    conflicts: list[list[Sample]] = field(default_factory=list)  # the same image in several classes
+    duplicates: list[list[Sample]] = field(default_factory=list)  # the same image repeated in one split and class
+    odd: dict[str, list[Sample]] = field(default_factory=dict)
+    sizes: dict[str, Size] = field(default_factory=dict)  # the smallest, median and largest by area
+    damaged: list[str] = field(default_factory=list)  # files that have lost something, such as truncated shards
+    masks: MaskReport | None = None
+    contact_sheet: str | None = None
+
+    @property
+    def problems(self) -> int:
+        """Number of problems; an image that is both a leak and in two classes counts once."""
+        masks = len(self.masks.problems) if self.masks is not None else 0
+        return len(self.label_problems) + len(self.unreadable) + len(self._copies()) + len(self.damaged) + masks
+
+    @property
+    def balance(self) -> tuple[str, int, str, int] | None:
+        """The largest and the smallest class of the first split, with their numbers of images."""
+        counts = next(iter(self.counts.values()), {})
+        if not counts:
+            return None
+        large, small = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
+        return large, counts[large], small, counts[small]
+
+    def _copies(self) -> list[tuple[str, list[Sample]]]:
+        """Every group of copies that is a problem, once, with its title."""
+        leaks = [
+            ("leak" if len({one.label for one in group}) == 1 else "leak, two labels", group) for group in self.leaks
+        ]
+        in_one_split = [group for group in self.conflicts if len({one.split for one in group}) == 1]
+        return leaks + [("two labels", group) for group in in_one_split]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON types."""
+        result = asdict(self) | {"problems": self.problems}
+        if (masks := result.pop("masks")) is not None:
+            result |= {"mask_problems": masks["problems"], "classes": masks["classes"], "cover": masks["coverage"]}
+        return result
+
+    def __str__(self) -> str:
+        console = SafeConsole(file=io.StringIO(), width=120, no_color=True)
+        console.print(self)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return text.rstrip()
+
+    def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
+        yield f"[bold]{escape(self.name)}[/bold]  {escape(self.note)}"
+        if self.masks is None:
+            yield self._class_table()
+        elif self.masks.coverage:
+            yield _mask_table(self.masks)
+        yield from self._remarks()
+        for problem in self.label_problems:
+            yield _problem("labels", problem)
+        yield from _shortened([_problem("damaged", line) for line in self.damaged])
+        yield from _shortened([_problem("unreadable", f"{self._shown(one)}: {one.reason}") for one in self.unreadable])
+        yield from _shortened([_problem(title, " = ".join(map(self._shown, group))) for title, group in self._copies()])
+        for problem in self.masks.problems if self.masks is not None else []:
+            yield _problem("masks", problem)
+        if self.contact_sheet is not None:
+            yield f"contact sheet: {escape(self.contact_sheet)}"
+        if self.problems:
+            yield f"[bold red]{plural(self.problems, 'problem')}[/bold red]"
+        else:
+            yield "[bold green]no problems[/bold green]"
+
+    def _shown(self, sample: Sample) -> str:
+        """A name with its class and split, without those that are the same for all."""
+        about = [one_line(sample.label)] if sample.label else []
+        about += [f"in {sample.split}"] if len(self.counts) > 1 else []
+        return one_line(sample.name) + (f" ({', '.join(about)})" if about else "")
+
+    def _class_table(self) -> Table:
+        """Images by class and split; of many classes, the largest and the smallest."""
+        splits = list(self.counts)
+        table = Table("class", *splits, box=None)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        classes = list(dict.fromkeys(name for counts in self.counts.values() for name in counts))
+        shown = classes
+        if len(classes) > 2 * SHOWN:
+            first = self.counts[splits[0]]
+            ordered = sorted(classes, key=lambda name: -first.get(name, 0))
+            shown = [*ordered[: SHOWN // 2], "...", *ordered[-SHOWN // 2 :]]
+        for name in shown:
+            cells = ["" if name == "..." else f"{self.counts[split].get(name, 0):,}" for split in splits]
+            table.add_row(escape(one_line(name)), *cells)
+        totals = [f"{sum(self.counts[split].values()):,}" for split in splits]
+        table.add_row(f"[bold]{len(classes):,} classes[/bold]", *totals)
+        return table
+
+    def _remarks(self) -> Iterator[str]:
+        """Facts to know that do not prevent training."""
+        if self.balance is not None:
+            large, most, small, least = self.balance
+            if most > IMBALANCE * max(least, 1):
+                yield escape(f"imbalance: {large!r} has {most:,} images, {small!r} has {least:,}")
+        if self.sizes:
+            sizes = ", ".join(f"{name} {height} x {width}" for name, (height, width) in self.sizes.items())
+            yield f"sizes (height x width): {sizes}"
+        for kind, samples in self.odd.items():
+            yield escape(f"{kind}: {len(samples):,}, such as {self._shown(samples[0])}")
+        if self.duplicates:
+            extra = sum(len(group) - 1 for group in self.duplicates)
+            first = " = ".join(map(self._shown, self.duplicates[0]))
+            yield escape(f"duplicates within a split: {plural(extra, 'image')}, such as {first}")
+
+
+def _unlearnable(classes: tuple[str, ...], coverage: dict[str, MaskCoverage]) -> list[str]:
+    """A problem for every split with classes that train has no pixel of."""
+    problems = []
+    for split, one in coverage.items():
+        lacking = [i for i, n in enumerate(one.images) if n and "train" in coverage and not coverage["train"].images[i]]
+        if lacking:
+            shown = ", ".join(f"{classes[i]!r} ({one.fractions[i]:.1%} of its pixels)" for i in lacking[:5])
+            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+            problems.append(
+                f"{split} has {shown}{more}, which no mask of train has: add some to train, or exclude it with --ignore"
+            )
+    return problems
+
+
+def _mask_table(masks: MaskReport) -> Table:
+    table = Table("class of pixels", *(f"{split}: images, fraction" for split in masks.coverage), box=None)
+    for index, name in enumerate(masks.classes):
+        cells = [f"{one.images[index]:,}, {one.fractions[index]:.1%}" for one in masks.coverage.values()]
+        table.add_row(escape(name), *cells)
+    table.add_row("ignored", *(f"{one.ignored:.1%}" for one in masks.coverage.values()))
+    return table
+
+
+def _problem(title: str, text: str) -> str:
+    return f"[red]{title}[/red]: {escape(text)}"
+
+
+def _shortened(lines: Sequence[str]) -> Iterator[str]:
+    yield from lines[:SHOWN]
+    if len(lines) > SHOWN:
+        yield f"  ... and {len(lines) - SHOWN:,} more"
+
+
+# ---- The check -------------------------------------------------------------------------------------------------------
 
 
 def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None = None) -> DataReport:
@@ -69,7 +265,7 @@ def _check_masked(path: Path) -> DataReport:
     splits, note = _divide(found)
     classes = next(iter(splits.values())).mask_classes
     coverage = {split: _coverage(source) for split, source in splits.items()}
-    masks = MaskReport(unlearnable(classes, coverage), classes, coverage)
+    masks = MaskReport(_unlearnable(classes, coverage), classes, coverage)
     return replace(_examine(found, splits, note), masks=masks)
 
 
@@ -150,7 +346,7 @@ def check_image(image: StoredImage) -> ImageCheck:
     try:
         height, width = size_of(image)
         decode(image, at_least=(SMALL, SMALL))
-        odd = _array_oddities(image) if isinstance(image, np.ndarray) else _file_oddities(image)
+        odd = _oddities(image)
     except UnreadableImage as error:
         return ImageCheck(digest, error=str(error))
     if min(height, width) < SMALL:
@@ -160,14 +356,12 @@ def check_image(image: StoredImage) -> ImageCheck:
     return ImageCheck(digest, (height, width), tuple(name for name in ODDITIES if name in odd))
 
 
-def _array_oddities(pixels: np.ndarray) -> set[str]:
-    channels = pixels.shape[2] if pixels.ndim == 3 else 1
-    return {"grey"} if channels == 1 else {"alpha"} if channels == 4 else set()
-
-
-def _file_oddities(data: bytes) -> set[str]:
-    """Oddities by the header."""
-    image = colour_modes.open_image(data)
+def _oddities(stored: StoredImage) -> set[str]:
+    """Oddities by the header, or by the channels of an array."""
+    if isinstance(stored, np.ndarray):
+        channels = stored.shape[2] if stored.ndim == 3 else 1
+        return {"grey"} if channels == 1 else {"alpha"} if channels == 4 else set()
+    image = open_image(stored)
     deep = image.mode == "F" or image.mode.startswith("I")
     # A phone's MPO file has several frames too, but they are one image and its preview.
     animated = image.format != "MPO" and bool(getattr(image, "is_animated", False))
@@ -178,7 +372,7 @@ def _file_oddities(data: bytes) -> set[str]:
         "palette": image.mode in ("P", "PA"),
         "alpha": image.has_transparency_data,
         "animated": animated,
-        "turned by EXIF": colour_modes.orientation_of(image, data) != 1,
+        "turned by EXIF": orientation_of(image, stored) != 1,
     }
     return {name for name, true in present.items() if true}
 

@@ -59,15 +59,11 @@ def _thumbnails(splits: Mapping[str, Source], label: int, count: int) -> list[Im
         wanted = min(count - len(thumbs), len(inside))
         for index in inside[np.linspace(0, len(inside) - 1, wanted).astype(int)].tolist() if wanted else []:
             try:
-                thumbs.append(_thumbnail(source, index))
+                pixels = decode(source.image(index), at_least=(THUMB, THUMB)).permute(1, 2, 0).numpy()
             except (UnreadableImage, OSError):
                 continue
+            image = Image.fromarray(np.ascontiguousarray(pixels))
+            scale = THUMB / max(image.size)
+            size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+            thumbs.append(image.resize(size, Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC))
     return thumbs
-
-
-def _thumbnail(source: Source, index: int) -> Image.Image:
-    pixels = decode(source.image(index), at_least=(THUMB, THUMB)).permute(1, 2, 0).numpy()
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    scale = THUMB / max(image.size)
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    return image.resize(size, Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC)

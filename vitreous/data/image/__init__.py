@@ -1,7 +1,7 @@
 """From an image as it is stored to uint8 pixels of the size a model needs.
 
-decoding.py: headers, memory limits, decoding and resizing. crop.py: the centre and random crops of images and masks.
-jpeg.py: JPEG headers and partial decoding. colour_modes.py: palettes, alpha, CMYK, 16 bits and floats as grey or RGB.
+decoding.py: memory limits, headers, decoding of JPEG and of all formats and colour modes that Pillow opens (palettes,
+alpha, CMYK, 16 bits, floats), and resizing. crop.py: the centre and random crops of images and masks.
 """
 
 from vitreous.data.image.crop import fit, random_resized_crop

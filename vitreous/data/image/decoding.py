@@ -1,32 +1,38 @@
 """Decode a stored image to uint8 pixels, upright, grey or RGB, within limits on memory.
 
-Decoding is exact unless a reduction factor is given: a JPEG much larger than needed then comes at a reduced scale
-(jpeg.py), which is faster and changes pixels by a few levels.
+Decoding is exact unless a reduction factor is given: a JPEG much larger than needed then comes at a reduced scale,
+which is faster and changes pixels by a few levels.
 
 c: channels, h, w: height and width in pixels.
 """
 
+import functools
+import importlib
+import io
 import math
 import os
+import re
+import struct
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from types import ModuleType
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageChops, UnidentifiedImageError
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.data.image import colour_modes
-from vitreous.data.image.jpeg import FACTORS, JpegHeader, decode_rows, read_header
 from vitreous.data.sources.base import StoredImage
 
 Interpolation = Literal["bilinear", "bicubic"]
+Pixels = TypeVar("Pixels", np.ndarray, Image.Image)
 
 # Larger images are rejected by their header: a small file can require all of a machine's memory. Pillow's limit.
 MAX_PIXELS = 178_956_970
@@ -117,47 +123,39 @@ class ImageHeader:
     size: Size  # upright
     bytes: int  # needed to decode it
     orientation: int = 1
-    jpeg: JpegHeader | None = None
+    jpeg: "JpegHeader | None" = None
     opened: Image.Image | None = None
 
 
 def read_image_header(image: StoredImage) -> ImageHeader:
     """Read the header and reject images that are too large to decode."""
     if isinstance(image, np.ndarray):
-        return ImageHeader(_array_size(image), image.nbytes)
+        right = image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))
+        if image.dtype != np.uint8 or not right or image.size == 0:
+            shape = " x ".join(map(str, image.shape))
+            raise UnreadableImage(f"an array of {shape} {image.dtype}, not of height x width [x 1, 3 or 4] uint8")
+        return ImageHeader((image.shape[0], image.shape[1]), image.nbytes)
     if not image:
         raise UnreadableImage("the file is empty")
     with decode_errors():
         opened = None
-        if jpeg := read_header(image):
+        if jpeg := read_jpeg_header(image):
             stored, needed = (jpeg.height, jpeg.width), jpeg.bytes
             check_memory(stored, needed)
             orientation = jpeg.orientation
         else:
-            opened = colour_modes.open_image(image)
-            stored, needed = (opened.height, opened.width), colour_modes.bytes_to_decode(opened)
+            opened = open_image(image)
+            stored, needed = (opened.height, opened.width), bytes_to_decode(opened)
             check_memory(stored, needed)  # before Pillow reads EXIF, which may decode the image
-            orientation = colour_modes.orientation_of(opened, image)
+            orientation = orientation_of(opened, image)
         if orientation != 1:  # turning it upright takes another copy
             needed += 3 * math.prod(stored)
             check_memory(stored, needed)
     return ImageHeader(stored[::-1] if orientation >= 5 else stored, needed, orientation, jpeg, opened)
 
 
-def _array_size(array: np.ndarray) -> Size:
-    right = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
-    if array.dtype != np.uint8 or not right or array.size == 0:
-        shape = " x ".join(map(str, array.shape))
-        raise UnreadableImage(f"an array of {shape} {array.dtype}, not of height x width [x 1, 3 or 4] uint8")
-    return (array.shape[0], array.shape[1])
-
-
 def size_of(image: StoredImage) -> Size:
-    """Height and width of the upright image, from its header alone.
-
-    >>> size_of(np.zeros((375, 500, 3), dtype=np.uint8))
-    (375, 500)
-    """
+    """Height and width of the upright image, from its header alone."""
     return read_image_header(image).size
 
 
@@ -183,19 +181,18 @@ def decode_pixels(
         pixels = None
         if isinstance(image, np.ndarray):
             pixels, factor = image[:, :, None] if image.ndim == 2 else image, 1
-            over_white = pixels.shape[2] == 4
-            pixels = colour_modes.in_strips(pixels, colour_modes.over_white, 3) if over_white else pixels.copy()
+            pixels = _in_strips(pixels, over_white, 3) if pixels.shape[2] == 4 else pixels.copy()
         elif header.jpeg:
             rows = bottom if bottom and header.orientation == 1 else header.jpeg.height
             pixels = decode_rows(image, header.jpeg, channels == 1, factor, rows)
         if pixels is None:
             assert isinstance(image, bytes)
-            opened = header.opened or colour_modes.open_image(image)
-            factor = colour_modes.reduce(opened, channels == 1, factor)
-            pixels = colour_modes.pixels_of(opened)
+            opened = header.opened or open_image(image)
+            factor = reduce(opened, channels == 1, factor)
+            pixels = pixels_of(opened)
             opened.close()  # frees its copy before the resize takes memory
         if channels == 1 and pixels.shape[2] == 3:
-            pixels = colour_modes.in_strips(pixels, colour_modes.grey_of, 1)
+            pixels = _in_strips(pixels, grey_of, 1)
         return torch.from_numpy(upright(pixels, header.orientation)).permute(2, 0, 1), factor
 
 
@@ -237,3 +234,249 @@ def resize(
     if len(image) > 1:
         batch = batch.contiguous(memory_format=torch.channels_last)
     return F.interpolate(batch, size, mode=interpolation, antialias=True)[0]
+
+
+# ---- JPEG: headers, and only the rows and the scale that are needed, with simplejpeg if installed --------------------
+#
+# An image can be decoded at 1/2, 1/4 or 1/8 of its size, straight from its DCT coefficients. And rows are stored from
+# top to bottom, so decoding can stop where a crop ends: it does if the height in the header is lowered. simplejpeg
+# wraps libjpeg-turbo, as Pillow does, with less overhead.
+
+# Scales other than these have no vectorised code in libjpeg-turbo: 5/8 takes longer than the full size.
+FACTORS = (8, 4, 2, 1)
+# Rows decoded below the last one needed: chroma upsampling reads one row ahead, at any scale.
+_MARGIN = 16
+_START, _END = b"\xff\xd8", b"\xff\xd9"
+
+
+@dataclass(frozen=True)
+class JpegHeader:
+    """Header of the image as stored; `orientation` is EXIF's, from 1 (upright) to 8."""
+
+    height: int
+    width: int
+    components: int
+    orientation: int
+    height_at: int  # offset of the height
+    scan_at: int  # offset of the coded pixels
+    one_scan: bool  # rows follow each other from top to bottom; a progressive file has several passes over all rows
+
+    @property
+    def bytes(self) -> int:
+        """Memory to decode it: the pixels, Pillow's copy if it decodes, and the coefficients of several passes."""
+        copy = 4 if self.components == 4 or _simplejpeg() is None else 0
+        return self.height * self.width * (3 + copy + (0 if self.one_scan else 2 * self.components))
+
+
+def read_jpeg_header(data: bytes) -> JpegHeader | None:
+    """Parse the segments up to the coded pixels; None if this is not a JPEG, or an unusual one."""
+    if not data.startswith(_START):
+        return None
+    at, orientation = 2, 1
+    frame, height_at, height, width, components = 0, 0, 0, 0, 0
+    try:
+        while data[at] == 0xFF:
+            marker = data[at + 1]
+            if marker == 0xFF:  # padding
+                at += 1
+                continue
+            (length,) = struct.unpack_from(">H", data, at + 2)
+            if marker == 0xDA:  # start of scan
+                if height == 0 or width == 0:
+                    return None
+                one_scan = frame in (0xC0, 0xC1) and data[at + 4] == components
+                return JpegHeader(height, width, components, orientation, height_at, at, one_scan)
+            if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
+                frame, height_at = marker, at + 5
+                height, width, components = struct.unpack_from(">HHB", data, height_at)
+            elif marker == 0xE1 and data.startswith(b"Exif\0\0", at + 4):
+                orientation = _exif_orientation(data[at + 10 : at + 2 + length])
+            at += 2 + length
+    except (IndexError, struct.error):  # a segment reaches beyond the end
+        pass
+    return None
+
+
+def _exif_orientation(tiff: bytes) -> int:
+    """Read the orientation from EXIF, a small TIFF: a byte order, then a table of 12-byte entries."""
+    order = "<" if tiff.startswith(b"II") else ">"
+    try:
+        (table,) = struct.unpack_from(order + "I", tiff, 4)
+        (count,) = struct.unpack_from(order + "H", tiff, table)
+        for at in range(table + 2, table + 2 + 12 * count, 12):
+            tag, kind = struct.unpack_from(order + "HH", tiff, at)
+            if tag == 0x0112:
+                (value,) = struct.unpack_from(order + ("I" if kind == 4 else "H"), tiff, at + 8)
+                return int(value) if 1 <= value <= 8 else 1
+    except struct.error:  # broken EXIF does not make an image unreadable
+        pass
+    return 1
+
+
+def decode_rows(data: bytes, header: JpegHeader, grey: bool, factor: int, bottom: int) -> np.ndarray | None:
+    """Decode uint8 [h, w, 1 or 3] at 1 / factor of the size, at least down to row `bottom` of the full size.
+
+    None if that needs Pillow: without simplejpeg, for CMYK, and for data that is slightly invalid.
+    """
+    simplejpeg = _simplejpeg()
+    if simplejpeg is None or header.components not in (1, 3):
+        return None
+    height, source = header.height, data
+    lowered = bottom + _MARGIN
+    # A file without an end was truncated. It is decoded whole, so that it fails for every crop.
+    if header.one_scan and lowered < height and data.rfind(_END, header.scan_at) >= 0:
+        height, source = lowered, _with_height(data, header, lowered)
+    size = -(-height // factor), -(-header.width // factor)
+    try:
+        pixels: np.ndarray = simplejpeg.decode_jpeg(
+            source,
+            colorspace="GRAY" if grey else "RGB",
+            min_height=size[0],
+            min_width=size[1],
+            strict=source is data,  # the rows that remain count as a recoverable error
+            # Not worth it: fastdct saves 3% and moves pixels by a level on average, fastupsample saves 5% and moves
+            # colours at hard edges by up to 37 levels after the resize.
+            fastdct=False,
+            fastupsample=False,
+        )
+    except ValueError:
+        return None
+    return pixels if pixels.shape[:2] == size else None
+
+
+def _with_height(data: bytes, header: JpegHeader, height: int) -> bytes:
+    return b"".join((data[: header.height_at], height.to_bytes(2, "big"), data[header.height_at + 2 :]))
+
+
+@functools.cache  # a failed import searches the disk every time
+def _simplejpeg() -> ModuleType | None:
+    try:
+        return importlib.import_module("simplejpeg")
+    except ImportError:
+        return None
+
+
+# ---- Other formats, and all colour modes that Pillow opens, as 8-bit grey or RGB -------------------------------------
+
+STRIP = 1 << 20  # pixels that are converted at a time
+# Bytes for each pixel that Pillow's decoders allocate beside the image: canvases of an animation, whole frames.
+DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
+
+PROGRAMS = ("EPS", "WMF")  # Pillow would pass these to Ghostscript or Windows to execute
+
+_PILLOW = r"PIL\."  # its modules
+_FROM_PILLOW = ("ignore", None, Warning, re.compile(_PILLOW), 0)  # the filter, as Python keeps it
+
+
+def open_image(data: bytes) -> Image.Image:
+    """Read the header; an animation is at its first frame."""
+    # Ignore Pillow's warnings of odd metadata and large images. Permanently: `catch_warnings` sets and restores the
+    # filters of the whole process, so threads that decode images would undo what other threads have set meanwhile.
+    if _FROM_PILLOW not in warnings.filters:
+        warnings.filterwarnings("ignore", module=_PILLOW)
+    image = Image.open(io.BytesIO(data))
+    if image.format in PROGRAMS:
+        raise UnidentifiedImageError
+    return image
+
+
+def orientation_of(image: Image.Image, data: bytes) -> int:
+    """Return EXIF's orientation, 1 to 8, without decoding."""
+    if image.format == "TIFF":  # Pillow turns it on loading, and reports the size after that
+        return 1
+    if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the image to search behind it
+        return 1
+    value = image.getexif().get(0x0112, 1)
+    return value if value in range(1, 9) else 1
+
+
+def reduce(image: Image.Image, grey: bool, factor: int) -> int:
+    """Make a JPEG decode at 1 / factor of its size, if Pillow can; return the factor it will decode at."""
+    width, height = image.size
+    if factor == 1 or image.format not in ("JPEG", "MPO"):
+        return 1
+    image.draft("L" if grey else None, (width // factor, height // factor))
+    return factor if image.size == (-(-width // factor), -(-height // factor)) else 1
+
+
+def bytes_to_decode(image: Image.Image) -> int:
+    """Estimate the memory to decode and resize an image: Pillow's copy, its decoder's, and the result."""
+    own = 2 if image.mode.startswith("I;16") else 1 if image.mode in ("1", "L", "P") else 4
+    result = 1 if _is_grey(image) else 3
+    resizing = 4 if result == 1 else 0  # torch's kernel widens one channel to four
+    each = result + max(own + DECODER_BYTES.get(image.format or "", 0), resizing)
+    return image.width * image.height * each
+
+
+def pixels_of(image: Image.Image) -> np.ndarray:
+    """Decode to uint8: [h, w, 1] for a grey image, else [h, w, 3]. The conversion needs little extra memory."""
+    image.load()
+    if _is_deep(image):
+        return _eight_bits(image)
+    if image.has_transparency_data:
+        return _in_strips(image, lambda strip: over_white(np.asarray(strip.convert("RGBA"))), 3)
+    if image.mode in ("1", "L"):
+        return _in_strips(image, lambda strip: np.asarray(strip.convert("L"))[..., None], 1)
+    # Adobe stores CMYK inverted and marks the file. Pillow assumes that every CMYK JPEG is Adobe's.
+    if image.mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
+        return _in_strips(image, lambda strip: np.asarray(ImageChops.invert(strip).convert("RGB")), 3)
+    return _in_strips(image, lambda strip: np.asarray(strip.convert("RGB")), 3)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    return image.mode == "F" or image.mode.startswith("I")
+
+
+def _is_grey(image: Image.Image) -> bool:
+    return _is_deep(image) or (image.mode in ("1", "L") and not image.has_transparency_data)
+
+
+def _strips(image: Pixels) -> Iterator[tuple[slice, Pixels]]:
+    """A few rows at a time: the intermediate numbers of a conversion are several times as large as pixels."""
+    height, width = image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
+    count = max(STRIP // width, 1)
+    for top in range(0, height, count):
+        rows = slice(top, min(top + count, height))
+        yield rows, image[rows] if isinstance(image, np.ndarray) else image.crop((0, rows.start, width, rows.stop))
+
+
+def _in_strips(image: Pixels, convert: Callable[[Pixels], np.ndarray], channels: int) -> np.ndarray:
+    """Convert a few rows at a time."""
+    height, width = image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
+    result = np.empty((height, width, channels), np.uint8)
+    for rows, strip in _strips(image):
+        result[rows] = convert(strip)
+    return result
+
+
+def _eight_bits(image: Image.Image) -> np.ndarray:
+    """Scale the format's range to 0..255; Pillow's own conversion clips it.
+
+    The range of 16-bit files is known. For 32-bit integers and floats it is the smallest usual one that holds the
+    image: 1 (floats), 255 (floats), 65535, or else up to the brightest pixel.
+    """
+    if image.mode.startswith("I;16") or image.format == "PNG":
+        return _in_strips(image, lambda strip: ((np.asarray(strip).astype(np.uint32) + 128) // 257)[..., None], 1)
+
+    def values(strip: Image.Image) -> np.ndarray:
+        return np.nan_to_num(np.asarray(strip).astype(np.float64), posinf=0, neginf=0)
+
+    brightest = max(float(values(strip).max()) for _, strip in _strips(image))
+    ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
+    top = next((top for top in ranges if brightest <= top), brightest)
+    return _in_strips(image, lambda strip: np.clip(np.rint(values(strip) * (255 / top)), 0, 255)[..., None], 1)
+
+
+def over_white(rgba: np.ndarray) -> np.ndarray:
+    """Blend an image with alpha over white.
+
+    Dropping alpha, as `convert("RGB")` does, would show the arbitrary colours of invisible pixels.
+    """
+    colour, alpha = rgba[..., :3].astype(np.uint16), rgba[..., 3:].astype(np.uint16)
+    return ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+
+
+def grey_of(rgb: np.ndarray) -> np.ndarray:
+    """Luma by ITU-R 601 (as Pillow's mode L and JPEG's Y), uint8 [h, w, 1]."""
+    weighted = rgb @ np.array([19595, 38470, 7471], dtype=np.uint32)
+    return ((weighted + 0x8000) >> 16).astype(np.uint8)[..., None]

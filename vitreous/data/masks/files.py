@@ -1,4 +1,4 @@
-"""Mask files: PNGs whose pixels are class ids; read one by one, and all checked before training.
+"""Mask files, PNGs whose pixels are class ids, and the list of their classes; all are checked before training.
 
 An id is a grey level of up to 16 bits or an index into a palette, whose colours do not matter. Grey levels saved as RGB
 by mistake are accepted if nothing was lost: red, green and blue are then equal. Pillow decodes; the kind of PNG is read
@@ -9,6 +9,7 @@ only the header is read. Decoding releases the GIL, so threads use every core.
 """
 
 import os
+import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,14 +21,16 @@ from typing import TypeVar
 import numpy as np
 from rich.progress import track
 
-from vitreous.common.checks import Size
-from vitreous.common.regular_files import open_regular, read_regular
+from vitreous.common.checks import Size, fail, suggestion
+from vitreous.common.regular_files import open_regular, read_regular, read_regular_text
 from vitreous.common.text import SafeConsole, listed, plural
-from vitreous.data.image import colour_modes
-from vitreous.data.image.decoding import UnreadableImage, check_memory, decode_errors, size_of
-from vitreous.data.masks.classes import FILE
+from vitreous.data.image.decoding import UnreadableImage, check_memory, decode_errors, open_image, size_of
 from vitreous.model.options import IGNORED
 
+FILE = "classes.txt"
+MOST_IDS = 1 << 16  # a PNG has at most 16 bits per pixel
+_LINE = re.compile(r"(\d+)(?:\s*[\s:,;]\s*|\.\s+)(\S.*)")  # "1 pet", "1, pet", "1: pet" or "1. pet"
+_TURNED = re.compile(r"(.*[^\s:,;])\s*[\s:,;]\s*(\d+)")
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE = 0, 3
 _COLOURED = {2: "RGB", 4: "grey with alpha", 6: "RGB with alpha"}
@@ -42,6 +45,93 @@ Colour = tuple[int, ...]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+# ---- Classes ---------------------------------------------------------------------------------------------------------
+#
+# `classes.txt` has a line for each class: `ID NAME`, or only `NAME`, and then the ids are 0, 1, 2, ...
+
+
+def read_classes(path: Path) -> dict[int, str]:
+    """Read names by id, ignoring empty lines and lines that begin with #."""
+    try:
+        text = read_regular_text(path, encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text") from None
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    with_id = [_LINE.fullmatch(line) for _, line in lines]
+    if any(with_id):
+        return _by_id(path, lines, with_id)
+    for number, line in lines:
+        if line.isdecimal():
+            raise ValueError(f"{path}, line {number} is {line!r}, a number without a name: write 'ID NAME' or 'NAME'")
+    _check_order(path, [line for _, line in lines])
+    _check_once(path, [name for _, name in lines])
+    return dict(enumerate(name for _, name in lines))
+
+
+def _by_id(path: Path, lines: list[tuple[int, str]], matches: Sequence[re.Match[str] | None]) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for (number, line), match in zip(lines, matches, strict=True):
+        if match is None:
+            raise ValueError(f"{path}, line {number} is {line!r}, but others are 'ID NAME': give every class its id")
+        index, name = int(match[1]), match[2]
+        if index >= MOST_IDS:
+            raise ValueError(f"{path}, line {number} has the id {index}, but a PNG holds ids from 0 to {MOST_IDS - 1}")
+        if index in names:
+            raise ValueError(f"{path}, line {number} gives {name!r} the id {index}, which {names[index]!r} has")
+        names[index] = name
+    _check_once(path, list(names.values()))
+    return dict(sorted(names.items()))
+
+
+def _check_order(path: Path, lines: list[str]) -> None:
+    """Reject 'NAME ID': names may end in numbers, as 'lane 1' and 'lane 2', unless they differ without them."""
+    turned = [match for line in lines if (match := _TURNED.fullmatch(line))]
+    if lines and len({match[1] for match in turned}) == len(lines):
+        name, index = turned[0].groups()
+        raise ValueError(
+            f"{path} has names before ids, as {lines[0]!r}, but the id comes first: write '{index} {name}' "
+            f"(or '0 {lines[0]}', if the number belongs to the name)"
+        )
+
+
+def _check_once(path: Path, names: list[str]) -> None:
+    if not names:
+        raise ValueError(f"{path} lists no class: it needs a line 'ID NAME' for each")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{path} has {listed(twice)} more than once")
+
+
+def found_classes(ids: Collection[int]) -> dict[int, str]:
+    """Name classes by their ids if there is no list of names."""
+    return {index: str(index) for index in sorted(ids) if index != IGNORED}
+
+
+def number_classes(
+    names: Mapping[int, str], ignore: Sequence[str] = (), order: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[int, ...], np.ndarray]:
+    """The classes to learn, their ids, and a table from ids to class indices; every other id becomes IGNORED.
+
+    Classes are sorted by id, or in the given `order` of a model with the same classes.
+    """
+    for name in ignore:
+        if name not in names.values():
+            known = listed(list(names.values()), 20)
+            fail("ignore", name, f"one of the classes {known}{suggestion(name, names.values())}")
+    kept = {index: name for index, name in names.items() if name not in ignore}
+    if len(kept) < 2:
+        left = f"only {listed(list(kept.values()))} is" if kept else "no class is"
+        also = f" (id {IGNORED} means ignored, unless {FILE} lists it)" if IGNORED not in names else ""
+        raise ValueError(f"{left} left to learn, but at least 2 classes are needed{also}")
+    if len(kept) > IGNORED:
+        raise ValueError(f"there are {len(kept):,} classes, but at most {IGNORED} can be learned")
+    if set(order) == set(kept.values()):
+        kept = dict(sorted(kept.items(), key=lambda one: list(order).index(one[1])))
+    table = np.full(MOST_IDS, IGNORED, np.uint8)
+    table[list(kept)] = np.arange(len(kept))
+    return tuple(kept.values()), tuple(kept), table
 
 
 # ---- One mask --------------------------------------------------------------------------------------------------------
@@ -79,7 +169,7 @@ def read_ids(data: bytes) -> np.ndarray:
     """Decode the ids of a mask, [h, w] of uint8 or uint16; raises UnreadableImage."""
     header = read_header(data)
     with decode_errors():
-        ids = np.asarray(colour_modes.open_image(data))
+        ids = np.asarray(open_image(data))
     if header.coloured is not None:
         if not header.coloured.startswith("RGB") or header.bits != 8 or not _is_grey(ids):
             raise ColouredMask(f"shows colours ({header.coloured}), but a mask holds class ids")
@@ -106,7 +196,7 @@ def ids_in(ids: np.ndarray) -> list[int]:
 def colours_in(data: bytes, most: int = 4) -> list[Colour]:
     """The most frequent colours of an image, as (red, green, blue)."""
     with decode_errors():
-        image = colour_modes.open_image(data).convert("RGB")
+        image = open_image(data).convert("RGB")
         counts = image.getcolors(image.width * image.height) or []
     often = sorted(counts, key=lambda pair: pair[0], reverse=True)[:most]
     return [colour for _, colour in often if isinstance(colour, tuple)]
@@ -141,15 +231,18 @@ def map_in_threads(function: Callable[[T], R], items: Sequence[T], title: str) -
 
 
 def _check(root: Path, pair: Pair) -> MaskCheck:
+    def reason(error: Exception) -> str:
+        return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
     try:
         data = read_regular(root / pair[1])
         size = read_header(data).size
     except (UnreadableImage, OSError) as error:
-        return MaskCheck(mask_error=_reason(error))
+        return MaskCheck(mask_error=reason(error))
     try:
         image = _image_size(root / pair[0], size)
     except (UnreadableImage, OSError) as error:
-        return MaskCheck(image_error=_reason(error))
+        return MaskCheck(image_error=reason(error))
     if image != size:
         return MaskCheck(size_error=f"the mask is {size[0]} x {size[1]}, the image {image[0]} x {image[1]}")
     try:
@@ -157,7 +250,7 @@ def _check(root: Path, pair: Pair) -> MaskCheck:
     except ColouredMask:
         return MaskCheck(colours=tuple(colours_in(data)))
     except UnreadableImage as error:
-        return MaskCheck(mask_error=_reason(error))
+        return MaskCheck(mask_error=reason(error))
 
 
 def _image_size(path: Path, expected: Size) -> Size:
@@ -172,10 +265,6 @@ def _image_size(path: Path, expected: Size) -> Size:
                 pass
             start += file.read()
     return size_of(start)
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def mask_problems(pairs: Sequence[Pair], checks: Sequence[MaskCheck], names: Mapping[int, str] | None) -> list[str]:

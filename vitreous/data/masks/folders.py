@@ -1,7 +1,7 @@
 """Folders of images with masks: `images/[train|val|test/]...` beside `masks/[train|val|test/]...`, or
 `train/images` beside `train/masks` and so on.
 
-A mask is a PNG of class ids (files.py) with its image's path; `classes.txt` names the ids (classes.py). Pascal VOC's
+A mask is a PNG of class ids (files.py) with its image's path; `classes.txt` names the ids. Pascal VOC's
 folder is accepted as it is: its lists name the images for segmentation, and their split.
 """
 
@@ -12,48 +12,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.common.checks import check_real, path_suggestion
 from vitreous.common.regular_files import read_regular
 from vitreous.common.text import listed, plural
-from vitreous.data.masks.classes import FILE, found_classes, number_classes, read_classes
-from vitreous.data.masks.files import Pair, check_masks, mask_problems, read_ids
-from vitreous.data.sources.base import DataSet, FileSource
-from vitreous.data.sources.folders import IMAGES, MASKS, UNLABELLED, images_below, list_folder, local_path
-from vitreous.data.sources.named import NAMES, parse_options
-from vitreous.data.sources.shapes import open_shapes
-from vitreous.data.split import SPLITS, UNSPLIT, FoundData, by_split, make_splits, split_folders
+from vitreous.data.masks.files import (
+    FILE,
+    Pair,
+    check_masks,
+    found_classes,
+    mask_problems,
+    number_classes,
+    read_classes,
+    read_ids,
+)
+from vitreous.data.sources.base import SPLITS, UNSPLIT, FileSource, FoundData, by_split, split_folders
+from vitreous.data.sources.folders import IMAGES, MASKS, UNLABELLED, images_below, list_folder
 
+EXPECTED = "expected {0}/masks beside {0}/images, with a PNG of class ids for each image; or use shapes"
 LISTS = "ImageSets/Segmentation"  # of Pascal VOC: train.txt, val.txt, ... with an image's name in each line
-
-
-def open_masked(
-    spec: str,
-    *,
-    root: Path | None = None,
-    val_fraction: float = 0.2,
-    seed: int = 0,
-    ignore: Sequence[str] = (),
-    order: Sequence[str] = (),
-) -> DataSet:
-    """Open the images and masks that `spec` names, in splits; raises ValueError with a line for every problem.
-
-    `ignore` names classes whose pixels do not count. `order` is the order of a model that may have the same classes.
-    `root` is the first place to search a path.
-
-    >>> data = open_masked("shapes:size=32,count=12", ignore=("star",))
-    >>> data.mask_classes[:2], data.train.mask(0).shape
-    (('background', 'circle'), (32, 32))
-    """
-    check_real("val_fraction", val_fraction, 0, 1)
-    name, _, options = spec.partition(":")
-    if name == "shapes":
-        return make_splits(open_shapes(parse_options(name, options), seed, ignore), val_fraction, seed)
-    if name in NAMES:
-        raise ValueError(f"{name} has labels for its images, but no masks: {_expected(f'./{name}')}")
-    path = local_path(spec, root)
-    if not path.is_dir():
-        raise ValueError(f"there is no folder {spec!r}{path_suggestion(path)}: {_expected('DIR')}")
-    return make_splits(open_mask_folder(path, ignore, order), val_fraction, seed)
 
 
 class MaskedFiles(FileSource):
@@ -150,7 +125,7 @@ def _find_folders(root: Path) -> tuple[list[FolderPair], list[str]]:
             found.append(FolderPair(split, os.path.join(folder, images), os.path.join(folder, masks)))
     if not found:
         inside = f"{listed(folders)}, but no images beside masks" if folders else "no folders"
-        raise ValueError(f"{root} has {inside}: {_expected('DIR')}")
+        raise ValueError(f"{root} has {inside}: {EXPECTED.format('DIR')}")
     used = {os.path.dirname(pair.images) for pair in found}
     others = [folder for folder in folders if folder not in used]
     return found, [f"{listed(others)} ignored"] if others else []
@@ -242,7 +217,3 @@ def _holds_files(folder: Path) -> bool:
 def _key(path: str, folder: str) -> str:
     """The path below its folder without the extension, which an image shares with its mask."""
     return os.path.splitext(os.path.relpath(path, folder))[0]
-
-
-def _expected(where: str) -> str:
-    return f"expected {where}/masks beside {where}/images, with a PNG of class ids for each image; or use shapes"

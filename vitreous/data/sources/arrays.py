@@ -12,9 +12,7 @@ import numpy as np
 
 from vitreous.common.regular_files import check_regular
 from vitreous.common.text import listed
-from vitreous.data.sources.base import ArraySource, Source
-from vitreous.data.sources.rows import order_labels
-from vitreous.data.split import UNSPLIT, FoundData, split_name
+from vitreous.data.sources.base import UNSPLIT, ArraySource, FoundData, Source, order_labels, split_name
 
 IMAGES = ("x", "image", "images", "data", "pictures")
 LABELS = ("y", "label", "labels", "target", "targets")

@@ -9,13 +9,21 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.common.text import listed, plural
-from vitreous.data.sources.base import FileSource, is_image_file
-from vitreous.data.split import UNSPLIT, FoundData, by_split, split_folders, split_name
+from vitreous.data.sources.base import (
+    UNSPLIT,
+    FileSource,
+    FoundData,
+    by_split,
+    is_image_file,
+    split_folders,
+    split_name,
+)
 
 Item = tuple[str, str, str]  # split, class, path below the root
 # Usual names of the folders of images and masks.
 IMAGES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
 MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass")
+ACCEPTED = "accepted: .jpg .png .webp .bmp .gif .tif .ppm"
 UNLABELLED = "picture"  # the class of images without a label; run folders have recorded this name
 
 
@@ -65,12 +73,12 @@ def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tup
     if not empty:
         return items, []
     verb = "is an empty class: it has" if len(empty) == 1 else "are empty classes: they have"
-    return items, [f"{listed(empty)} {verb} no images ({_accepted()})"]
+    return items, [f"{listed(empty)} {verb} no images ({ACCEPTED})"]
 
 
 def _found(root: Path, items: list[Item], problems: list[str], notes: list[str]) -> FoundData:
     if not items:
-        raise ValueError(f"{root} has folders, but no images in them ({_accepted()})")
+        raise ValueError(f"{root} has folders, but no images in them ({ACCEPTED})")
     classes = tuple(sorted({label for _, label, _ in items}))
     index = {label: i for i, label in enumerate(classes)}
     labels = np.array([index[label] for _, label, _ in items], np.int64)
@@ -125,14 +133,9 @@ def images_below(root: Path, below: str, above: frozenset[tuple[int, int]] = fro
 
 
 def _no_classes(root: Path, images: list[str], others: list[str]) -> str:
-    tables = [name for name in others if name.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".npz"))]
-    if tables:
+    if tables := [name for name in others if name.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".npz"))]:
         return f"{root} has no class folders; is {str(root / tables[0])!r} the data set?"
     if images:
         return f"{root} has {plural(len(images), 'image')} but no class folders: put images in <class>/"
     content = f"has no images, only {listed(others, 3)}" if others else "is empty"
-    return f"{root} {content}: put images in <class>/ ({_accepted()})"
-
-
-def _accepted() -> str:
-    return "accepted: .jpg .png .webp .bmp .gif .tif .ppm"
+    return f"{root} {content}: put images in <class>/ ({ACCEPTED})"

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from vitreous.data.sources.base import FoundData
 from vitreous.data.sources.tables import choose_files, open_parquet
-from vitreous.data.split import FoundData
 
 CONVERTED = "refs/convert/parquet"
 

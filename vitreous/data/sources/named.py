@@ -16,7 +16,7 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,10 @@ import numpy as np
 from vitreous.common.checks import suggestion
 from vitreous.common.text import listed
 from vitreous.data.sources.arrays import from_arrays, open_arrays, read_npz
-from vitreous.data.sources.base import FileSource, missing_files
+from vitreous.data.sources.base import UNSPLIT, FileSource, FoundData, by_split, missing_files
 from vitreous.data.sources.download import cache_folder, fetch, file_lock
 from vitreous.data.sources.folders import open_folder
 from vitreous.data.sources.shapes import open_shapes
-from vitreous.data.split import UNSPLIT, FoundData, by_split
 
 FILES = Path(__file__).parent / "files"
 MAX_BYTES = 1 << 30  # of one published file: the largest, the images of pets, has 0.8 GB
@@ -47,11 +46,7 @@ def open_named(name: str, options: str, root: Path | None, seed: int) -> FoundDa
 
 
 def parse_options(name: str, options: str) -> dict[str, int]:
-    """Whole numbers by name.
-
-    >>> parse_options("shapes", "size=96,count=4000")
-    {'size': 96, 'count': 4000}
-    """
+    """Whole numbers by name."""
     allowed = OPTIONS.get(name, ())
     if options and not allowed:
         raise ValueError(f"{name} takes no options, but has {options!r}")
@@ -128,7 +123,7 @@ def _open_local(name: str, published: Published, root: Path) -> FoundData:
     bases = [base for base in (root, root / name) if base.is_dir()]
     for base in bases:
         if (base / f"{name}.npz").is_file():
-            return _renamed(open_arrays(base / f"{name}.npz", class_names(name)), name)
+            return replace(open_arrays(base / f"{name}.npz", class_names(name)), name=name)
     if any(_candidates(published, bases)):
         return _read_from(published, bases)
     for base in bases:
@@ -140,18 +135,13 @@ def _open_local(name: str, published: Published, root: Path) -> FoundData:
     for base in bases:
         for folder in (base, base / "images"):
             if (folder / "train").is_dir():
-                return _renamed(open_folder(folder), name)
+                return replace(open_folder(folder), name=name)
     pickles = [path.name for path in root.glob("cifar-10*-py*")]
     wanted = [f"{name}.npz", f"{published.folders[0]}/{published.landmark}", Path(published.files[0][0]).name, "train/"]
     raise ValueError(
         f"the data root {root} has no copy of {name}: none of {listed(wanted)} exists"
         + (f" ({pickles[0]} holds pickles, which are never opened)" if pickles else "")
     )
-
-
-def _renamed(found: FoundData, name: str) -> FoundData:
-    found.name = name
-    return found
 
 
 def _candidates(published: Published, bases: Sequence[Path]) -> Iterator[Path]:
@@ -215,7 +205,7 @@ def _flowers(folder: Path) -> FoundData:
 
 def _imagenette(folder: Path) -> FoundData:
     """Read folders named by WordNet ids, in whose order the classes are."""
-    found = _renamed(open_folder(folder), "imagenette")
+    found = replace(open_folder(folder), name="imagenette")
     for source in found.splits.values():
         if len(source.classes) == 10:
             source.classes = class_names("imagenette")

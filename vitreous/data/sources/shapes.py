@@ -17,10 +17,9 @@ from torch import Tensor
 
 from vitreous.common.checks import Size, as_size, check_whole
 from vitreous.common.text import listed
-from vitreous.data.masks.classes import number_classes
-from vitreous.data.rng import SampleRng
-from vitreous.data.sources.base import Source, StoredImage
-from vitreous.data.split import FoundData
+from vitreous.data.loader import SampleRng
+from vitreous.data.masks.files import number_classes
+from vitreous.data.sources.base import FoundData, Source, StoredImage
 
 NUMBERS = [4, 18, 36, 1]  # random numbers for the position, the colours, the texture and the noise's strength
 CLASSES = ("circle", "square", "triangle", "ring", "cross", "star")
@@ -45,14 +44,10 @@ def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = 
 
 
 class ShapesSource(Source):
-    """Any number of images. Unless classes are ignored, masks hold 0 for the background and 1 + the class of the shape.
-
-    >>> source = ShapesSource(count=12, size=32, seed=0, split="train")
-    >>> source.image(3).shape, source.classes[source.labels[3]], np.unique(source.mask(3)).tolist()
-    ((32, 32, 3), 'ring', [0, 4])
-    """
+    """Any number of images; masks hold 0 for the background and 1 + the shape's class, unless classes are ignored."""
 
     classes = CLASSES
+    resident_bytes = 1 << 28  # drawing more would take minutes
 
     def __init__(self, count: int, size: int | Size, seed: int, split: str, ignore: Sequence[str] = ()):
         self.size, self.seed, self.split = as_size(size), seed, split

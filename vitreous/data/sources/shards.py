@@ -18,10 +18,18 @@ import numpy as np
 
 from vitreous.common.regular_files import open_regular
 from vitreous.common.text import plural
-from vitreous.data.sources.base import EXTENSIONS, Source, SpanSource
+from vitreous.data.sources.base import (
+    EXTENSIONS,
+    UNSPLIT,
+    FoundData,
+    Rows,
+    Source,
+    SpanSource,
+    class_labels,
+    from_rows,
+    split_name,
+)
 from vitreous.data.sources.download import cache_folder, fetch
-from vitreous.data.sources.rows import Rows, class_labels, from_rows
-from vitreous.data.split import UNSPLIT, FoundData, split_name
 
 NAMES = ("classnames.txt", "classes.txt")  # one class a line, beside the shards
 BLOCK = 512
@@ -65,11 +73,7 @@ def open_shards(spec: str, root: Path | None = None) -> FoundData:
 
 
 def expand(pattern: str) -> list[str]:
-    """Expand braces as a shell does.
-
-    >>> expand("data-{08..10}.tar"), expand("{train,val}.tar")
-    (['data-08.tar', 'data-09.tar', 'data-10.tar'], ['train.tar', 'val.tar'])
-    """
+    """Expand braces as a shell does."""
     choices = []
     for place, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
         if place % 2 == 0:

@@ -22,10 +22,23 @@ import numpy as np
 
 from vitreous.common.regular_files import check_regular
 from vitreous.common.text import listed
-from vitreous.data.sources.base import ArraySource, FileSource, Source, SpanSource, missing_files
+from vitreous.data.sources.base import (
+    SPLITS,
+    UNSPLIT,
+    ArraySource,
+    FileSource,
+    FoundData,
+    Rows,
+    Source,
+    SpanSource,
+    cell_text,
+    class_labels,
+    from_rows,
+    label_problems,
+    missing_files,
+    split_name,
+)
 from vitreous.data.sources.download import cache_folder, file_lock, progress
-from vitreous.data.sources.rows import Rows, cell_text, class_labels, from_rows
-from vitreous.data.split import SPLITS, UNSPLIT, FoundData, label_problems, split_name
 
 IMAGE = ("path", "file", "image", "filename", "file_name", "filepath", "file_path", "image_path", "img", "picture")
 LABEL = ("label", "class", "target", "labels", "class_name", "category", "fine_label")
@@ -173,11 +186,7 @@ def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | No
 
 
 def choose_files(spec: str, files: Iterable[str], config: str | None) -> dict[str, list[str]]:
-    """The Parquet files of one configuration by split, from their names and folders.
-
-    >>> choose_files("hf:x/y", ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"], None)
-    {'train': ['data/train-00000-of-00001.parquet'], 'test': ['data/test-00000-of-00001.parquet']}
-    """
+    """The Parquet files of one configuration by split, from their names and folders."""
     configs: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for file in sorted(files):
         *folders, name = file.split("/")
@@ -247,8 +256,7 @@ def _unpack(name: str, paths: Sequence[Path], column: str) -> tuple[Path, np.nda
     index = packed.with_suffix(".npy")
     with file_lock(index):
         if not index.exists():
-            spans = _write(name, paths, column, packed)
-            np.save(index.with_suffix(".part.npy"), spans)
+            np.save(index.with_suffix(".part.npy"), _write(name, paths, column, packed))
             index.with_suffix(".part.npy").replace(index)  # last: if it exists, everything does
     return packed, np.load(index, allow_pickle=False)
 
