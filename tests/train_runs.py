@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training import Augment, Optim, TrainConfig
 
 SERVER: ForkServerContext = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs"])

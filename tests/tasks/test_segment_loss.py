@@ -5,7 +5,7 @@ from torch import Tensor
 
 from vitreous.common.checks import BadValue
 from vitreous.model.options import IGNORED
-from vitreous.tasks.segment_loss import dice_loss, segmentation_loss
+from vitreous.tasks.segment import dice_loss, segmentation_loss
 
 
 def example(b: int = 3, k: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:

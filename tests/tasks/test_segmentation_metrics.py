@@ -18,8 +18,13 @@ from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import IGNORED, LinearDecoder, Preprocessing
 from vitreous.model.segmenter import Segmenter
-from vitreous.tasks.boundary import boundary_scores, tolerance
-from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
+from vitreous.tasks.segmentation_metrics import (
+    SegmentEvaluation,
+    boundary_scores,
+    segment_batches,
+    segment_source,
+    tolerance,
+)
 
 NAMES = tuple("abcdefg")
 

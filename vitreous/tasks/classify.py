@@ -23,12 +23,25 @@ from vitreous.data.sources.base import Source
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.report import plots
-from vitreous.report.html import Html, bar, details, inner, name, photos, plot, table, tag
-from vitreous.report.metric_text import percent
-from vitreous.report.run_report import Section, TaskReport, class_caption, samples_section
+from vitreous.report.html import (
+    Html,
+    Section,
+    TaskReport,
+    bar,
+    class_caption,
+    details,
+    inner,
+    name,
+    percent,
+    photos,
+    plot,
+    samples_section,
+    table,
+    tag,
+)
 from vitreous.tasks.base import SAMPLES, SMALL, Finished, Task, padded_if
 from vitreous.tasks.classification_metrics import ClassMetrics, Evaluation, classify_batches
-from vitreous.tasks.config import Distillation, TaskConfig
+from vitreous.tasks.config import Distillation, TrainConfig
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
@@ -48,7 +61,7 @@ class Classify(Task):
         "vitreous serve {best} --open",
     )
 
-    def __init__(self, config: TaskConfig, model: Model):
+    def __init__(self, config: TrainConfig, model: Model):
         super().__init__(config, model)
         self.teacher: Model | None = None
         if config.distillation.teacher is not None:
@@ -58,7 +71,7 @@ class Classify(Task):
             check_teacher(self.teacher, config.distillation.teacher, model)
 
     @classmethod
-    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
+    def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         crop = padded_if(side <= SMALL)
         if config.init is not None or count < 5_000:
             light = Augmentation(crop=crop, crop_scale=(0.35, 1.0), policy="trivial")

@@ -25,9 +25,9 @@ from vitreous.model.patch import cut, uncut
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
 from vitreous.report import plots
-from vitreous.report.run_report import TaskReport, figures_section, samples_section
+from vitreous.report.html import TaskReport, figures_section, samples_section
 from vitreous.tasks.base import SMALL, Choice, Finished, Task, padded_if
-from vitreous.tasks.config import TaskConfig
+from vitreous.tasks.config import TrainConfig
 
 FIGURES = 6  # images in the figure of reconstructions
 
@@ -61,7 +61,7 @@ class Masked(Task):
     caption = "Validation images, their visible patches, and the predictions for the hidden ones."
     random_sets = 1  # random numbers per patch
 
-    def __init__(self, config: TaskConfig, model: Model):
+    def __init__(self, config: TrainConfig, model: Model):
         if not isinstance(model, ViT):
             fail("model", config.model, f"a ViT for --task {config.task}: other models have no patches to hide")
         if config.train_only != "all":
@@ -80,7 +80,7 @@ class Masked(Task):
         raise NotImplementedError
 
     @classmethod
-    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
+    def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         base = Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0))
         return base, "crop and flip: predicting hidden patches is hard enough"
 
@@ -172,7 +172,7 @@ class Mae(Masked):
     options = frozenset({"mask_rate", "decoder_width", "decoder_depth"})
 
     @classmethod
-    def choose_options(cls, config: TaskConfig, data: DataSet) -> list[Choice]:
+    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
         model, given = cls.planned_config(config, data), config.masking
         if not isinstance(model, ViTConfig):  # rejected when the task is created
             return []

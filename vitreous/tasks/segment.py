@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from vitreous.common.checks import fail
+from vitreous.common.checks import check_real, fail
 from vitreous.common.text import plural
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.augment.pipeline import augment_with_masks
@@ -30,9 +31,19 @@ from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.report import plots
-from vitreous.report.html import Html, bar, inner, name, table, tag
-from vitreous.report.metric_text import percent
-from vitreous.report.run_report import Section, TaskReport, figures_section, samples_section
+from vitreous.report.html import (
+    Html,
+    Section,
+    TaskReport,
+    bar,
+    figures_section,
+    inner,
+    name,
+    percent,
+    samples_section,
+    table,
+    tag,
+)
 from vitreous.tasks.base import (
     FEW_IMAGES,
     SAMPLES,
@@ -46,8 +57,7 @@ from vitreous.tasks.base import (
     padded_if,
     planned_config,
 )
-from vitreous.tasks.config import Segmenting, TaskConfig
-from vitreous.tasks.segment_loss import segmentation_loss
+from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import load
@@ -75,7 +85,7 @@ class Segment(Task):
     model: Segmenter
 
     @classmethod
-    def open_data(cls, config: TaskConfig) -> DataSet:
+    def open_data(cls, config: TrainConfig) -> DataSet:
         """Open images with masks; classes keep the order of the checkpoint's, so that its decoder stays useful."""
         checkpoint = checkpoint_config(config)
         order = checkpoint.labels if isinstance(checkpoint, SegmenterConfig) else ()
@@ -93,7 +103,7 @@ class Segment(Task):
         return data.mask_classes
 
     @classmethod
-    def choose_model(cls, config: TaskConfig, count: int, side: int) -> list[Choice]:
+    def choose_model(cls, config: TrainConfig, count: int, side: int) -> list[Choice]:
         if side > SMALL:
             return super().choose_model(config, count, side)
         choices = [Choice("model", "ViT-Lite-6/4", f"images of about {side} pixels")]
@@ -102,7 +112,7 @@ class Segment(Task):
         return choices
 
     @classmethod
-    def choose_options(cls, config: TaskConfig, data: DataSet) -> list[Choice]:
+    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
         """A new linear decoder divides patches into cells; a checkpoint keeps its decoder."""
         options = config.segmenting
         if options.decoder == "mask" or options.cells or options.mask_blocks:
@@ -116,12 +126,12 @@ class Segment(Task):
         return []
 
     @classmethod
-    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
+    def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         crop = padded_if(side <= SMALL)
         return Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3), "crop, flip and colours, with masks"
 
     @classmethod
-    def planned_config(cls, config: TaskConfig, data: DataSet) -> ModelConfig:
+    def planned_config(cls, config: TrainConfig, data: DataSet) -> ModelConfig:
         planned = planned_config(config)
         encoder = planned.backbone
         if not isinstance(encoder, ViTConfig):
@@ -130,7 +140,7 @@ class Segment(Task):
         return SegmenterConfig(plain, decoder_for(config.segmenting, planned), len(data.mask_classes))
 
     @classmethod
-    def build_model(cls, config: TaskConfig, data: DataSet) -> Segmenter:
+    def build_model(cls, config: TrainConfig, data: DataSet) -> Segmenter:
         """Build a segmenter. One from a checkpoint is kept if it has the right classes and decoder."""
         classes, ids = data.mask_classes, data.train.mask_ids
         model: Model = (
@@ -281,3 +291,46 @@ def per_class(evaluation: SegmentEvaluation) -> list[Html]:
         table(["class", "pixels", "IoU", "accuracy", "boundary F"], rows),
         *([table(columns, confused, 2, "Most confused")] if confused else []),
     ]
+
+
+# ---- Loss ------------------------------------------------------------------------------------------------------------
+
+Masks = UInt8[Tensor, "b h w"] | Int[Tensor, "b h w"]
+
+
+def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: float = 0.0) -> Float[Tensor, "b"]:
+    """Mean cross-entropy over the labelled pixels of each image, plus `dice` times the Dice loss.
+
+    An image without labelled pixels has a loss of 0.
+
+    >>> logits = torch.tensor([[[[9.0, 0.0]], [[0.0, 9.0]]]])  # surely 0 on the left, surely 1 on the right
+    >>> masks = torch.tensor([[[0, IGNORED]]], dtype=torch.uint8)
+    >>> segmentation_loss(logits, masks, dice=1.0).round(decimals=3)
+    tensor([0.])
+    """
+    check_real("dice", dice, 0, 100)
+    losses = cross_entropy(logits, masks)
+    return losses + dice * dice_loss(logits, masks) if dice else losses
+
+
+def cross_entropy(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
+    """Mean over the labelled pixels of each image, in float32 also under autocast."""
+    losses = F.cross_entropy(logits.float(), masks.long(), ignore_index=IGNORED, reduction="none")
+    return losses.sum((1, 2)) / (masks != IGNORED).sum((1, 2)).clamp(min=1)
+
+
+def dice_loss(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
+    """1 - the mean of 2 |A and B| / (|A| + |B|) over the classes in the image, with probabilities for A.
+
+    Small classes count as much as large ones. Classes that are not in the image need no term: their probability lowers
+    the scores of those that are.
+    """
+    probabilities = logits.float().softmax(1) * (masks != IGNORED)[:, None]
+    classes = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)
+    member = masks[:, None] == classes
+    shared = (probabilities * member).sum((2, 3))
+    truth = member.sum((2, 3))
+    scores = 2 * shared / (probabilities.sum((2, 3)) + truth).clamp(min=1e-6)
+    present = (truth > 0).float()
+    missing = (1 - scores) * present
+    return missing.sum(1) / present.sum(1).clamp(min=1)

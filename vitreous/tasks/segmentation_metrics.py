@@ -6,23 +6,27 @@ batches and processes can be joined, each image counting once, and the worst ima
 n: images; k: classes; h, w: height and width.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
+from vitreous.common.checks import Size
 from vitreous.data.image import UnreadableImage
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.inference.engine import NOT_A_NUMBER, SourceImage, evaluation_mode, mixed_precision, model_input
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.options import IGNORED, Preprocessing
-from vitreous.tasks.boundary import Ids, boundary_scores
 from vitreous.tasks.classification_metrics import UNREADABLE
+
+Ids = UInt8[Tensor, "n h w"] | Int[Tensor, "n h w"]
 
 
 @dataclass(frozen=True)
@@ -258,3 +262,68 @@ def segment_source(
 def _mismatch(image: tuple[int, ...], mask: tuple[int, ...]) -> str | None:
     sizes = [" x ".join(map(str, shape)) for shape in (mask, image)]
     return None if image == mask else f"its mask is {sizes[0]} pixels, but the image {sizes[1]}"
+
+
+# ---- Boundaries ------------------------------------------------------------------------------------------------------
+
+TOLERANCE = 0.0075  # of the diagonal
+
+
+def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "n {classes}"]:
+    """F of every class in every image, in float64; NaN if neither mask has an outline of the class.
+
+    In ignored pixels the prediction replaces the truth: an outline inside them counts as correct, and one that leaves
+    them is scored by its distance.
+    """
+    truth = torch.where(masks == IGNORED, predicted.to(masks.dtype), masks)
+    ours, theirs = outlines(predicted), outlines(truth)
+    radius = tolerance((masks.shape[1], masks.shape[2]))
+    right, claimed = _near(ours, theirs, radius, classes)
+    found, there = _near(theirs, ours, radius, classes)
+    precision, recall = right / claimed.clamp(min=1), found / there.clamp(min=1)
+    scores = 2 * precision * recall / (precision + recall).clamp(min=1e-12)
+    return torch.where(claimed + there > 0, scores, torch.nan)
+
+
+def tolerance(size: Size) -> int:
+    """The maximum distance, in pixels, at which an outline counts as correct.
+
+    >>> tolerance((64, 64)), tolerance((160, 160)), tolerance((480, 854))
+    (1, 2, 8)
+    """
+    return math.ceil(TOLERANCE * math.hypot(*size))
+
+
+def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
+    """The class of each pixel with a neighbour (above, below, left or right) of another class; IGNORED elsewhere."""
+    edge = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+    across, down = ids[:, :, 1:] != ids[:, :, :-1], ids[:, 1:] != ids[:, :-1]
+    edge[:, :, 1:] |= across
+    edge[:, :, :-1] |= across
+    edge[:, 1:] |= down
+    edge[:, :-1] |= down
+    return torch.where(edge, ids, IGNORED).to(torch.uint8)
+
+
+def _near(
+    ours: UInt8[Tensor, "n h w"], theirs: UInt8[Tensor, "n h w"], radius: int, classes: int
+) -> tuple[Float[Tensor, "n {classes}"], Float[Tensor, "n {classes}"]]:
+    """Count our outline pixels with one of theirs, of the same class, within the radius; and all of ours.
+
+    Outlines are few pixels, so each offset of a disk is compared once for these alone, whatever the number of classes;
+    dilation would take a pass over all pixels for each class.
+    """
+    n, h, w = ours.shape
+    step = w + 2 * radius
+    around = F.pad(theirs, (radius,) * 4, value=IGNORED).flatten()
+    image, row, column = (ours != IGNORED).nonzero().unbind(1)
+    kind = ours[image, row, column]
+    place = (image * (h + 2 * radius) + row + radius) * step + column + radius
+    near = torch.zeros_like(kind, dtype=torch.bool)
+    for y in range(-radius, radius + 1):
+        reach = math.isqrt(radius**2 - y**2)
+        for x in range(-reach, reach + 1):
+            near |= around[place + (y * step + x)] == kind
+    cells = image * classes + kind
+    hits, all_ = (torch.bincount(which, minlength=n * classes).view(n, classes) for which in (cells[near], cells))
+    return hits.double(), all_.double()

@@ -21,12 +21,18 @@ from torch import Tensor, nn
 from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader, TrainLoader, can_reside
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.tasks.base import Results, Task
+from vitreous.tasks.config import TrainConfig
 from vitreous.training import checkpoint
-from vitreous.training.config import TrainConfig
 from vitreous.training.distributed import World, synchronise
-from vitreous.training.metrics_log import Monitor, StepResult, append_row, drop_rows_after, log_to_tensorboard
 from vitreous.training.optim import Optimizers, rate_fraction
-from vitreous.training.progress_display import ProgressDisplay
+from vitreous.training.progress import (
+    Monitor,
+    ProgressDisplay,
+    StepResult,
+    append_row,
+    drop_rows_after,
+    log_to_tensorboard,
+)
 from vitreous.training.run_folder import METRICS, SAVED
 
 NOTHING, SAVE, STOP = range(3)  # actions after a step, the most urgent last

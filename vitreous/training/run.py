@@ -17,22 +17,17 @@ from vitreous.common.codec import to_dict
 from vitreous.common.text import SafeConsole, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
 from vitreous.model.protocol import Model
-from vitreous.report.metric_text import duration
-from vitreous.report.run_report import RunReport, write_report
-from vitreous.report.style import can_draw
-from vitreous.tasks import task_named
+from vitreous.report.html import RunReport, duration, write_report
+from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task, check_model
-from vitreous.tasks.config import typed_overrides, with_fields
+from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
 from vitreous.training import loop, run_folder
 from vitreous.training.checkpoint import Progress, read_progress
-from vitreous.training.config import TrainConfig
-from vitreous.training.data_record import DataRecord, resume_data
-from vitreous.training.defaults import choose
 from vitreous.training.distributed import world
 from vitreous.training.loop import Job
-from vitreous.training.metrics_log import read_rows
-from vitreous.training.progress_display import ProgressDisplay
-from vitreous.training.setup import set_up
+from vitreous.training.progress import ProgressDisplay, read_rows
+from vitreous.training.run_folder import DataRecord, resume_data
+from vitreous.training.setup import TASKS, choose, set_up
 from vitreous.weights.native import load_folder
 
 NAMED = 10  # unreadable images that the terminal names
@@ -84,7 +79,7 @@ def train(
     config.check()
     if config.resume:
         config = run_folder.resumed_config(config)
-    task_class = own_task or task_named(config.task)
+    task_class = own_task or TASKS[config.task]
     task_class.check(config)
 
     with world(config.device) as here, ExitStack() as held:
