@@ -45,11 +45,6 @@ def demo() -> None:
 
     Example: vitreous demo
     """
-    run(FOLDER)
-
-
-def run(out: Path) -> None:
-    """Train, evaluate, report, show the tensors of one image, and explain its prediction."""
     import numpy as np
     import torch
     from PIL import Image
@@ -60,6 +55,7 @@ def run(out: Path) -> None:
     from vitreous.data.open import open_data
     from vitreous.model.vit import ViT
 
+    out = FOLDER
     if (out / "config.json").exists():
         shutil.rmtree(out)  # the demo's own folder, replaced every time
     model = vitreous.train(config(out), command=" ".join(["vitreous", *sys.argv[1:]])).model

@@ -8,7 +8,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn
 
 import tyro
 
@@ -29,17 +29,9 @@ from vitreous.common.threads import spin_briefly
 from vitreous.training import TrainConfig
 
 VERBS: dict[str, Callable[..., None]] = {
-    "train": train,
-    "eval": evaluate,
-    "predict": predict,
-    "embed": embed,
-    "explain": explain,
-    "convert": convert,
-    "serve": serve,
-    "info": info,
-    "data": data,
-    "demo": demo,
-}
+    "train": train, "eval": evaluate, "predict": predict, "embed": embed, "explain": explain,
+    "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
+}  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # omit a flag for None
 
@@ -126,12 +118,8 @@ def lists_together(words: Sequence[str]) -> list[str]:
 
 
 def refuse(error: Exception) -> NoReturn:
-    """One clear line, and 2 for an argument that cannot be, 1 for data that is not right.
-
-    What a stranger's file is called, or calls its tensors, must not reach the terminal as orders. Where nobody reads
-    on, as in `vitreous info | head -3`, nothing is wrong and nothing is said.
-    """
-    if isinstance(error, BrokenPipeError):
+    """Print an error as one escaped line; exit with 2 for an invalid argument, 1 for invalid data."""
+    if isinstance(error, BrokenPipeError):  # as in `vitreous info | head -3`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes it
         sys.exit(1)
     print(f"vitreous: {printable(str(error))}", file=sys.stderr)
@@ -139,22 +127,12 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def print_own_warnings() -> None:
-    """Print warnings of ours as one line on stderr, without the place in the code; others stay as they are.
-
-    Of the processes that torchrun starts, only the first prints them.
-    """
+    """Print our own warnings as one line on stderr, in the first process only; other warnings stay as they are."""
     usual = warnings.showwarning
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
         if not category.__module__.startswith("vitreous."):
-            usual(message, category, filename, lineno, file, line)
+            usual(message, category, *place, **options)
         elif os.environ.get("RANK", "0") == "0":
             print(f"vitreous: warning: {printable(str(message))}", file=sys.stderr)
 

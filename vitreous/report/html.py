@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -41,21 +42,13 @@ SPLITS = {"train_": "training ", "val_": "validation ", "test_": "test "}
 
 
 def label(key: str) -> str:
-    """Name of a metric.
-
-    >>> label("top1"), label("val_top1"), label("my_metric")
-    ('top-1', 'validation top-1', 'my metric')
-    """
+    """Name of a metric."""
     split, base = _split(key)
     return split + NAMES.get(base, (base.replace("_", " "), False))[0]
 
 
 def value(key: str, number: float | str) -> str:
-    """Value of a metric as text.
-
-    >>> value("val_top1", 0.97765), value("loss", 0.12345), value("count", 1797), value("seconds", 200)
-    ('97.8%', '0.123', '1,797', '3 min 20 s')
-    """
+    """Value of a metric as text."""
     if isinstance(number, str):
         return number
     base = _split(key)[1]
@@ -78,11 +71,7 @@ def percent(fraction: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Time in its two largest units.
-
-    >>> duration(0.4), duration(59.7), duration(125), duration(7260), duration(200_000)
-    ('0.4 s', '1 min', '2 min 5 s', '2 h 1 min', '2 d 7 h')
-    """
+    """Time in its two largest units."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     units, rest = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)], round(seconds)
@@ -96,11 +85,7 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """Estimated time, rounded.
-
-    >>> roughly(0.2), roughly(42), roughly(170), roughly(9000), roughly(400_000)
-    ('1 s', '40 s', '3 min', '2.5 h', '4.6 d')
-    """
+    """Estimated time, rounded."""
     if seconds < 57:
         return f"{round(seconds, -1 if seconds >= 20 else 0) or 1:.0f} s"
     if seconds < 90 * 60:
@@ -159,15 +144,13 @@ def document(title: str, *body: str) -> str:
 
 def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html) -> str:
     """A page with a header, links to its sections, and the sections; empty ones are skipped."""
-    filled = [(heading, parts, _anchor(heading)) for heading, parts in sections if parts]
+    filled = [
+        (heading, parts, re.sub(r"[\W_]", "-", heading.lower()).strip("-")) for heading, parts in sections if parts
+    ]
     links = [tag("a", heading, href=f"#{anchor}") for heading, _, anchor in filled]
     body = [tag("section", tag("h2", heading, id=anchor), *parts) for heading, parts, anchor in filled]
     top = tag("header", tag("h1", title), *header)
     return document(title, top, tag("nav", *links), tag("main", *body))
-
-
-def _anchor(heading: str) -> str:
-    return "".join(char if char.isalnum() else "-" for char in heading.lower()).strip("-")
 
 
 def name(text: str) -> Html:
@@ -295,13 +278,19 @@ class RunReport:
 def write_report(folder: Path, report: RunReport) -> Path:
     """Draw the curves, write report.html and return its path. Without matplotlib the page has no plots."""
     folder.mkdir(parents=True, exist_ok=True)
+    settings = json.dumps(report.config, indent=2, default=str, ensure_ascii=False)
     sections = [
         Section("Run", _run(report)),
         Section("Curves", _curves(folder, report.history)),
         *report.task.sections,
-        Section("Automatic choices", _automatic(report.automatic)),
+        Section(
+            "Automatic choices",
+            [tag("p", "Settings that were not given, chosen for this data:"), items(report.automatic)]
+            if report.automatic
+            else [],
+        ),
         Section("Unreadable files", _unreadable(report.unreadable)),
-        Section("Configuration", _config(report.config)),
+        Section("Configuration", [] if report.config is None else [details("All settings, as JSON", code(settings))]),
         Section("Next steps", [code(command) for command in report.next_commands]),
     ]
     metrics = ((label(key), value(key, number)) for key, number in report.task.headline.items())
@@ -366,19 +355,9 @@ def _curves(folder: Path, history: Sequence[Mapping[str, Any]]) -> list[Html]:
     return [plot(folder / "curves.png", "Loss, accuracy and learning rate over the run", text)]
 
 
-def _automatic(choices: Sequence[str]) -> list[Html]:
-    return [tag("p", "Settings that were not given, chosen for this data:"), items(choices)] if choices else []
-
-
 def _unreadable(names: Sequence[str]) -> list[Html]:
     if not names:
         return []
     text = f"{len(names):,} file{'s' * (len(names) != 1)} could not be read, and no metric includes them."
     more = [tag("p", f"and {len(names) - MOST_UNREADABLE:,} more")] if len(names) > MOST_UNREADABLE else []
     return [tag("p", text), items(name(text) for text in names[:MOST_UNREADABLE]), *more]
-
-
-def _config(config: Mapping[str, Any] | None) -> list[Html]:
-    if config is None:
-        return []
-    return [details("All settings, as JSON", code(json.dumps(config, indent=2, default=str, ensure_ascii=False)))]

@@ -123,17 +123,13 @@ def can_draw() -> bool:
     return True
 
 
-def require() -> None:
-    if not can_draw():
-        raise ValueError("plots need matplotlib: pip install vitreous[plot]")
-
-
 @contextmanager
 def drawing(
     path: Path, width: float, height: float, layout: Literal["constrained"] | None = "constrained"
 ) -> Iterator["Figure"]:
     """Yield an empty figure of `width` x `height` inches; save it when the block ends."""
-    require()
+    if not can_draw():
+        raise ValueError("plots need matplotlib: pip install vitreous[plot]")
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -176,11 +172,7 @@ def percent(axes: "Axes", side: str) -> None:
 
 @cache
 def _families() -> tuple[str, ...]:
-    """Font families; a glyph is taken from the first that has it.
-
-    DejaVu Sans comes with matplotlib, so that plots have the same size and line breaks on every machine.
-    """
-    require()
+    """Font families, the first from matplotlib itself, for the same line breaks on every machine."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
@@ -218,11 +210,7 @@ FEW = 10  # images: smaller bins of the calibration plot are hollow
 
 
 def curves(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
-    """Plot loss, accuracy and learning rate over the run, from the rows of metrics.jsonl; mark the best evaluation.
-
-    A row has `epoch` or `step` or both, and any of `loss`, `top1`, `miou`, `lr` (training, also with the prefix
-    `train_`) and `val_loss`, `val_top1`, `val_miou`.
-    """
+    """Plot loss, accuracy and learning rate over the run, from the rows of metrics.jsonl; mark the best evaluation."""
     where = _axis(history)
     panels = {key: _series(history, where, key) for key in TITLES}
     panels = {key: series for key, series in panels.items() if any(series)}
@@ -377,11 +365,7 @@ def calibration(
 
 
 def grid(
-    path: Path,
-    images: Sequence[UInt8[Tensor, "_ _ _"]],
-    captions: Sequence[str],
-    columns: int = 8,
-    width: float = 1.3,
+    path: Path, images: Sequence[UInt8[Tensor, "_ _ _"]], captions: Sequence[str], columns: int = 8, width: float = 1.3
 ) -> None:
     """Draw images in rows, `width` inches each, with captions below."""
     columns = min(columns, max(len(images), 1))

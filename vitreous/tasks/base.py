@@ -82,10 +82,7 @@ class Finished:
 
 
 class Task(ABC):
-    """One kind of training. The defaults of this class suit a model that learns from images with labels.
-
-    The class methods prepare a run from its config. An instance holds the model and trains and evaluates it.
-    """
+    """One kind of training; class methods prepare a run, an instance trains. Defaults suit images with labels."""
 
     metric: ClassVar[str]  # selects the best checkpoint
     larger_is_better: ClassVar[bool] = True
@@ -167,10 +164,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Sum of the losses over a prepared (micro-)batch, and the sum of `train_metric`.
-
-        `module` is `self.module()`, possibly wrapped or compiled: call it, and nothing else of it.
-        """
+        """Sums of loss and `train_metric` over a (micro-)batch; `module` is `self.module()`, possibly wrapped."""
 
     @abstractmethod
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:

@@ -18,6 +18,7 @@ from vitreous.data.augment.pipeline import augment
 from vitreous.data.loader import Batch, Reader, Request
 from vitreous.data.rng import SampleRng
 from vitreous.data.sources.base import DataSet, Source
+from vitreous.inference.engine import evaluation_mode, mixed_precision
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.masked import Filled, MaskedAutoencoder, MaskedPatchPrediction
@@ -108,18 +109,15 @@ class Masked(Task):
         losses = self.predict(module, images, unit, numbers).losses
         return (losses * weights).sum(), torch.zeros_like(weights.sum())
 
-    @torch.no_grad()
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Losses:
-        before, parts, mixed = module.training, [], precision != torch.float32
-        device = next(module.parameters()).device
-        module.eval()
-        for batch in batches:
-            *inputs, readable = self.prepare_evaluation(batch, device)
-            with torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed):
-                losses = self.predict(module, *inputs).losses.float()
-            losses = torch.where(readable > 0, losses, torch.nan).cpu()
-            parts.append(Losses(losses, batch.indices.cpu(), batch.problems))
-        module.train(before)
+        parts, device = [], next(module.parameters()).device
+        with evaluation_mode(module):
+            for batch in batches:
+                *inputs, readable = self.prepare_evaluation(batch, device)
+                with mixed_precision(device, precision):
+                    losses = self.predict(module, *inputs).losses.float()
+                losses = torch.where(readable > 0, losses, torch.nan).cpu()
+                parts.append(Losses(losses, batch.indices.cpu(), batch.problems))
         return Losses.join(parts)
 
     def report(self, run: Finished) -> TaskReport:
@@ -134,22 +132,17 @@ class Masked(Task):
             f"loss {metrics['loss']:.4f} on {metrics['count']:,} images",
             f"{self.title}, without labels, evaluated on the {run.split} split",
             {"loss": metrics["loss"]},
-            [
-                samples_section(run.folder, self.samples(run.first_batch), draw=run.draw),
-                figures_section(figures),
-            ],
+            [samples_section(run.folder, self.samples(run.first_batch), draw=run.draw), figures_section(figures)],
         )
 
-    @torch.no_grad()
     def reconstructions(self, module: nn.Module, source: Source) -> list[Tensor]:
         """A few images, each followed by its visible patches and by the image with predicted patches."""
         config, device = self.model.config, next(module.parameters()).device
         indices = torch.arange(min(FIGURES, len(source)))
         reader = Reader(source, config.image_size, config.channels, config.preprocessing)
         images, unit, numbers, _ = self.prepare_evaluation(reader[Request(0, indices, indices)], device)
-        before = module.training
-        filled = self.predict(module.eval(), images, unit, numbers)
-        module.train(before)
+        with evaluation_mode(module):
+            filled = self.predict(module, images, unit, numbers)
         size, grid, hidden = config.patch_size, config.grid, filled.hidden[..., None]
         patches, predicted = cut(unit, size), self.to_unit(filled.patches)
         visible, whole = patches.masked_fill(hidden, 0.5), torch.where(hidden, predicted, patches)

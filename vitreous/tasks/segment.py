@@ -6,6 +6,7 @@ b: batch; c: channels; h, w: height and width.
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from vitreous.common.checks import check_real, fail
+from vitreous.common.checks import fail
 from vitreous.common.text import plural
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.augment.pipeline import augment_with_masks
@@ -89,14 +90,8 @@ class Segment(Task):
         """Open images with masks; classes keep the order of the checkpoint's, so that its decoder stays useful."""
         checkpoint = checkpoint_config(config)
         order = checkpoint.labels if isinstance(checkpoint, SegmenterConfig) else ()
-        return open_masked(
-            config.data,
-            root=config.data_root,
-            val_fraction=config.val_fraction,
-            seed=config.seed,
-            ignore=config.segmenting.ignore,
-            order=order,
-        )
+        where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
+        return open_masked(config.data, **where, ignore=config.segmenting.ignore, order=order)
 
     @classmethod
     def classes(cls, data: DataSet) -> tuple[str, ...]:
@@ -232,7 +227,7 @@ def decoder_for(options: Segmenting, start: ModelConfig | None) -> DecoderConfig
 def _figures(run: Finished, evaluation: SegmentEvaluation) -> list[tuple[str, Path]]:
     device = next(run.module.parameters()).device
     predictor = SegmentPredictor(load_folder(run.folder / "best").to(device))
-    labelled = [image.index for image in evaluation.worst(len(run.source))]
+    labelled = [index for index, _ in evaluation.worst(len(run.source))]
     first = [index for index in range(FIGURES) if index in set(labelled)]
     caption = f"Images of the {run.split} split, their true masks and the predicted ones."
     figures = []
@@ -299,24 +294,10 @@ Masks = UInt8[Tensor, "b h w"] | Int[Tensor, "b h w"]
 
 
 def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: float = 0.0) -> Float[Tensor, "b"]:
-    """Mean cross-entropy over the labelled pixels of each image, plus `dice` times the Dice loss.
-
-    An image without labelled pixels has a loss of 0.
-
-    >>> logits = torch.tensor([[[[9.0, 0.0]], [[0.0, 9.0]]]])  # surely 0 on the left, surely 1 on the right
-    >>> masks = torch.tensor([[[0, IGNORED]]], dtype=torch.uint8)
-    >>> segmentation_loss(logits, masks, dice=1.0).round(decimals=3)
-    tensor([0.])
-    """
-    check_real("dice", dice, 0, 100)
-    losses = cross_entropy(logits, masks)
+    """Mean cross-entropy over the labelled pixels of each image, plus `dice` times the Dice loss; 0 without pixels."""
+    pixels = F.cross_entropy(logits.float(), masks.long(), ignore_index=IGNORED, reduction="none")
+    losses = pixels.sum((1, 2)) / (masks != IGNORED).sum((1, 2)).clamp(min=1)
     return losses + dice * dice_loss(logits, masks) if dice else losses
-
-
-def cross_entropy(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
-    """Mean over the labelled pixels of each image, in float32 also under autocast."""
-    losses = F.cross_entropy(logits.float(), masks.long(), ignore_index=IGNORED, reduction="none")
-    return losses.sum((1, 2)) / (masks != IGNORED).sum((1, 2)).clamp(min=1)
 
 
 def dice_loss(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:

@@ -24,7 +24,7 @@ from vitreous.data.sources.base import Source
 from vitreous.inference.engine import NOT_A_NUMBER, SourceImage, evaluation_mode, mixed_precision, model_input
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.options import IGNORED, Preprocessing
-from vitreous.tasks.classification_metrics import UNREADABLE
+from vitreous.tasks.classification_metrics import UNREADABLE, ratio
 
 Ids = UInt8[Tensor, "n h w"] | Int[Tensor, "n h w"]
 
@@ -42,23 +42,8 @@ class SegmentClassMetrics:
 
 
 @dataclass(frozen=True)
-class SegmentedImage:
-    """Pixel accuracy of one image, by its index in the source."""
-
-    index: int
-    pixel_accuracy: float
-
-
-@dataclass(frozen=True)
 class SegmentEvaluation:
-    """Predictions for n images with masks, from predicted masks (`of`) or from batches (`join`).
-
-    >>> predicted = torch.tensor([[[0, 0, 1, 1]]])
-    >>> masks = torch.tensor([[[0, 1, 1, IGNORED]]])
-    >>> evaluation = SegmentEvaluation.of(predicted, masks, torch.tensor([0]), torch.tensor([7]), ("sky", "sea", "sun"))
-    >>> evaluation.metrics()["miou"], evaluation.confusion().tolist()
-    (0.5, [[1, 0, 0], [1, 1, 0], [0, 0, 0]])
-    """
+    """Predictions for n images with masks, from predicted masks (`of`) or from batches (`join`)."""
 
     indices: Int[Tensor, "n"]  # positions of the images in their source
     readable: Bool[Tensor, "n"]
@@ -78,10 +63,7 @@ class SegmentEvaluation:
         classes: Sequence[str],
         problems: Sequence[str] = (),
     ) -> "SegmentEvaluation":
-        """From predicted masks on any device; the result is on the CPU.
-
-        A label of -1 marks an unreadable image. Pixels that are IGNORED in the true masks are excluded.
-        """
+        """From predicted masks on any device; the label -1 marks an unreadable image, IGNORED an unlabelled pixel."""
         n, k = len(masks), len(classes)
         device = predicted.device
         readable = labels.to(device) != UNREADABLE
@@ -146,10 +128,7 @@ class SegmentEvaluation:
         )
 
     def metrics(self) -> dict[str, Any]:
-        """`miou`, `pixel_accuracy`, `boundary_f`, and the numbers of images; fractions, not percent.
-
-        Classes that neither occur nor are predicted are excluded from means. Without any outline, F is 1.
-        """
+        """Metrics as fractions; classes that neither occur nor are predicted are excluded. Without outlines, F is 1."""
         confusion = self.confusion()
         pixels = int(confusion.sum())
         if not pixels:
@@ -184,15 +163,15 @@ class SegmentEvaluation:
                 index,
                 name,
                 pixels[index],
-                iou=_ratio(hits[index], pixels[index] + claims[index] - hits[index]),
-                accuracy=_ratio(hits[index], pixels[index]),
-                boundary_f=_ratio(totals[index], images[index]),
+                iou=ratio(hits[index], pixels[index] + claims[index] - hits[index]),
+                accuracy=ratio(hits[index], pixels[index]),
+                boundary_f=ratio(totals[index], images[index]),
             )
             for index, name in enumerate(self.classes)
         ]
 
-    def worst(self, k: int) -> list[SegmentedImage]:
-        """The k images with the lowest pixel accuracy."""
+    def worst(self, k: int) -> list[tuple[int, float]]:
+        """Index in the source and pixel accuracy of the k images with the lowest."""
         place, true, predicted, pixels = self.cells.unbind(1)
         totals, right = (
             torch.bincount(place, weights, minlength=len(self.indices))
@@ -201,11 +180,7 @@ class SegmentEvaluation:
         labelled = totals.nonzero()[:, 0]
         accuracies = right[labelled] / totals[labelled]
         order = accuracies.argsort(stable=True)[:k]
-        return [SegmentedImage(int(self.indices[labelled[i]]), float(accuracies[i])) for i in order.tolist()]
-
-
-def _ratio(part: float, whole: int) -> float | None:
-    return part / whole if whole else None
+        return [(int(self.indices[labelled[i]]), float(accuracies[i])) for i in order.tolist()]
 
 
 def segment_batches(
@@ -232,10 +207,7 @@ def segment_batches(
 def segment_source(
     predictor: SegmentPredictor, source: Source, classes: Sequence[str], rank: int = 0, ranks: int = 1
 ) -> SegmentEvaluation:
-    """Evaluate a predictor on the images of a source at full size; in process `rank` of `ranks`, on its part of them.
-
-    An image or mask that cannot be read is counted and named, and excluded from all metrics.
-    """
+    """Evaluate a predictor on images at full size; in process `rank` of `ranks`, on its share of them."""
     mine = range(rank, len(source), ranks)
     if not mine:  # more processes than images: repeat the first, which `join` drops
         return SegmentEvaluation.unreadable(0, classes, ())
@@ -248,7 +220,9 @@ def segment_source(
         if result.mask is not None:
             try:
                 truth = source.mask(index)
-                problem = _mismatch(result.mask.shape, truth.shape)
+                if result.mask.shape != truth.shape:
+                    sizes = [" x ".join(map(str, array.shape)) for array in (truth, result.mask)]
+                    problem = f"its mask is {sizes[0]} pixels, but the image {sizes[1]}"
             except (UnreadableImage, OSError) as error:
                 problem = f"its mask: {error}"
         if problem is not None:
@@ -259,22 +233,13 @@ def segment_source(
     return SegmentEvaluation.join(parts)
 
 
-def _mismatch(image: tuple[int, ...], mask: tuple[int, ...]) -> str | None:
-    sizes = [" x ".join(map(str, shape)) for shape in (mask, image)]
-    return None if image == mask else f"its mask is {sizes[0]} pixels, but the image {sizes[1]}"
-
-
 # ---- Boundaries ------------------------------------------------------------------------------------------------------
 
 TOLERANCE = 0.0075  # of the diagonal
 
 
 def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "n {classes}"]:
-    """F of every class in every image, in float64; NaN if neither mask has an outline of the class.
-
-    In ignored pixels the prediction replaces the truth: an outline inside them counts as correct, and one that leaves
-    them is scored by its distance.
-    """
+    """F of every class in every image; NaN without an outline. In ignored pixels the prediction is the truth."""
     truth = torch.where(masks == IGNORED, predicted.to(masks.dtype), masks)
     ours, theirs = outlines(predicted), outlines(truth)
     radius = tolerance((masks.shape[1], masks.shape[2]))
@@ -286,11 +251,7 @@ def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "
 
 
 def tolerance(size: Size) -> int:
-    """The maximum distance, in pixels, at which an outline counts as correct.
-
-    >>> tolerance((64, 64)), tolerance((160, 160)), tolerance((480, 854))
-    (1, 2, 8)
-    """
+    """The maximum distance, in pixels, at which an outline counts as correct."""
     return math.ceil(TOLERANCE * math.hypot(*size))
 
 

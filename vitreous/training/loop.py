@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader, TrainLoader, can_reside
 from vitreous.data.sources.base import DataSet, Source
+from vitreous.inference.engine import mixed_precision
 from vitreous.tasks.base import Results, Task
 from vitreous.tasks.config import TrainConfig
 from vitreous.training import checkpoint
@@ -48,11 +49,7 @@ class Interrupted(Exception):
 
 
 class Stepper:
-    """One step: forward and backward passes over this process's share of the batch, clipping, optimizer.
-
-    `compiled` computes the step; it may be `module` itself. Everything else uses `module`, so that nothing is compiled
-    again for another batch size or without gradients.
-    """
+    """One step: forward and backward passes of `compiled`, clipping, optimizer. Evaluation uses `module` itself."""
 
     def __init__(
         self,
@@ -80,7 +77,7 @@ class Stepper:
         chunks = list(zip(*(tensor.chunk(self.accumulate) for tensor in inputs), strict=True))
         for i, chunk in enumerate(chunks):
             with synchronise(self.module, i == len(chunks) - 1):
-                with self._autocast():
+                with mixed_precision(self.world.device, self.precision):
                     loss, metric = self.task.loss(self.compiled, chunk)
                 torch.autograd.backward(self.scaler.scale(loss * self.world.size / total))
             loss_sum += loss.detach()
@@ -100,10 +97,6 @@ class Stepper:
             self.scaler.update()
             return torch.zeros_like(skipped)  # fp16 overflows now and then by design: its scale is reduced
         return skipped
-
-    def _autocast(self) -> torch.autocast:
-        mixed = self.precision != torch.float32
-        return torch.autocast(self.world.device.type, self.precision if mixed else torch.bfloat16, enabled=mixed)
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,8 @@ def run(job: Job, folder: Path, display: ProgressDisplay, resume: bool) -> None:
     monitor, clock = Monitor(world, job.data.train, job.task.train_metric), _Clock(progress.seconds)
     with stop_signals() as received:
         for step, batch in enumerate(job.loader.batches(progress.step, job.total_steps), progress.step):
-            torch.manual_seed(_step_seed(config.seed, step, world.rank))  # dropout and stochastic depth
+            # Seeds dropout and stochastic depth.
+            torch.manual_seed((config.seed * 1_000_003 + step * 1_009 + world.rank) % 2**63)
             fraction = rate_fraction(step, job.total_steps, config.optim)
             state.optimizers.set_rate(fraction)
             monitor.add(job.stepper(batch), batch)
@@ -231,10 +225,6 @@ def _check_unreadable(job: Job, names: list[str]) -> None:
             f"{len(names)} of {len(job.data.train)} training images ({fraction:.1%}) cannot be read, more than "
             f"--max-unreadable {allowed:g} allows, such as {names[0]}"
         )
-
-
-def _step_seed(seed: int, step: int, rank: int) -> int:
-    return (seed * 1_000_003 + step * 1_009 + rank) % 2**63
 
 
 @contextmanager

@@ -17,9 +17,6 @@ from vitreous.model.block import Block
 from vitreous.model.protocol import Model
 from vitreous.tasks.config import Optim
 
-# Weights that contain several stacked matrices, which Muon updates separately.
-PACKED = {".gate_and_up.": 2}
-
 
 @dataclass
 class Optimizers:
@@ -61,10 +58,7 @@ class Optimizers:
 
 
 def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optimizers:
-    """Optimizers for every parameter of `module` that requires a gradient.
-
-    `config.layer_decay` applies to the layers of `backbone`, a submodule of `module`.
-    """
+    """Optimizers for the parameters that require a gradient; `layer_decay` applies to the layers of `backbone`."""
     if config.lr is None:
         raise ValueError("lr is None, but must be a number")
     named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
@@ -79,11 +73,7 @@ def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optim
 
 
 def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
-    """Peak learning rate of every backbone parameter in or below the blocks.
-
-    As in BEiT and MAE: the factor is layer_decay ** (L - i) for block i of L and layer_decay ** (L + 1) below the
-    blocks. All other parameters (final norm, head, decoder) have the full rate.
-    """
+    """Peak learning rate of the weights in block i of L, layer_decay ** (L - i), and below the blocks, as in MAE."""
     blocks = backbone.blocks
     below = [weight for module in backbone.embedding for weight in module.parameters()]
     rates = dict.fromkeys(below, lr * layer_decay ** (len(blocks) + 1))
@@ -104,9 +94,8 @@ def _groups(
     groups: dict[tuple[float, bool, int], dict[str, object]] = {}
     for name, weight in named:
         lr, decayed = rates.get(weight, config.lr or 0.0), decays(name, weight)
-        parts = next((count for part, count in PACKED.items() if part in name), 1) if config.optimizer == "muon" else 1
-        weight_decay = config.weight_decay if decayed else 0.0
-        group = {"params": [], "lr": lr, "weight_decay": weight_decay, "parts": parts}
+        parts = 2 if ".gate_and_up." in name and config.optimizer == "muon" else 1  # stacked matrices
+        group = {"params": [], "lr": lr, "weight_decay": config.weight_decay if decayed else 0.0, "parts": parts}
         groups.setdefault((lr, decayed, parts), group)["params"].append(weight)  # type: ignore[attr-defined]
     return list(groups.values())
 
@@ -115,11 +104,11 @@ def _adamw(groups: list[dict[str, object]], config: Optim) -> torch.optim.Optimi
     return torch.optim.AdamW(groups, lr=config.lr or 0.0, betas=config.betas, fused=True)
 
 
-class ShardSGD(torch.optim.SGD):
-    """torch's fused SGD on the local shards of FSDP parameters, for which torch has no fused kernel.
+SGD_OPTIONS = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
 
-    The update is elementwise, so every process can update its own shards.
-    """
+
+class ShardSGD(torch.optim.SGD):
+    """torch's fused SGD on the local shards of FSDP parameters, for which torch has no fused kernel."""
 
     found_inf: Tensor  # 1 to skip the step
 
@@ -133,10 +122,7 @@ class ShardSGD(torch.optim.SGD):
                 [_local(self.state[weight]["momentum_buffer"]) for weight in weights],
                 fused=True,
                 found_inf=self.found_inf,
-                **{
-                    name: group[name]
-                    for name in ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
-                },
+                **{name: group[name] for name in SGD_OPTIONS},
             )
 
 
@@ -154,13 +140,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def rate_fraction(step: int, total: int, optim: Optim) -> float:
-    """Learning rate at a step, counted from 0, as a fraction of its peak: linear warm-up, then the schedule.
-
-    It depends on nothing else, so that a resumed run needs no state for it.
-
-    >>> [round(rate_fraction(step, 10, Optim(warmup=0.2)), 2) for step in (0, 1, 2, 6, 9)]
-    [0.5, 1.0, 1.0, 0.5, 0.04]
-    """
+    """Learning rate at a step, from 0, as a fraction of its peak; it has no state that a checkpoint would need."""
     rising, final = round(optim.warmup * total), optim.final_lr
     if step < rising:
         return (step + 1) / rising
@@ -182,10 +162,7 @@ def rate_fraction(step: int, total: int, optim: Optim) -> float:
 
 
 class Ema:
-    """Exponential moving average of the weights. Its decay is smaller at the start, where weights are still random.
-
-    The averages are sharded like the weights.
-    """
+    """Exponential moving average of the weights, with a smaller decay at the start; sharded like the weights."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
@@ -241,13 +218,11 @@ class Muon(torch.optim.Optimizer):
         momenta = [self._momentum(weight) for weight in weights]
         gradients = [_where(skip, old, w.grad) for w, old in zip(weights, momenta, strict=True) if w.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        torch._foreach_lerp_(
-            gradients, momenta, group["momentum"]
-        )  # Nesterov momentum, in place of the copied gradients
+        torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov, in place of the copied gradients
         torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
         for shape in {weight.shape: None for weight in weights}:
             alike = [i for i, weight in enumerate(weights) if weight.shape == shape]
-            matrices = torch.cat([_unsharded(gradients[i]).reshape(group["parts"], -1, shape[1]) for i in alike])
+            matrices = torch.cat([unsharded(gradients[i]).reshape(group["parts"], -1, shape[1]) for i in alike])
             # Scaled to the usual length of AdamW's steps (arXiv 2502.16982), so that both use one learning rate.
             length = 0.2 * math.sqrt(max(matrices.shape[1:]))
             steps = (orthogonalise(matrices).to(weights[0].dtype) * (rate * length)).chunk(len(alike))
@@ -283,7 +258,8 @@ def _where(skip: Tensor, kept: Tensor, new: Tensor) -> Tensor:
     return torch.where(skip, kept, new)
 
 
-def _unsharded(tensor: Tensor) -> Tensor:
+def unsharded(tensor: Tensor) -> Tensor:
+    """Gather the shards of an FSDP tensor. Every process calls this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

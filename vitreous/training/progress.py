@@ -86,10 +86,7 @@ class Monitor:
             )
 
     def metrics(self) -> dict[str, Any]:
-        """Means since the last report and new unreadable images, over all processes. Every process calls this.
-
-        The names go to metrics.jsonl, so that a resumed run still knows them.
-        """
+        """Means since the last report and new unreadable images, over all processes. Every process calls this."""
         means = {f"train_{name}": value for name, value in self._means(self.world.sum(self._sums.clone())).items()}
         new = [name for name in self.all_unreadable() if name not in self._reported]
         self._reported.update(new)
@@ -212,16 +209,7 @@ SOON = 1.0  # seconds before the end of the first epoch at which it is printed a
 
 
 class ProgressDisplay:
-    """Display of a run's progress.
-
-    `quiet` shows nothing, as in every process but the first. Steps and epochs are counted when they are finished: the
-    first step is `start_step + 1`, the last `total_steps`, and `epoch(1, ...)` ends the first epoch. Steps may be
-    skipped.
-
-    >>> with ProgressDisplay(total_steps=4, steps_per_epoch=2, epochs=2, quiet=True) as progress:
-    ...     progress.step(1, loss=2.3, lr=1e-3, images_per_second=640.0, metrics={"top1": 0.1})
-    ...     progress.epoch(1, {"loss": 2.1, "val_top1": 0.4})
-    """
+    """Display of a run's progress; steps and epochs are counted from 1, when they are finished."""
 
     def __init__(
         self,

@@ -58,12 +58,8 @@ def train(
 ) -> Run:
     """Train a model, as `vitreous train` does.
 
-    config: the fields of the run; what is None in it is chosen for the data. Keyword arguments replace its fields.
-    data: a folder of images, or anything else that --data takes.
-    init: a checkpoint to start from.
-    task: classify, segment, mae, mpp, or a subclass of `vitreous.tasks.base.Task`.
-    command: shown in the report.
-    fields: any other field of TrainConfig, also of its groups: epochs=3, lr=1e-3, overrides={"registers": 4}.
+    Keyword arguments replace fields of the config, also of its groups: epochs=3, lr=1e-3, overrides={"registers": 4}.
+    `task` may be a subclass of `vitreous.tasks.base.Task`; `command` is shown in the report.
 
     >>> run = train(data="digits", out="runs/first", epochs=5)  # doctest: +SKIP
     >>> run.metrics["top1"], run.folder, run.model.config.labels  # doctest: +SKIP
@@ -175,7 +171,12 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
             ),
         )
         console.print(f"\n{split} {report.summary}, after {duration(seconds)}")
-        _print_unreadable(console, unreadable)
+        if unreadable:
+            console.print(f"{plural(len(unreadable), 'image')} could not be read and were ignored:")
+        for problem in unreadable[:NAMED]:
+            console.print(f"  {problem}")
+        if len(unreadable) > NAMED:
+            console.print(f"  and {len(unreadable) - NAMED:,} more, all listed in metrics.json")
         console.print(f"report: {path}\n\nNext steps:")
         for line in commands:
             console.print(f"  {line}")
@@ -195,11 +196,7 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
 
 
 def mean_speed(rows: list[dict[str, Any]]) -> float:
-    """Training images per second over the whole run, from the steps and the speed of every row.
-
-    >>> mean_speed([{"step": 10, "train_images_per_second": 100.0}, {"step": 20, "train_images_per_second": 300.0}])
-    150.0
-    """
+    """Training images per second over the whole run, from the steps and the speed of every row."""
     steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
     return sum(steps) / sum(n / row["train_images_per_second"] for n, row in zip(steps, rows, strict=True))
 
@@ -232,15 +229,6 @@ def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Resul
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
     problems = [problem for those in job.world.gather(problems) for problem in those]
     return list(dict.fromkeys(problems + results.problems))
-
-
-def _print_unreadable(console: Console, problems: list[str]) -> None:
-    if problems:
-        console.print(f"{plural(len(problems), 'image')} could not be read and were ignored:")
-    for problem in problems[:NAMED]:
-        console.print(f"  {problem}")
-    if len(problems) > NAMED:
-        console.print(f"  and {len(problems) - NAMED:,} more, all listed in metrics.json")
 
 
 def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:

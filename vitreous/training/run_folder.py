@@ -100,10 +100,7 @@ def _acquire(descriptor: int, folder: Path) -> None:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """True if the run can be resumed from `last/`, False if it was killed before its first save.
-
-    Raises ValueError if a checkpoint may have existed: starting again would replace its results.
-    """
+    """True if `last/` can be resumed, False before the first save; raises if a checkpoint may have existed."""
     for name in ("last", "best"):
         recover(folder / name)
     if (folder / "last").exists():
@@ -267,9 +264,8 @@ class DataRecord:
 def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow_change: bool) -> DataSet:
     """The data of a resumed run, with its original split. Raises if the data has changed.
 
-    With `allow_change`, samples may have been added or removed: known samples keep their split, so that no training
-    sample is evaluated on, and new ones join train if the split was random. Changed classes, changed labels and samples
-    that moved from train to val or test are rejected in any case.
+    With `allow_change`, samples may have been added or removed. Changed classes, changed labels and samples that moved
+    from train to val or test are rejected in any case.
     """
     now = DataRecord.of(data, classes)
     if now == before:

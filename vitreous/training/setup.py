@@ -223,12 +223,7 @@ def learning_rate(config: TrainConfig) -> Choice:
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:
-    """The largest power of two whose activations take at most half of the memory, up to 4096.
-
-    >>> from vitreous.model.config import ViTConfig
-    >>> fitting_batch(ViTConfig(), memory=16 << 30)
-    64
-    """
+    """The largest power of two whose activations take at most half of the memory, up to 4096."""
     from vitreous.model.cost import cost  # imports torch's fake tensors, which takes a moment
 
     each = cost(model).activation_bytes
@@ -262,7 +257,12 @@ def _text(value: Any) -> str:
 def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task] | None = None) -> Job:
     """Build everything that a run needs. `own_task` replaces the task that the config names."""
     task_class = own_task or TASKS[config.task]
-    place = _place(config, world)
+    size, unit = config.batch_size, world.size * config.accumulate
+    assert isinstance(size, int), "the config must be complete"
+    if size % unit:
+        below = max(size // unit, 1) * unit
+        fail("batch_size", size, f"a multiple of processes x accumulate ({unit}), such as {below} or {below + unit}")
+    place = BatchSlice(size, world.rank, world.size)
     if len(data.train) < place.batch_size:
         fail("batch_size", place.batch_size, f"at most the number of training images ({len(data.train)})")
     if config.tensorboard:
@@ -292,18 +292,10 @@ def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task
 
     steps_per_epoch = len(data.train) // place.batch_size
     total = config.steps or max(round((config.epochs or 1) * steps_per_epoch), 1)
-    return Job(
-        config,
-        data,
-        world,
-        task,
-        State(model, module, optimizers, ema),
-        Stepper(task, wrapped, fast, optimizers, world, precision, config.accumulate, config.optim.clip),
-        build_loader(config, data.train, model, world, place, total / steps_per_epoch, task.masks),
-        place,
-        steps_per_epoch,
-        total,
-    )
+    stepper = Stepper(task, wrapped, fast, optimizers, world, precision, config.accumulate, config.optim.clip)
+    loader = build_loader(config, data.train, model, world, place, total / steps_per_epoch, task.masks)
+    state = State(model, module, optimizers, ema)
+    return Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total)
 
 
 def freeze(model: Model, config: TrainConfig) -> None:
@@ -333,37 +325,19 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
 
 
 def build_loader(
-    config: TrainConfig,
-    source: Source,
-    model: Model,
-    world: World,
-    place: BatchSlice,
-    epochs: float,
-    masks: bool = False,
+    config: TrainConfig, source: Source, model: Model, world: World, place: BatchSlice, epochs: float, masks: bool
 ) -> TrainLoader:
     """Load training batches from memory if the images fit there, else with worker processes."""
     shape, augmentation = model.config, config.augment.on(Augmentation())
-    reader = Reader(
-        source,
-        shape.image_size,
-        shape.channels,
-        shape.preprocessing,
-        augmentation,
-        config.seed,
-        masks=masks,
-        exact_from=exact_from(config.decode, epochs),
-    )
+    exact, form = exact_from(config.decode, epochs), (shape.image_size, shape.channels, shape.preprocessing)
+    reader = Reader(source, *form, augmentation, config.seed, masks=masks, exact_from=exact)
     if augmentation.crop != "resized" and can_reside(source, shape.image_size, shape.channels):
         return ResidentLoader(load_resident(reader, world.device), config.seed, place, augmentation.repeats)
     return StreamLoader(reader, place, config.workers or 0, world.device)
 
 
 def compiled(module: nn.Module, config: TrainConfig, world: World, called_once: bool) -> nn.Module:
-    """Compile a module, with CUDA graphs if possible: launching every kernel from the host is slow in short steps.
-
-    A graph overwrites its outputs when it runs again, so gradients must not be accumulated or reduced by other
-    processes, and the module must be called once per step, which is not known of a user's own task.
-    """
+    """Compile a module, with CUDA graphs if its outputs are used before it runs again: launching kernels is slow."""
     graphs = world.device.type == "cuda" and not world.many and config.accumulate == 1 and called_once
     return torch.compile(module, mode="reduce-overhead" if graphs else None)  # type: ignore[return-value]
 
@@ -374,13 +348,3 @@ def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
     if precision == "auto":
         precision = "bf16" if world.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-
-
-def _place(config: TrainConfig, world: World) -> BatchSlice:
-    size = config.batch_size
-    assert isinstance(size, int), "the config must be complete (see setup.py)"
-    unit = world.size * config.accumulate
-    if size % unit:
-        below = max(size // unit, 1) * unit
-        fail("batch_size", size, f"a multiple of processes x accumulate ({unit}), such as {below} or {below + unit}")
-    return BatchSlice(size, world.rank, world.size)
