@@ -25,8 +25,7 @@ from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.training import Augment, Optim, TrainConfig
 from vitreous.training.distributed import world
-from vitreous.training.loop import Job
-from vitreous.training.setup import choose, set_up
+from vitreous.training.setup import Job, choose, set_up
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.training import Augment, Masking, Optim, TrainConfig
 from vitreous.training.distributed import World, world
-from vitreous.training.loop import Job
-from vitreous.training.setup import choose, set_up
+from vitreous.training.setup import Job, choose, set_up
 
 WARM_UP = 3  # rounds; compiling and the choice of kernels are over then
 CLASSES = ("a", "b")

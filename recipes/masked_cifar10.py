@@ -191,7 +191,7 @@ def main(options: Options) -> list[Result]:
 
 if __name__ == "__main__":
     from vitreous.cli.main import refuse
-    from vitreous.training.loop import Interrupted
+    from vitreous.training.run import Interrupted
 
     try:
         main(tyro.cli(Options, description=__doc__))

@@ -14,9 +14,8 @@ from vitreous.data.open import open_data
 from vitreous.tasks.classify import Classify
 from vitreous.training import Augment, Masking, TrainConfig, setup
 from vitreous.training.distributed import World
-from vitreous.training.loop import Job
 from vitreous.training.run import train
-from vitreous.training.setup import choose
+from vitreous.training.setup import Job, choose
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ONE = TrainConfig(data="digits", compile=True)

@@ -22,7 +22,8 @@ from train_runs import SERVER, tiny
 from vitreous.common import atomic_files as files
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
-from vitreous.training import TrainConfig, checkpoint, loop, run_folder
+from vitreous.training import TrainConfig, checkpoint, run_folder
+from vitreous.training import run as loop
 from vitreous.training import run as training
 from vitreous.training.distributed import World
 from vitreous.training.run import train

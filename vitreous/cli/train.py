@@ -51,7 +51,7 @@ def train(flags: Annotated[Flags, arg(name="")]) -> None:
 def run_flags(config: TrainConfig, command: str) -> None:
     """Train, and exit like a process that was killed if a signal stops the run."""
     import vitreous
-    from vitreous.training.loop import Interrupted
+    from vitreous.training.run import Interrupted
 
     try:
         vitreous.train(config, command=command)

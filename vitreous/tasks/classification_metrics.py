@@ -108,9 +108,9 @@ class Evaluation:
         best = _best(logits, min(5, num_classes))
         confidence = log_probabilities.gather(1, best[:, :1])[:, 0].exp()
         losses = F.nll_loss(log_probabilities, labels, reduction="none", ignore_index=UNREADABLE)
-        rows = [tensor.cpu() for tensor in (labels, best, confidence, losses)]
-        rows.append(torch.arange(len(labels)) if indices is None else indices.cpu())
-        return cls(*rows, num_classes, None if names is None else tuple(names), list(problems))
+        places = torch.arange(len(labels)) if indices is None else indices.cpu()
+        known = None if names is None else tuple(names)
+        return cls(labels.cpu(), best.cpu(), confidence.cpu(), losses.cpu(), places, num_classes, known, list(problems))
 
     @classmethod
     def join(cls, parts: Sequence["Evaluation"]) -> "Evaluation":

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, fail
 from vitreous.common.text import plural
@@ -19,7 +19,9 @@ from vitreous.common.threads import cores
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.image import UnreadableImage, size_of
 from vitreous.data.loader import (
+    Batch,
     BatchSlice,
+    EvalLoader,
     Reader,
     ResidentLoader,
     StreamLoader,
@@ -29,6 +31,7 @@ from vitreous.data.loader import (
     load_resident,
 )
 from vitreous.data.sources.base import DataSet, Source
+from vitreous.inference.engine import mixed_precision
 from vitreous.inference.memory_check import total_memory
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
@@ -38,10 +41,9 @@ from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.tasks.masked import Mae, Mpp
 from vitreous.tasks.segment import Segment
 from vitreous.training.checkpoint import State
-from vitreous.training.distributed import World, parallelise
-from vitreous.training.loop import Job, Stepper
-from vitreous.training.optim import Ema, add_lora, build_optimizers
-from vitreous.training.progress import check_tensorboard
+from vitreous.training.distributed import World, parallelise, synchronise
+from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
+from vitreous.training.progress import StepResult, check_tensorboard
 from vitreous.weights.config_match import check_not_swapped
 from vitreous.weights.io.safetensors_file import copy_to_memory
 
@@ -249,6 +251,83 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-") if 0 < value < 0.01 else f"{value:g}"
     return str(value)
+
+
+# ---- A run that is ready to start ------------------------------------------------------------------------------------
+
+
+class Stepper:
+    """One step: forward and backward passes of `compiled`, clipping, optimizer. Evaluation uses `module` itself."""
+
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        compiled: nn.Module,
+        optimizers: Optimizers,
+        world: World,
+        precision: torch.dtype,
+        accumulate: int = 1,
+        clip: float = 0.0,
+    ):
+        self.task, self.module, self.compiled = task, module, compiled
+        self.optimizers, self.world = optimizers, world
+        self.precision, self.accumulate, self.clip = precision, accumulate, clip
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
+        self.weights = [weight for weight in module.parameters() if weight.requires_grad]
+
+    def __call__(self, batch: Batch) -> StepResult:
+        inputs = self.task.prepare(batch)
+        count = inputs[-1].sum()
+        # Over all processes, so that every image has the same weight; DDP averages gradients, hence the factor below.
+        total = self.world.sum(count.clone()).clamp(min=1)
+        loss_sum, metric_sum = torch.zeros_like(count), torch.zeros_like(count)
+        chunks = list(zip(*(tensor.chunk(self.accumulate) for tensor in inputs), strict=True))
+        for i, chunk in enumerate(chunks):
+            with synchronise(self.module, i == len(chunks) - 1):
+                with mixed_precision(self.world.device, self.precision):
+                    loss, metric = self.task.loss(self.compiled, chunk)
+                torch.autograd.backward(self.scaler.scale(loss * self.world.size / total))
+            loss_sum += loss.detach()
+            metric_sum += metric.detach()
+        return StepResult(loss_sum, metric_sum, count, self._optimizer_step())
+
+    def _optimizer_step(self) -> Tensor:
+        """Update the weights; returns 1 if the step was skipped because the gradient was not finite."""
+        for optimizer in self.optimizers.parts:
+            self.scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.clip or float("inf"))
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP shards it
+        skipped = (~norm.isfinite()).float()
+        self.optimizers.step(skipped)
+        self.optimizers.zero_grad()  # to None: outputs of a CUDA graph must not be kept until it runs again
+        if self.scaler.is_enabled():
+            self.scaler.update()
+            return torch.zeros_like(skipped)  # fp16 overflows now and then by design: its scale is reduced
+        return skipped
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to start."""
+
+    config: TrainConfig
+    data: DataSet
+    world: World
+    task: Task
+    state: State
+    stepper: Stepper
+    loader: TrainLoader
+    place: BatchSlice
+    steps_per_epoch: int
+    total_steps: int
+
+    def evaluator(self, source: Source) -> EvalLoader:
+        """Batches of a split, to evaluate on."""
+        config = self.state.model.config
+        reader = Reader(source, config.image_size, config.channels, config.preprocessing, masks=self.task.masks)
+        resident = self.world.device if can_reside(source, config.image_size, config.channels) else None
+        return EvalLoader(reader, self.place, self.config.workers or 0, resident)
 
 
 # ---- Model, optimizer and loaders ------------------------------------------------------------------------------------
