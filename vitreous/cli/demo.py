@@ -18,10 +18,7 @@ FOLDER = Path("runs/demo")
 
 
 def config(out: Path = FOLDER) -> TrainConfig:
-    """A small ViT on images of 8 x 8 pixels, with patches of 2 x 2.
-
-    A convolution for positions and the mean of the patches learn more from few images than the paper's choices.
-    """
+    """A small ViT on images of 8 x 8 pixels, with choices that learn from few images."""
     return TrainConfig(
         data="digits",
         model="ViT-Lite-6/4",

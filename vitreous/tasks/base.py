@@ -149,7 +149,14 @@ class Task(ABC):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: DataSet) -> Model:
-        return build_encoder(config, cls.classes(data))
+        """Build or load a model with a head for the classes, or without a head if there are none."""
+        classes = cls.classes(data)
+        if config.init is None:
+            return build_preset(config, classes)
+        model = load_encoder(config.init, image_size(config), model_fields(config)).float()
+        if model.config.labels != classes or model.config.num_classes != len(classes):
+            model.replace_head(len(classes), classes)
+        return model
 
     # ---- Training and evaluation -------------------------------------------------------------------------------------
 
@@ -196,16 +203,6 @@ def padded_if(small: bool) -> Literal["padded", "resized"]:
 
 
 # ---- The model that a run starts from --------------------------------------------------------------------------------
-
-
-def build_encoder(config: TrainConfig, classes: tuple[str, ...]) -> Model:
-    """Build or load a model with a head for these classes, or without a head if there are none."""
-    if config.init is None:
-        return build_preset(config, classes)
-    model = load_encoder(config.init, image_size(config), model_fields(config)).float()
-    if model.config.labels != classes or model.config.num_classes != len(classes):
-        model.replace_head(len(classes), classes)
-    return model
 
 
 def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:

@@ -218,22 +218,18 @@ def evaluation_sections(
         plots.confusion(folder / "confusion.png", evaluation.confusion().numpy(), names)
     if draw:
         plots.calibration(folder / "calibration.png", **vars(evaluation.calibration()))
-        _draw_mistakes(folder / "mistakes.png", mistakes, evaluation.names or ())
+        captions = []
+        for one in mistakes:
+            truth, predicted = (class_caption(text, evaluation.names or ()) for text in (one.truth, one.predicted))
+            arrow = " → " if len(truth + predicted) <= 10 else " →\n"
+            captions.append(f"{truth}{arrow}{predicted} ({one.probability:.0%})")
+        plots.grid(folder / "mistakes.png", [one.image for one in mistakes], captions, columns=6, width=1.75)
     return [
         Section("Classes", per_class(evaluation)),
         Section("Confusion", confusion(evaluation, folder / "confusion.png" if drawn else None)),
         Section("Worst mistakes", _mistakes(evaluation, mistakes)),
         Section("Calibration", calibration(evaluation, folder / "calibration.png" if draw else None)),
     ]
-
-
-def _draw_mistakes(path: Path, mistakes: Sequence[Mistake], classes: Sequence[str]) -> None:
-    captions = []
-    for one in mistakes:
-        truth, predicted = class_caption(one.truth, classes), class_caption(one.predicted, classes)
-        arrow = " → " if len(truth + predicted) <= 10 else " →\n"
-        captions.append(f"{truth}{arrow}{predicted} ({one.probability:.0%})")
-    plots.grid(path, [one.image for one in mistakes], captions, columns=6, width=1.75)
 
 
 def _mistakes(evaluation: Evaluation, mistakes: Sequence[Mistake]) -> list[Html]:

@@ -45,19 +45,8 @@ from vitreous.report.html import (
     table,
     tag,
 )
-from vitreous.tasks.base import (
-    FEW_IMAGES,
-    SAMPLES,
-    Choice,
-    Finished,
-    Task,
-    build_preset,
-    checkpoint_config,
-    image_size,
-    model_fields,
-    padded_if,
-    planned_config,
-)
+from vitreous.tasks import base
+from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task
 from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 from vitreous.weights.adapt import provenance_of
@@ -88,7 +77,7 @@ class Segment(Task):
     @classmethod
     def open_data(cls, config: TrainConfig) -> DataSet:
         """Open images with masks; classes keep the order of the checkpoint's, so that its decoder stays useful."""
-        checkpoint = checkpoint_config(config)
+        checkpoint = base.checkpoint_config(config)
         order = checkpoint.labels if isinstance(checkpoint, SegmenterConfig) else ()
         where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
         return open_masked(config.data, **where, ignore=config.segmenting.ignore, order=order)
@@ -114,7 +103,7 @@ class Segment(Task):
             return []
         if config.init is None:
             return [Choice("cells", 8, "outlines finer than a patch")]
-        if options.decoder is None and isinstance(checkpoint := checkpoint_config(config), SegmenterConfig):
+        if options.decoder is None and isinstance(checkpoint := base.checkpoint_config(config), SegmenterConfig):
             known = checkpoint.labels == data.mask_classes
             reason = "from the checkpoint" if known else "new, of the checkpoint's kind, because the classes differ"
             return [Choice("decoder", checkpoint.decoder, reason, apply=False)]
@@ -122,12 +111,12 @@ class Segment(Task):
 
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
-        crop = padded_if(side <= SMALL)
+        crop = base.padded_if(side <= SMALL)
         return Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3), "crop, flip and colours, with masks"
 
     @classmethod
     def planned_config(cls, config: TrainConfig, data: DataSet) -> ModelConfig:
-        planned = planned_config(config)
+        planned = base.planned_config(config)
         encoder = planned.backbone
         if not isinstance(encoder, ViTConfig):
             return encoder
@@ -139,9 +128,9 @@ class Segment(Task):
         """Build a segmenter. One from a checkpoint is kept if it has the right classes and decoder."""
         classes, ids = data.mask_classes, data.train.mask_ids
         model: Model = (
-            build_preset(config, ())
+            base.build_preset(config, ())
             if config.init is None
-            else load(config.init, image_size=image_size(config), overrides=model_fields(config)).float()
+            else load(config.init, image_size=base.image_size(config), overrides=base.model_fields(config)).float()
         )
         decoder = decoder_for(config.segmenting, model.config)
         if isinstance(model, Segmenter) and (model.config.labels, model.config.decoder) == (classes, decoder):
@@ -301,11 +290,7 @@ def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: floa
 
 
 def dice_loss(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
-    """1 - the mean of 2 |A and B| / (|A| + |B|) over the classes in the image, with probabilities for A.
-
-    Small classes count as much as large ones. Classes that are not in the image need no term: their probability lowers
-    the scores of those that are.
-    """
+    """1 - the mean of 2 |A and B| / (|A| + |B|) over the classes in the image, with probabilities for A."""
     probabilities = logits.float().softmax(1) * (masks != IGNORED)[:, None]
     classes = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)
     member = masks[:, None] == classes

@@ -81,15 +81,9 @@ class SegmentEvaluation:
         # A class that occurs only in ignored pixels has no outline to score.
         occurs = (counts.sum(1) + counts.sum(2)) > 0
         outlines = (occurs & ~scores.isnan()).nonzero()
-        return cls(
-            indices.cpu(),
-            readable.cpu(),
-            torch.cat([cells, counts[tuple(cells.T)][:, None]], dim=1).cpu(),
-            outlines.cpu(),
-            scores[tuple(outlines.T)].cpu(),
-            tuple(classes),
-            list(problems),
-        )
+        cells = torch.cat([cells, counts[tuple(cells.T)][:, None]], dim=1).cpu()
+        scores = scores[tuple(outlines.T)].cpu()
+        return cls(indices.cpu(), readable.cpu(), cells, outlines.cpu(), scores, tuple(classes), list(problems))
 
     @classmethod
     def unreadable(cls, index: int, classes: Sequence[str], problems: Sequence[str]) -> "SegmentEvaluation":
@@ -117,15 +111,10 @@ class SegmentEvaluation:
 
         cells, outlines = moved([part.cells for part in parts]), moved([part.outlines for part in parts])
         kept = outlines[:, 0] >= 0
-        return cls(
-            indices[first],
-            torch.cat([part.readable for part in parts])[first],
-            cells[cells[:, 0] >= 0],
-            outlines[kept],
-            torch.cat([part.scores for part in parts])[kept],
-            parts[0].classes,
-            list(dict.fromkeys(problem for part in parts for problem in part.problems)),
-        )
+        readable, scores = (torch.cat([getattr(part, name) for part in parts]) for name in ("readable", "scores"))
+        tables = (cells[cells[:, 0] >= 0], outlines[kept], scores[kept])
+        problems = dict.fromkeys(problem for part in parts for problem in part.problems)
+        return cls(indices[first], readable[first], *tables, parts[0].classes, list(problems))
 
     def metrics(self) -> dict[str, Any]:
         """Metrics as fractions; classes that neither occur nor are predicted are excluded. Without outlines, F is 1."""
@@ -269,11 +258,7 @@ def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
 def _near(
     ours: UInt8[Tensor, "n h w"], theirs: UInt8[Tensor, "n h w"], radius: int, classes: int
 ) -> tuple[Float[Tensor, "n {classes}"], Float[Tensor, "n {classes}"]]:
-    """Count our outline pixels with one of theirs, of the same class, within the radius; and all of ours.
-
-    Outlines are few pixels, so each offset of a disk is compared once for these alone, whatever the number of classes;
-    dilation would take a pass over all pixels for each class.
-    """
+    """Count our outline pixels with one of theirs, of the same class, within the radius; and all of ours."""
     n, h, w = ours.shape
     step = w + 2 * radius
     around = F.pad(theirs, (radius,) * 4, value=IGNORED).flatten()
@@ -281,7 +266,7 @@ def _near(
     kind = ours[image, row, column]
     place = (image * (h + 2 * radius) + row + radius) * step + column + radius
     near = torch.zeros_like(kind, dtype=torch.bool)
-    for y in range(-radius, radius + 1):
+    for y in range(-radius, radius + 1):  # outlines are few pixels: faster than dilating each class
         reach = math.isqrt(radius**2 - y**2)
         for x in range(-reach, reach + 1):
             near |= around[place + (y * step + x)] == kind

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -87,17 +86,14 @@ class Monitor:
 
     def metrics(self) -> dict[str, Any]:
         """Means since the last report and new unreadable images, over all processes. Every process calls this."""
-        means = {f"train_{name}": value for name, value in self._means(self.world.sum(self._sums.clone())).items()}
+        means = {f"train_{name}": value for name, value in self.means(self.world.sum(self._sums.clone())).items()}
         new = [name for name in self.all_unreadable() if name not in self._reported]
         self._reported.update(new)
         return {**means, "train_unreadable": len(self._reported), "unreadable": new}
 
-    def local_metrics(self) -> dict[str, float]:
-        """Means of this process alone, for the display."""
-        return self._means(self._sums)
-
-    def _means(self, sums: Tensor) -> dict[str, float]:
-        loss, metric, count = sums.tolist()
+    def means(self, sums: Tensor | None = None) -> dict[str, float]:
+        """Means of these sums, by default of this process alone, for the display."""
+        loss, metric, count = (self._sums if sums is None else sums).tolist()
         seconds = max(time.perf_counter() - self._started, 1e-9)
         return {
             "loss": loss / count if count else math.nan,
@@ -184,7 +180,7 @@ def check_tensorboard() -> None:
         raise ValueError("--tensorboard needs a package that is not installed: pip install vitreous[track]") from None
 
 
-def log_to_tensorboard(folder: Path, row: Mapping[str, Any]) -> None:
+def log_tensorboard(folder: Path, row: Mapping[str, Any]) -> None:
     """Write a row of metrics.jsonl as scalars."""
     writer = _writer(folder / "tensorboard")
     for name, number in row.items():
@@ -239,7 +235,7 @@ class ProgressDisplay:
             self.bars.live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.bars is not None:
             self.bars.live.stop()
 

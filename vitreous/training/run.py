@@ -34,14 +34,7 @@ from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, read_progress
 from vitreous.training.distributed import world
 from vitreous.training.optim import rate_fraction
-from vitreous.training.progress import (
-    Monitor,
-    ProgressDisplay,
-    append_row,
-    drop_rows_after,
-    log_to_tensorboard,
-    read_rows,
-)
+from vitreous.training.progress import Monitor, ProgressDisplay, append_row, drop_rows_after, log_tensorboard, read_rows
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
 from vitreous.training.setup import TASKS, Job, choose, set_up
 from vitreous.weights.native import load_folder
@@ -164,7 +157,7 @@ def train(
 def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) -> None:
     """Train until the last step, until `patience` is exhausted, or until a signal."""
     config, world, state = job.config, job.world, job.state
-    progress = checkpoint.load(folder / "last", state, world) if resume else checkpoint.Progress()
+    progress = checkpoint.load(folder / "last", state, world) if resume else Progress()
     if world.first_only(lambda: drop_rows_after(folder / METRICS, progress.step)):
         display.print(f"{folder / METRICS}: dropped its last line, which was incomplete")
     if resume and world.first:
@@ -182,7 +175,7 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
             progress.step, progress.seconds = step + 1, clock.seconds()
             lr = fraction * (config.optim.lr or 0.0)
             if world.first and clock.tick():
-                metrics = monitor.local_metrics()
+                metrics = monitor.means()
                 display.step(step + 1, metrics.pop("loss"), lr, metrics.pop("images_per_second"), metrics)
             number = received()
             # All processes save together, but their clocks differ: they agree on the most urgent action.
@@ -203,19 +196,19 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
 
 
 def _finish_epoch(
-    job: Job,
-    folder: Path,
-    display: ProgressDisplay,
-    monitor: Monitor,
-    progress: checkpoint.Progress,
-    clock: "_Clock",
-    lr: float,
+    job: Job, folder: Path, display: ProgressDisplay, monitor: Monitor, progress: Progress, clock: "_Clock", lr: float
 ) -> None:
     """Evaluate if it is time to, save the best model and a checkpoint, and log the metrics."""
     config, world, task = job.config, job.world, job.task
     epoch = -(-progress.step // job.steps_per_epoch)
     row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": lr, **monitor.metrics()}
-    _check_unreadable(job, monitor.all_unreadable())
+    names, count = monitor.all_unreadable(), len(job.data.train)
+    allowed = MAX_UNREADABLE if config.max_unreadable is None else config.max_unreadable
+    if len(names) / count > allowed:
+        raise ValueError(
+            f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, more than "
+            f"--max-unreadable {allowed:g} allows, such as {names[0]}"
+        )
     if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
         metrics = evaluate(job, job.data.val).metrics()
         row |= {f"val_{name}": value for name, value in metrics.items()}
@@ -232,7 +225,7 @@ def _finish_epoch(
     if world.first:
         append_row(folder / METRICS, row)
         if config.tensorboard:
-            log_to_tensorboard(folder, row)
+            log_tensorboard(folder, row)
     if world.most(evaluated or clock.due(config.save_minutes)):
         _save(job, folder, progress)
         clock.saved_now()
@@ -248,22 +241,11 @@ def evaluate(job: Job, source: Source) -> Results:
     return type(mine).join(job.world.gather(mine))
 
 
-def _save(job: Job, folder: Path, progress: checkpoint.Progress) -> None:
+def _save(job: Job, folder: Path, progress: Progress) -> None:
     checkpoint.save(folder / "last", job.state, progress, job.world, {"run": folder.name, "step": progress.step})
     if job.world.first:
         (folder / SAVED).touch()
         checkpoint.keep_copy(folder, progress.step, job.config.keep)
-
-
-def _check_unreadable(job: Job, names: list[str]) -> None:
-    """Raise if too many training images are unreadable."""
-    fraction, given = len(names) / len(job.data.train), job.config.max_unreadable
-    allowed = MAX_UNREADABLE if given is None else given
-    if fraction > allowed:
-        raise ValueError(
-            f"{len(names)} of {len(job.data.train)} training images ({fraction:.1%}) cannot be read, more than "
-            f"--max-unreadable {allowed:g} allows, such as {names[0]}"
-        )
 
 
 @contextmanager
@@ -321,11 +303,13 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
     if not rows:
         raise ValueError(f"{folder / run_folder.METRICS} has no rows, so there is nothing to report")
     unreadable = _unreadable(job, rows, split, results)
+    steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
     metrics: dict[str, Any] = {
         **results.metrics(),
         "part": split,
         "unreadable_files": unreadable,
-        "images_per_second": mean_speed(rows),
+        "images_per_second": sum(steps)
+        / sum(n / row["train_images_per_second"] for n, row in zip(steps, rows, strict=True)),
         "seconds": seconds,
         "epochs": rows[-1]["epoch"],
         "steps": rows[-1]["step"],
@@ -374,12 +358,6 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
     model, batches = load_folder(folder / "best").to(world.device), job.evaluator(source)
     mine = job.task.evaluate_best(model, source, batches, job.stepper.precision, world.rank, world.size)
     return type(mine).join(world.gather(mine))
-
-
-def mean_speed(rows: list[dict[str, Any]]) -> float:
-    """Training images per second over the whole run, from the steps and the speed of every row."""
-    steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
-    return sum(steps) / sum(n / row["train_images_per_second"] for n, row in zip(steps, rows, strict=True))
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:

@@ -104,7 +104,11 @@ class _Choices:
         if config.out is None:
             folder = free_folder(Path("runs"), Path(self.data.name).stem or "run")
             self.pick(Choice("out", folder, "the first free name"))
-        return Chosen(self.config, self.notes, self.advice())
+        advice = (
+            f"{self.count} images are few to train from scratch: start from a checkpoint with --init if you have one"
+        )
+        enough = config.init is not None or self.count >= FEW or self.side <= SMALL
+        return Chosen(self.config, self.notes, "" if enough else advice)
 
     def pick(self, *choices: Choice) -> None:
         for name, value, reason, apply in choices:
@@ -168,11 +172,6 @@ class _Choices:
         if self.device == "cpu":  # a quarter of the cores decodes as fast as the others train
             return Choice("workers", max(available // 4, 1), "the CPU also trains")
         return Choice("workers", min(max(available, 1), 16), "one for each core")
-
-    def advice(self) -> str:
-        if self.config.init is not None or self.count >= FEW or self.side <= SMALL:
-            return ""
-        return f"{self.count} images are few to train from scratch: start from a checkpoint with --init if you have one"
 
 
 def typical_side(source: Source, samples: int = 25) -> int:
@@ -372,7 +371,14 @@ def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task
     steps_per_epoch = len(data.train) // place.batch_size
     total = config.steps or max(round((config.epochs or 1) * steps_per_epoch), 1)
     stepper = Stepper(task, wrapped, fast, optimizers, world, precision, config.accumulate, config.optim.clip)
-    loader = build_loader(config, data.train, model, world, place, total / steps_per_epoch, task.masks)
+    shape, augmentation = model.config, config.augment.on(Augmentation())
+    exact, form = exact_from(config.decode, total / steps_per_epoch), (shape.image_size, shape.channels)
+    reader = Reader(
+        data.train, *form, shape.preprocessing, augmentation, config.seed, masks=task.masks, exact_from=exact
+    )
+    loader: TrainLoader = StreamLoader(reader, place, config.workers or 0, world.device)
+    if augmentation.crop != "resized" and can_reside(data.train, *form):
+        loader = ResidentLoader(load_resident(reader, world.device), config.seed, place, augmentation.repeats)
     state = State(model, module, optimizers, ema)
     return Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total)
 
@@ -401,18 +407,6 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
     """
     whole = math.ceil(epochs)
     return {"exact": 0, "fast": whole, "auto": whole - math.ceil(whole / 10)}[decode]
-
-
-def build_loader(
-    config: TrainConfig, source: Source, model: Model, world: World, place: BatchSlice, epochs: float, masks: bool
-) -> TrainLoader:
-    """Load training batches from memory if the images fit there, else with worker processes."""
-    shape, augmentation = model.config, config.augment.on(Augmentation())
-    exact, form = exact_from(config.decode, epochs), (shape.image_size, shape.channels, shape.preprocessing)
-    reader = Reader(source, *form, augmentation, config.seed, masks=masks, exact_from=exact)
-    if augmentation.crop != "resized" and can_reside(source, shape.image_size, shape.channels):
-        return ResidentLoader(load_resident(reader, world.device), config.seed, place, augmentation.repeats)
-    return StreamLoader(reader, place, config.workers or 0, world.device)
 
 
 def compiled(module: nn.Module, config: TrainConfig, world: World, called_once: bool) -> nn.Module:
