@@ -23,11 +23,9 @@ from benchmarks.loading import draw_pictures
 from benchmarks.table import publish
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
-from vitreous.training.config import Augment, Optim, TrainConfig
-from vitreous.training.defaults import choose
+from vitreous.training import Augment, Optim, TrainConfig
 from vitreous.training.distributed import world
-from vitreous.training.loop import Job
-from vitreous.training.setup import set_up
+from vitreous.training.setup import Job, choose, set_up
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,9 @@ import tyro
 from benchmarks.table import publish
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
-from vitreous.training.config import Augment, Masking, Optim, TrainConfig
-from vitreous.training.defaults import choose
+from vitreous.training import Augment, Masking, Optim, TrainConfig
 from vitreous.training.distributed import World, world
-from vitreous.training.loop import Job
-from vitreous.training.setup import set_up
+from vitreous.training.setup import Job, choose, set_up
 
 WARM_UP = 3  # rounds; compiling and the choice of kernels are over then
 CLASSES = ("a", "b")

@@ -10,7 +10,7 @@ epoch 26 of a run of 40 the training loss was 1.114, and 1.175 with the convolut
 """
 
 from vitreous.model.options import Conditional, GlobalAverage
-from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training import Augment, Optim, TrainConfig
 
 
 def config() -> TrainConfig:
@@ -30,6 +30,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.train import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

@@ -8,7 +8,7 @@ Command:  python -m recipes.deit3 --data imagenet/
 Result:   not measured by us; the paper reports 80.4 % for S after 400 epochs
 """
 
-from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training import Augment, Optim, TrainConfig
 
 
 def config() -> TrainConfig:
@@ -36,6 +36,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.train import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

@@ -34,7 +34,7 @@ import tyro
 
 from vitreous.common.codec import parse_fields
 from vitreous.model.options import GlobalAverage
-from vitreous.training.config import Augment, Masking, Optim, TrainConfig
+from vitreous.training import Augment, Masking, Optim, TrainConfig
 
 OVERRIDES = {"pool": GlobalAverage(), "class_token": False}  # predicting patches does not train a class token
 CROP = Augment(crop="padded", flip=0.5, policy="none", mixup=0.0, cutmix=0.0)
@@ -190,8 +190,8 @@ def main(options: Options) -> list[Result]:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.errors import refuse
-    from vitreous.training.loop import Interrupted
+    from vitreous.cli.main import refuse
+    from vitreous.training.run import Interrupted
 
     try:
         main(tyro.cli(Options, description=__doc__))

@@ -9,7 +9,7 @@ Result:   not measured by us; the paper's results at 384 pixels use these settin
 
 from pathlib import Path
 
-from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training import Augment, Optim, TrainConfig
 
 
 def config() -> TrainConfig:
@@ -26,6 +26,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.train import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

@@ -9,7 +9,7 @@ Result:   not measured by us; the paper reports 77.91 % for this model after fin
 """
 
 from vitreous.model.options import TanhHead
-from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training import Augment, Optim, TrainConfig
 
 STEPS = 300 * 1_281_167 // 4096
 
@@ -30,6 +30,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.train import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

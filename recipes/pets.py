@@ -20,7 +20,7 @@ This checkpoint works best at 224 pixels: at 448, k-NN reaches 20.7 %.
 
 from pathlib import Path
 
-from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training import Augment, Optim, TrainConfig
 
 
 def config() -> TrainConfig:
@@ -38,6 +38,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.train import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

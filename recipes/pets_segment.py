@@ -23,7 +23,7 @@ Cost:     100 s (fine-tuned) and 42 s (frozen) on one NVIDIA H200 with all four 
 
 from pathlib import Path
 
-from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
+from vitreous.training import Augment, Optim, Segmenting, TrainConfig
 
 
 def config() -> TrainConfig:
@@ -43,6 +43,6 @@ def config() -> TrainConfig:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.train import train_recipe
+    from vitreous.cli.main import train_recipe
 
     train_recipe(config())

@@ -30,7 +30,7 @@ import torch
 import tyro
 
 from benchmarks.table import publish
-from vitreous.cli.errors import refuse
+from vitreous.cli.main import refuse
 from vitreous.data.open import open_data
 from vitreous.evaluation.evaluate_model import choose_split
 from vitreous.evaluation.features import cached_features

@@ -12,9 +12,8 @@ from vitreous.model.options import DecoderConfig
 from vitreous.model.presets import create
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
-from vitreous.tasks import task_named
-from vitreous.training.config import TrainConfig
-from vitreous.training.defaults import Chosen, choose
+from vitreous.training import TrainConfig
+from vitreous.training.setup import TASKS, Chosen, choose
 from vitreous.weights.load import save
 
 TINY = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}
@@ -35,7 +34,7 @@ def chosen(count: int = 100, side: int = 64, device: str = "cpu", processes: int
 
 def build_model(config: TrainConfig, data: DataSet) -> Model:
     """Build the model that a run with this config starts from."""
-    return task_named(config.task).build_model(config, data)
+    return TASKS[config.task].build_model(config, data)
 
 
 def checkpoint(folder: Path, decoder: DecoderConfig | None = None, side: int = 48, patch: int = 16) -> Path:

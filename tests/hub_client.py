@@ -123,11 +123,11 @@ def initial(*arguments: str) -> dict[str, Any]:
     """The provenance of the model that `vitreous train` would begin with."""
     import tyro
 
-    from vitreous.cli.flags import FLAGS
+    from vitreous.cli.main import FLAGS
     from vitreous.cli.train import Flags
     from vitreous.data.open import open_data
     from vitreous.tasks.classify import Classify
-    from vitreous.training.defaults import choose
+    from vitreous.training.setup import choose
     from vitreous.weights.adapt import provenance_of
 
     config = tyro.cli(Flags, args=arguments, config=FLAGS).config()

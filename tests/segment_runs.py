@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
+from vitreous.training import Augment, Optim, Segmenting, TrainConfig
 
 SMALL = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 2, "num_heads": 2}
 

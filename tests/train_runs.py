@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training import Augment, Optim, TrainConfig
 
 SERVER: ForkServerContext = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs"])
@@ -55,9 +55,8 @@ def finish(config: TrainConfig, **how: Any) -> int | None:
 def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, world: Any) -> None:
     import torch
 
-    from vitreous.training import loop
-    from vitreous.training.loop import Interrupted
-    from vitreous.training.run import train
+    from vitreous.training import run as loop
+    from vitreous.training.run import Interrupted, train
 
     torch.set_num_threads(1)
     os.environ |= world or {}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
     from vitreous.serving import serve as serve
-    from vitreous.training.config import TrainConfig as TrainConfig
+    from vitreous.training import TrainConfig as TrainConfig
     from vitreous.training.run import Run as Run
     from vitreous.training.run import train as train
     from vitreous.weights.convert import Conversion as Conversion
@@ -58,7 +58,7 @@ _HOMES = {
     "SegmentPredictor": "vitreous.inference.segment_predictor",
     "serve": "vitreous.serving",
     "train": "vitreous.training.run",
-    "TrainConfig": "vitreous.training.config",
+    "TrainConfig": "vitreous.training",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",
 }

@@ -11,7 +11,7 @@ from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build_vit
 from vitreous.model.options import NoPosition
 from vitreous.model.presets import configure
-from vitreous.training.defaults import free_memory
+from vitreous.training.setup import free_memory
 from vitreous.weights.load import save
 
 

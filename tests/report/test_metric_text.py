@@ -1,6 +1,6 @@
 import pytest
 
-from vitreous.report.metric_text import duration, label, roughly, value
+from vitreous.report.html import duration, label, roughly, value
 
 
 def test_fractions_are_percent_for_every_split() -> None:

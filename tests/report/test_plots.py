@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.report import plots, style
+from vitreous.report import plots
 from vitreous.tasks.classification_metrics import Evaluation
 
 NASTY = ("猫", "$\\frac{$", "a" * 80, "\x00\n\t", "🐱", "<b>", "مرحبا", "\udcff", "")
@@ -174,7 +174,7 @@ def test_every_image_of_a_grid_is_drawn_at_its_aspect_ratio(tmp_path: Path, imag
     plots.grid(tmp_path / "x.png", [image.byte() for image in images], ["a → b\n(97%)"] * len(images), 8, width)
     cell_width = 0.92 * width
     cell_height = cell_width * min(max((p.shape[1] / p.shape[2] for p in images), default=0), 2)
-    scales = [min(cell_height / p.shape[1], cell_width / p.shape[2]) * style.DPI for p in images]
+    scales = [min(cell_height / p.shape[1], cell_width / p.shape[2]) * plots.DPI for p in images]
     area = sum(p.shape[1] * p.shape[2] * scale**2 for p, scale in zip(images, scales, strict=True))
     black = (pixels(tmp_path / "x.png").max(-1) < 10).sum()  # captions are dark grey, images black
     assert black == pytest.approx(area, rel=0.03)

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vitreous.report.run_report import RunReport, TaskReport, figures_section, samples_section, write_report
-from vitreous.report.style import can_draw
+from vitreous.report.html import RunReport, TaskReport, figures_section, samples_section, write_report
+from vitreous.report.plots import can_draw
 from vitreous.tasks.classification_metrics import Evaluation
 from vitreous.tasks.classify import Mistake, evaluation_sections
 

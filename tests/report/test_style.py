@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from vitreous.report import style
+from vitreous.report import plots as style
 
 
 def test_every_character_shown_has_a_glyph() -> None:

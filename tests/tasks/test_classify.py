@@ -20,12 +20,12 @@ from vitreous.model.vit import ViT
 from vitreous.tasks.base import Finished
 from vitreous.tasks.classification_metrics import Evaluation
 from vitreous.tasks.classify import Classify, TwoHeads, cross_entropy, smooth_targets
-from vitreous.tasks.config import Augment, Distillation, TaskConfig
+from vitreous.tasks.config import Augment, Distillation, TrainConfig
 
 
 def classify(model: ViT, teacher: ViT | None = None, **distillation: Any) -> Classify:
     """A task without augmentation."""
-    config = TaskConfig(augment=Augment(crop="none", flip=0.0), distillation=Distillation(**distillation))
+    config = TrainConfig(augment=Augment(crop="none", flip=0.0), distillation=Distillation(**distillation))
     task = Classify(config, model)
     task.teacher = teacher
     return task

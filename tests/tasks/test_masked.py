@@ -17,12 +17,10 @@ from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.masked import MaskedAutoencoder
 from vitreous.model.presets import configure
-from vitreous.tasks import task_named
-from vitreous.tasks.config import TaskConfig
 from vitreous.tasks.masked import Losses, Mae, Masked, Mpp
-from vitreous.training.config import Augment, Distillation, Masking, Optim, Segmenting, TrainConfig
-from vitreous.training.defaults import choose
+from vitreous.training import Augment, Distillation, Masking, Optim, Segmenting, TrainConfig
 from vitreous.training.run import train
+from vitreous.training.setup import TASKS, choose
 from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.native import load_folder
 
@@ -40,7 +38,7 @@ def filling(out: Path, task: str, **changes: Any) -> TrainConfig:
 def task_of(small: ViTConfig, kind: str, masking: Masking | None = None) -> Masked:
     encoder = build_vit(dataclasses.replace(small, num_classes=0))
     masking = masking or Masking(decoder_width=32, decoder_depth=1)
-    config = TaskConfig(masking=masking, augment=Augment(crop="none", flip=0.0))
+    config = TrainConfig(masking=masking, augment=Augment(crop="none", flip=0.0))
     return (Mae if kind == "mae" else Mpp)(config, encoder)
 
 
@@ -136,7 +134,7 @@ def test_encoder_computes_only_visible_patches(small: ViTConfig) -> None:
 def test_decoder_is_light(name: str) -> None:
     """Less than a twentieth of the encoder's work per token; in blocks, work is proportional to weights."""
     with torch.device("meta"):
-        module = Mae(TaskConfig(), vitreous.create(name, num_classes=0)).module()
+        module = Mae(TrainConfig(), vitreous.create(name, num_classes=0)).module()
     assert isinstance(module, MaskedAutoencoder)
     decoder, encoder = (
         sum(weight.numel() for weight in blocks.parameters()) for blocks in (module.blocks, module.encoder.encoder)
@@ -151,14 +149,14 @@ def test_decoder_is_light(name: str) -> None:
 def test_decoder_grows_with_the_encoder(depth: int, width: int, expected: tuple[int, int]) -> None:
     with torch.device("meta"):
         encoder = build_vit(configure("ViT-B/16", 0, 32, {"depth": depth, "width": width, "num_heads": 4}))
-        module = Mae(TaskConfig(), encoder).module()
+        module = Mae(TrainConfig(), encoder).module()
     assert isinstance(module, MaskedAutoencoder)
     assert (len(module.blocks), module.embed.out_features) == expected
 
 
 def test_decoder_of_the_mae_paper_for_a_vit_l() -> None:
     with torch.device("meta"):
-        module = Mae(TaskConfig(masking=Masking(decoder_depth=8)), vitreous.create("ViT-L/16")).module()
+        module = Mae(TrainConfig(masking=Masking(decoder_depth=8)), vitreous.create("ViT-L/16")).module()
     assert isinstance(module, MaskedAutoencoder)
     attention = module.blocks[0].attention
     assert (len(module.blocks), module.embed.out_features, attention.num_heads) == (8, 512, 16)
@@ -193,9 +191,9 @@ def test_options_without_effect_are_rejected(changes: dict[str, Any], tasks: str
         config.check()
         if task in tasks.split():
             with pytest.raises(ValueError, match=f"omitted for --task {task}, where it has no effect"):
-                task_named(task).check(config)
+                TASKS[task].check(config)
         else:
-            task_named(task).check(config)
+            TASKS[task].check(config)
 
 
 @pytest.mark.parametrize(("kind", "target"), [("mae", "colour"), ("mpp", "pixels")])

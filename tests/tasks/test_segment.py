@@ -10,15 +10,14 @@ from vitreous.data.loader import Batch
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import IGNORED
-from vitreous.tasks.config import Augment, Segmenting, TaskConfig
-from vitreous.tasks.segment import Segment
-from vitreous.tasks.segment_loss import segmentation_loss
+from vitreous.tasks.config import Augment, Segmenting, TrainConfig
+from vitreous.tasks.segment import Segment, segmentation_loss
 from vitreous.training.optim import decays
 
 
 def task(small: ViTConfig, dice: float = 0.0, **how: Any) -> Segment:
     encoder = dataclasses.replace(small, num_classes=0)
-    config = TaskConfig(augment=Augment(**how), segmenting=Segmenting(dice=dice))
+    config = TrainConfig(augment=Augment(**how), segmenting=Segmenting(dice=dice))
     return Segment(config, build_segmenter(SegmenterConfig(encoder, num_classes=3)))
 
 

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from vitreous.common.checks import BadValue
 from vitreous.model.options import IGNORED
-from vitreous.tasks.segment_loss import dice_loss, segmentation_loss
+from vitreous.tasks.config import Segmenting
+from vitreous.tasks.segment import dice_loss, segmentation_loss
 
 
 def example(b: int = 3, k: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -89,4 +90,4 @@ def test_parts_of_a_batch_add_up_and_masks_may_be_of_any_integer() -> None:
 
 def test_a_negative_weight_is_refused() -> None:
     with pytest.raises(BadValue, match="dice is -1, but must be a number from 0 to 100"):
-        segmentation_loss(*example(), dice=-1)
+        Segmenting(dice=-1).check()

@@ -18,8 +18,13 @@ from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import IGNORED, LinearDecoder, Preprocessing
 from vitreous.model.segmenter import Segmenter
-from vitreous.tasks.boundary import boundary_scores, tolerance
-from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
+from vitreous.tasks.segmentation_metrics import (
+    SegmentEvaluation,
+    boundary_scores,
+    segment_batches,
+    segment_source,
+    tolerance,
+)
 
 NAMES = tuple("abcdefg")
 
@@ -218,8 +223,8 @@ def test_the_worst_images_come_first() -> None:
         for i, (p, m) in enumerate(zip(predicted, masks, strict=True))
         if i != 4
     }
-    assert {row.index: row.pixel_accuracy for row in rows} == pytest.approx(shares)
-    assert [row.pixel_accuracy for row in rows] == sorted(shares.values())
+    assert dict(rows) == pytest.approx(shares)
+    assert [accuracy for _, accuracy in rows] == sorted(shares.values())
 
 
 def test_unreadable_images_are_counted_and_excluded() -> None:

@@ -22,8 +22,8 @@ from vitreous.model.options import (
     MaskDecoder,
 )
 from vitreous.model.presets import configure, create
-from vitreous.training.config import Segmenting
-from vitreous.training.defaults import typical_side
+from vitreous.training import Segmenting
+from vitreous.training.setup import typical_side
 from vitreous.weights.load import load, save
 
 

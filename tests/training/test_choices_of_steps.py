@@ -15,8 +15,8 @@ from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.cost import cost
 from vitreous.model.options import LinearDecoder
 from vitreous.model.presets import configure
-from vitreous.training.config import Augment, Optim, TrainConfig
-from vitreous.training.defaults import choose, fitting_batch, free_folder
+from vitreous.training import Augment, Optim, TrainConfig
+from vitreous.training.setup import choose, fitting_batch, free_folder
 from vitreous.weights.load import describe
 
 

@@ -12,12 +12,10 @@ from torch import nn
 from train_runs import tiny
 from vitreous.data.open import open_data
 from vitreous.tasks.classify import Classify
-from vitreous.training import setup
-from vitreous.training.config import Augment, Masking, TrainConfig
-from vitreous.training.defaults import choose
+from vitreous.training import Augment, Masking, TrainConfig, setup
 from vitreous.training.distributed import World
-from vitreous.training.loop import Job
 from vitreous.training.run import train
+from vitreous.training.setup import Job, choose
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ONE = TrainConfig(data="digits", compile=True)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitreous.data.open import open_data, open_masked
 from vitreous.data.sources.base import DataSet
-from vitreous.training.data_record import DataRecord, resume_data
+from vitreous.training.run_folder import DataRecord, resume_data
 
 CLASSES = ("cat", "dog")
 

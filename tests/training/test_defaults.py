@@ -13,9 +13,9 @@ from vitreous.data.open import open_data
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost
 from vitreous.model.presets import create
-from vitreous.training import defaults
-from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
-from vitreous.training.defaults import choose, fitting_batch, free_folder
+from vitreous.training import Augment, Optim, Segmenting, TrainConfig
+from vitreous.training import setup as defaults
+from vitreous.training.setup import choose, fitting_batch, free_folder
 from vitreous.weights.load import save
 
 

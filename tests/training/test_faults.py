@@ -22,12 +22,12 @@ from train_runs import SERVER, tiny
 from vitreous.common import atomic_files as files
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
-from vitreous.training import checkpoint, loop, run_folder
+from vitreous.training import TrainConfig, checkpoint, run_folder
+from vitreous.training import run as loop
 from vitreous.training import run as training
-from vitreous.training.config import TrainConfig
-from vitreous.training.data_record import DataRecord
 from vitreous.training.distributed import World
 from vitreous.training.run import train
+from vitreous.training.run_folder import DataRecord
 from vitreous.training.setup import set_up
 from vitreous.weights.load import save
 

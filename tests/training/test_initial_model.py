@@ -15,9 +15,9 @@ from vitreous.model.options import AttentionPool, Preprocessing
 from vitreous.model.segmenter import Segmenter
 from vitreous.tasks.masked import Mae
 from vitreous.tasks.segment import Segment
-from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
-from vitreous.training.defaults import choose
+from vitreous.training import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training.run import next_commands
+from vitreous.training.setup import choose
 
 SMALL = {"width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2}
 

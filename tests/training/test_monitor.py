@@ -9,8 +9,8 @@ import torch
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource
 from vitreous.training.distributed import World
-from vitreous.training.loop import stop_signals
-from vitreous.training.metrics_log import Monitor, StepResult
+from vitreous.training.progress import Monitor, StepResult
+from vitreous.training.run import stop_signals
 
 SOURCE = ArraySource(np.zeros((40, 2, 2, 3), np.uint8), np.zeros(40), ("a",), "set")
 

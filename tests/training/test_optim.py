@@ -15,9 +15,8 @@ from vitreous.model.options import MaskDecoder
 from vitreous.model.presets import configure
 from vitreous.model.vit import ViT
 from vitreous.tasks.classify import TwoHeads
-from vitreous.training.config import Optim
-from vitreous.training.muon import Muon
-from vitreous.training.optim import Optimizers, build_optimizers, decays
+from vitreous.training import Optim
+from vitreous.training.optim import Muon, Optimizers, build_optimizers, decays
 
 KINDS = ["adamw", "sgd", "muon"]
 

@@ -15,9 +15,9 @@ from vitreous.data.loader import Batch
 from vitreous.model.inputs import normalise
 from vitreous.tasks.base import Task
 from vitreous.tasks.masked import Losses
-from vitreous.training import checkpoint, loop
-from vitreous.training.loop import Interrupted
-from vitreous.training.run import train
+from vitreous.training import checkpoint
+from vitreous.training import run as loop
+from vitreous.training.run import Interrupted, train
 
 
 class Counting(nn.Module):

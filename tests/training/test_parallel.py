@@ -12,7 +12,7 @@ from torch import Tensor
 from train_runs import SERVER
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
-from vitreous.training.config import Optim
+from vitreous.training import Optim
 from vitreous.training.distributed import World, parallelise, world
 from vitreous.training.optim import build_optimizers
 

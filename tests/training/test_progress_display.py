@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from vitreous.training.progress_display import ProgressDisplay
+from vitreous.training.progress import ProgressDisplay
 
 
 class Clock:
@@ -219,7 +219,7 @@ def test_interrupt_restores_the_terminal() -> None:
 
 def test_pipe_gets_plain_lines_even_if_colours_are_forced() -> None:
     program = (
-        "from vitreous.training.progress_display import ProgressDisplay\n"
+        "from vitreous.training.progress import ProgressDisplay\n"
         "with ProgressDisplay(2, 1, 2) as p:\n"
         "    p.step(1, 0.5, 0.1, 10.0, {}); p.epoch(1, {'loss': 0.5})\n"
     )

@@ -18,10 +18,10 @@ from train_runs import tiny
 from vitreous.common.checks import BadValue
 from vitreous.model.options import GlobalAverage
 from vitreous.report import plots
-from vitreous.training import loop
+from vitreous.training import Augment, Distillation, Optim, TrainConfig
+from vitreous.training import run as loop
 from vitreous.training import run as training
 from vitreous.training.checkpoint import read_progress
-from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.optim import rate_fraction
 from vitreous.training.run import train
 from vitreous.training.run_folder import read_config, resumed_config

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from vitreous.training.config import Optim
+from vitreous.training import Optim
 from vitreous.training.optim import rate_fraction
 
 

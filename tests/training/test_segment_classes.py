@@ -17,7 +17,7 @@ from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, LinearDecoder, Preprocessing
 from vitreous.model.segmenter import Segmenter
-from vitreous.training.config import Augment, Optim, Segmenting, TrainConfig
+from vitreous.training import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training.run import train
 
 SMALL = {"patch_size": 8, "width": 32, "depth": 1, "num_heads": 2, "mlp_width": 32}

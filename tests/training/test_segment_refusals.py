@@ -12,7 +12,7 @@ from PIL import Image
 from segment_runs import pictures, segmenting
 from vitreous.common.checks import BadValue
 from vitreous.model.config import SegmenterConfig, ViTConfig
-from vitreous.training.config import Augment, Segmenting
+from vitreous.training import Augment, Segmenting
 from vitreous.training.run import train
 
 

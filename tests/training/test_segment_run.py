@@ -17,7 +17,7 @@ from vitreous.model.build import build, build_segmenter
 from vitreous.model.options import MaskDecoder
 from vitreous.model.presets import configure
 from vitreous.model.segmenter import Segmenter
-from vitreous.training.config import Optim, Segmenting
+from vitreous.training import Optim, Segmenting
 from vitreous.training.run import train
 from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.load import load, save

@@ -20,10 +20,9 @@ from vitreous.model.build import build
 from vitreous.model.presets import configure
 from vitreous.model.vit import ViT
 from vitreous.tasks.classify import Classify
-from vitreous.training.config import Augment, Distillation, Optim, TrainConfig
-from vitreous.training.defaults import choose
+from vitreous.training import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.distributed import World
-from vitreous.training.setup import Job, dtype_of, set_up
+from vitreous.training.setup import Job, choose, dtype_of, set_up
 from vitreous.weights.load import load, save
 
 HERE = World(0, 1, torch.device("cpu"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from vitreous.cli.flags import ImageSize
+from vitreous.cli import ImageSize
 
 if TYPE_CHECKING:
     from vitreous.weights.convert import Conversion

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitreous.model.options import Conditional, GlobalAverage
-from vitreous.training.config import Augment, Optim, TrainConfig
+from vitreous.training import Augment, Optim, TrainConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,10 +18,7 @@ FOLDER = Path("runs/demo")
 
 
 def config(out: Path = FOLDER) -> TrainConfig:
-    """A small ViT on images of 8 x 8 pixels, with patches of 2 x 2.
-
-    A convolution for positions and the mean of the patches learn more from few images than the paper's choices.
-    """
+    """A small ViT on images of 8 x 8 pixels, with choices that learn from few images."""
     return TrainConfig(
         data="digits",
         model="ViT-Lite-6/4",
@@ -45,11 +42,6 @@ def demo() -> None:
 
     Example: vitreous demo
     """
-    run(FOLDER)
-
-
-def run(out: Path) -> None:
-    """Train, evaluate, report, show the tensors of one image, and explain its prediction."""
     import numpy as np
     import torch
     from PIL import Image
@@ -60,6 +52,7 @@ def run(out: Path) -> None:
     from vitreous.data.open import open_data
     from vitreous.model.vit import ViT
 
+    out = FOLDER
     if (out / "config.json").exists():
         shutil.rmtree(out)  # the demo's own folder, replaced every time
     model = vitreous.train(config(out), command=" ".join(["vitreous", *sys.argv[1:]])).model

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 import vitreous
-from vitreous.cli.flags import ImageSize
+from vitreous.cli import ImageSize
 
 
 def evaluate(

@@ -3,8 +3,12 @@
 Each verb has a file of its own, which imports torch only when it runs, so that `--help` answers at once.
 """
 
+import os
+import shlex
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import tyro
 
@@ -13,29 +17,24 @@ from vitreous.cli.convert import convert
 from vitreous.cli.data import data
 from vitreous.cli.demo import demo
 from vitreous.cli.embed import embed
-from vitreous.cli.errors import print_own_warnings, refuse
 from vitreous.cli.eval import evaluate
 from vitreous.cli.explain import explain
-from vitreous.cli.flags import PLAIN, lists_together, numbers_last
 from vitreous.cli.info import info
 from vitreous.cli.predict import predict
 from vitreous.cli.serve import serve
-from vitreous.cli.train import train
-from vitreous.common.checks import suggestion
+from vitreous.cli.train import Flags, run_flags, train
+from vitreous.common.checks import BadValue, suggestion
+from vitreous.common.text import printable
 from vitreous.common.threads import spin_briefly
+from vitreous.training import TrainConfig
 
 VERBS: dict[str, Callable[..., None]] = {
-    "train": train,
-    "eval": evaluate,
-    "predict": predict,
-    "embed": embed,
-    "explain": explain,
-    "convert": convert,
-    "serve": serve,
-    "info": info,
-    "data": data,
-    "demo": demo,
-}
+    "train": train, "eval": evaluate, "predict": predict, "embed": embed, "explain": explain,
+    "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
+}  # fmt: skip
+FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
+PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # omit a flag for None
+
 app = tyro.extras.SubcommandApp()
 for name, verb in VERBS.items():
     app.command(name=name)(verb)
@@ -60,3 +59,81 @@ def main() -> None:
             sys.stdout.flush()  # here, where it can be seen that nobody reads on
     except (ValueError, OSError) as error:
         refuse(error)
+
+
+def train_recipe(config: TrainConfig) -> None:
+    """Run a recipe (`python -m recipes.NAME`): its config, changed by flags."""
+    spin_briefly()
+    print_own_warnings()
+    try:
+        flags = tyro.cli(Flags, default=Flags(**vars(config)), config=FLAGS, args=lists_together(sys.argv[1:]))
+        run_flags(flags.config(), shlex.join(["python", *sys.argv]))
+    except (ValueError, OSError) as error:
+        refuse(error)
+
+
+# ---- Arguments -------------------------------------------------------------------------------------------------------
+
+
+def numbers_last(words: Sequence[str]) -> list[str]:
+    """The words of a command with --image-size at their end, where what follows its numbers is not taken for one.
+
+    >>> numbers_last(["predict", "runs/first/best", "--image-size", "64", "cat.jpg"])
+    ['predict', 'runs/first/best', 'cat.jpg', '--image-size', '64']
+    """
+    if "--image-size" not in words or "--" in words:
+        return list(words)
+    start = max(i for i, word in enumerate(words) if word == "--image-size")
+    end = next((i for i, word in enumerate(words) if i > start and not word.isdecimal()), len(words))
+    if end == start + 1:  # no number at all: the parser says what is missing
+        return list(words)
+    return [*words[:start], *words[end:], *words[start:end]]
+
+
+def lists_together(words: Sequence[str]) -> list[str]:
+    """Merge repeated list options into one, because the parser silently keeps only the last occurrence.
+
+    >>> lists_together(["train", "--set", "depth=2", "--steps", "3", "--set", "registers=4"])
+    ['train', '--steps', '3', '--set', 'depth=2', 'registers=4']
+    """
+    rest = list(words)
+    for option in ("--set", "--ignore"):
+        if "--" in rest or sum(word.split("=")[0] == option for word in rest) < 2:
+            continue
+        remaining, values, inside = [], [], False
+        for word in rest:
+            if word.split("=")[0] == option:
+                inside = True
+                values += [word.removeprefix(f"{option}=")] if "=" in word else []
+            elif inside and not word.startswith("-"):
+                values.append(word)
+            else:
+                inside = False
+                remaining.append(word)
+        rest = [*remaining, option, *values]
+    return rest
+
+
+# ---- Errors and warnings ---------------------------------------------------------------------------------------------
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Print an error as one escaped line; exit with 2 for an invalid argument, 1 for invalid data."""
+    if isinstance(error, BrokenPipeError):  # as in `vitreous info | head -3`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes it
+        sys.exit(1)
+    print(f"vitreous: {printable(str(error))}", file=sys.stderr)
+    sys.exit(2 if isinstance(error, BadValue) else 1)
+
+
+def print_own_warnings() -> None:
+    """Print our own warnings as one line on stderr, in the first process only; other warnings stay as they are."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        if not category.__module__.startswith("vitreous."):
+            usual(message, category, *place, **options)
+        elif os.environ.get("RANK", "0") == "0":
+            print(f"vitreous: warning: {printable(str(message))}", file=sys.stderr)
+
+    warnings.showwarning = show

@@ -1,4 +1,4 @@
-"""The verb `vitreous train`, and the command line of recipes."""
+"""The verb `vitreous train`."""
 
 import shlex
 import sys
@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import tyro
 from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from vitreous.cli.errors import print_own_warnings, refuse
-from vitreous.cli.flags import FLAGS, lists_together
 from vitreous.common.codec import parse_fields
 from vitreous.common.text import printable
-from vitreous.common.threads import spin_briefly
 from vitreous.tasks.config import Augment
-from vitreous.training.config import Optim, TrainConfig
+from vitreous.training import Optim, TrainConfig
 
 FIELDS = PrimitiveConstructorSpec[Mapping[str, Any]](
     nargs="*",
@@ -49,23 +45,13 @@ def train(flags: Annotated[Flags, arg(name="")]) -> None:
 
     Example: vitreous train --data images/ --out runs/first
     """
-    _train(flags.config(), shlex.join(["vitreous", *sys.argv[1:]]))
+    run_flags(flags.config(), shlex.join(["vitreous", *sys.argv[1:]]))
 
 
-def train_recipe(config: TrainConfig) -> None:
-    """Run a recipe (`python -m recipes.NAME`): its config, changed by flags."""
-    spin_briefly()
-    print_own_warnings()
-    try:
-        flags = tyro.cli(Flags, default=Flags(**vars(config)), config=FLAGS, args=lists_together(sys.argv[1:]))
-        _train(flags.config(), shlex.join(["python", *sys.argv]))
-    except (ValueError, OSError) as error:
-        refuse(error)
-
-
-def _train(config: TrainConfig, command: str) -> None:
+def run_flags(config: TrainConfig, command: str) -> None:
+    """Train, and exit like a process that was killed if a signal stops the run."""
     import vitreous
-    from vitreous.training.loop import Interrupted
+    from vitreous.training.run import Interrupted
 
     try:
         vitreous.train(config, command=command)

@@ -19,7 +19,7 @@ from vitreous.data.sources.base import StoredImage
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
-from vitreous.report.colours import heat, paint, signed
+from vitreous.report.plots import heat, paint, signed
 
 Rgb = UInt8[np.ndarray, "h w 3"]
 LONGEST, SHORTEST, TINY = 960, 448, 64  # longer side in pixels: maximum, minimum, and limit below which pixels show

@@ -27,9 +27,8 @@ from vitreous.inference.engine import Input, encoded, model_input, name_of
 from vitreous.inference.memory_check import check_bytes, check_memory, takes
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit
-from vitreous.report.metric_text import duration
-from vitreous.report.png import is_written_here
-from vitreous.report.style import can_draw
+from vitreous.report.html import duration
+from vitreous.report.plots import can_draw, is_written_here
 from vitreous.weights.load import load
 
 PAGE, NUMBERS = "report.html", "numbers.json"

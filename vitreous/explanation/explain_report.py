@@ -7,9 +7,9 @@ from vitreous.explanation import MAPS
 from vitreous.explanation.faithfulness import Faithfulness
 from vitreous.explanation.figures import Figure
 from vitreous.explanation.result import Explanation
-from vitreous.report.colours import css, heat, signed
 from vitreous.report.html import Html, bar, code, definitions, details, inner, items, name, plot, table, tag
 from vitreous.report.html import sections_page as page_of
+from vitreous.report.plots import css, heat, signed
 
 WARNING = (
     "Attention is not attribution. A bright place in an attention map or a rollout is where the model gathers "

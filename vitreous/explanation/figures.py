@@ -18,9 +18,20 @@ from vitreous.explanation.pca import FilterComponents, filter_images
 from vitreous.explanation.result import Explanation
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool
-from vitreous.report.colours import heat, paint, signed
-from vitreous.report.png import write_png
-from vitreous.report.style import ACCENT, GREY, PALE, can_draw, drawing, percent, plain, readable
+from vitreous.report.plots import (
+    ACCENT,
+    GREY,
+    PALE,
+    can_draw,
+    drawing,
+    heat,
+    paint,
+    percent,
+    plain,
+    readable,
+    signed,
+    write_png,
+)
 
 SHEET = 1150  # width in pixels, approximately
 MOST_POSITIONS = 10  # rows and columns of a sheet of positions

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitreous.common.checks import check_real, fail
 from vitreous.model.options import IGNORED
-from vitreous.report.png import write_png
+from vitreous.report.plots import write_png
 
 
 def background_of(classes: Sequence[str]) -> int | None:

@@ -20,7 +20,7 @@ from vitreous.common.text import json_text
 from vitreous.inference.mask_images import overlay, write_mask
 from vitreous.inference.predictions import Embedding, Prediction
 from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
-from vitreous.report.png import is_written_here, write_png
+from vitreous.report.plots import is_written_here, write_png
 
 Result = Prediction | Embedding
 ROW_GROUP = 1024  # rows of Parquet that are written at once

@@ -1,21 +1,107 @@
-"""Elements of a report: one HTML file that loads nothing else.
-
-Plain strings are escaped wherever they enter a page; only `Html`, which the functions here return, is not. A policy in
-the head forbids scripts and requests.
-"""
+"""HTML reports: text of metrics, parts of a page, and the report of a training run."""
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitreous.report.plots import as_array
+from vitreous.report import plots
+from vitreous.report.plots import as_array, can_draw, readable
+
+# ---- Text of metrics -------------------------------------------------------------------------------------------------
+
+# Key in metrics.json and metrics.jsonl -> name, and True for fractions, which are shown in percent.
+NAMES = {
+    "top1": ("top-1", True),
+    "top5": ("top-5", True),
+    "miou": ("mean IoU", True),
+    "pixel_accuracy": ("pixel accuracy", True),
+    "boundary_f": ("boundary F", True),
+    "knn": ("k-NN", True),
+    "linear": ("linear probe", True),
+    "fewshot": ("few-shot", True),
+    "ece": ("calibration error", True),
+    "loss": ("loss", False),
+    "lr": ("learning rate", False),
+    "images_per_second": ("images/s", False),
+    "seconds": ("time", False),
+    "count": ("images", False),
+}
+# "val_top1" is the metric "top1" on the validation split.
+SPLITS = {"train_": "training ", "val_": "validation ", "test_": "test "}
+
+
+def label(key: str) -> str:
+    """Name of a metric."""
+    split, base = _split(key)
+    return split + NAMES.get(base, (base.replace("_", " "), False))[0]
+
+
+def value(key: str, number: float | str) -> str:
+    """Value of a metric as text."""
+    if isinstance(number, str):
+        return number
+    base = _split(key)[1]
+    if not math.isfinite(number):
+        return str(number)
+    if base == "seconds":
+        return duration(number)
+    if NAMES.get(base, ("", False))[1]:
+        return f"{number:.1%}"
+    if isinstance(number, int) or abs(number) >= 100:
+        return f"{number:,.0f}"
+    if base == "lr" or 0 < abs(number) < 0.001:
+        return f"{number:.1e}"
+    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.3f}"
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction in percent, or a dash if it is not defined."""
+    return "-" if fraction is None else f"{fraction:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """Time in its two largest units."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f} s"
+    units, rest = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)], round(seconds)
+    largest = next(i for i, (_, length) in enumerate(units) if rest >= length)
+    words = []
+    for unit, length in units[largest : largest + 2]:
+        count, rest = divmod(rest, length)
+        if count:
+            words.append(f"{count} {unit}")
+    return " ".join(words)
+
+
+def roughly(seconds: float) -> str:
+    """Estimated time, rounded."""
+    if seconds < 57:
+        return f"{round(seconds, -1 if seconds >= 20 else 0) or 1:.0f} s"
+    if seconds < 90 * 60:
+        return f"{max(seconds / 60, 1):.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 36 * 3600 else f"{seconds / 86_400:.1f} d"
+
+
+def _split(key: str) -> tuple[str, str]:
+    """Split a key into its split and its metric: ("validation ", "top1") for "val_top1"."""
+    for prefix, split in SPLITS.items():
+        if key.startswith(prefix):
+            return split, key.removeprefix(prefix)
+    return "", key
+
+
+# ---- Parts of a page -------------------------------------------------------------------------------------------------
 
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 VOID = frozenset({"img", "meta", "br"})
@@ -58,15 +144,13 @@ def document(title: str, *body: str) -> str:
 
 def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html) -> str:
     """A page with a header, links to its sections, and the sections; empty ones are skipped."""
-    filled = [(heading, parts, _anchor(heading)) for heading, parts in sections if parts]
+    filled = [
+        (heading, parts, re.sub(r"[\W_]", "-", heading.lower()).strip("-")) for heading, parts in sections if parts
+    ]
     links = [tag("a", heading, href=f"#{anchor}") for heading, _, anchor in filled]
     body = [tag("section", tag("h2", heading, id=anchor), *parts) for heading, parts, anchor in filled]
     top = tag("header", tag("h1", title), *header)
     return document(title, top, tag("nav", *links), tag("main", *body))
-
-
-def _anchor(heading: str) -> str:
-    return "".join(char if char.isalnum() else "-" for char in heading.lower()).strip("-")
 
 
 def name(text: str) -> Html:
@@ -152,3 +236,128 @@ def photos(images: Sequence[UInt8[Tensor, "_ _ _"]], alts: Sequence[str], captio
         source = embedded(buffer.getvalue(), format)
         shown.append(tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption)))
     return tag("div", *shown, class_="grid tiny" if tiny else "grid photos")
+
+
+# ---- Report of a run -------------------------------------------------------------------------------------------------
+
+MOST_UNREADABLE = 200
+
+
+class Section(NamedTuple):
+    """A heading and its content. A section without content is not shown."""
+
+    title: str
+    content: Sequence[Html]
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """Results of a run in the words of its task."""
+
+    summary: str  # one line for the terminal
+    description: str  # the task, the number of classes, the evaluated split
+    headline: Mapping[str, float | str]  # the main metrics, the most important first: {"top1": 0.977, ...}
+    sections: Sequence[Section] = ()
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Contents of a run's report."""
+
+    title: str
+    task: TaskReport
+    commands: Sequence[str]  # the command that started the run, then those that resumed it
+    facts: Mapping[str, str]  # model, parameters, data set, split, device, precision, time, images/s, seed, version
+    history: Sequence[Mapping[str, Any]] = ()  # the rows of metrics.jsonl
+    config: Mapping[str, Any] | None = None
+    unreadable: Sequence[str] = ()
+    automatic: Sequence[str] = ()  # "batch_size = 64 (1,000 images on cpu)"
+    next_commands: Sequence[str] = ()
+
+
+def write_report(folder: Path, report: RunReport) -> Path:
+    """Draw the curves, write report.html and return its path. Without matplotlib the page has no plots."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = json.dumps(report.config, indent=2, default=str, ensure_ascii=False)
+    sections = [
+        Section("Run", _run(report)),
+        Section("Curves", _curves(folder, report.history)),
+        *report.task.sections,
+        Section(
+            "Automatic choices",
+            [tag("p", "Settings that were not given, chosen for this data:"), items(report.automatic)]
+            if report.automatic
+            else [],
+        ),
+        Section("Unreadable files", _unreadable(report.unreadable)),
+        Section("Configuration", [] if report.config is None else [details("All settings, as JSON", code(settings))]),
+        Section("Next steps", [code(command) for command in report.next_commands]),
+    ]
+    metrics = ((label(key), value(key, number)) for key, number in report.task.headline.items())
+    subtitle = tag("p", report.task.description, class_="soft")
+    page = sections_page(report.title, sections, subtitle, definitions(metrics, "headline"))
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8", errors="replace")  # a file's name may contain bytes that are not text
+    return path
+
+
+def samples_section(
+    folder: Path,
+    images: UInt8[Tensor, "k c h w"],
+    labels: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    draw: bool = True,
+) -> Section:
+    """Training images as the model sees them; `draw` writes them to samples.png too."""
+    labels = labels or [""] * len(images)
+    if draw:
+        plots.grid(folder / "samples.png", list(images), [class_caption(text, classes) for text in labels])
+    text = "Training images after cropping and augmentation. If you cannot recognise them, neither can the model."
+    alts = [f"training image: {text}" for text in labels]
+    return Section("Training images", [tag("p", text), photos(list(images), alts, [name(text) for text in labels])])
+
+
+def figures_section(figures: Sequence[tuple[str, Path]]) -> Section:
+    """Image files with their captions."""
+    return Section("More figures", [plot(path, caption, caption) for caption, path in figures])
+
+
+def class_caption(text: str, classes: Sequence[str]) -> str:
+    """The name of a class in a plot; its number if no font has the letters."""
+    return readable(text, f"class {classes.index(text)}" if text in classes else "", 18)
+
+
+def _run(report: RunReport) -> list[Html]:
+    first, *resumed = report.commands
+    content = [definitions(report.facts.items(), "facts"), tag("p", "Command:", class_="soft"), code(first)]
+    if resumed:
+        content += [tag("p", f"Resumed {len(resumed)} times:" if len(resumed) > 1 else "Resumed once:", class_="soft")]
+        content += [code("\n".join(resumed))]
+    return content
+
+
+def _curves(folder: Path, history: Sequence[Mapping[str, Any]]) -> list[Html]:
+    if not history:
+        return []
+    if not can_draw():
+        return [tag("p", "Plots need matplotlib: ", tag("code", "pip install vitreous[plot]"))]
+    plots.curves(folder / "curves.png", history)
+    best = plots.best_row(history)
+    text = "Metrics on training images; the run was not evaluated on other images."
+    if best is not None:
+        keys = [key for key in ("val_top1", "val_miou", "val_loss") if plots.is_number(best.get(key))]
+        metrics = ", ".join(f"{label(key)} {value(key, best[key])}" for key in keys)
+        axes = (f"{key} {best[key]:,.4g}" for key in ("epoch", "step") if plots.is_number(best.get(key)))
+        text = (
+            "Grey: training images. Blue: validation images, which are not trained on. The best evaluation, marked by "
+            f"a dot, was at {next(axes, 'the marked point')}: {metrics}."
+        )
+    return [plot(folder / "curves.png", "Loss, accuracy and learning rate over the run", text)]
+
+
+def _unreadable(names: Sequence[str]) -> list[Html]:
+    if not names:
+        return []
+    text = f"{len(names):,} file{'s' * (len(names) != 1)} could not be read, and no metric includes them."
+    more = [tag("p", f"and {len(names) - MOST_UNREADABLE:,} more")] if len(names) > MOST_UNREADABLE else []
+    return [tag("p", text), items(name(text) for text in names[:MOST_UNREADABLE]), *more]

@@ -1,35 +1,218 @@
-"""Plots of a run: curves, confusion, calibration, and grids of images."""
+"""Drawing: colours, the style of plots, plots of a run, grids of images, and PNG files."""
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from vitreous.report.colours import shades
-from vitreous.report.metric_text import label, value
-from vitreous.report.style import ACCENT, GREY, INK, PALE, drawing, percent, plain, readable
+from vitreous.common.atomic_files import atomic_file
+from vitreous.common.fonts import CJK
+
+# ---- Colours ---------------------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+
+# Hue in degrees and chroma, from dark to bright: violet, magenta, red, orange, yellow.
+HEAT = ((285, 0.06), (300, 0.15), (355, 0.19), (30, 0.20), (70, 0.16), (105, 0.10))
+
+
+@cache
+def heat() -> Float[np.ndarray, "256 3"]:
+    """From nearly black to light yellow, for values without sign."""
+    hue, chroma = np.array(HEAT).T
+    ends = chroma[:, None] * np.stack([np.cos(np.radians(hue)), np.sin(np.radians(hue))], axis=-1)
+    at, steps = np.linspace(0, 1, len(HEAT)), np.linspace(0, 1, 256)
+    colour = np.stack([np.interp(steps, at, ends[:, axis]) for axis in (0, 1)], axis=-1)
+    return from_oklab(np.concatenate([0.14 + 0.83 * steps[:, None], colour], axis=1))
+
+
+@cache
+def signed() -> Float[np.ndarray, "256 3"]:
+    """From blue (negative) through white to red (positive)."""
+    steps = np.linspace(-1, 1, 256)
+    towards = np.where(steps[:, None] < 0, np.array([-0.04, -0.15]), np.array([0.17, 0.09]))
+    return from_oklab(np.concatenate([0.97 - 0.45 * np.abs(steps)[:, None], np.abs(steps)[:, None] * towards], axis=1))
+
+
+@cache
+def shades() -> "Colormap":
+    """From nearly white to a dark accent colour, for matplotlib."""
+    from matplotlib.colors import ListedColormap
+
+    ends = np.array([[0.97, 0.0, -0.003], [0.36, -0.035, -0.105]])
+    steps = np.linspace(0, 1, 256)[:, None]
+    return ListedColormap(from_oklab(ends[0] * (1 - steps) + ends[1] * steps))
+
+
+def from_oklab(lab: np.ndarray) -> np.ndarray:
+    """Convert lightness, green to red and blue to yellow to sRGB from 0 to 1, clipped to the gamut."""
+    to_lms = np.array(
+        [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.291485548]]
+    )
+    to_rgb = np.array(
+        [
+            [4.0767416621, -3.3077115913, 0.2309699292],
+            [-1.2684380046, 2.6097574011, -0.3413193965],
+            [-0.0041960863, -0.7034186147, 1.707614701],
+        ]
+    )
+    linear = ((lab @ to_lms.T) ** 3 @ to_rgb.T).clip(0, 1)
+    return np.asarray(np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055))
+
+
+def paint(values: np.ndarray, table: np.ndarray) -> UInt8[np.ndarray, "*shape 3"]:
+    """Colours of numbers from 0 to 1."""
+    index = np.nan_to_num(np.clip(values, 0, 1) * 255).round().astype(int)
+    return (table[index] * 255).round().astype(np.uint8)
+
+
+def css(table: np.ndarray) -> str:
+    """A scale as a CSS gradient from left to right."""
+    stops = ", ".join("#" + bytes(paint(np.array(t), table)).hex() for t in np.linspace(0, 1, 11))
+    return f"linear-gradient(to right, {stops})"
+
+
+# ---- PNG files -------------------------------------------------------------------------------------------------------
+
+SOFTWARE = "vitreous"
+
+
+def write_png(image: Image.Image, path: Path, optimize: bool = False) -> None:
+    """Write a PNG atomically."""
+    about = PngInfo()
+    about.add_text("Software", SOFTWARE)
+    with atomic_file(path) as temporary:
+        image.save(temporary, "PNG", pnginfo=about, optimize=optimize)
+
+
+def is_written_here(path: Path) -> bool:
+    """True if a file is a PNG that this program wrote."""
+    try:
+        with Image.open(path) as image:
+            return image.info.get("Software") == SOFTWARE
+    except OSError:
+        return False
+
+
+# ---- Style -----------------------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, GREY, PALE, ACCENT = "#24292f", "#6e7781", "#d8dee4", "#1764ab"
+DPI = 150
+
+
+def can_draw() -> bool:
+    """True if matplotlib is installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@contextmanager
+def drawing(
+    path: Path, width: float, height: float, layout: Literal["constrained"] | None = "constrained"
+) -> Iterator["Figure"]:
+    """Yield an empty figure of `width` x `height` inches; save it when the block ends."""
+    if not can_draw():
+        raise ValueError("plots need matplotlib: pip install vitreous[plot]")
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    settings: dict[Any, Any] = {
+        "font.family": list(_families()),
+        "font.size": 10,
+        "text.color": INK,
+        "text.parse_math": False,  # a class may be called $x$
+        "text.usetex": False,
+        "axes.grid": False,
+        "axes.facecolor": "white",
+        "axes.labelcolor": GREY,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+    }
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # in names that no installed font can draw
+        figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
+        FigureCanvasAgg(figure)
+        yield figure
+        figure.savefig(path, format="png", bbox_inches="tight", pad_inches=0.1, metadata={"Software": SOFTWARE})
+
+
+def plain(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
+    """Set labels, and remove the frame above and to the right."""
+    if title:
+        axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=9)
+    axes.set(xlabel=x, ylabel=y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(PALE)
+    axes.tick_params(color=PALE)
+
+
+def percent(axes: "Axes", side: str) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    getattr(axes, f"{side}axis").set_major_formatter(PercentFormatter(1))
+
+
+@cache
+def _families() -> tuple[str, ...]:
+    """Font families, the first from matplotlib itself, for the same line breaks on every machine."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return ("DejaVu Sans", *(name for name in CJK if name in installed))
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    """Code points that the fonts can draw."""
+    from matplotlib.font_manager import FontProperties, fontManager, get_font
+
+    fonts = (get_font(fontManager.findfont(FontProperties(family=[name]))) for name in _families())
+    return frozenset().union(*(font.get_charmap() for font in fonts))
+
+
+def readable(text: str, instead: str = "", longest: int = 22) -> str:
+    """Shorten a name to one line that the fonts can draw, or replace it by `instead`."""
+    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    if not text or not set(map(ord, text)) <= _glyphs():
+        text = instead or "".join(char if ord(char) in _glyphs() else "·" for char in text)
+    if len(text) <= longest:
+        return text
+    end = longest // 3  # similar names often differ at the end
+    return text[: longest - 1 - end] + "…" + text[-end:]
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_NUMBERS, MOST_NAMES, MOST_CLASSES = 30, 60, 2000  # limits of classes for numbers, for names, and for a plot
+TITLES = {"loss": "loss", "top1": "top-1", "miou": "mean IoU", "lr": "learning rate"}  # of the curves
 FEW = 10  # images: smaller bins of the calibration plot are hollow
 
 # ---- Curves ----------------------------------------------------------------------------------------------------------
 
 
 def curves(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
-    """Plot loss, accuracy and learning rate over the run, from the rows of metrics.jsonl; mark the best evaluation.
-
-    A row has `epoch` or `step` or both, and any of `loss`, `top1`, `miou`, `lr` (training, also with the prefix
-    `train_`) and `val_loss`, `val_top1`, `val_miou`.
-    """
+    """Plot loss, accuracy and learning rate over the run, from the rows of metrics.jsonl; mark the best evaluation."""
     where = _axis(history)
-    panels = {key: _series(history, where, key) for key in ("loss", "top1", "miou", "lr")}
+    panels = {key: _series(history, where, key) for key in TITLES}
     panels = {key: series for key, series in panels.items() if any(series)}
     best = best_row(history)
     with drawing(path, 3.7 * max(len(panels), 1), 3.1) as figure:
@@ -48,7 +231,7 @@ def curves(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
 def _panel(
     axes: "Axes", key: str, where: str, training: Mapping[float, float], validation: Mapping[float, float]
 ) -> None:
-    plain(axes, title=label(key), x=where)
+    plain(axes, title=TITLES[key], x=where)
     _line(axes, training, GREY if key != "lr" else INK, "training")
     _line(axes, validation, ACCENT, "validation")
     places, values = [*training, *validation], [*training.values(), *validation.values()]
@@ -164,7 +347,7 @@ def calibration(
     sure, right = confidence[used].numpy(), accuracy[used].numpy()
     with drawing(path, 5.2, 5.4) as figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
-        plain(above, title=f"calibration error {value('ece', ece)}", y="accuracy")
+        plain(above, title=f"calibration error {ece:.1%}", y="accuracy")
         above.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
         above.text(0.08, 0.1, "perfect", rotation=45, rotation_mode="anchor", transform_rotates_text=True, color=GREY)
         above.vlines(sure, np.minimum(sure, right), np.maximum(sure, right), color=PALE, linewidth=5)
@@ -182,11 +365,7 @@ def calibration(
 
 
 def grid(
-    path: Path,
-    images: Sequence[UInt8[Tensor, "_ _ _"]],
-    captions: Sequence[str],
-    columns: int = 8,
-    width: float = 1.3,
+    path: Path, images: Sequence[UInt8[Tensor, "_ _ _"]], captions: Sequence[str], columns: int = 8, width: float = 1.3
 ) -> None:
     """Draw images in rows, `width` inches each, with captions below."""
     columns = min(columns, max(len(images), 1))

@@ -24,8 +24,8 @@ from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.options import Conditional, Dropout, GlobalAverage, Preprocessing
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.report.run_report import TaskReport, samples_section
-from vitreous.tasks.config import TASK_OPTIONS, TaskConfig, flatten
+from vitreous.report.html import TaskReport, samples_section
+from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
 from vitreous.weights.hub import is_hub
 from vitreous.weights.load import describe, load_encoder
 
@@ -81,10 +81,7 @@ class Finished:
 
 
 class Task(ABC):
-    """One kind of training. The defaults of this class suit a model that learns from images with labels.
-
-    The class methods prepare a run from its config. An instance holds the model and trains and evaluates it.
-    """
+    """One kind of training; class methods prepare a run, an instance trains. Defaults suit images with labels."""
 
     metric: ClassVar[str]  # selects the best checkpoint
     larger_is_better: ClassVar[bool] = True
@@ -99,22 +96,22 @@ class Task(ABC):
         "vitreous info {best}",
     )
 
-    def __init__(self, config: TaskConfig, model: Any):
+    def __init__(self, config: TrainConfig, model: Any):
         self.config, self.model = config, model
         self.augmentation = config.augment.on(Augmentation())
 
     # ---- Before the model exists -------------------------------------------------------------------------------------
 
     @classmethod
-    def check(cls, config: TaskConfig) -> None:
+    def check(cls, config: TrainConfig) -> None:
         """Raise if an option has no effect for this task."""
-        default = flatten(TaskConfig())
+        default = flatten(TrainConfig())
         for name, value in flatten(config).items():
             if name in TASK_OPTIONS - cls.options and value and value != default[name]:
                 fail(name, value, f"omitted for --task {config.task}, where it has no effect")
 
     @classmethod
-    def open_data(cls, config: TaskConfig) -> DataSet:
+    def open_data(cls, config: TrainConfig) -> DataSet:
         where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
         return open_data(config.data, **where, labelled=cls.labelled)
 
@@ -124,7 +121,7 @@ class Task(ABC):
         return data.classes if cls.labelled else ()
 
     @classmethod
-    def choose_model(cls, config: TaskConfig, count: int, side: int) -> list[Choice]:
+    def choose_model(cls, config: TrainConfig, count: int, side: int) -> list[Choice]:
         """Choose a preset for `count` images whose shorter side is about `side` pixels."""
         size = f"images of about {side} pixels"
         name, reason = ("ViT-Ti/16" if count < 50_000 else "ViT-S/16"), f"{count} {size}"
@@ -135,23 +132,30 @@ class Task(ABC):
         return choices
 
     @classmethod
-    def choose_options(cls, config: TaskConfig, data: DataSet) -> list[Choice]:
+    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
         """Choose the options of this task."""
         return []
 
     @classmethod
-    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
+    def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         """Choose the augmentation, and say why."""
         return Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0)), "crop and flip"
 
     @classmethod
-    def planned_config(cls, config: TaskConfig, data: DataSet) -> ModelConfig:
+    def planned_config(cls, config: TrainConfig, data: DataSet) -> ModelConfig:
         """Config of the model that will be built, to estimate its memory."""
         return planned_config(config).backbone
 
     @classmethod
-    def build_model(cls, config: TaskConfig, data: DataSet) -> Model:
-        return build_encoder(config, cls.classes(data))
+    def build_model(cls, config: TrainConfig, data: DataSet) -> Model:
+        """Build or load a model with a head for the classes, or without a head if there are none."""
+        classes = cls.classes(data)
+        if config.init is None:
+            return build_preset(config, classes)
+        model = load_encoder(config.init, image_size(config), model_fields(config)).float()
+        if model.config.labels != classes or model.config.num_classes != len(classes):
+            model.replace_head(len(classes), classes)
+        return model
 
     # ---- Training and evaluation -------------------------------------------------------------------------------------
 
@@ -166,10 +170,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Sum of the losses over a prepared (micro-)batch, and the sum of `train_metric`.
-
-        `module` is `self.module()`, possibly wrapped or compiled: call it, and nothing else of it.
-        """
+        """Sums of loss and `train_metric` over a (micro-)batch; `module` is `self.module()`, possibly wrapped."""
 
     @abstractmethod
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
@@ -203,17 +204,7 @@ def padded_if(small: bool) -> Literal["padded", "resized"]:
 # ---- The model that a run starts from --------------------------------------------------------------------------------
 
 
-def build_encoder(config: TaskConfig, classes: tuple[str, ...]) -> Model:
-    """Build or load a model with a head for these classes, or without a head if there are none."""
-    if config.init is None:
-        return build_preset(config, classes)
-    model = load_encoder(config.init, image_size(config), model_fields(config)).float()
-    if model.config.labels != classes or model.config.num_classes != len(classes):
-        model.replace_head(len(classes), classes)
-    return model
-
-
-def build_preset(config: TaskConfig, classes: tuple[str, ...]) -> Model:
+def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
     """Build the preset of --model with random weights."""
     if config.model is None:
         fail("model", None, "the name of a preset, or --init a checkpoint")
@@ -223,12 +214,12 @@ def build_preset(config: TaskConfig, classes: tuple[str, ...]) -> Model:
     return build(configure(config.model, len(classes), size, fields))
 
 
-def checkpoint_config(config: TaskConfig) -> ModelConfig | None:
+def checkpoint_config(config: TrainConfig) -> ModelConfig | None:
     """Config of the checkpoint of --init with the run's overrides; None without --init."""
     return None if config.init is None else describe(config.init, config.overrides).config
 
 
-def planned_config(config: TaskConfig) -> ModelConfig:
+def planned_config(config: TrainConfig) -> ModelConfig:
     """Config of the model to be built, as far as it decides about memory."""
     size, checkpoint = image_size(config), checkpoint_config(config)
     if checkpoint is None:
@@ -236,7 +227,7 @@ def planned_config(config: TaskConfig) -> ModelConfig:
     return checkpoint if size is None else checkpoint.resized(size)
 
 
-def check_model(config: TaskConfig) -> None:
+def check_model(config: TrainConfig) -> None:
     """Raise if --model, --init or their overrides are invalid. This needs no data, so it comes first."""
     if config.init is not None:
         if not is_hub(config.init) and not config.init.exists():
@@ -245,11 +236,11 @@ def check_model(config: TaskConfig) -> None:
         configure(config.model, None, image_size(config), model_fields(config))
 
 
-def image_size(config: TaskConfig) -> Size | None:
+def image_size(config: TrainConfig) -> Size | None:
     return as_size(config.image_size) if config.image_size else None
 
 
-def model_fields(config: TaskConfig) -> dict[str, Any]:
+def model_fields(config: TrainConfig) -> dict[str, Any]:
     """Fields of the model's config that the run sets."""
     rates = {"stochastic_depth": config.stochastic_depth, "patch_dropout": config.patch_dropout}
     fields: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}

@@ -1,8 +1,7 @@
 """Metrics of a classifier: accuracy, loss, calibration, per-class results and confusions.
 
-Only what the metrics need is kept for each image: the five best classes, the probability of the first and the loss.
-That is 64 bytes an image for any number of classes; the scores of 100,000 images for 21,000 classes would be 8 GB. A
-large evaluation therefore reduces each batch where its scores are and joins the results (`Evaluation.join`).
+Only what the metrics need is kept for each image, 64 bytes for any number of classes: a large evaluation reduces each
+batch where its scores are and joins the results.
 
 n: images; k: best classes kept, at most 5.
 """
@@ -62,10 +61,7 @@ class WrongPrediction:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Images in equal bins of confidence (above the left edge, up to and including the right one).
-
-    Empty bins have a confidence and an accuracy of 0. `ece`: the mean distance of the two over all images.
-    """
+    """Images in bins of confidence, each with its right edge; `ece` is the mean distance to the accuracy."""
 
     edges: Float[Tensor, "edges"]  # one more than bins
     counts: Int[Tensor, "bins"]
@@ -76,18 +72,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions for n labelled images, from scores (`of`) or from batches (`join`).
-
-    Unreadable images (label -1) are counted and excluded from every metric. Of equal scores the lower class wins.
-
-    >>> scores = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 0.0], [1.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
-    >>> evaluation = Evaluation.of(scores, torch.tensor([0, 1, 0, -1]), names=("ant", "bee", "cat"))
-    >>> metrics = evaluation.metrics()
-    >>> round(metrics["top1"], 2), metrics["count"], metrics["unreadable"]
-    (0.67, 3, 1)
-    >>> evaluation.most_confused(1)
-    [Confused(true=0, predicted=2, count=1, fraction=0.5)]
-    """
+    """Predictions for n images. Unreadable ones (label -1) are in no metric; of equal scores the lower class wins."""
 
     labels: Int[Tensor, "n"]
     best: Int[Tensor, "n k"]  # the classes with the highest scores, highest first
@@ -123,16 +108,9 @@ class Evaluation:
         best = _best(logits, min(5, num_classes))
         confidence = log_probabilities.gather(1, best[:, :1])[:, 0].exp()
         losses = F.nll_loss(log_probabilities, labels, reduction="none", ignore_index=UNREADABLE)
-        return cls(
-            labels.cpu(),
-            best.cpu(),
-            confidence.cpu(),
-            losses.cpu(),
-            torch.arange(len(labels)) if indices is None else indices.cpu(),
-            num_classes,
-            None if names is None else tuple(names),
-            list(problems),
-        )
+        places = torch.arange(len(labels)) if indices is None else indices.cpu()
+        known = None if names is None else tuple(names)
+        return cls(labels.cpu(), best.cpu(), confidence.cpu(), losses.cpu(), places, num_classes, known, list(problems))
 
     @classmethod
     def join(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
@@ -196,12 +174,7 @@ class Evaluation:
         )
         return [
             ClassMetrics(
-                index,
-                self.name(index),
-                count,
-                precision=hit / claimed if claimed else None,
-                recall=hit / count if count else None,
-                f1=2 * hit / (count + claimed) if count + claimed else None,
+                index, self.name(index), count, ratio(hit, claimed), ratio(hit, count), ratio(2 * hit, count + claimed)
             )
             for index, (count, claimed, hit) in enumerate(zip(counts, claims, hits, strict=True))
         ]
@@ -240,6 +213,10 @@ class Evaluation:
             raise ValueError(f"there is nothing to measure: none of the {len(self.labels)} images could be read")
 
 
+def ratio(part: float, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
 def _best(logits: Float[Tensor, "n classes"], k: int) -> Int[Tensor, "n k"]:
     """The k highest classes; of equal scores the lower class first, which torch.topk does not guarantee."""
     logits = logits.clone()
@@ -271,10 +248,7 @@ def classify_batches(
 
 
 def classify_source(predictor: Predictor, source: Source, classes: Sequence[str]) -> Evaluation:
-    """Evaluate a predictor on every image of a source, with the scores that `predict` ranks.
-
-    An unreadable image is counted and named; scores that are not numbers are an error.
-    """
+    """Evaluate a predictor on every image of a source; scores that are not numbers are an error."""
     parts, results = [], enumerate(predictor.stream_logits(source))
     while batch := list(itertools.islice(results, predictor.batch_size)):
         indices = torch.tensor([index for index, _ in batch])

@@ -21,12 +21,25 @@ from vitreous.data.sources.base import Source
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.report import plots
-from vitreous.report.html import Html, bar, details, inner, name, photos, plot, table, tag
-from vitreous.report.metric_text import percent
-from vitreous.report.run_report import Section, TaskReport, class_caption, samples_section
+from vitreous.report.html import (
+    Html,
+    Section,
+    TaskReport,
+    bar,
+    class_caption,
+    details,
+    inner,
+    name,
+    percent,
+    photos,
+    plot,
+    samples_section,
+    table,
+    tag,
+)
 from vitreous.tasks.base import SAMPLES, SMALL, Finished, Task, padded_if
 from vitreous.tasks.classification_metrics import ClassMetrics, Evaluation, classify_batches
-from vitreous.tasks.config import Distillation, TaskConfig
+from vitreous.tasks.config import Distillation, TrainConfig
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
@@ -46,7 +59,7 @@ class Classify(Task):
         "vitreous serve {best} --open",
     )
 
-    def __init__(self, config: TaskConfig, model: Model):
+    def __init__(self, config: TrainConfig, model: Model):
         super().__init__(config, model)
         self.teacher: Model | None = None
         if config.distillation.teacher is not None:
@@ -56,7 +69,7 @@ class Classify(Task):
             check_teacher(self.teacher, config.distillation.teacher, model)
 
     @classmethod
-    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
+    def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         crop = padded_if(side <= SMALL)
         if config.init is not None or count < 5_000:
             light = Augmentation(crop=crop, crop_scale=(0.35, 1.0), policy="trivial")
@@ -203,22 +216,18 @@ def evaluation_sections(
         plots.confusion(folder / "confusion.png", evaluation.confusion().numpy(), names)
     if draw:
         plots.calibration(folder / "calibration.png", **vars(evaluation.calibration()))
-        _draw_mistakes(folder / "mistakes.png", mistakes, evaluation.names or ())
+        captions = []
+        for one in mistakes:
+            truth, predicted = (class_caption(text, evaluation.names or ()) for text in (one.truth, one.predicted))
+            arrow = " → " if len(truth + predicted) <= 10 else " →\n"
+            captions.append(f"{truth}{arrow}{predicted} ({one.probability:.0%})")
+        plots.grid(folder / "mistakes.png", [one.image for one in mistakes], captions, columns=6, width=1.75)
     return [
         Section("Classes", per_class(evaluation)),
         Section("Confusion", confusion(evaluation, folder / "confusion.png" if drawn else None)),
         Section("Worst mistakes", _mistakes(evaluation, mistakes)),
         Section("Calibration", calibration(evaluation, folder / "calibration.png" if draw else None)),
     ]
-
-
-def _draw_mistakes(path: Path, mistakes: Sequence[Mistake], classes: Sequence[str]) -> None:
-    captions = []
-    for one in mistakes:
-        truth, predicted = class_caption(one.truth, classes), class_caption(one.predicted, classes)
-        arrow = " → " if len(truth + predicted) <= 10 else " →\n"
-        captions.append(f"{truth}{arrow}{predicted} ({one.probability:.0%})")
-    plots.grid(path, [one.image for one in mistakes], captions, columns=6, width=1.75)
 
 
 def _mistakes(evaluation: Evaluation, mistakes: Sequence[Mistake]) -> list[Html]:

@@ -17,6 +17,7 @@ from vitreous.data.augment.batch import augment
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, Reader, Request, SampleRng
 from vitreous.data.sources.base import DataSet, Source
+from vitreous.inference.engine import evaluation_mode, mixed_precision
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.masked import Filled, MaskedAutoencoder, MaskedPatchPrediction
@@ -24,9 +25,9 @@ from vitreous.model.patch import cut, uncut
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
 from vitreous.report import plots
-from vitreous.report.run_report import TaskReport, figures_section, samples_section
+from vitreous.report.html import TaskReport, figures_section, samples_section
 from vitreous.tasks.base import SMALL, Choice, Finished, Task, padded_if
-from vitreous.tasks.config import TaskConfig
+from vitreous.tasks.config import TrainConfig
 
 FIGURES = 6  # images in the figure of reconstructions
 
@@ -60,7 +61,7 @@ class Masked(Task):
     caption = "Validation images, their visible patches, and the predictions for the hidden ones."
     random_sets = 1  # random numbers per patch
 
-    def __init__(self, config: TaskConfig, model: Model):
+    def __init__(self, config: TrainConfig, model: Model):
         if not isinstance(model, ViT):
             fail("model", config.model, f"a ViT for --task {config.task}: other models have no patches to hide")
         if config.train_only != "all":
@@ -79,7 +80,7 @@ class Masked(Task):
         raise NotImplementedError
 
     @classmethod
-    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
+    def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         base = Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0))
         return base, "crop and flip: predicting hidden patches is hard enough"
 
@@ -107,18 +108,15 @@ class Masked(Task):
         losses = self.predict(module, images, unit, numbers).losses
         return (losses * weights).sum(), torch.zeros_like(weights.sum())
 
-    @torch.no_grad()
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Losses:
-        before, parts, mixed = module.training, [], precision != torch.float32
-        device = next(module.parameters()).device
-        module.eval()
-        for batch in batches:
-            *inputs, readable = self.prepare_evaluation(batch, device)
-            with torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed):
-                losses = self.predict(module, *inputs).losses.float()
-            losses = torch.where(readable > 0, losses, torch.nan).cpu()
-            parts.append(Losses(losses, batch.indices.cpu(), batch.problems))
-        module.train(before)
+        parts, device = [], next(module.parameters()).device
+        with evaluation_mode(module):
+            for batch in batches:
+                *inputs, readable = self.prepare_evaluation(batch, device)
+                with mixed_precision(device, precision):
+                    losses = self.predict(module, *inputs).losses.float()
+                losses = torch.where(readable > 0, losses, torch.nan).cpu()
+                parts.append(Losses(losses, batch.indices.cpu(), batch.problems))
         return Losses.join(parts)
 
     def report(self, run: Finished) -> TaskReport:
@@ -133,22 +131,17 @@ class Masked(Task):
             f"loss {metrics['loss']:.4f} on {metrics['count']:,} images",
             f"{self.title}, without labels, evaluated on the {run.split} split",
             {"loss": metrics["loss"]},
-            [
-                samples_section(run.folder, self.samples(run.first_batch), draw=run.draw),
-                figures_section(figures),
-            ],
+            [samples_section(run.folder, self.samples(run.first_batch), draw=run.draw), figures_section(figures)],
         )
 
-    @torch.no_grad()
     def reconstructions(self, module: nn.Module, source: Source) -> list[Tensor]:
         """A few images, each followed by its visible patches and by the image with predicted patches."""
         config, device = self.model.config, next(module.parameters()).device
         indices = torch.arange(min(FIGURES, len(source)))
         reader = Reader(source, config.image_size, config.channels, config.preprocessing)
         images, unit, numbers, _ = self.prepare_evaluation(reader[Request(0, indices, indices)], device)
-        before = module.training
-        filled = self.predict(module.eval(), images, unit, numbers)
-        module.train(before)
+        with evaluation_mode(module):
+            filled = self.predict(module, images, unit, numbers)
         size, grid, hidden = config.patch_size, config.grid, filled.hidden[..., None]
         patches, predicted = cut(unit, size), self.to_unit(filled.patches)
         visible, whole = patches.masked_fill(hidden, 0.5), torch.where(hidden, predicted, patches)
@@ -171,7 +164,7 @@ class Mae(Masked):
     options = frozenset({"mask_rate", "decoder_width", "decoder_depth"})
 
     @classmethod
-    def choose_options(cls, config: TaskConfig, data: DataSet) -> list[Choice]:
+    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
         model, given = cls.planned_config(config, data), config.masking
         if not isinstance(model, ViTConfig):  # rejected when the task is created
             return []

@@ -6,10 +6,12 @@ b: batch; c: channels; h, w: height and width.
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
@@ -29,24 +31,22 @@ from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.segmenter import Segmenter
 from vitreous.model.vit import ViT
 from vitreous.report import plots
-from vitreous.report.html import Html, bar, inner, name, table, tag
-from vitreous.report.metric_text import percent
-from vitreous.report.run_report import Section, TaskReport, figures_section, samples_section
-from vitreous.tasks.base import (
-    FEW_IMAGES,
-    SAMPLES,
-    Choice,
-    Finished,
-    Task,
-    build_preset,
-    checkpoint_config,
-    image_size,
-    model_fields,
-    padded_if,
-    planned_config,
+from vitreous.report.html import (
+    Html,
+    Section,
+    TaskReport,
+    bar,
+    figures_section,
+    inner,
+    name,
+    percent,
+    samples_section,
+    table,
+    tag,
 )
-from vitreous.tasks.config import Segmenting, TaskConfig
-from vitreous.tasks.segment_loss import segmentation_loss
+from vitreous.tasks import base
+from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task
+from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import load
@@ -74,25 +74,19 @@ class Segment(Task):
     model: Segmenter
 
     @classmethod
-    def open_data(cls, config: TaskConfig) -> DataSet:
+    def open_data(cls, config: TrainConfig) -> DataSet:
         """Open images with masks; classes keep the order of the checkpoint's, so that its decoder stays useful."""
-        checkpoint = checkpoint_config(config)
+        checkpoint = base.checkpoint_config(config)
         order = checkpoint.labels if isinstance(checkpoint, SegmenterConfig) else ()
-        return open_masked(
-            config.data,
-            root=config.data_root,
-            val_fraction=config.val_fraction,
-            seed=config.seed,
-            ignore=config.segmenting.ignore,
-            order=order,
-        )
+        where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
+        return open_masked(config.data, **where, ignore=config.segmenting.ignore, order=order)
 
     @classmethod
     def classes(cls, data: DataSet) -> tuple[str, ...]:
         return data.mask_classes
 
     @classmethod
-    def choose_model(cls, config: TaskConfig, count: int, side: int) -> list[Choice]:
+    def choose_model(cls, config: TrainConfig, count: int, side: int) -> list[Choice]:
         if side > SMALL:
             return super().choose_model(config, count, side)
         choices = [Choice("model", "ViT-Lite-6/4", f"images of about {side} pixels")]
@@ -101,27 +95,27 @@ class Segment(Task):
         return choices
 
     @classmethod
-    def choose_options(cls, config: TaskConfig, data: DataSet) -> list[Choice]:
+    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
         """A new linear decoder divides patches into cells; a checkpoint keeps its decoder."""
         options = config.segmenting
         if options.decoder == "mask" or options.cells or options.mask_blocks:
             return []
         if config.init is None:
             return [Choice("cells", 8, "outlines finer than a patch")]
-        if options.decoder is None and isinstance(checkpoint := checkpoint_config(config), SegmenterConfig):
+        if options.decoder is None and isinstance(checkpoint := base.checkpoint_config(config), SegmenterConfig):
             known = checkpoint.labels == data.mask_classes
             reason = "from the checkpoint" if known else "new, of the checkpoint's kind, because the classes differ"
             return [Choice("decoder", checkpoint.decoder, reason, apply=False)]
         return []
 
     @classmethod
-    def choose_augmentation(cls, config: TaskConfig, count: int, side: int) -> tuple[Augmentation, str]:
-        crop = padded_if(side <= SMALL)
+    def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
+        crop = base.padded_if(side <= SMALL)
         return Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3), "crop, flip and colours, with masks"
 
     @classmethod
-    def planned_config(cls, config: TaskConfig, data: DataSet) -> ModelConfig:
-        planned = planned_config(config)
+    def planned_config(cls, config: TrainConfig, data: DataSet) -> ModelConfig:
+        planned = base.planned_config(config)
         encoder = planned.backbone
         if not isinstance(encoder, ViTConfig):
             return encoder
@@ -129,13 +123,13 @@ class Segment(Task):
         return SegmenterConfig(plain, decoder_for(config.segmenting, planned), len(data.mask_classes))
 
     @classmethod
-    def build_model(cls, config: TaskConfig, data: DataSet) -> Segmenter:
+    def build_model(cls, config: TrainConfig, data: DataSet) -> Segmenter:
         """Build a segmenter. One from a checkpoint is kept if it has the right classes and decoder."""
         classes, ids = data.mask_classes, data.train.mask_ids
         model: Model = (
-            build_preset(config, ())
+            base.build_preset(config, ())
             if config.init is None
-            else load(config.init, image_size=image_size(config), overrides=model_fields(config)).float()
+            else load(config.init, image_size=base.image_size(config), overrides=base.model_fields(config)).float()
         )
         decoder = decoder_for(config.segmenting, model.config)
         if isinstance(model, Segmenter) and (model.config.labels, model.config.decoder) == (classes, decoder):
@@ -221,7 +215,7 @@ def decoder_for(options: Segmenting, start: ModelConfig | None) -> DecoderConfig
 def _figures(run: Finished, evaluation: SegmentEvaluation) -> list[tuple[str, Path]]:
     device = next(run.module.parameters()).device
     predictor = SegmentPredictor(load_folder(run.folder / "best").to(device))
-    labelled = [image.index for image in evaluation.worst(len(run.source))]
+    labelled = [index for index, _ in evaluation.worst(len(run.source))]
     first = [index for index in range(FIGURES) if index in set(labelled)]
     caption = f"Images of the {run.split} split, their true masks and the predicted ones."
     figures = []
@@ -280,3 +274,28 @@ def per_class(evaluation: SegmentEvaluation) -> list[Html]:
         table(["class", "pixels", "IoU", "accuracy", "boundary F"], rows),
         *([table(columns, confused, 2, "Most confused")] if confused else []),
     ]
+
+
+# ---- Loss ------------------------------------------------------------------------------------------------------------
+
+Masks = UInt8[Tensor, "b h w"] | Int[Tensor, "b h w"]
+
+
+def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: float = 0.0) -> Float[Tensor, "b"]:
+    """Mean cross-entropy over the labelled pixels of each image, plus `dice` times the Dice loss; 0 without pixels."""
+    pixels = F.cross_entropy(logits.float(), masks.long(), ignore_index=IGNORED, reduction="none")
+    losses = pixels.sum((1, 2)) / (masks != IGNORED).sum((1, 2)).clamp(min=1)
+    return losses + dice * dice_loss(logits, masks) if dice else losses
+
+
+def dice_loss(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
+    """1 - the mean of 2 |A and B| / (|A| + |B|) over the classes in the image, with probabilities for A."""
+    probabilities = logits.float().softmax(1) * (masks != IGNORED)[:, None]
+    classes = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)
+    member = masks[:, None] == classes
+    shared = (probabilities * member).sum((2, 3))
+    truth = member.sum((2, 3))
+    scores = 2 * shared / (probabilities.sum((2, 3)) + truth).clamp(min=1e-6)
+    present = (truth > 0).float()
+    missing = (1 - scores) * present
+    return missing.sum(1) / present.sum(1).clamp(min=1)

@@ -6,23 +6,27 @@ batches and processes can be joined, each image counting once, and the worst ima
 n: images; k: classes; h, w: height and width.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
+from vitreous.common.checks import Size
 from vitreous.data.image import UnreadableImage
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.inference.engine import NOT_A_NUMBER, SourceImage, evaluation_mode, mixed_precision, model_input
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.options import IGNORED, Preprocessing
-from vitreous.tasks.boundary import Ids, boundary_scores
-from vitreous.tasks.classification_metrics import UNREADABLE
+from vitreous.tasks.classification_metrics import UNREADABLE, ratio
+
+Ids = UInt8[Tensor, "n h w"] | Int[Tensor, "n h w"]
 
 
 @dataclass(frozen=True)
@@ -38,23 +42,8 @@ class SegmentClassMetrics:
 
 
 @dataclass(frozen=True)
-class SegmentedImage:
-    """Pixel accuracy of one image, by its index in the source."""
-
-    index: int
-    pixel_accuracy: float
-
-
-@dataclass(frozen=True)
 class SegmentEvaluation:
-    """Predictions for n images with masks, from predicted masks (`of`) or from batches (`join`).
-
-    >>> predicted = torch.tensor([[[0, 0, 1, 1]]])
-    >>> masks = torch.tensor([[[0, 1, 1, IGNORED]]])
-    >>> evaluation = SegmentEvaluation.of(predicted, masks, torch.tensor([0]), torch.tensor([7]), ("sky", "sea", "sun"))
-    >>> evaluation.metrics()["miou"], evaluation.confusion().tolist()
-    (0.5, [[1, 0, 0], [1, 1, 0], [0, 0, 0]])
-    """
+    """Predictions for n images with masks, from predicted masks (`of`) or from batches (`join`)."""
 
     indices: Int[Tensor, "n"]  # positions of the images in their source
     readable: Bool[Tensor, "n"]
@@ -74,10 +63,7 @@ class SegmentEvaluation:
         classes: Sequence[str],
         problems: Sequence[str] = (),
     ) -> "SegmentEvaluation":
-        """From predicted masks on any device; the result is on the CPU.
-
-        A label of -1 marks an unreadable image. Pixels that are IGNORED in the true masks are excluded.
-        """
+        """From predicted masks on any device; the label -1 marks an unreadable image, IGNORED an unlabelled pixel."""
         n, k = len(masks), len(classes)
         device = predicted.device
         readable = labels.to(device) != UNREADABLE
@@ -95,15 +81,9 @@ class SegmentEvaluation:
         # A class that occurs only in ignored pixels has no outline to score.
         occurs = (counts.sum(1) + counts.sum(2)) > 0
         outlines = (occurs & ~scores.isnan()).nonzero()
-        return cls(
-            indices.cpu(),
-            readable.cpu(),
-            torch.cat([cells, counts[tuple(cells.T)][:, None]], dim=1).cpu(),
-            outlines.cpu(),
-            scores[tuple(outlines.T)].cpu(),
-            tuple(classes),
-            list(problems),
-        )
+        cells = torch.cat([cells, counts[tuple(cells.T)][:, None]], dim=1).cpu()
+        scores = scores[tuple(outlines.T)].cpu()
+        return cls(indices.cpu(), readable.cpu(), cells, outlines.cpu(), scores, tuple(classes), list(problems))
 
     @classmethod
     def unreadable(cls, index: int, classes: Sequence[str], problems: Sequence[str]) -> "SegmentEvaluation":
@@ -131,21 +111,13 @@ class SegmentEvaluation:
 
         cells, outlines = moved([part.cells for part in parts]), moved([part.outlines for part in parts])
         kept = outlines[:, 0] >= 0
-        return cls(
-            indices[first],
-            torch.cat([part.readable for part in parts])[first],
-            cells[cells[:, 0] >= 0],
-            outlines[kept],
-            torch.cat([part.scores for part in parts])[kept],
-            parts[0].classes,
-            list(dict.fromkeys(problem for part in parts for problem in part.problems)),
-        )
+        readable, scores = (torch.cat([getattr(part, name) for part in parts]) for name in ("readable", "scores"))
+        tables = (cells[cells[:, 0] >= 0], outlines[kept], scores[kept])
+        problems = dict.fromkeys(problem for part in parts for problem in part.problems)
+        return cls(indices[first], readable[first], *tables, parts[0].classes, list(problems))
 
     def metrics(self) -> dict[str, Any]:
-        """`miou`, `pixel_accuracy`, `boundary_f`, and the numbers of images; fractions, not percent.
-
-        Classes that neither occur nor are predicted are excluded from means. Without any outline, F is 1.
-        """
+        """Metrics as fractions; classes that neither occur nor are predicted are excluded. Without outlines, F is 1."""
         confusion = self.confusion()
         pixels = int(confusion.sum())
         if not pixels:
@@ -180,15 +152,15 @@ class SegmentEvaluation:
                 index,
                 name,
                 pixels[index],
-                iou=_ratio(hits[index], pixels[index] + claims[index] - hits[index]),
-                accuracy=_ratio(hits[index], pixels[index]),
-                boundary_f=_ratio(totals[index], images[index]),
+                iou=ratio(hits[index], pixels[index] + claims[index] - hits[index]),
+                accuracy=ratio(hits[index], pixels[index]),
+                boundary_f=ratio(totals[index], images[index]),
             )
             for index, name in enumerate(self.classes)
         ]
 
-    def worst(self, k: int) -> list[SegmentedImage]:
-        """The k images with the lowest pixel accuracy."""
+    def worst(self, k: int) -> list[tuple[int, float]]:
+        """Index in the source and pixel accuracy of the k images with the lowest."""
         place, true, predicted, pixels = self.cells.unbind(1)
         totals, right = (
             torch.bincount(place, weights, minlength=len(self.indices))
@@ -197,11 +169,7 @@ class SegmentEvaluation:
         labelled = totals.nonzero()[:, 0]
         accuracies = right[labelled] / totals[labelled]
         order = accuracies.argsort(stable=True)[:k]
-        return [SegmentedImage(int(self.indices[labelled[i]]), float(accuracies[i])) for i in order.tolist()]
-
-
-def _ratio(part: float, whole: int) -> float | None:
-    return part / whole if whole else None
+        return [(int(self.indices[labelled[i]]), float(accuracies[i])) for i in order.tolist()]
 
 
 def segment_batches(
@@ -228,10 +196,7 @@ def segment_batches(
 def segment_source(
     predictor: SegmentPredictor, source: Source, classes: Sequence[str], rank: int = 0, ranks: int = 1
 ) -> SegmentEvaluation:
-    """Evaluate a predictor on the images of a source at full size; in process `rank` of `ranks`, on its part of them.
-
-    An image or mask that cannot be read is counted and named, and excluded from all metrics.
-    """
+    """Evaluate a predictor on images at full size; in process `rank` of `ranks`, on its share of them."""
     mine = range(rank, len(source), ranks)
     if not mine:  # more processes than images: repeat the first, which `join` drops
         return SegmentEvaluation.unreadable(0, classes, ())
@@ -244,7 +209,9 @@ def segment_source(
         if result.mask is not None:
             try:
                 truth = source.mask(index)
-                problem = _mismatch(result.mask.shape, truth.shape)
+                if result.mask.shape != truth.shape:
+                    sizes = [" x ".join(map(str, array.shape)) for array in (truth, result.mask)]
+                    problem = f"its mask is {sizes[0]} pixels, but the image {sizes[1]}"
             except (UnreadableImage, OSError) as error:
                 problem = f"its mask: {error}"
         if problem is not None:
@@ -255,6 +222,54 @@ def segment_source(
     return SegmentEvaluation.join(parts)
 
 
-def _mismatch(image: tuple[int, ...], mask: tuple[int, ...]) -> str | None:
-    sizes = [" x ".join(map(str, shape)) for shape in (mask, image)]
-    return None if image == mask else f"its mask is {sizes[0]} pixels, but the image {sizes[1]}"
+# ---- Boundaries ------------------------------------------------------------------------------------------------------
+
+TOLERANCE = 0.0075  # of the diagonal
+
+
+def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "n {classes}"]:
+    """F of every class in every image; NaN without an outline. In ignored pixels the prediction is the truth."""
+    truth = torch.where(masks == IGNORED, predicted.to(masks.dtype), masks)
+    ours, theirs = outlines(predicted), outlines(truth)
+    radius = tolerance((masks.shape[1], masks.shape[2]))
+    right, claimed = _near(ours, theirs, radius, classes)
+    found, there = _near(theirs, ours, radius, classes)
+    precision, recall = right / claimed.clamp(min=1), found / there.clamp(min=1)
+    scores = 2 * precision * recall / (precision + recall).clamp(min=1e-12)
+    return torch.where(claimed + there > 0, scores, torch.nan)
+
+
+def tolerance(size: Size) -> int:
+    """The maximum distance, in pixels, at which an outline counts as correct."""
+    return math.ceil(TOLERANCE * math.hypot(*size))
+
+
+def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
+    """The class of each pixel with a neighbour (above, below, left or right) of another class; IGNORED elsewhere."""
+    edge = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+    across, down = ids[:, :, 1:] != ids[:, :, :-1], ids[:, 1:] != ids[:, :-1]
+    edge[:, :, 1:] |= across
+    edge[:, :, :-1] |= across
+    edge[:, 1:] |= down
+    edge[:, :-1] |= down
+    return torch.where(edge, ids, IGNORED).to(torch.uint8)
+
+
+def _near(
+    ours: UInt8[Tensor, "n h w"], theirs: UInt8[Tensor, "n h w"], radius: int, classes: int
+) -> tuple[Float[Tensor, "n {classes}"], Float[Tensor, "n {classes}"]]:
+    """Count our outline pixels with one of theirs, of the same class, within the radius; and all of ours."""
+    n, h, w = ours.shape
+    step = w + 2 * radius
+    around = F.pad(theirs, (radius,) * 4, value=IGNORED).flatten()
+    image, row, column = (ours != IGNORED).nonzero().unbind(1)
+    kind = ours[image, row, column]
+    place = (image * (h + 2 * radius) + row + radius) * step + column + radius
+    near = torch.zeros_like(kind, dtype=torch.bool)
+    for y in range(-radius, radius + 1):  # outlines are few pixels: faster than dilating each class
+        reach = math.isqrt(radius**2 - y**2)
+        for x in range(-reach, reach + 1):
+            near |= around[place + (y * step + x)] == kind
+    cells = image * classes + kind
+    hits, all_ = (torch.bincount(which, minlength=n * classes).view(n, classes) for which in (cells[near], cells))
+    return hits.double(), all_.double()

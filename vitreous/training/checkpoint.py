@@ -1,9 +1,7 @@
 """Checkpoints to resume from, written to a temporary folder and renamed, so that a crash cannot damage the last one.
 
 A checkpoint is a model folder that `vitreous.load` reads, with a subfolder `training/`: weights, optimizer state and
-average as safetensors, which torch.distributed.checkpoint shards and loads with any number of processes. The order of
-the data, the schedule and all randomness follow from the seed and the step. `checksums.json` has the CRC-32 of every
-other file except the model card; `load` verifies them.
+average as safetensors, which torch.distributed.checkpoint shards and loads with any number of processes.
 """
 
 import json
@@ -31,7 +29,7 @@ from vitreous.common.codec import from_dict
 from vitreous.common.json_files import read_json_object
 from vitreous.model.protocol import Model
 from vitreous.training.distributed import World
-from vitreous.training.optim import Ema, Optimizers
+from vitreous.training.optim import Ema, Optimizers, unsharded
 from vitreous.weights.native import CARD, FILES, write_files
 
 CHECKSUMS, PROGRESS = "checksums.json", "progress.json"
@@ -78,7 +76,7 @@ class State:
         """The model and its final weights: averaged, not sharded, with LoRA merged, on the CPU."""
         with self.ema.applied() if self.ema is not None else nullcontext():
             weights = merged_state(self.model)
-            return self.model, {name: _unsharded(value).cpu().clone() for name, value in weights.items()}
+            return self.model, {name: unsharded(value).cpu().clone() for name, value in weights.items()}
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
@@ -210,11 +208,6 @@ def _crc32(file: Path) -> str:
         while chunk := stream.read(1 << 24):
             value = zlib.crc32(chunk, value)
     return f"{value:08x}"
-
-
-def _unsharded(tensor: Tensor) -> Tensor:
-    """Gather the shards of an FSDP tensor. Every process calls this."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @contextmanager

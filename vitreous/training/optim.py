@@ -1,4 +1,4 @@
-"""Optimizers with their parameter groups, the learning-rate schedule and the moving average of the weights."""
+"""Optimizers with their parameter groups, learning-rate schedule, moving average of the weights, and LoRA."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.utils import parametrize
 from torch.optim.sgd import sgd
 
+from vitreous.model.block import Block
 from vitreous.model.protocol import Model
-from vitreous.training.config import Optim
-from vitreous.training.muon import Muon
-
-# Weights that contain several stacked matrices, which Muon updates separately.
-PACKED = {".gate_and_up.": 2}
+from vitreous.tasks.config import Optim
 
 
 @dataclass
@@ -59,10 +58,7 @@ class Optimizers:
 
 
 def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optimizers:
-    """Optimizers for every parameter of `module` that requires a gradient.
-
-    `config.layer_decay` applies to the layers of `backbone`, a submodule of `module`.
-    """
+    """Optimizers for the parameters that require a gradient; `layer_decay` applies to the layers of `backbone`."""
     if config.lr is None:
         raise ValueError("lr is None, but must be a number")
     named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
@@ -77,11 +73,7 @@ def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optim
 
 
 def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
-    """Peak learning rate of every backbone parameter in or below the blocks.
-
-    As in BEiT and MAE: the factor is layer_decay ** (L - i) for block i of L and layer_decay ** (L + 1) below the
-    blocks. All other parameters (final norm, head, decoder) have the full rate.
-    """
+    """Peak learning rate of the weights in block i of L, layer_decay ** (L - i), and below the blocks, as in MAE."""
     blocks = backbone.blocks
     below = [weight for module in backbone.embedding for weight in module.parameters()]
     rates = dict.fromkeys(below, lr * layer_decay ** (len(blocks) + 1))
@@ -102,9 +94,8 @@ def _groups(
     groups: dict[tuple[float, bool, int], dict[str, object]] = {}
     for name, weight in named:
         lr, decayed = rates.get(weight, config.lr or 0.0), decays(name, weight)
-        parts = next((count for part, count in PACKED.items() if part in name), 1) if config.optimizer == "muon" else 1
-        weight_decay = config.weight_decay if decayed else 0.0
-        group = {"params": [], "lr": lr, "weight_decay": weight_decay, "parts": parts}
+        parts = 2 if ".gate_and_up." in name and config.optimizer == "muon" else 1  # stacked matrices
+        group = {"params": [], "lr": lr, "weight_decay": config.weight_decay if decayed else 0.0, "parts": parts}
         groups.setdefault((lr, decayed, parts), group)["params"].append(weight)  # type: ignore[attr-defined]
     return list(groups.values())
 
@@ -113,11 +104,11 @@ def _adamw(groups: list[dict[str, object]], config: Optim) -> torch.optim.Optimi
     return torch.optim.AdamW(groups, lr=config.lr or 0.0, betas=config.betas, fused=True)
 
 
-class ShardSGD(torch.optim.SGD):
-    """torch's fused SGD on the local shards of FSDP parameters, for which torch has no fused kernel.
+SGD_OPTIONS = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
 
-    The update is elementwise, so every process can update its own shards.
-    """
+
+class ShardSGD(torch.optim.SGD):
+    """torch's fused SGD on the local shards of FSDP parameters, for which torch has no fused kernel."""
 
     found_inf: Tensor  # 1 to skip the step
 
@@ -131,10 +122,7 @@ class ShardSGD(torch.optim.SGD):
                 [_local(self.state[weight]["momentum_buffer"]) for weight in weights],
                 fused=True,
                 found_inf=self.found_inf,
-                **{
-                    name: group[name]
-                    for name in ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
-                },
+                **{name: group[name] for name in SGD_OPTIONS},
             )
 
 
@@ -152,13 +140,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def rate_fraction(step: int, total: int, optim: Optim) -> float:
-    """Learning rate at a step, counted from 0, as a fraction of its peak: linear warm-up, then the schedule.
-
-    It depends on nothing else, so that a resumed run needs no state for it.
-
-    >>> [round(rate_fraction(step, 10, Optim(warmup=0.2)), 2) for step in (0, 1, 2, 6, 9)]
-    [0.5, 1.0, 1.0, 0.5, 0.04]
-    """
+    """Learning rate at a step, from 0, as a fraction of its peak; it has no state that a checkpoint would need."""
     rising, final = round(optim.warmup * total), optim.final_lr
     if step < rising:
         return (step + 1) / rising
@@ -180,10 +162,7 @@ def rate_fraction(step: int, total: int, optim: Optim) -> float:
 
 
 class Ema:
-    """Exponential moving average of the weights. Its decay is smaller at the start, where weights are still random.
-
-    The averages are sharded like the weights.
-    """
+    """Exponential moving average of the weights, with a smaller decay at the start; sharded like the weights."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
@@ -209,3 +188,106 @@ class Ema:
     def _put(self, values: list[Tensor]) -> None:
         for weight, value in zip(self.weights.values(), values, strict=True):
             weight.copy_(value)
+
+
+# ---- Muon ------------------------------------------------------------------------------------------------------------
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration's polynomial: steep at 0, so that five iterations suffice
+ROUNDS = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon optimizer. `parts` of a group is the number of matrices stacked in each weight, such as SwiGLU's two."""
+
+    found_inf: Tensor  # 1 to skip the step, as in torch's fused optimizers
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float):
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "parts": 1})
+        self.found_inf = torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._update(weights, group)
+
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        skip = self.found_inf.to(weights[0].device) > 0
+        rate = torch.where(skip, 0.0, group["lr"])
+        momenta = [self._momentum(weight) for weight in weights]
+        gradients = [_where(skip, old, w.grad) for w, old in zip(weights, momenta, strict=True) if w.grad is not None]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov, in place of the copied gradients
+        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        for shape in {weight.shape: None for weight in weights}:
+            alike = [i for i, weight in enumerate(weights) if weight.shape == shape]
+            matrices = torch.cat([unsharded(gradients[i]).reshape(group["parts"], -1, shape[1]) for i in alike])
+            # Scaled to the usual length of AdamW's steps (arXiv 2502.16982), so that both use one learning rate.
+            length = 0.2 * math.sqrt(max(matrices.shape[1:]))
+            steps = (orthogonalise(matrices).to(weights[0].dtype) * (rate * length)).chunk(len(alike))
+            moved = [weights[i] for i in alike]
+            torch._foreach_sub_(moved, [_like(step.flatten(0, 1), w) for step, w in zip(steps, moved, strict=True)])
+
+    def _momentum(self, weight: Tensor) -> Tensor:
+        state = self.state[weight]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        return state["momentum_buffer"]
+
+
+def orthogonalise(matrices: Float[Tensor, "m r c"]) -> Float[Tensor, "m r c"]:
+    """Approximate U V^T of each matrix U S V^T by the Newton-Schulz iteration in bfloat16."""
+    a, b, c = COEFFICIENTS
+    x = matrices.bfloat16()
+    if tall := x.shape[1] > x.shape[2]:
+        x = x.mT
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
+    for _ in range(ROUNDS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def _where(skip: Tensor, kept: Tensor, new: Tensor) -> Tensor:
+    """torch.where for tensors that FSDP may shard."""
+    if isinstance(new, DTensor):
+        assert isinstance(kept, DTensor)
+        local = torch.where(skip, kept.to_local(), new.to_local())
+        return DTensor.from_local(local, new.device_mesh, new.placements, shape=new.shape, stride=new.stride())
+    return torch.where(skip, kept, new)
+
+
+def unsharded(tensor: Tensor) -> Tensor:
+    """Gather the shards of an FSDP tensor. Every process calls this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(tensor: Tensor, weight: Tensor) -> Tensor:
+    """Shard a tensor like a weight."""
+    return distribute_tensor(tensor, weight.device_mesh, weight.placements) if isinstance(weight, DTensor) else tensor
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+
+class Delta(nn.Module):
+    """W + B A. B is zero at first, so that the model starts unchanged."""
+
+    def __init__(self, weight: Tensor, rank: int):
+        super().__init__()
+        outputs, inputs = weight.shape
+        self.a = nn.Parameter(torch.randn(rank, inputs, device=weight.device) / inputs**0.5)
+        self.b = nn.Parameter(torch.zeros(outputs, rank, device=weight.device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.b @ self.a
+
+
+def add_lora(model: nn.Module, rank: int) -> None:
+    """Freeze the matrices of all blocks and add trainable low-rank matrices to them."""
+    for block in model.modules():
+        if isinstance(block, Block):
+            for linear in [part for part in block.modules() if isinstance(part, nn.Linear)]:
+                linear.requires_grad_(False)
+                parametrize.register_parametrization(linear, "weight", Delta(linear.weight, rank))

@@ -1,14 +1,23 @@
-"""`vitreous.train`: open the data, complete the config, build the model and the optimizer, train, report."""
+"""`vitreous.train`: open the data, complete the config, build the model and the optimizer, train, report.
+
+The loop serves every task, every device and any number of processes. Everything that a step depends on is in the
+checkpoint or follows from (seed, step), so that a resumed run ends with the same weights as one that was not stopped.
+"""
 
 import json
+import math
 import shlex
+import signal
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
 from rich.console import Console
 
 import vitreous
@@ -17,25 +26,30 @@ from vitreous.common.codec import to_dict
 from vitreous.common.text import SafeConsole, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
 from vitreous.model.protocol import Model
-from vitreous.report.metric_text import duration
-from vitreous.report.run_report import RunReport, write_report
-from vitreous.report.style import can_draw
-from vitreous.tasks import task_named
+from vitreous.report.html import RunReport, duration, write_report
+from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task, check_model
-from vitreous.tasks.config import typed_overrides, with_fields
-from vitreous.training import loop, run_folder
+from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
+from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, read_progress
-from vitreous.training.config import TrainConfig
-from vitreous.training.data_record import DataRecord, resume_data
-from vitreous.training.defaults import choose
 from vitreous.training.distributed import world
-from vitreous.training.loop import Job
-from vitreous.training.metrics_log import read_rows
-from vitreous.training.progress_display import ProgressDisplay
-from vitreous.training.setup import set_up
+from vitreous.training.optim import rate_fraction
+from vitreous.training.progress import Monitor, ProgressDisplay, append_row, drop_rows_after, log_tensorboard, read_rows
+from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
+from vitreous.training.setup import TASKS, Job, choose, set_up
 from vitreous.weights.native import load_folder
 
+NOTHING, SAVE, STOP = range(3)  # actions after a step, the most urgent last
+MAX_UNREADABLE = 0.05  # default of --max-unreadable
 NAMED = 10  # unreadable images that the terminal names
+
+
+class Interrupted(Exception):
+    """A run was stopped by a signal after saving a checkpoint."""
+
+    def __init__(self, signal_number: int, message: str):
+        super().__init__(message)
+        self.signal_number = signal_number
 
 
 @dataclass(frozen=True)
@@ -63,12 +77,8 @@ def train(
 ) -> Run:
     """Train a model, as `vitreous train` does.
 
-    config: the fields of the run; what is None in it is chosen for the data. Keyword arguments replace its fields.
-    data: a folder of images, or anything else that --data takes.
-    init: a checkpoint to start from.
-    task: classify, segment, mae, mpp, or a subclass of `vitreous.tasks.base.Task`.
-    command: shown in the report.
-    fields: any other field of TrainConfig, also of its groups: epochs=3, lr=1e-3, overrides={"registers": 4}.
+    Keyword arguments replace fields of the config, also of its groups: epochs=3, lr=1e-3, overrides={"registers": 4}.
+    `task` may be a subclass of `vitreous.tasks.base.Task`; `command` is shown in the report.
 
     >>> run = train(data="digits", out="runs/first", epochs=5)  # doctest: +SKIP
     >>> run.metrics["top1"], run.folder, run.model.config.labels  # doctest: +SKIP
@@ -84,7 +94,7 @@ def train(
     config.check()
     if config.resume:
         config = run_folder.resumed_config(config)
-    task_class = own_task or task_named(config.task)
+    task_class = own_task or TASKS[config.task]
     task_class.check(config)
 
     with world(config.device) as here, ExitStack() as held:
@@ -132,13 +142,157 @@ def train(
             job.total_steps, job.steps_per_epoch, epochs, before.step, quiet=not here.first
         ) as display:
             try:
-                loop.run(job, folder, display, resume)
+                train_steps(job, folder, display, resume)
             except ValueError:
                 if here.first:
                     run_folder.release(folder)
                 raise
         seconds = before.seconds + time.monotonic() - started
         return Run(folder, summarise(job, folder, console, chosen.notes, seconds))
+
+
+# ---- The loop --------------------------------------------------------------------------------------------------------
+
+
+def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) -> None:
+    """Train until the last step, until `patience` is exhausted, or until a signal."""
+    config, world, state = job.config, job.world, job.state
+    progress = checkpoint.load(folder / "last", state, world) if resume else Progress()
+    if world.first_only(lambda: drop_rows_after(folder / METRICS, progress.step)):
+        display.print(f"{folder / METRICS}: dropped its last line, which was incomplete")
+    if resume and world.first:
+        checkpoint.keep_copy(folder, progress.step, config.keep)  # if the run was killed between saving and copying
+    monitor, clock = Monitor(world, job.data.train, job.task.train_metric), _Clock(progress.seconds)
+    with stop_signals() as received:
+        for step, batch in enumerate(job.loader.batches(progress.step, job.total_steps), progress.step):
+            # Seeds dropout and stochastic depth.
+            torch.manual_seed((config.seed * 1_000_003 + step * 1_009 + world.rank) % 2**63)
+            fraction = rate_fraction(step, job.total_steps, config.optim)
+            state.optimizers.set_rate(fraction)
+            monitor.add(job.stepper(batch), batch)
+            if state.ema is not None:
+                state.ema.update(step)
+            progress.step, progress.seconds = step + 1, clock.seconds()
+            lr = fraction * (config.optim.lr or 0.0)
+            if world.first and clock.tick():
+                metrics = monitor.means()
+                display.step(step + 1, metrics.pop("loss"), lr, metrics.pop("images_per_second"), metrics)
+            number = received()
+            # All processes save together, but their clocks differ: they agree on the most urgent action.
+            action = world.most(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
+            if action == STOP:
+                _save(job, folder, progress)
+                command = f"vitreous train --out {shlex.quote(str(folder))} --resume"
+                message = f"stopped after step {step + 1} of {job.total_steps} and saved; resume with `{command}`"
+                raise Interrupted(number, message)
+            if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
+                _finish_epoch(job, folder, display, monitor, progress, clock, lr)
+                if config.patience is not None and progress.since_best >= config.patience:
+                    display.print(f"no improvement in {progress.since_best} evaluations: stopping early")
+                    break
+            elif action == SAVE:
+                _save(job, folder, progress)
+                clock.saved_now()
+
+
+def _finish_epoch(
+    job: Job, folder: Path, display: ProgressDisplay, monitor: Monitor, progress: Progress, clock: "_Clock", lr: float
+) -> None:
+    """Evaluate if it is time to, save the best model and a checkpoint, and log the metrics."""
+    config, world, task = job.config, job.world, job.task
+    epoch = -(-progress.step // job.steps_per_epoch)
+    row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": lr, **monitor.metrics()}
+    names, count = monitor.all_unreadable(), len(job.data.train)
+    allowed = MAX_UNREADABLE if config.max_unreadable is None else config.max_unreadable
+    if len(names) / count > allowed:
+        raise ValueError(
+            f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, more than "
+            f"--max-unreadable {allowed:g} allows, such as {names[0]}"
+        )
+    if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
+        metrics = evaluate(job, job.data.val).metrics()
+        row |= {f"val_{name}": value for name, value in metrics.items()}
+        score = row[f"val_{task.metric}"] * (1 if task.larger_is_better else -1)
+        loss = min(1e300, row.get("val_loss", math.inf))  # of NaN too: progress must be finite
+        progress.since_best += 1
+        if score > progress.best or (score == progress.best and loss < progress.best_loss):
+            progress.best, progress.best_loss = score, loss
+            progress.best_step, progress.since_best = progress.step, 0
+            provenance = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
+            provenance |= {"seed": config.seed, "val_fraction": config.val_fraction}
+            checkpoint.save_best(folder / "best", job.state, world, provenance)
+    row |= {"seconds": progress.seconds, "skipped_steps": monitor.skipped}
+    if world.first:
+        append_row(folder / METRICS, row)
+        if config.tensorboard:
+            log_tensorboard(folder, row)
+    if world.most(evaluated or clock.due(config.save_minutes)):
+        _save(job, folder, progress)
+        clock.saved_now()
+    shown = dict.fromkeys(("train_loss", "val_loss", f"val_{task.metric}", "train_images_per_second"))
+    display.epoch(epoch, {name: row[name] for name in shown if name in row})
+    monitor.reset()
+
+
+def evaluate(job: Job, source: Source) -> Results:
+    """Evaluate the current weights, or their average, on a split. Every process takes a share and gets all results."""
+    with job.state.ema.applied() if job.state.ema is not None else nullcontext():
+        mine = job.task.evaluate(job.stepper.module, job.evaluator(source), job.stepper.precision)
+    return type(mine).join(job.world.gather(mine))
+
+
+def _save(job: Job, folder: Path, progress: Progress) -> None:
+    checkpoint.save(folder / "last", job.state, progress, job.world, {"run": folder.name, "step": progress.step})
+    if job.world.first:
+        (folder / SAVED).touch()
+        checkpoint.keep_copy(folder, progress.step, job.config.keep)
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int]]:
+    """Record Ctrl-C and SIGTERM, for the loop to check after every step; a second Ctrl-C stops at once."""
+    received = 0
+
+    def record(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received = number
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, record) for number in numbers]
+    try:
+        yield lambda: received
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+class _Clock:
+    """Seconds of training over all resumptions, and the times of the last save and the last display."""
+
+    def __init__(self, before: float):
+        self.before, self.started = before, time.monotonic()
+        self.saved = self.displayed = self.started
+
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.started
+
+    def tick(self) -> bool:
+        """True twice a second: reading metrics waits for the device, so not at every step."""
+        if time.monotonic() - self.displayed < 0.5:
+            return False
+        self.displayed = time.monotonic()
+        return True
+
+    def due(self, minutes: float) -> bool:
+        return time.monotonic() - self.saved >= 60 * minutes
+
+    def saved_now(self) -> None:
+        self.saved = time.monotonic()
+
+
+# ---- The report ------------------------------------------------------------------------------------------------------
 
 
 def summarise(job: Job, folder: Path, console: Console, notes: list[str], seconds: float) -> dict[str, Any]:
@@ -149,11 +303,13 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
     if not rows:
         raise ValueError(f"{folder / run_folder.METRICS} has no rows, so there is nothing to report")
     unreadable = _unreadable(job, rows, split, results)
+    steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
     metrics: dict[str, Any] = {
         **results.metrics(),
         "part": split,
         "unreadable_files": unreadable,
-        "images_per_second": mean_speed(rows),
+        "images_per_second": sum(steps)
+        / sum(n / row["train_images_per_second"] for n, row in zip(steps, rows, strict=True)),
         "seconds": seconds,
         "epochs": rows[-1]["epoch"],
         "steps": rows[-1]["step"],
@@ -180,7 +336,12 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
             ),
         )
         console.print(f"\n{split} {report.summary}, after {duration(seconds)}")
-        _print_unreadable(console, unreadable)
+        if unreadable:
+            console.print(f"{plural(len(unreadable), 'image')} could not be read and were ignored:")
+        for problem in unreadable[:NAMED]:
+            console.print(f"  {problem}")
+        if len(unreadable) > NAMED:
+            console.print(f"  and {len(unreadable) - NAMED:,} more, all listed in metrics.json")
         console.print(f"report: {path}\n\nNext steps:")
         for line in commands:
             console.print(f"  {line}")
@@ -191,22 +352,12 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
 def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
     """Evaluate the best checkpoint, or the last module if checkpoints lack a part of it, such as MAE's decoder."""
     if not job.task.complete_checkpoint:
-        return loop.evaluate(job, source)
+        return evaluate(job, source)
     world = job.world
     world.wait()  # until the first process has written it
     model, batches = load_folder(folder / "best").to(world.device), job.evaluator(source)
     mine = job.task.evaluate_best(model, source, batches, job.stepper.precision, world.rank, world.size)
     return type(mine).join(world.gather(mine))
-
-
-def mean_speed(rows: list[dict[str, Any]]) -> float:
-    """Training images per second over the whole run, from the steps and the speed of every row.
-
-    >>> mean_speed([{"step": 10, "train_images_per_second": 100.0}, {"step": 20, "train_images_per_second": 300.0}])
-    150.0
-    """
-    steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
-    return sum(steps) / sum(n / row["train_images_per_second"] for n, row in zip(steps, rows, strict=True))
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
@@ -237,15 +388,6 @@ def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Resul
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
     problems = [problem for those in job.world.gather(problems) for problem in those]
     return list(dict.fromkeys(problems + results.problems))
-
-
-def _print_unreadable(console: Console, problems: list[str]) -> None:
-    if problems:
-        console.print(f"{plural(len(problems), 'image')} could not be read and were ignored:")
-    for problem in problems[:NAMED]:
-        console.print(f"  {problem}")
-    if len(problems) > NAMED:
-        console.print(f"  and {len(problems) - NAMED:,} more, all listed in metrics.json")
 
 
 def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from benchmarks.timm_bare_files import build, outcome
 from peers import import_timm, import_transformers
 from vitreous.model.options import ClassToken, Gelu, Preprocessing
 from vitreous.serving.models import load_models
-from vitreous.training.config import TrainConfig
+from vitreous.training import TrainConfig
 from vitreous.training.run import train
 from vitreous.weights.convert import convert
 from vitreous.weights.formats.base import ConfigBuilder, StateDict

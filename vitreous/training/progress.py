@@ -1,0 +1,354 @@
+"""Progress of a run: metrics over steps, metrics.jsonl, TensorBoard, and the display in the terminal."""
+
+import functools
+import json
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+from torch import Tensor
+
+from vitreous.common.atomic_files import atomic_file
+from vitreous.common.json_files import parse_json
+from vitreous.common.text import SafeConsole
+from vitreous.data.loader import Batch
+from vitreous.data.sources.base import Source
+from vitreous.report.html import duration, label, roughly, value
+from vitreous.training.distributed import World
+
+# ---- Metrics ---------------------------------------------------------------------------------------------------------
+
+NONFINITE_STEPS = 3  # in a row that end a run
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums over the images of this process, on the device: reading them waits for it."""
+
+    loss: Tensor
+    metric: Tensor
+    count: Tensor
+    skipped: Tensor  # 1 if the gradient was not finite and the weights were not updated
+
+
+class Monitor:
+    """Sums since the last report. Only `metrics` waits for the device, and `check`, which is one step late."""
+
+    def __init__(self, world: World, source: Source, train_metric: str | None = "top1"):
+        self.world, self.source, self.train_metric = world, source, train_metric
+        self.unreadable: dict[str, None] = {}  # an ordered set
+        self._reported: set[str] = set()  # those of them in earlier rows
+        self.skipped = 0
+        self._nonfinite: deque[Tensor] = deque(maxlen=NONFINITE_STEPS)  # indices of their images
+        self._pending: tuple[_AsyncNumber, Batch] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        self._sums = torch.zeros(3, device=self.world.device)
+        self._started, self._images = time.perf_counter(), 0
+
+    def add(self, result: StepResult, batch: Batch) -> None:
+        self._sums += torch.where(result.skipped > 0, 0, torch.stack([result.loss, result.metric, result.count]))
+        self._images += len(batch.labels) * self.world.size
+        self.unreadable |= dict.fromkeys(batch.problems)
+        self.check()
+        self._pending = (_AsyncNumber(result.skipped), batch)
+
+    def check(self) -> None:
+        """Wait for the step before the last, while the device computes the last one."""
+        if self._pending is None:
+            return
+        (skipped, batch), self._pending = self._pending, None
+        if not skipped.value():
+            self._nonfinite.clear()
+            return
+        self.skipped += 1
+        self._nonfinite.append(batch.indices)
+        if len(self._nonfinite) == NONFINITE_STEPS:
+            names = [self.source.name(int(i)) for i in torch.cat(list(self._nonfinite))[:6]]
+            raise ValueError(
+                f"the gradient was not finite in {NONFINITE_STEPS} steps in a row, which were skipped: lower --lr, "
+                f"use --precision fp32, or check the images {', '.join(names)}, ..."
+            )
+
+    def metrics(self) -> dict[str, Any]:
+        """Means since the last report and new unreadable images, over all processes. Every process calls this."""
+        means = {f"train_{name}": value for name, value in self.means(self.world.sum(self._sums.clone())).items()}
+        new = [name for name in self.all_unreadable() if name not in self._reported]
+        self._reported.update(new)
+        return {**means, "train_unreadable": len(self._reported), "unreadable": new}
+
+    def means(self, sums: Tensor | None = None) -> dict[str, float]:
+        """Means of these sums, by default of this process alone, for the display."""
+        loss, metric, count = (self._sums if sums is None else sums).tolist()
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        return {
+            "loss": loss / count if count else math.nan,
+            **({self.train_metric: metric / max(count, 1)} if self.train_metric is not None else {}),
+            "images_per_second": self._images / seconds,
+        }
+
+    def all_unreadable(self) -> list[str]:
+        """Unreadable images of all processes. Every process calls this."""
+        everyone: dict[str, None] = {}
+        for names in self.world.gather(list(self.unreadable)):
+            everyone |= dict.fromkeys(names)
+        return list(everyone)
+
+
+class _AsyncNumber:
+    """A number that is copied from the device without waiting for later work of the device."""
+
+    def __init__(self, number: Tensor):
+        on_gpu = number.device.type == "cuda"
+        self.number = torch.empty(number.shape, pin_memory=on_gpu).copy_(number, non_blocking=on_gpu)
+        self.arrived = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def value(self) -> float:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.number.item()
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Append a line and sync it to the disk. A line that a full disk cut off is removed."""
+    with open(path, "ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            line = memoryview((json.dumps(row) + "\n").encode())
+            while line:
+                line = line[file.write(line) :]
+            os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                file.truncate(size)
+            raise OSError(f"could not write {path}: {error.strerror or error}; its earlier lines are intact") from error
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read all rows. An incomplete last line, left by a crash, is skipped; any other invalid line is an error."""
+    rows: list[dict[str, Any]] = []
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        try:
+            row = parse_json(line, where)
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise ValueError(f"{where} has no step")
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{error}: delete that line to resume without it") from error
+        rows.append(row)
+    return rows
+
+
+def drop_rows_after(path: Path, step: int) -> bool:
+    """Drop rows of later steps, which will be written again, and an incomplete last line; True if there was one."""
+    if not path.exists():
+        return False
+    content = path.read_bytes()
+    rows = read_rows(path)
+    kept = [line for row, line in zip(rows, content.splitlines(), strict=False) if row["step"] <= step]
+    whole = b"".join(line + b"\n" for line in kept)
+    if whole != content:
+        with atomic_file(path) as aside:
+            aside.write_bytes(whole)
+    return len(content.splitlines()) > len(rows)
+
+
+def check_tensorboard() -> None:
+    """Raise if TensorBoard is not installed: before the run, not after its first epoch."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise ValueError("--tensorboard needs a package that is not installed: pip install vitreous[track]") from None
+
+
+def log_tensorboard(folder: Path, row: Mapping[str, Any]) -> None:
+    """Write a row of metrics.jsonl as scalars."""
+    writer = _writer(folder / "tensorboard")
+    for name, number in row.items():
+        if isinstance(number, int | float):
+            writer.add_scalar(name, number, row["step"])
+    writer.flush()
+
+
+@functools.cache  # every writer starts a new file
+def _writer(folder: Path) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder))
+
+
+# ---- Terminal --------------------------------------------------------------------------------------------------------
+
+PAUSE = 60.0  # seconds between plain lines within an epoch
+BRIEF = 10.0  # seconds within which an epoch without evaluation prints no second line: small data has hundreds
+SETTLED = 3.0  # seconds of steps after which an estimate is reliable
+SOON = 1.0  # seconds before the end of the first epoch at which it is printed anyway
+
+
+class ProgressDisplay:
+    """Display of a run's progress; steps and epochs are counted from 1, when they are finished."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        steps_per_epoch: int,
+        epochs: float,
+        start_step: int = 0,
+        quiet: bool = False,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.total_steps, self.steps_per_epoch, self.epochs = total_steps, max(steps_per_epoch, 1), math.ceil(epochs)
+        self.start_step = self.done = start_step
+        self.quiet, self.clock = quiet, clock
+        # No escape codes in a pipe, even if the environment forces colours.
+        self.console = console or SafeConsole(force_terminal=None if sys.stdout.isatty() else False)
+        self.estimated = False
+        self.began = self.printed = clock()
+        self.printed_epoch = -math.inf  # time of the last line of an epoch
+        self.first: tuple[int, float] | None = None  # the first step and its time: it excludes warm-up
+        live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
+        self.bars = _Bars(self.console, self) if live else None
+
+    def __enter__(self) -> "ProgressDisplay":
+        self.began = self.printed = self.clock()
+        if self.bars is not None:
+            self.bars.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bars is not None:
+            self.bars.live.stop()
+
+    def step(
+        self, step: int, loss: float, lr: float, images_per_second: float, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Show the metrics after a step. Cheap enough to call after every step."""
+        if self.quiet:
+            return
+        self.done, now = step, self.clock()
+        if self.first is None:
+            self.first = (step, now)
+        at, size = self.place()
+        if now - self.first[1] >= SETTLED or (size - at) * self._pace() < SOON:
+            self._estimate()
+        if self.bars is None and now - self.printed < PAUSE:
+            return
+        shown = {"loss": loss, **(metrics or {})}
+        words = [f"{label(key)} {value(key, number)}" for key, number in shown.items()]
+        words += [f"lr {lr:.1e}", f"{images_per_second:,.0f} images/s", *gpu_memory()]
+        if self.bars is not None:
+            self.bars.show(words)
+        else:
+            count = f"step {at:,}/{size:,}"
+            self.print("  ".join([f"epoch {self.epoch_now()}/{self.epochs}", count, *words, *self.left()]))
+
+    def epoch(self, epoch: int, metrics: Mapping[str, float | str]) -> None:
+        """Print the metrics of an epoch, unless a line was just printed and nothing was evaluated since."""
+        if self.quiet:
+            return
+        self.done = max(self.done, min(epoch * self.steps_per_epoch, self.total_steps))
+        self._estimate()
+        evaluated = any(key.startswith("val_") for key in metrics) or self.done == self.total_steps
+        if not evaluated and self.clock() - self.printed_epoch < BRIEF:
+            return
+        self.printed_epoch = self.clock()
+        words = [f"{label(key)} {value(key, number)}" for key, number in metrics.items()]
+        self.print("  ".join([f"epoch {epoch}/{self.epochs}", *words, *self.left()]))
+
+    def print(self, text: str) -> None:
+        """Print a line above the bars."""
+        if self.quiet:
+            return
+        text, encoding = "".join(char if char.isprintable() else " " for char in text), self.console.encoding
+        # A name that the terminal cannot show must not stop the run.
+        self.console.print(Text(text.encode(encoding, "replace").decode(encoding)), soft_wrap=True)
+        self.printed = self.clock()
+
+    def epoch_now(self) -> int:
+        """Epoch of the last step, counted from 1."""
+        return max(-(-self.done // self.steps_per_epoch), 1)
+
+    def place(self) -> tuple[int, int]:
+        """Finished steps of this epoch and their total number, which is smaller for an incomplete last epoch."""
+        before = (self.epoch_now() - 1) * self.steps_per_epoch
+        return self.done - before, max(min(self.steps_per_epoch, self.total_steps - before), 0)
+
+    def left(self) -> list[str]:
+        """The remaining time, as soon as it can be estimated."""
+        rest = self.total_steps - self.done
+        return [f"{duration(rest * self._pace())} left"] if rest > 0 and self.done > self.start_step else []
+
+    def _pace(self) -> float:
+        """Seconds per step, including evaluations."""
+        now = self.clock()
+        if self.first is not None and self.done > self.first[0]:
+            return (now - self.first[1]) / (self.done - self.first[0])
+        return (now - self.began) / max(self.done - self.start_step, 1)
+
+    def _estimate(self) -> None:
+        """Print once how long the run will take."""
+        if self.estimated or self.done >= self.total_steps:
+            return
+        self.estimated = True
+        steps = self.total_steps - self.start_step
+        epochs = steps / self.steps_per_epoch
+        whole = "the remaining " if self.start_step else ""
+        what = f"{whole}{epochs:.3g} epoch{'s' * (epochs != 1)}" if epochs >= 1 else f"{whole}{steps} steps"
+        self.print(f"about {roughly(steps * self._pace())} for {what}, without evaluation")
+
+
+class _Bars:
+    """Progress bars of the epoch and of the run, with a line of metrics below."""
+
+    def __init__(self, console: Console, run: ProgressDisplay):
+        self.run = run
+        width = max(min(console.width - 42, 48), 8)
+        self.bars = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(width, style="bright_black", complete_style="cyan", finished_style="cyan"),
+            TextColumn("{task.fields[count]}", justify="right"),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+        )
+        self.epoch_bar = self.bars.add_task("", total=run.steps_per_epoch, count="", left="")
+        self.run_bar = self.bars.add_task("", total=run.total_steps, count="", left="")
+        self.metrics = Text(no_wrap=True, overflow="ellipsis", style="bright_black")
+        self.live = Live(Group(self.bars, self.metrics), console=console, refresh_per_second=4, transient=True)
+        self.show(["waiting for the first step"])
+
+    def show(self, words: list[str]) -> None:
+        run, (at, size) = self.run, self.run.place()
+        name = f"epoch {run.epoch_now()}/{run.epochs}"
+        self.bars.update(self.epoch_bar, description=name, completed=at, total=size, count=f"{at:,}/{size:,}")
+        percent = f"{run.done / max(run.total_steps, 1):.0%}"
+        left = " ".join(run.left())
+        self.bars.update(self.run_bar, description="run", completed=run.done, count=percent, left=left)
+        self.metrics.plain = " · ".join(words)
+
+
+def gpu_memory() -> list[str]:
+    """Peak memory of this process on its GPU, if it uses one."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return [f"GPU {torch.cuda.max_memory_reserved() / 2**30:.1f} of {total / 2**30:.0f} GiB"]
