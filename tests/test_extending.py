@@ -15,6 +15,8 @@ import vitreous
 from images import encoded, smooth
 from live_server import process
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 OTHER_OPTIONS = '''

@@ -11,6 +11,7 @@ DOCUMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_python_examples_run(path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
