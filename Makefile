@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test test-fast lint format bench clean
 
 setup: .venv/.ready
 
@@ -24,6 +24,10 @@ demo: setup
 
 test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadgroup
+
+# Every package in under two minutes: without tests marked slow and without the browser.
+test-fast: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadgroup -m "not slow" --ignore tests/browser
 
 lint: setup
 	@$(BIN)/ruff format --check .

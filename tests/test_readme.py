@@ -1,4 +1,4 @@
-"""What the documents show is what the code does: their Python is run, and their commands exist."""
+"""The Python examples of the documents run, and their links lead to files."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,7 @@ DOCUMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_python_examples_run(path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
@@ -20,11 +21,15 @@ def test_python_examples_run(path: Path) -> None:
     assert blocks
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("README*.md")), ids=lambda path: path.name)
-def test_links_and_pictures_exist(path: Path) -> None:
-    targets = re.findall(r"\]\(([^)#:]+)\)|src=\"([^\"]+)\"", path.read_text())
-    missing = [target for pair in targets for target in pair if target and not (ROOT / target).exists()]
-    assert not missing
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    for target in re.findall(r"\]\(([^):]+)\)", path.read_text()):
+        name, _, heading = target.partition("#")
+        file = path.parent / name if name else path
+        assert file.exists(), target
+        titles = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE) if heading else []
+        anchors = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
+        assert not heading or heading in anchors, target
 
 
 def test_the_chinese_readme_has_the_same_code() -> None:

@@ -23,6 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_every_verb_is_listed_and_has_an_example(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     assert set(VERBS) == set(app._subcommands)
     for verb in VERBS:
@@ -70,6 +71,7 @@ def test_info_of_a_path_that_does_not_exist_speaks_of_a_checkpoint(monkeypatch, 
     assert "no checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_info_as_json(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     assert run(monkeypatch, "info", "ViT-Ti/16", "--image-size", "224", "320", "--num-classes", "10", "--json") == 0
     answer = json.loads(capsys.readouterr().out)
@@ -78,6 +80,7 @@ def test_info_as_json(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-d
     assert answer["config"]["image_size"] == [224, 320]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViT-B/16", "R50+ViT-B/16", "DINOv2-S/14-reg", "BiT-R50x1"])
 def test_info_as_a_table(monkeypatch, capsys, name: str) -> None:  # type: ignore[no-untyped-def]
     assert run(monkeypatch, "info", name) == 0
@@ -96,6 +99,7 @@ def test_info_lists_every_preset(monkeypatch, capsys) -> None:  # type: ignore[n
     assert set(json.loads(capsys.readouterr().out)) == set(PRESETS)
 
 
+@pytest.mark.slow
 def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
     from vitreous.cli import demo
 
@@ -175,6 +179,7 @@ def bad_data(root: Path) -> None:
     (root / "gone.csv").write_text("path,label\nflat/0.png,a\nflat/9.png,b\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -243,6 +248,7 @@ def test_a_run_through_the_command(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["info"], ["train", "--help"], ["--help"], ["info", "ViT-B/16", "--json"]], ids=" ".join
 )
@@ -290,6 +296,7 @@ def test_a_run_that_cannot_be_is_refused_in_one_line(flags, said, monkeypatch, c
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "side"),
     [

@@ -153,6 +153,7 @@ def test_a_segmenter_writes_into_any_existing_folder(segmenter: Path, images: Pa
     assert (tmp_path / "cut.v2" / "masks" / "0.png").is_file()
 
 
+@pytest.mark.slow
 def test_top_is_rejected_for_a_segmenter(segmenter: Path, images: Path) -> None:
     run = shell("predict", segmenter, images / "0.png", "--device", "cpu", "--top", 3)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
@@ -193,6 +194,7 @@ def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
 
 
+@pytest.mark.slow
 def test_paths_are_not_truncated_in_a_pipe(model: Path, images: Path) -> None:
     deep = images / "/".join(["a folder whose name is long"] * 4)
     deep.mkdir(parents=True)
@@ -209,6 +211,7 @@ def test_paths_are_not_truncated_in_a_pipe(model: Path, images: Path) -> None:
     assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not filled up to the longest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["predict"], ["predict", "--json"], ["predict", "--out", "x.csv"], ["embed", "--out", "x.csv"]]
 )
@@ -225,6 +228,7 @@ def test_a_run_without_a_readable_image_fails(words: list[str], model: Path, ima
     assert "5 images" in some.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -238,12 +242,14 @@ def test_invalid_arguments_are_rejected(words: list[str], message: str, model: P
     assert message in run.stderr
 
 
+@pytest.mark.slow
 def test_no_images_is_an_error(model: Path) -> None:
     run = shell("predict", model)
     assert run.returncode == 2
     assert "images is '', but must be files, folders, globs" in run.stderr
 
 
+@pytest.mark.slow
 def test_a_segmenter_hints_at_the_flag_that_writes_masks(segmenter: Path, images: Path, tmp_path: Path) -> None:
     run = shell("predict", segmenter, images / "0.png", "--device", "cpu")
     assert (run.returncode, run.stdout.count("\n")) == (0, 1)

@@ -42,12 +42,14 @@ def test_two_checkpoints_and_a_key(checkpoint: Path, tmp_path: Path) -> None:
             assert output["model"] == id
 
 
+@pytest.mark.slow
 def test_the_key_may_be_an_environment_variable(checkpoint: Path) -> None:
     with process([checkpoint], VITREOUS_API_KEY="sesame") as live:
         assert live.ask("GET", "/v1/model").status == 401
         assert live.ask("GET", "/v1/model", Authorization="Bearer sesame").status == 200
 
 
+@pytest.mark.slow
 def test_the_default_address_is_loopback(checkpoint: Path) -> None:
     with process([checkpoint]) as live:
         assert live.process is not None
@@ -56,6 +58,7 @@ def test_the_default_address_is_loopback(checkpoint: Path) -> None:
         assert f"00000000:{live.port:04X}" not in listening
 
 
+@pytest.mark.slow
 def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
@@ -65,6 +68,7 @@ def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
     assert "Address already in use" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -136,6 +136,7 @@ def test_file_and_folder_do_not_replace_each_other(tmp_path: Path) -> None:
     assert names(tmp_path) == {"file", "folder", "pipe"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "way", "kills"), [("folder", "exchange", 20), ("folder", "two-renames", 10), ("file", "-", 10)]
 )

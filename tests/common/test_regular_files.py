@@ -56,6 +56,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_pipes_and_devices_are_reported_and_never_opened(tmp_path: Path, small: ViTConfig) -> None:
     import vitreous
     from vitreous.model.build import build

@@ -16,6 +16,7 @@ print(os.environ["GOMP_SPINCOUNT"])
 """
 
 
+@pytest.mark.slow
 def test_command_sets_it_before_torch_is_imported() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment)

@@ -51,6 +51,7 @@ def probed(checkpoint: Path, probe: Any, **options: Any) -> dict[str, Any]:
 LEAST = {"knn": 0.4, "linear": 0.4, "fewshot": 0.2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", PROBES)
 def test_probe_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path, probe: str
@@ -83,6 +84,7 @@ def test_both_linear_methods_have_metrics(checkpoint: Path) -> None:
     assert (metrics["linear"], metrics["linear_method"]) == (best["top1"], best["method"])
 
 
+@pytest.mark.slow
 def test_the_first_number_is_reported(checkpoint: Path) -> None:
     several = probed(checkpoint, "knn", neighbours=(100, 1))
     assert [row["neighbours"] for row in several["results"]] == [100, 1]
@@ -117,6 +119,7 @@ def test_a_resnet_is_probed_and_unreadable_images_are_named(
     assert "features is 'class+mean', but must be 'pooled' for a model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_default_shots_are_skipped_and_explicit_ones_rejected_for_small_classes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
 ) -> None:

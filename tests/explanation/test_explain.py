@@ -52,6 +52,7 @@ def checkpoint(small: ViTConfig, tmp_path: Path) -> Path:
     return tmp_path / "runs" / "mine" / "best"
 
 
+@pytest.mark.slow
 def test_all_figures_are_drawn_and_reported(
     monkeypatch, capsys, checkpoint: Path, picture: Path, tmp_path: Path
 ) -> None:  # type: ignore[no-untyped-def]

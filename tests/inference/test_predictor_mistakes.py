@@ -90,6 +90,7 @@ def test_the_error_names_the_predictor_that_takes_the_model() -> None:
             predictor(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_compiled_model_is_accepted() -> None:
     assert Predictor(torch.compile(random_model("class token")), "cpu").width == 32  # type: ignore[arg-type]

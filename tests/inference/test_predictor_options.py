@@ -52,6 +52,7 @@ def test_every_run_sets_evaluation_mode(photos: list[Path]) -> None:
     assert predictor.model is model
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_compiled_batches_have_one_size(photos: list[Path]) -> None:
     model = random_model("class token")

@@ -22,6 +22,7 @@ def by_hand(attention: SelfAttention, tokens: torch.Tensor, terms: AttentionTerm
     return attention.output(gathered.transpose(1, 2).reshape(b, t, d))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("with_bias", [False, True])
 @settings(max_examples=10, deadline=None)

@@ -41,6 +41,7 @@ def test_every_family_of_presets_is_covered() -> None:
     assert not missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_compiles_to_one_graph(name: str) -> None:
     config = configure(name, num_classes=5, image_size=SIZES.get(name, (64, 64)), overrides=FAMILIES[name])
@@ -50,6 +51,7 @@ def test_compiles_to_one_graph(name: str) -> None:
     torch.testing.assert_close(compiled(images), model(images), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_exports_with_a_dynamic_batch(name: str) -> None:
     config = configure(name, num_classes=5, image_size=SIZES.get(name, (64, 64)), overrides=FAMILIES[name])
@@ -59,6 +61,7 @@ def test_exports_with_a_dynamic_batch(name: str) -> None:
     torch.testing.assert_close(exported.module()(images), model(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [Rotary2d(), RelativeBias(), Conditional()], ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (32, 96)], ids=["own size", "another size"])
 def test_trains_as_one_graph(position: object, size: tuple[int, int]) -> None:

@@ -20,6 +20,7 @@ def multiply_adds(config: ViTConfig) -> int:
     return patches + config.depth * (attention + mlp) + d * config.num_classes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [ViTConfig(), ViTConfig(image_size=(64, 96), registers=3), ViTConfig(image_size=(32, 32), position=RelativeBias())],

@@ -61,6 +61,7 @@ def test_corruption_has_the_proportions_of_the_paper(small: ViTConfig) -> None:
     assert all((theirs == other).all(-1).any() for other in others[:20])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_mpp_learns_each_target(target: Target, small: ViTConfig) -> None:
     torch.manual_seed(0)

@@ -24,6 +24,7 @@ def test_blank_model_has_the_same_tensors_without_memory(name: str) -> None:
     assert {key: (x.shape, x.dtype) for key, x in blank.items()} == {key: (x.shape, x.dtype) for key, x in real.items()}
 
 
+@pytest.mark.slow
 def test_build_blank_does_not_load_the_compiler() -> None:
     """Random initialisation on the meta device would load it, which takes over a second."""
     program = (

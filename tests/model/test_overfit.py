@@ -10,6 +10,8 @@ from vitreous.model import options
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 
+pytestmark = pytest.mark.slow
+
 POSITIONS = [
     options.NoPosition(),
     options.Learned1d(),

@@ -60,6 +60,7 @@ def test_every_preset_has_a_count() -> None:
     assert set(PRESETS) == set(COUNTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTS)
 def test_number_of_parameters(name: str) -> None:
     with torch.device("meta"):

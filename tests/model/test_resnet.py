@@ -10,6 +10,7 @@ from vitreous.model.presets import configure
 from vitreous.model.resnet import same_padding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 64), (65, 97)], ids=["even", "odd"])
 def test_bit_equals_timm(size: tuple[int, int]) -> None:
     timm = import_timm()
@@ -39,6 +40,7 @@ def ours_from_timm(name: str) -> str:
     return f"stages.{unit}.{tail}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 64), (61, 90)], ids=["even", "odd"])
 def test_hybrid_stem_equals_timm(size: tuple[int, int]) -> None:
     timm = import_timm()

@@ -27,6 +27,7 @@ def set_up(name: str) -> tuple[Any, Tensor]:
     return model, images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["RelativeBias", "attention pooling", "mask decoder"])  # presets: test_compile.py
 def test_export_with_a_dynamic_batch(name: str) -> None:
     model, images = set_up(name)

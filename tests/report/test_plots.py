@@ -126,6 +126,7 @@ def test_the_best_evaluation() -> None:
     assert plots.best_row(history(4, validation=False)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [1, 2, 30, 31, 1000])
 def test_confusion_of_few_and_many_classes(tmp_path: Path, classes: int) -> None:
     draw_confusion(tmp_path / "x.png", evaluation(2 * classes, classes))
@@ -203,6 +204,7 @@ def test_files_are_reproducible(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_global_settings_of_matplotlib_are_unchanged(tmp_path: Path) -> None:
     import matplotlib as mpl
 

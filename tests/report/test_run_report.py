@@ -137,6 +137,7 @@ def test_report_needs_no_script_and_no_other_file(folder: Path) -> None:
     assert all(link[0] == "#" and link[1:] in targets for link in links)
 
 
+@pytest.mark.slow
 def test_hostile_names_are_escaped_and_shown(tmp_path: Path, folder: Path) -> None:
     report = digits(tmp_path / "evil", EVIL)
     everywhere = " ".join(EVIL)
@@ -206,12 +207,14 @@ def test_two_classes(tmp_path: Path) -> None:
     assert "cat → dog" in Reader(write_report(tmp_path, report).read_text(encoding="utf-8")).text
 
 
+@pytest.mark.slow
 def test_report_shows_the_first_command_and_every_resume(tmp_path: Path) -> None:
     report = replace(digits(tmp_path, NAMES), commands=["vitreous train --data digits", "vitreous train --resume"])
     text = Reader(write_report(tmp_path, report).read_text(encoding="utf-8")).text
     assert text.index("vitreous train --data digits") < text.index("Resumed once") < text.index("--resume")
 
 
+@pytest.mark.slow
 def test_a_thousand_classes_stay_small(tmp_path: Path) -> None:
     labels = torch.arange(3000) % 1000
     logits = torch.randn(3000, 1000)

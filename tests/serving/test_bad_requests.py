@@ -116,6 +116,7 @@ def test_bad_requests(live: Live, name: str) -> None:
     assert (answer.status, answer.code) == (status, code)
 
 
+@pytest.mark.slow
 def test_decompression_bombs_take_no_memory(live: Live) -> None:
     live.ask("POST", "/v1/classify", PNG)
     before = live.memory
@@ -157,6 +158,7 @@ def test_a_too_large_content_length_is_rejected_before_the_body(live: Live) -> N
     assert (answer.status, answer.code) == (413, "body_too_large")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/classify", "/v1/images", "/v1/images/0/masked"])
 def test_slow_uploads_time_out(live: Live, path: str) -> None:
     kind = "application/json" if path.endswith("masked") else "image/png"

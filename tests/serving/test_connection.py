@@ -47,6 +47,7 @@ def drip(connection: socket.socket, data: bytes) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [b"", b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nX-Slow: "])
 def test_incomplete_headers_time_out(live: Live, start: bytes) -> None:
     with connect(live) as connection:
@@ -56,6 +57,7 @@ def test_incomplete_headers_time_out(live: Live, start: bytes) -> None:
         assert connection.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_slowly_dripping_headers_time_out(live: Live) -> None:
     """A byte now and then does not extend the time."""
     with connect(live) as connection:
@@ -64,6 +66,7 @@ def test_slowly_dripping_headers_time_out(live: Live) -> None:
             drip(connection, b"X: 1\r\n")
 
 
+@pytest.mark.slow
 def test_each_request_of_a_connection_has_a_new_time_limit(live: Live) -> None:
     with connect(live) as connection:
         for _ in range(4):

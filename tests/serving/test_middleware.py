@@ -58,6 +58,7 @@ def test_other_names_are_rejected(live: Live, host: str) -> None:
     assert response_for(live, host) == (421, "wrong_host")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 @pytest.mark.parametrize(
     ("hosts", "status", "code"),
@@ -234,6 +235,7 @@ def test_large_images_do_not_delay_small_ones(live: Live, monkeypatch: pytest.Mo
         assert [read_reply(one).status for one in connections] == [200] * 4
 
 
+@pytest.mark.slow
 def test_explanations_have_ten_times_the_timeout(served: list[ServedModel]) -> None:
     go_on = threading.Event()
     with in_thread(served, Settings(timeout=0.1)) as live:

@@ -438,6 +438,7 @@ print(full - free, free - memory(), len(kept))
 needs_glibc = pytest.mark.skipif(MemoryTrimmer().trim is None, reason="the system's allocator is not glibc's")
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_free_memory_between_used_blocks_is_returned_to_the_system() -> None:
     """In a new process, whose memory is not fragmented yet."""

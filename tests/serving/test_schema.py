@@ -8,6 +8,8 @@ import pytest
 
 from live_server import HOST, process
 
+pytestmark = pytest.mark.slow
+
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 
 

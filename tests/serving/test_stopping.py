@@ -15,6 +15,8 @@ from benchmarks.http_load import Answer, closed_loop, request
 from images import encoded, smooth
 from live_server import HOST, process, read_reply
 
+pytestmark = pytest.mark.slow
+
 JPEG = encoded(smooth(200, 300), "JPEG")
 
 

@@ -47,6 +47,7 @@ def batch_of(labels: list[int]) -> Batch:
     return Batch(images, torch.tensor(labels), where, where, 0, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["mae", "mpp"])
 def test_a_run_learns_and_saves_an_encoder_for_other_tasks(task: str, tmp_path: Path) -> None:
     metrics = train(filling(tmp_path / "run", task, steps=66)).metrics
@@ -79,6 +80,7 @@ def test_best_checkpoint_has_the_smallest_loss(tmp_path: Path) -> None:
     assert provenance["metrics"]["loss"] == smallest["val_loss"]
 
 
+@pytest.mark.slow
 def test_resume_after_kill_is_bit_identical(tmp_path: Path) -> None:
     """The decoder is not in the model folder, but must be restored too."""
 
@@ -225,6 +227,7 @@ def test_chosen_decoder_is_reported_and_saved_in_the_config(tmp_path: Path) -> N
     assert choose(filling(tmp_path, "mpp"), data, "cpu").config.masking == Masking()
 
 
+@pytest.mark.slow
 def test_resume_with_another_decoder_is_rejected(tmp_path: Path) -> None:
     train(filling(tmp_path, "mae", steps=1, masking=Masking(decoder_depth=2)))
     config = json.loads((tmp_path / "config.json").read_text())

@@ -115,6 +115,7 @@ def test_iou_equals_a_loop_over_pixels(n: int, classes: int, seed: int, spare: i
     assert int(evaluation.confusion().sum()) == int((masks != IGNORED).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(12, 17), (19, 26), (150, 130), (300, 280)], ids=str)
 def test_outlines_equal_a_distance_transform(size: tuple[int, int]) -> None:
     classes = 4

@@ -79,6 +79,7 @@ def test_cuda_graphs_only_if_gradients_are_not_kept(
     assert compiled[0][1] == mode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classify", "mae", "mpp"])
 def test_only_steps_are_compiled(task: str, tmp_path: Path, compiled: list[Any]) -> None:
     """An evaluation has batches of other sizes and no gradients: it would be compiled again, for a short while."""
@@ -114,6 +115,7 @@ def test_no_gradient_is_kept_after_a_step(tmp_path: Path) -> None:
     assert all(weight.grad is None for weight in job.state.module.parameters())
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_by_default(tmp_path: Path, compiled: list[Any]) -> None:
     train(tiny(tmp_path, steps=1))
     assert compiled == []

@@ -134,6 +134,7 @@ def test_images_in_memory_need_no_workers() -> None:
     assert choose(cropped, digits, "cuda").config.workers != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [Segmenting(cells=8), Segmenting(decoder="mask"), Segmenting()], ids=str)
 def test_auto_batch_size_includes_the_decoder(how: Segmenting, monkeypatch: pytest.MonkeyPatch) -> None:
     data = open_data("shapes:size=64,count=4096,val=4")
@@ -149,6 +150,7 @@ def test_auto_batch_size_includes_the_decoder(how: Segmenting, monkeypatch: pyte
     assert each[1].parameters == sum(weight.numel() for weight in model.parameters())
 
 
+@pytest.mark.slow
 def test_auto_batch_size_fits(fifty: Path) -> None:
     config = choose(TrainConfig(data=str(fifty), batch_size="auto"), open_data(str(fifty)), "cpu").config
     assert isinstance(config.batch_size, int)

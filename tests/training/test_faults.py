@@ -95,6 +95,7 @@ def die_during(work: Callable[[], None], operation: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", [True, False])
 def test_death_at_any_operation_leaves_a_checkpoint(
     exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -120,6 +121,7 @@ def test_death_at_any_operation_leaves_a_checkpoint(
     assert gone != exchange  # without an exchange there is a moment without a checkpoint
 
 
+@pytest.mark.slow
 def test_a_run_that_died_between_two_renames_is_resumed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "last").rename(run / ".last.old")
     train(resumed(run))
@@ -127,6 +129,7 @@ def test_a_run_that_died_between_two_renames_is_resumed(run: Path, capsys: pytes
     assert steps(run) == [11, 22]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("earlier_version", [False, True])
 def test_a_run_without_its_checkpoint_is_rejected(earlier_version: bool, run: Path) -> None:
     shutil.rmtree(run / "last")
@@ -156,6 +159,7 @@ def die_before_the_first_save(config: TrainConfig) -> None:
     train(config)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_save_starts_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process = SERVER.Process(target=die_before_the_first_save, args=(quick(tmp_path / "run", steps=11),))
     process.start()
@@ -167,6 +171,7 @@ def test_a_run_killed_before_its_first_save_starts_again(tmp_path: Path, capsys:
     assert steps(tmp_path / "run") == [11]
 
 
+@pytest.mark.slow
 def test_copies_of_checkpoints_are_atomic(run: Path) -> None:
     """A kill while links are made leaves no copy; one that is missing or incomplete is made when the run resumes."""
     (run / "step-00000022" / "progress.json").unlink()
@@ -288,11 +293,13 @@ def test_checksums_cover_files_of_any_size(tmp_path: Path) -> None:
     assert found == {"empty": "00000000", "large": f"{zlib.crc32(content):08x}"}
 
 
+@pytest.mark.slow
 def test_the_model_card_may_be_edited(run: Path) -> None:
     (run / "last" / "README.md").write_text("My model")
     train(resumed(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "header", "removed"])
 def test_a_broken_shard_without_checksums_is_named(damage: str, run: Path) -> None:
     (run / "last" / "checksums.json").unlink()
@@ -347,6 +354,7 @@ def add_class(root: Path) -> None:
     shutil.copytree(root / "cat", root / "ant")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [remove_one, add_one, rename_class, add_class])
 def test_changed_data_is_rejected(change: Callable[[Path], None], tmp_path: Path) -> None:
     data, out = images(tmp_path / "data"), tmp_path / "run"
@@ -374,6 +382,7 @@ def test_changed_data_is_rejected(change: Callable[[Path], None], tmp_path: Path
         assert sum(map(len, after.values())) == 20 + (1 if change is add_one else -1)
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_resumes_with_a_notice(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("data.json.gz", ".saved", "last/checksums.json"):
         (run / name).unlink()
@@ -391,6 +400,7 @@ def hold(out: Path, ready: Any, leave: Any) -> None:
         leave.wait(60)
 
 
+@pytest.mark.slow
 def test_a_second_run_in_a_folder_is_rejected(run: Path) -> None:
     ready, leave = SERVER.Event(), SERVER.Event()
     other = SERVER.Process(target=hold, args=(run, ready, leave))
@@ -454,6 +464,7 @@ def test_a_folder_with_files_of_others_is_rejected(name: str, tmp_path: Path) ->
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / name]
 
 
+@pytest.mark.slow
 def test_files_of_others_survive_saves_and_the_removal_of_old_copies(tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(quick(out, steps=11, keep=1))

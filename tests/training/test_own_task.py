@@ -60,6 +60,7 @@ class Small(Task):
         return Losses.join(parts)
 
 
+@pytest.mark.slow
 def test_own_task_is_trained_evaluated_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = train(tiny(tmp_path / "run", steps=12), task=Small).metrics
     rows = [row for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "val_loss" in row]
@@ -74,6 +75,7 @@ def test_own_task_is_trained_evaluated_and_saved(tmp_path: Path, capsys: pytest.
     assert model(images).square().mean() < 0.5
 
 
+@pytest.mark.slow
 def test_buffers_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(tmp_path / "run", steps=12)
     add = loop.Monitor.add
@@ -111,6 +113,7 @@ def test_a_module_replaced_by_a_task_is_rejected_before_the_run_starts(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_lora_is_accepted(tmp_path: Path) -> None:
     train(tiny(tmp_path / "first", steps=12))
     init = {"init": tmp_path / "first" / "best", "model": None, "overrides": {}, "image_size": ()}
@@ -118,6 +121,7 @@ def test_lora_is_accepted(tmp_path: Path) -> None:
     assert vitreous.load(tmp_path / "run" / "best").config.depth == 2
 
 
+@pytest.mark.slow
 def test_another_task_cannot_resume_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny(tmp_path / "run", steps=12), task=Small)
     with pytest.raises(ValueError, match=r"last cannot be resumed: .*needs the same task"):

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.training import Optim
 from vitreous.training.distributed import World, parallelise, world
 from vitreous.training.optim import build_optimizers
+
+pytestmark = pytest.mark.slow
 
 WAYS: list[tuple[Any, Any]] = list(product(("adamw", "sgd", "muon"), ("ddp", "fsdp")))
 

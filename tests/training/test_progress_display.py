@@ -217,6 +217,7 @@ def test_interrupt_restores_the_terminal() -> None:
     assert not progress.bars.live.is_started
 
 
+@pytest.mark.slow
 def test_pipe_gets_plain_lines_even_if_colours_are_forced() -> None:
     program = (
         "from vitreous.training.progress import ProgressDisplay\n"

@@ -40,6 +40,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_resume_after_kill_at_random_steps_is_bit_identical(uninterrupted: Path, tmp_path: Path) -> None:
     folder, config = tmp_path / "run", tiny(tmp_path / "run", save_minutes=1e-5)  # a save after every step
     chance = random.Random(0)
@@ -56,6 +57,7 @@ def test_resume_after_kill_at_random_steps_is_bit_identical(uninterrupted: Path,
     assert [row["val_loss"] for row in ours] == [row["val_loss"] for row in theirs]
 
 
+@pytest.mark.slow
 def test_run_killed_before_the_first_save_starts_again(uninterrupted: Path, tmp_path: Path) -> None:
     config = tiny(tmp_path / "run")
     assert finish(config, die_after=2) == -signal.SIGKILL
@@ -63,6 +65,7 @@ def test_run_killed_before_the_first_save_starts_again(uninterrupted: Path, tmp_
     assert same(weights(tmp_path / "run"), weights(uninterrupted))
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_stops_within_a_step(uninterrupted: Path, tmp_path: Path) -> None:
     config = tiny(tmp_path / "run")
     assert finish(config, stop_after=7) == 128 + signal.SIGTERM
@@ -71,6 +74,7 @@ def test_a_signal_saves_and_stops_within_a_step(uninterrupted: Path, tmp_path: P
     assert same(weights(tmp_path / "run"), weights(uninterrupted))
 
 
+@pytest.mark.slow
 def test_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     config = tiny(tmp_path / "run", save_minutes=1e-5, steps=2000)
     process = start(config)
@@ -104,6 +108,7 @@ def two(config: Any, **how: Any) -> None:
     assert [process.exitcode for process in ranks] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_have_the_losses_of_one(parallel: str, tmp_path: Path) -> None:
     calm = {"dropout": 0.0, "stochastic_depth": 0.0, "steps": 12, "parallel": parallel}  # each process drops its own
@@ -115,6 +120,7 @@ def test_two_processes_have_the_losses_of_one(parallel: str, tmp_path: Path) -> 
     assert rows[0]["val_count"] == rows[1]["val_count"] == 359
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_saved_by_two_resumed_by_one_and_by_two(parallel: str, tmp_path: Path) -> None:
     calm = {"dropout": 0.0, "stochastic_depth": 0.0, "parallel": parallel}
@@ -136,6 +142,7 @@ def test_saved_by_two_resumed_by_one_and_by_two(parallel: str, tmp_path: Path) -
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_run_from_a_foreign_checkpoint_is_resumed_and_parallel(parallel: str, tmp_path: Path) -> None:
     """timm packs query, key and value into one tensor, so the loaded weights are views of it."""

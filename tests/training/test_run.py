@@ -84,6 +84,7 @@ def pictures(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable_images_are_named_counted_and_ignored(
     workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -120,6 +121,7 @@ def test_too_many_unreadable_images_fail_the_run(tmp_path: Path) -> None:
 # ---- What is kept ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_keep_limits_the_number_of_earlier_checkpoints(tmp_path: Path) -> None:
     train(tiny(tmp_path / "run", steps=50, keep=2))  # 11 steps an epoch
@@ -138,6 +140,7 @@ def test_patience_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert load(tmp_path / "run" / "best").config.num_classes == 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_tensorboard_has_every_metric_in_one_file(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -162,6 +165,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 @pytest.mark.parametrize(
     ("changes", "far"),
@@ -182,6 +186,7 @@ def test_memory_and_precision_options_do_not_change_the_result(
     assert metrics["loss"] == pytest.approx(json.loads((start / "metrics.json").read_text())["loss"], rel=far or 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 @pytest.mark.parametrize(("optimizer", "schedule"), [("adamw", "rsqrt"), ("sgd", "cosine"), ("muon", "linear")])
 def test_every_optimizer_and_schedule_learns(optimizer: Any, schedule: Any, tmp_path: Path) -> None:
@@ -194,6 +199,7 @@ def test_every_optimizer_and_schedule_learns(optimizer: Any, schedule: Any, tmp_
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 @pytest.mark.parametrize("train_only", ["head", "lora"])
 def test_frozen_weights_stay_and_checkpoints_are_plain(train_only: Any, start: Path, tmp_path: Path) -> None:
@@ -207,6 +213,7 @@ def test_frozen_weights_stay_and_checkpoints_are_plain(train_only: Any, start: P
         assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-4) <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_fine_tuning_at_another_size_is_resumed(start: Path, tmp_path: Path) -> None:
     config = steady(tmp_path / "run", init=start / "best", model=None, overrides={}, image_size=(16,))
@@ -216,6 +223,7 @@ def test_fine_tuning_at_another_size_is_resumed(start: Path, tmp_path: Path) -> 
     assert again["steps"] == 11
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_distillation_approaches_the_teacher(start: Path, tmp_path: Path) -> None:
     """All weight on a teacher that knows something: the student's answers get nearer to the teacher's."""
@@ -239,6 +247,7 @@ def test_distillation_approaches_the_teacher(start: Path, tmp_path: Path) -> Non
 # ---- Folders ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_failed_setup_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="batch_size"):
@@ -265,6 +274,7 @@ def test_only_the_folder_is_needed_to_resume(start: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_seconds_include_all_resumptions(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = rows(start)[-1]["seconds"]
@@ -272,6 +282,7 @@ def test_seconds_include_all_resumptions(start: Path, capsys: pytest.CaptureFixt
     assert "this run is finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_run_that_failed_on_unreadable_images_can_be_repeated(tmp_path: Path) -> None:
     config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.0)
@@ -281,6 +292,7 @@ def test_run_that_failed_on_unreadable_images_can_be_repeated(tmp_path: Path) ->
     train(dataclasses.replace(config, max_unreadable=0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_max_unreadable_is_kept_on_resume(tmp_path: Path) -> None:
     config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.5, steps=6)
@@ -291,6 +303,7 @@ def test_max_unreadable_is_kept_on_resume(tmp_path: Path) -> None:
     assert resumed_config(TrainConfig(out=tmp_path / "run", resume=True, max_unreadable=0.1)).max_unreadable == 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_clip_0_does_not_change_gradients(tmp_path: Path) -> None:
     """Of two clips that no gradient reaches, and none, all weights are the same; of one that all reach, others."""
@@ -308,6 +321,7 @@ def test_invalid_model_is_reported_before_the_data_is_opened(tmp_path: Path) -> 
         train(steady(tmp_path / "run", data="nowhere", model=None, overrides={}, init=tmp_path / "x"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_next_commands_are_quoted_and_use_the_same_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = pictures(tmp_path / "a set")
@@ -322,6 +336,7 @@ def test_next_commands_are_quoted_and_use_the_same_split(tmp_path: Path, capsys:
 # ---- The best checkpoint ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 @pytest.mark.parametrize(
     ("losses", "best"), [([1.0, 0.5, 0.7, 0.3], 4), ([1.0, 0.5, 0.7, 0.5], 2), ([1.0, math.nan, 0.7, math.nan], 3)]
@@ -351,6 +366,7 @@ def test_best_of_equal_evaluations_has_the_smallest_loss(
 # ---- The public function ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_train_takes_fields_as_keywords_and_returns_a_run(tmp_path: Path) -> None:
     small = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "pool": GlobalAverage()}
@@ -380,6 +396,7 @@ def test_resume_needs_a_folder() -> None:
         train(TrainConfig(resume=True))
 
 
+@pytest.mark.slow
 def test_report_has_the_first_command_every_resume_and_the_mean_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def test_segmenter_round_trip(decoder: Any, small: ViTConfig, tmp_path: Path) ->
         vitreous.load(tmp_path / "a", num_classes=5)
 
 
+@pytest.mark.slow
 def test_verbs_accept_a_segmenter(small: ViTConfig, tmp_path: Path) -> None:
     classes = open_masked("shapes:size=32,count=4").mask_classes
     encoder = dataclasses.replace(small, num_classes=0, image_size=(32, 32))

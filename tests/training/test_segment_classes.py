@@ -89,6 +89,7 @@ def test_predicted_masks_evaluate_to_an_iou_of_1(run: Path, tmp_path: Path) -> N
     assert (figures["miou"], figures["pixel_accuracy"]) == (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_class_order_of_the_checkpoint_is_kept(run: Path, tmp_path: Path) -> None:
     other = pictures(tmp_path / "data", {"background": 0, "border": 9, "pet": 300})
     model = vitreous.load(run / "run/best")
@@ -105,6 +106,7 @@ def test_class_order_of_the_checkpoint_is_kept(run: Path, tmp_path: Path) -> Non
     torch.testing.assert_close(after.state_dict(), model.state_dict())
 
 
+@pytest.mark.slow
 def test_overrides_give_the_heads_of_a_foreign_encoder(run: Path, tmp_path: Path) -> None:
     """The tensors of a lucidrains file do not imply the number of heads if their width is not 64."""
     sizes = {"image_size": (32, 32), "patch_size": (8, 8), "width": 32, "depth": 1, "num_heads": 2, "mlp_width": 32}

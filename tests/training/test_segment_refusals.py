@@ -45,6 +45,7 @@ def test_invalid_masks_are_named_before_the_run_starts(spoil: Any, line: str, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

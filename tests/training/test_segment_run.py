@@ -22,6 +22,8 @@ from vitreous.training.run import train
 from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.load import load, save
 
+pytestmark = pytest.mark.slow
+
 
 def checkpoint(folder: Path, **fields: Any) -> Path:
     small = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 2, "num_heads": 2}

@@ -55,6 +55,7 @@ def learned(ready: Job) -> set[str]:
 # ---- Weights ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_same_classes_keeps_its_head(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path))
     ready = job(tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start"), digits)
@@ -71,6 +72,7 @@ def test_other_classes_get_a_new_head(tmp_path: Path, digits: DataSet) -> None:
     assert all(torch.equal(w, before[name]) for name, w in model.named_parameters() if name not in differ)
 
 
+@pytest.mark.slow
 def test_another_image_size_resamples_the_positions(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path), image_size=16)
     ready = job(tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", image_size=(16,)), digits)
@@ -82,6 +84,7 @@ def test_another_image_size_resamples_the_positions(tmp_path: Path, digits: Data
     assert next(iter(ready.loader.batches(0, 1))).images.shape[2:] == (16, 16)
 
 
+@pytest.mark.slow
 def test_train_only_head(tmp_path: Path, digits: DataSet) -> None:
     make(tmp_path)
     config = tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", train_only="head")
@@ -91,6 +94,7 @@ def test_train_only_head(tmp_path: Path, digits: DataSet) -> None:
     assert both == {"head.weight", "head.bias", "distillation_head.weight", "distillation_head.bias"}
 
 
+@pytest.mark.slow
 def test_lora_trains_its_matrices_and_the_head(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path))
     config = tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", train_only="lora", lora_rank=3)
@@ -102,6 +106,7 @@ def test_lora_trains_its_matrices_and_the_head(tmp_path: Path, digits: DataSet) 
     torch.testing.assert_close(ready.state.model.eval()(images), start.eval()(images))
 
 
+@pytest.mark.slow
 def test_blocks_are_recomputed_only_with_the_flag(tmp_path: Path, digits: DataSet) -> None:
     for wanted in (False, True):
         model = job(tiny(tmp_path / "run", checkpoint_blocks=wanted), digits).state.model
@@ -112,11 +117,13 @@ def test_blocks_are_recomputed_only_with_the_flag(tmp_path: Path, digits: DataSe
 # ---- The rest --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_arrays_reside_unless_the_workers_crop_them(tmp_path: Path, digits: DataSet) -> None:
     assert isinstance(job(tiny(tmp_path / "run"), digits).loader, ResidentLoader)
     assert isinstance(job(tiny(tmp_path / "run", augment=Augment(crop="resized")), digits).loader, StreamLoader)
 
 
+@pytest.mark.slow
 def test_steps_and_epochs(tmp_path: Path, digits: DataSet) -> None:
     ready = job(tiny(tmp_path / "run", steps=30, batch_size=100), digits)
     assert (ready.steps_per_epoch, ready.total_steps) == (14, 30)
@@ -177,6 +184,7 @@ def test_muon_needs_all_weights(train_only: Any, tmp_path: Path, digits: DataSet
         job(config, digits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -195,6 +203,7 @@ def test_unsuitable_teachers_are_rejected(
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_files_that_a_run_starts_from_may_be_overwritten(tmp_path: Path, digits: DataSet) -> None:
     """Reading a mapped file that was truncated ends the process, so frozen weights and the teacher are copied."""
     start, teacher = make(tmp_path), make(tmp_path, "teacher")

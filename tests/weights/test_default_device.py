@@ -16,6 +16,8 @@ from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import describe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def _default_meta() -> Iterator[None]:

@@ -279,6 +279,7 @@ def test_a_long_listing_is_not_read(
     assert hub.sent < 1 << 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["listing", "head", "file"])
 @pytest.mark.parametrize(
     "answer",
@@ -320,6 +321,7 @@ def test_a_size_other_than_listed_is_refused(hub: HostileHub) -> None:
         download(HUB)
 
 
+@pytest.mark.slow
 def test_connections_that_break_again_and_again_are_slow(hub: HostileHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitreous.common.network.WINDOW_SECONDS", 0.5)
     hub.files = {"model.safetensors": b"x" * 100_000}
@@ -332,6 +334,7 @@ def test_connections_that_break_again_and_again_are_slow(hub: HostileHub, monkey
         download(HUB)
 
 
+@pytest.mark.slow
 def test_a_slow_but_honest_connection_is_awaited(hub: HostileHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitreous.common.network.WINDOW_SECONDS", 0.5)
     hub.files = {"model.safetensors": bytes(range(250)) * 400}

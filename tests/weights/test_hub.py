@@ -84,6 +84,7 @@ def test_ambiguous_repositories_are_refused(names: list[str], wrong: str) -> Non
 # ---- There and back --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_are_fetched_once(hub: Hub, client: Client, pets: Path) -> None:
     files = files_of(pets) | {"pytorch_model.bin": b"x", "modeling_vit.py": b"x", "model.onnx": b"x", "a/b.bin": b"x"}
     hub.add("me/once", files)
@@ -94,6 +95,7 @@ def test_files_are_fetched_once(hub: Hub, client: Client, pets: Path) -> None:
     assert [(asked.method, asked.path) for asked in hub.asked] == [("GET", "/api/models/me/once/revision/main")]
 
 
+@pytest.mark.slow
 def test_shards_and_pickles(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     save(load(pets), tmp_path / "theirs", "huggingface", lossy=True)
     tensors = list(read_tensors(tmp_path / "theirs" / "model.safetensors").items())
@@ -170,6 +172,7 @@ def test_cache_is_used_without_a_network(
 # ---- The command line ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_verb_accepts_a_hub_name(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     commit = hub.add("me/cli", files_of(pets))
     info = json.loads(client.ask("command", "info", "hf-hub:me/cli", "--json")["out"])
@@ -187,6 +190,7 @@ def picture(folder: Path) -> Path:
     return folder / "picture.png"
 
 
+@pytest.mark.slow
 def test_command_line_error_is_one_line(hub: Hub, client: Client, home: Path) -> None:
     for arguments, status in ((["info", "hf-hub:foo"], 2), (["predict", "hf-hub:no/such", "x.png"], 1)):
         answer = client.ask("command", *arguments)

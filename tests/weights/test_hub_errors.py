@@ -51,6 +51,7 @@ def test_unreachable_hub_falls_back_to_the_cache(hub: Hub, client: Client, pets:
 # ---- What arrives ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cut_connection_is_resumed(hub: Hub, client: Client, pets: Path) -> None:
     hub.add("me/cut", files_of(pets))
     hub.faults["model.safetensors"] = "cut"
@@ -58,6 +59,7 @@ def test_cut_connection_is_resumed(hub: Hub, client: Client, pets: Path) -> None
     assert len([asked for asked in hub.asked if asked.server == "store"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "fault", "message"),
     [

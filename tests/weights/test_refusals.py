@@ -216,6 +216,7 @@ CASES: list[tuple[Maker, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "message"), CASES, ids=[make.__name__ for make, _ in CASES])
 def test_hostile_files_are_refused_with_little_memory(make: Maker, message: str, tmp_path: Path) -> None:
     canary = tmp_path / "canary"

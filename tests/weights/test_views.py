@@ -46,6 +46,7 @@ def places(folder: Path) -> list[range]:
     return [range(int(first, 16), int(last, 16)) for first, last in spans]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped")
 @pytest.mark.parametrize("case", MAPPED)
 def test_matrices_are_mapped_and_not_copied(case: str, tmp_path: Path) -> None:
@@ -122,6 +123,7 @@ def check_own_storages(model: Model) -> None:
         assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY)
 def test_every_tensor_has_a_separate_storage(case: str, tmp_path: Path) -> None:
     check_own_storages(loaded(case, tmp_path))
@@ -146,6 +148,7 @@ def test_tied_and_strided_tensors_are_separated(timms: Path) -> None:
     assert torch.equal(block.attention_norm.weight, tensors["blocks.1.norm1.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY)
 def test_safetensors_and_the_hub_save_and_load_it(case: str, tmp_path: Path) -> None:
     model = loaded(case, tmp_path)
@@ -161,6 +164,7 @@ def test_safetensors_and_the_hub_save_and_load_it(case: str, tmp_path: Path) -> 
     assert same(again, model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY)
 def test_accelerate_saves_and_loads_it(case: str, tmp_path: Path) -> None:
     accelerate = import_accelerate()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from vitreous.common.checks import BadValue, as_size, suggestion
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.config import AnyConfig, ResNetConfig, ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, ResNetStem, SwiGlu
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _sized(size: str, patch: int, base: ViTConfig) -> ViTConfig:
     return dataclasses.replace(base, patch_size=(patch, patch), **SIZES[size]._asdict())
 
 
-def _presets() -> dict[str, ViTConfig | ResNetConfig]:
+def _presets() -> dict[str, AnyConfig]:
     paper = ViTConfig()  # the numerics of Google's code: tanh GELU, eps 1e-6, bilinear positions, mean and std 0.5
     small = dataclasses.replace(paper, image_size=(32, 32), patch_size=(4, 4), num_classes=10)
     deit = dataclasses.replace(
@@ -78,7 +78,7 @@ def _presets() -> dict[str, ViTConfig | ResNetConfig]:
     )
     registers = dataclasses.replace(dinov2, registers=4, position=Learned1d(interpolation="dinov2-registers"))
 
-    presets: dict[str, ViTConfig | ResNetConfig] = {}
+    presets: dict[str, AnyConfig] = {}
     for size, patches in PATCHES.items():
         presets |= {f"ViT-{size}/{patch}": _sized(size, patch, paper) for patch in patches}
     presets |= {f"ViT-{size}/4": _sized(size, 4, small) for size in ("Ti", "S")}
@@ -100,7 +100,7 @@ def _presets() -> dict[str, ViTConfig | ResNetConfig]:
 PRESETS = _presets()
 
 
-def preset(name: str) -> ViTConfig | ResNetConfig:
+def preset(name: str) -> AnyConfig:
     """Config of a preset.
 
     >>> preset("ViT-B16")  # doctest: +ELLIPSIS
@@ -151,7 +151,7 @@ def configure(
     num_classes: int | None = None,
     image_size: int | Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> ViTConfig | ResNetConfig:
+) -> AnyConfig:
     """Config of a preset with other values for some fields."""
     changes = dict(overrides or {})
     if num_classes is not None:

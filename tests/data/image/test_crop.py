@@ -32,6 +32,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(below[0] - below[1]).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", [(3000, 4000), (4000, 3000), (2000, 2000), (1000, 4000)], ids=str)
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.2, 0.5)], ids=str)
 def test_area_and_aspect_are_distributed_as_torchvisions(image: tuple[int, int], scale: tuple[float, float]) -> None:

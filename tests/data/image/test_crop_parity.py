@@ -71,6 +71,7 @@ def timm_settings() -> list[dict[str, Any]]:
     return [*found.values(), *more]
 
 
+@pytest.mark.slow
 def test_images_are_prepared_as_by_timm() -> None:
     timm = import_timm()
     for cfg in timm_settings():
@@ -153,6 +154,7 @@ def processors(name: str, fields: dict[str, Any]) -> list[Any]:
     return [getattr(transformers, one)(**fields, **raw) for one in names if hasattr(transformers, one)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_images_are_prepared_as_by_transformers(name: str) -> None:
     fields = PROCESSORS[name]

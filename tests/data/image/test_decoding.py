@@ -259,6 +259,7 @@ def blank_png(height: int, width: int, bits: int, kind: int, bytes_each: int) ->
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("kind", ["16-bit grey PNG", "RGBA PNG", "CMYK TIFF", "float TIFF", "WebP"])
 def test_decoding_needs_no_more_memory_than_estimated_from_the_header(kind: str, tmp_path: Path) -> None:

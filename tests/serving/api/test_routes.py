@@ -291,6 +291,7 @@ def test_a_full_queue_is_answered_with_429_at_once(served: list[ServedModel]) ->
         hold.remove()
 
 
+@pytest.mark.slow
 def test_a_slow_answer_times_out(served: list[ServedModel]) -> None:
     go_on = threading.Event()
     predictor = served[0].predictor

@@ -117,6 +117,7 @@ def test_the_cache_is_limited_in_bytes() -> None:
                 assert service.cache.used <= 100_000
 
 
+@pytest.mark.slow
 def test_a_slow_answer_times_out() -> None:
     model, go_on = model_of(), threading.Event()
     with client_of(model, timeout=1.0) as (client, _):
@@ -150,6 +151,7 @@ class Passes:
         raise TimeoutError(f"{self.count} passes, not {count}")
 
 
+@pytest.mark.slow
 def test_the_computation_of_a_disconnected_client_is_stopped() -> None:
     model = model_of(128)  # 225 windows, some at a time
     passes = Passes(model, 0.2)
@@ -169,6 +171,7 @@ def test_the_computation_of_a_disconnected_client_is_stopped() -> None:
         assert passes.count >= 4  # it starts again from the beginning
 
 
+@pytest.mark.slow
 def test_long_computations_do_not_delay_quick_ones() -> None:
     model = model_of(128)
     passes = Passes(model, 0.2)
@@ -206,6 +209,7 @@ def test_requests_beyond_the_queue_are_answered_with_429() -> None:
         assert sorted(one.result().status for one in others) == [200, 200, 429, 429, 429, 429]
 
 
+@pytest.mark.slow
 def test_a_large_model_on_a_cpu_is_evaluated_less_often() -> None:
     """Windows of two by two patches do not overlap, and one random order is used."""
     torch.manual_seed(0)

@@ -54,6 +54,7 @@ def test_the_region_of_a_padded_image_extends_beyond_it(live: Live) -> None:
     assert found["seen"] == {"left": 0, "top": 0, "width": 32, "height": 24}
 
 
+@pytest.mark.slow
 def test_an_image_expires_after_many_others(live: Live) -> None:
     first = picture(100, 40, 40)
     id = send(live, "class-token", first)
@@ -66,6 +67,7 @@ def test_an_image_expires_after_many_others(live: Live) -> None:
     assert live.ask("GET", f"/v1/images/{id}/attention/1").body == before.body
 
 
+@pytest.mark.slow
 def test_concurrent_requests_get_the_same_answers_as_single_ones(live: Live, models: dict[str, Any]) -> None:
     whats = ["attention/0", "attention/1", "similarity/1", "map/rollout", "map/relevance", "map/occlusion", "lens"]
     whats += ["distance", "tour", "map/pca", "faithfulness/relevance"]

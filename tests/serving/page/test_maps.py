@@ -19,6 +19,7 @@ from vitreous.explanation.rollout import rollout
 from vitreous.model.vit import ViT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", NAMES)
 def test_rollout_equals_that_of_the_library(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
@@ -52,6 +53,7 @@ def test_the_peak_is_the_planted_patch(live: Live, kind: str, method: str) -> No
     assert divmod(int(np.argmax(found["values"])), 4) == PLACE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", NAMES)
 def test_maps_of_a_class_equal_those_of_the_library(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]

@@ -83,6 +83,7 @@ def test_a_model_without_attention_has_no_positions_or_filters(live: Live) -> No
         assert (reply.status, reply.code) == (409, "no_attention")
 
 
+@pytest.mark.slow
 def test_too_many_tokens_are_an_error(live: Live) -> None:
     """4 heads x 4097 x 4097 bytes are more than 64 MiB; similarity, a quarter of that, is not."""
     for what in ("attention/0", "map/relevance", "faithfulness/relevance"):

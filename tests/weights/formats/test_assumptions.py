@@ -73,6 +73,7 @@ ARCHITECTURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_timm_models_are_never_wrong_without_a_warning(name: str, tmp_path: Path) -> None:
     import_timm()
@@ -82,6 +83,7 @@ def test_timm_models_are_never_wrong_without_a_warning(name: str, tmp_path: Path
     assert outcome(model, saved(model, tmp_path / f"{name}.tag.safetensors")).startswith(named)
 
 
+@pytest.mark.slow
 def test_post_norms_are_detected_by_the_order_of_a_pickle(tmp_path: Path) -> None:
     import_timm()
     model = build("vit_base_patch16_rpn_224", img_size=32)
@@ -169,6 +171,7 @@ def test_tag_and_owner_in_metadata_are_ignored(name: str, plain: nn.Module, tmp_
     assert uncertain(warned(lambda: vitreous.load(tmp_path / "last.pth"))) == {"preprocessing"}
 
 
+@pytest.mark.slow
 def test_architecture_is_read_from_metadata(tmp_path: Path) -> None:
     """timm's training scripts write `arch` beside the weights."""
     import_timm()
@@ -187,6 +190,7 @@ def test_unusual_pooling_of_a_named_model_is_warned_of(tmp_path: Path) -> None:
     assert "pool" in uncertain(warned(lambda: vitreous.load(saved(model, tmp_path / f"{PLAIN}.safetensors"))))
 
 
+@pytest.mark.slow
 def test_folders_with_a_config_do_not_warn(plain: nn.Module, tmp_path: Path) -> None:
     small = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     transformers = import_transformers()
@@ -211,6 +215,7 @@ def test_names_of_published_files_state_the_heads(tmp_path: Path) -> None:
 # ---- Who warns -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_use_of_a_file_warns_once(plain: nn.Module, tmp_path: Path) -> None:
     file = saved(plain, tmp_path / "weights.safetensors")
     config = TrainConfig(data="digits", out=tmp_path / "run", init=file, steps=1, batch_size=8, device="cpu", workers=0)
@@ -226,6 +231,7 @@ def test_every_use_of_a_file_warns_once(plain: nn.Module, tmp_path: Path) -> Non
         assert len(warned(call)) == count, way
 
 
+@pytest.mark.slow
 def test_command_line_prints_the_warning_in_one_line(plain: nn.Module, tmp_path: Path) -> None:
     file = saved(plain, tmp_path / "weights.safetensors")
     Image.new("RGB", (40, 30)).save(tmp_path / "x.png")

@@ -95,6 +95,7 @@ def stacked(arrays: Arrays) -> Arrays:
 # ---- Both directions -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", ["apart", "stacked"])
 def test_outputs_equal_timms(tmp_path: Path, case: str, form: str) -> None:
@@ -172,6 +173,7 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ROUND_TRIPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dtype) -> None:
@@ -228,6 +230,7 @@ def arrays(tmp_path: Path, model: ViT) -> Arrays:
         return {name.removeprefix("params/"): array for name, array in file.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("root", ["", "opt/target/", "params/", "params/img/", "img/"])
 @pytest.mark.parametrize("form", ["apart", "stacked"])
 def test_any_root_is_read(tmp_path: Path, model: ViT, arrays: Arrays, root: str, form: str) -> None:

@@ -77,6 +77,7 @@ class Training(nn.Module):
 # ---- Whole files -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("averaged", [False, True])
 def test_timms_training_checkpoint_is_read(tmp_path: Path, averaged: bool) -> None:
     timm, model = import_timm(), peer()
@@ -117,6 +118,7 @@ def _optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([nn.Parameter(torch.ones(1))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPS)
 def test_keys_of_training_scripts_are_unwrapped(tmp_path: Path, name: str) -> None:
     model, (wrap, inside) = peer(), WRAPS[name]
@@ -129,6 +131,7 @@ def test_keys_of_training_scripts_are_unwrapped(tmp_path: Path, name: str) -> No
 # ---- Names -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prefix", ["module.", "net.", "vit.", "encoder.", "student.", "base_model.model.", "_forward_module.model.module."]
 )
@@ -140,6 +143,7 @@ def test_common_prefix_is_removed(tmp_path: Path, prefix: str) -> None:
     assert "inside" not in known
 
 
+@pytest.mark.slow
 def test_compiled_and_averaged_models_are_read(tmp_path: Path) -> None:
     plain = peer()
     whole = torch.compile(copy.deepcopy(plain))
@@ -272,6 +276,7 @@ def test_long_names_are_rejected_and_truncated(tmp_path: Path, name: str) -> Non
     assert len(str(refused.value)) < 400
 
 
+@pytest.mark.slow
 def test_thousands_of_models_are_rejected_quickly(tmp_path: Path) -> None:
     """Two tensors per model: comparing all pairs would be slow."""
     marks = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")

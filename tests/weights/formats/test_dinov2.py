@@ -102,6 +102,7 @@ def last(model: nn.Module) -> Callable[[Tensor], Tensor]:
 # ---- There and back --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_reads_and_writes_dinov2_files(case: str, tmp_path: Path) -> None:
     model = theirs(case)
@@ -187,6 +188,7 @@ def test_teacher_checkpoint_is_read_without_heads(heads: bool, tmp_path: Path) -
 # ---- Refusals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "part"),
     [

@@ -39,6 +39,7 @@ def test_outputs_equal_timms(tmp_path: Path, case: str) -> None:
     check_close(ours, theirs, ours.config.image_size, channels=ours.config.channels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HYBRIDS)
 def test_outputs_of_hybrids_equal_timms(tmp_path: Path, case: str) -> None:
     """timm's ResNets have another eps in their norms, which is overridden here."""
@@ -185,6 +186,7 @@ def test_unknown_arrays_are_rejected(tmp_path: Path) -> None:
         vitreous.load(saved(tmp_path / "mixer.npz", mixer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS, "R50"])
 def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
     config = config_of(case)
@@ -195,6 +197,7 @@ def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
     check_close(ours, theirs, config.image_size, channels=config.channels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
 def test_written_names_and_shapes_are_googles(tmp_path: Path, case: str) -> None:
     """The arrays of a file that was built by hand are exactly those that are written."""
@@ -213,6 +216,7 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ROUND_TRIPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dtype) -> None:

@@ -94,6 +94,7 @@ def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 # ---- There and back --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_reads_and_writes_vit_pytorch_models(case: str, tmp_path: Path) -> None:
     given, untold, changes = CASES[case]
@@ -165,6 +166,7 @@ def test_mean_over_class_token_is_rejected(tmp_path: Path) -> None:
     assert vitreous.load(tmp_path / "m.pth", overrides={"pool": ClassToken()}).config == CONFIG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(32, 32), (24, 40)], ids=str)
 def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
     model = noisy(import_vit_pytorch().SimpleViT(**SIZES | {"image_size": size}))

@@ -131,6 +131,7 @@ def test_decoder_is_ignored(tmp_path: Path) -> None:
     check_close(tokens(vitreous.load(tmp_path / "mae.pth", image_size=OTHER)), last(model), OTHER)
 
 
+@pytest.mark.slow
 def test_encoder_alone_is_detected_by_its_positions(tmp_path: Path) -> None:
     """MAE publishes encoders alone. Their sines and cosines are read as a table, bit-identically."""
     model = noisy(theirs())
@@ -178,6 +179,7 @@ def test_mae_can_fine_tune_written_files(pool: str, tmp_path: Path) -> None:
 # ---- Fine-tuned ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["avg", "token"])
 def test_reads_and_writes_fine_tuned_models(pool: str, tmp_path: Path) -> None:
     model = fine_tuned(pool)
@@ -212,6 +214,7 @@ def test_images_above_224_pixels_are_not_cropped(tmp_path: Path) -> None:
 # ---- Refusals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "part"),
     [

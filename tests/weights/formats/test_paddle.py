@@ -66,6 +66,7 @@ READ: dict[str, tuple[str, dict[str, Any], float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", READ)
 def test_outputs_equal_reference(case: str, tmp_path: Path) -> None:
     format, options, eps = READ[case]
@@ -159,6 +160,7 @@ def test_preprocessing_is_paddlevits(image: int, crop: float, distilled: bool) -
 # ---- Files that are wrong --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", LAYOUTS)
 @pytest.mark.parametrize(
     ("part", "change", "message"),
@@ -286,6 +288,7 @@ def ours(case: str) -> tuple[str, ViT]:
     return format, model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRITTEN)
 def test_reference_gives_same_outputs_from_written_file(case: str, tmp_path: Path) -> None:
     format, model = ours(case)
@@ -301,6 +304,7 @@ def test_reference_gives_same_outputs_from_written_file(case: str, tmp_path: Pat
     check_close(model, lambda images: reference(tensors, LAYOUTS[format], images, config.norm_eps), (IMAGE, IMAGE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRITTEN)
 def test_round_trip_is_bit_identical(case: str, tmp_path: Path) -> None:
     format, model = ours(case)
@@ -358,6 +362,7 @@ def test_parts_unsupported_by_one_system_are_rejected(format: str, change: Any, 
         vitreous.save(build_vit(dataclasses.replace(PLAIN, **change)), tmp_path / "a.pdparams", format=format)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "change", "message"),
     [

@@ -68,6 +68,7 @@ def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> No
     check_close(vitreous.load(tmp_path / "m", image_size=LONG), model, LONG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "args"),
     [("deit3_base_patch16_224", {}), ("vit_base_patch14_reg4_dinov2", {}), (PLAIN, {"no_embed_class": True})],
@@ -82,6 +83,7 @@ def test_timm_folder_states_missing_token_positions(name: str, args: dict[str, A
     check_close(ours, model, SQUARE)
 
 
+@pytest.mark.slow
 def test_architectures_without_token_positions_are_known() -> None:
     """Checked for all supported architectures of timm."""
     from vitreous.weights.formats.timm.config import NO_ENTRIES
@@ -119,6 +121,7 @@ def test_rectangular_transformers_grid_requires_image_size(tmp_path: Path) -> No
     check_close(vitreous.load(tmp_path / "m.bin", image_size=LONG), lambda images: model(images).logits, LONG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["torchvision", "dinov2", "paddle", "paddlevit"])
 def test_class_token_position_is_certain_in_other_systems(format: str, tmp_path: Path) -> None:
     """No published model has 25 positions, so the table is made here."""
@@ -160,6 +163,7 @@ BARE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin"])
 @pytest.mark.parametrize(("format", "changes", "said"), BARE, ids=str)
 def test_file_with_other_numerics_requires_lossy(
@@ -256,6 +260,7 @@ def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
         assert (difference(ours, model, (32, 32)) < 1e-4) == (activation is nn.SiLU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["GluMlp", "SwiGLUPacked"])
 @pytest.mark.parametrize("args", [{}, {"act_layer": "gelu"}, {"act_layer": "silu"}], ids=str)
 def test_gated_mlp_of_ungated_architecture_is_rejected(layer: str, args: dict[str, Any], tmp_path: Path) -> None:

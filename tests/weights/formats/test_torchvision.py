@@ -50,6 +50,7 @@ def theirs(image_size: int = 32, num_heads: int = 2, representation_size: int | 
     return noisy(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [None, 48], ids=["one layer", "two layers"])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_reads_and_writes_torchvision_models(hidden: int | None, suffix: str, tmp_path: Path) -> None:
@@ -72,6 +73,7 @@ def test_unusual_head_width_requires_num_heads(tmp_path: Path) -> None:
     check_close(vitreous.load(tmp_path / "m.pth", overrides={"num_heads": 8}), model, (32, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [16, 40, 48])
 def test_positions_are_resampled_as_in_torchvision(size: int, tmp_path: Path) -> None:
     model = theirs()
@@ -119,6 +121,7 @@ def test_model_without_classifier_is_read(tmp_path: Path) -> None:
     model.load_state_dict(torch.load(tmp_path / "ours.pth"), strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "part"),
     [

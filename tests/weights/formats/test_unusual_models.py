@@ -63,6 +63,7 @@ MAKERS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("format", MAKERS)
 def test_other_numbers_of_channels_are_read(format: str, channels: int, tmp_path: Path) -> None:
@@ -86,6 +87,7 @@ def test_grey_transformers_model_without_processor_is_read(tmp_path: Path) -> No
     assert ours.config.preprocessing.mean == pytest.approx([sum(IMAGENET.mean) / 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "distil"), [("paddle", True), ("paddlevit", True), ("paddlevit", False)], ids=str)
 def test_grey_models_round_trip_through_paddle(format: str, distil: bool, tmp_path: Path) -> None:
     fields = {"distillation_token": distil, "channels": 1, "mlp": {"kind": "Gelu", "approximation": "erf"}}
@@ -95,6 +97,7 @@ def test_grey_models_round_trip_through_paddle(format: str, distil: bool, tmp_pa
     check_close(vitreous.load(tmp_path / "m.pdparams", format=format), model, SIZE, channels=1)
 
 
+@pytest.mark.slow
 def test_converted_grey_models_can_be_loaded(tmp_path: Path) -> None:
     torch.save(of_mae(1).state_dict(), tmp_path / "m.pth")
     assert convert(tmp_path / "m.pth", tmp_path / "x.pth", to="mae").differences[-1].largest == 0
@@ -122,6 +125,7 @@ STRANGERS_OF_TIMM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
 @pytest.mark.parametrize("name", STRANGERS_OF_TIMM)
 def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: bool, tmp_path: Path) -> None:
@@ -140,6 +144,7 @@ def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: b
             vitreous.load(tmp_path / "m.pth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -197,6 +202,7 @@ OTHERS_OF_TRANSFORMERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS_OF_TRANSFORMERS)
 def test_other_transformers_models_are_rejected_by_name(name: str, tmp_path: Path) -> None:
     kind = getattr(import_transformers(), name)
@@ -240,6 +246,7 @@ def test_known_model_type_with_unknown_names_is_an_unknown_format(tmp_path: Path
         vitreous.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_resnet_and_swin_are_rejected_by_name(tmp_path: Path) -> None:
     timm = import_timm()
     for name, said in {"resnet18": "a ResNet", "swin_tiny_patch4_window7_224": "a Swin Transformer"}.items():
@@ -255,6 +262,7 @@ def test_resnet_and_swin_are_rejected_by_name(tmp_path: Path) -> None:
 # ---- What must be given ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_missing_heads_error_shows_python_and_command_line_remedy(tmp_path: Path) -> None:
     model = timm_model(embed_dim=96, num_heads=3)
     torch.save(model.state_dict(), tmp_path / "m.pth")

@@ -15,6 +15,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import ResNetStem
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
+pytestmark = pytest.mark.slow
+
 PLAIN = ViTConfig(image_size=(32, 32), patch_size=(8, 8), width=128, depth=2, num_heads=2, mlp_width=256, num_classes=7)
 
 # By format: what is otherwise in its model; and a tensor, what is in its place, or None, and what is said then.

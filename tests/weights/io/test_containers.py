@@ -33,6 +33,7 @@ def check_same(file: Path, model: ViT) -> None:
     assert torch.equal(vitreous.load(file)(images), model(images))
 
 
+@pytest.mark.slow
 def test_content_decides_the_kind_of_a_file(tmp_path: Path) -> None:
     model, state = timm_state(tmp_path)
     for name in ("a.pth", "a.npz", "a.pt.tar"):

@@ -46,6 +46,7 @@ def paddle_file(file: Path, count: int) -> None:
     file.write_bytes(pickle.dumps({str(i): np.zeros(0, np.float32) for i in range(count)}, protocol=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [MAX_TENSORS + 1, 1_000_000])
 def test_too_many_tensors_in_safetensors_are_refused(tmp_path: Path, count: int) -> None:
     safetensors(tmp_path / "x.safetensors", count)
@@ -64,6 +65,7 @@ def test_too_many_tensors_in_other_files_are_refused(
         vitreous.load(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_a_header_of_a_million_tensors_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unused(*_: object, **__: object) -> None:
         raise AssertionError("the header was parsed")
@@ -74,6 +76,7 @@ def test_a_header_of_a_million_tensors_is_not_parsed(tmp_path: Path, monkeypatch
         vitreous.load(tmp_path / "x.safetensors")
 
 
+@pytest.mark.slow
 def test_too_many_tensors_in_shards_are_refused(tmp_path: Path) -> None:
     """Each file is below the limit, but all together are above it."""
     shards = [f"model-{i}.safetensors" for i in range(3)]

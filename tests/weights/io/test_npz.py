@@ -89,6 +89,7 @@ def test_headers_of_other_writers_are_read(tmp_path: Path, shape: str, version: 
     assert read_npz(tmp_path / "x.npz")["w"].flatten().tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_small_constant_array_is_no_zip_bomb(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "x.npz", zeros=np.zeros(2**23, "f4"))
     assert read_npz(tmp_path / "x.npz")["zeros"].count_nonzero() == 0
@@ -211,6 +212,7 @@ def _samples() -> list[bytes]:
     return samples
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=damaged(_samples()))
 def test_damage_is_detected_or_harmless(tmp_path: Path, data: bytes) -> None:

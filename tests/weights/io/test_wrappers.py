@@ -35,6 +35,7 @@ def prefixed(tensors: Tensors, prefix: str) -> Tensors:
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrap", "inside"),
     [
@@ -66,6 +67,7 @@ def test_mixed_dtypes_become_the_widest(tensors: Tensors, tmp_path: Path) -> Non
     assert found(torch.zeros(1, 3, 16, 16)).isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
 def test_a_file_of_a_folder_is_read_with_the_config_beside_it(format: str, tmp_path: Path) -> None:
     vitreous.save(build_vit(CONFIG), tmp_path / "theirs", format=format)
@@ -84,6 +86,7 @@ def test_overrides_are_recorded_in_provenance(tensors: Tensors, tmp_path: Path) 
     assert given == {"num_heads": 2, "mlp": {"kind": "Gelu", "approximation": "tanh"}}
 
 
+@pytest.mark.slow
 def test_changes_accumulate_in_provenance(tensors: Tensors, tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "x.pth")
     vitreous.save(vitreous.load(tmp_path / "x.pth", image_size=24), tmp_path / "ours")

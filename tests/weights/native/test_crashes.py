@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from parity import check_identical
 from vitreous.model.config import ViTConfig
 from vitreous.weights.native import load_folder
@@ -48,6 +50,7 @@ assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
 """
 
 
+@pytest.mark.slow
 def test_kill_while_saving_leaves_a_checkpoint(tmp_path: Path) -> None:
     """After twenty kills at random moments, the checkpoint loads and is one complete version."""
     path = tmp_path / "folder" / "x"
@@ -61,6 +64,7 @@ def test_kill_between_two_renames_is_recovered(saved: Path) -> None:
     check_identical(load_folder(saved), before)
 
 
+@pytest.mark.slow
 def test_full_disk_keeps_the_previous_checkpoint(saved: Path, small: ViTConfig) -> None:
     """A limit on file sizes fails like a full disk; it is set in a separate process."""
     before = load_folder(saved)

@@ -125,6 +125,7 @@ def test_missing_and_unexpected_tensors_are_listed(saved: Path) -> None:
     assert "norm.bias is I64" in str(e.value)
 
 
+@pytest.mark.slow
 def test_damaged_header_is_refused_or_harmless(saved: Path) -> None:
     """A damaged header gives a BadCheckpoint or a model of the right shapes."""
     whole = (saved / "model.safetensors").read_bytes()

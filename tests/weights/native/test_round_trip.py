@@ -16,6 +16,7 @@ from vitreous.weights.load import describe
 from vitreous.weights.native import load_folder, save_folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip_is_bit_identical(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
@@ -62,6 +63,7 @@ def test_path_of_a_file_means_its_folder(saved: Path) -> None:
 # ---- Changes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ViT-Ti/8", "DINOv2-g/14-reg", "R26+ViT-S/32", "BiT-R50x1", "RelativeBias", "Learned2d"]
 )
@@ -79,6 +81,7 @@ def test_another_image_size(tmp_path: Path, name: str, dtype: torch.dtype) -> No
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ViT-Ti/8", "TanhHead", "MlpHead", "DeiT-Ti/16-distilled", "DINOv2-S/14", "BiT-R50x1"]
 )

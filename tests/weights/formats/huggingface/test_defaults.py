@@ -17,6 +17,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
 from vitreous.weights.adapt import provenance_of
 
+pytestmark = pytest.mark.slow
+
 SMALL = ViTConfig(
     image_size=(224, 224),  # that of all their processors
     patch_size=(56, 56),

@@ -114,6 +114,7 @@ def test_outputs_equal_transformers(name: str, tmp_path: Path) -> None:
     assert provenance_of(ours)["origin"] == "transformers"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_names_of_version_5_in_memory_are_read(name: str, tmp_path: Path) -> None:
     theirs = peer(name)
@@ -222,6 +223,7 @@ def saved(name: str, folder: Path) -> ViT:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 def test_transformers_reads_written_folders(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
@@ -239,6 +241,7 @@ def test_transformers_reads_written_folders(name: str, tmp_path: Path) -> None:
         assert difference(ours, theirs.eval(), size) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 def test_round_trip_is_bit_identical(name: str, tmp_path: Path) -> None:
     before = saved(name, tmp_path)

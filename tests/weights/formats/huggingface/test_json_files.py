@@ -62,6 +62,7 @@ def change(file: Path, **fields: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in (document | fields).items() if value != "absent"}))
 
 
+@pytest.mark.slow
 def test_loading_does_not_import_torch_dynamo(folder: Path) -> None:
     """Importing it takes over a second, and some operations on meta tensors would."""
     program = f"import sys, vitreous; vitreous.load({str(folder)!r}); print('torch._dynamo' in sys.modules)"
@@ -85,6 +86,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PROCESSORS if name != "no kind"])
 def test_preprocessing_equals_their_processor(name: str, folder: Path) -> None:
     transformers = import_transformers()
@@ -99,6 +101,7 @@ def test_preprocessing_equals_their_processor(name: str, folder: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", ["crop", "squash", "squash-crop"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_written_processor_equals_our_preprocessing(fit: Any, interpolation: Any, tmp_path: Path) -> None:
@@ -198,6 +201,7 @@ def test_classifier_of_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
 # ---- Refused ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "part"),
     [

@@ -17,6 +17,7 @@ from vitreous.model.options import IMAGENET, Gelu, GlobalAverage, Preprocessing
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safe", [True, False, "both"], ids=["safetensors", "bin", "both"])
 def test_folder_of_save_for_hf_is_read(safe: Any, tmp_path: Path) -> None:
     timm = import_timm()
@@ -35,6 +36,7 @@ def test_folder_of_save_for_hf_is_read(safe: Any, tmp_path: Path) -> None:
     check_close(ours, model, (24, 48), OTHER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["list", "numbered", "older"])
 def test_labels_and_preprocessing_are_read(form: str, tmp_path: Path) -> None:
     model = theirs("plain")
@@ -65,6 +67,7 @@ def test_unsupported_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> 
     assert (found.config.preprocessing.mean, found.config.preprocessing.std) == (IMAGENET.mean, IMAGENET.std)
 
 
+@pytest.mark.slow
 def test_architecture_names_state_heads_and_gelu() -> None:
     """Checked for all supported architectures of timm."""
     from vitreous.weights.formats.base import HEADS
@@ -85,6 +88,7 @@ def test_architecture_names_state_heads_and_gelu() -> None:
     assert seen > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224", "vit_small_patch16_rope_ape_224"])
 def test_architectures_with_ambiguous_tensors_are_rejected(name: str, tmp_path: Path) -> None:
     torch.save(import_timm().create_model(name, depth=1).state_dict(), tmp_path / "pytorch_model.bin")
@@ -93,6 +97,7 @@ def test_architectures_with_ambiguous_tensors_are_rejected(name: str, tmp_path: 
         vitreous.load(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -16,6 +16,7 @@ from vitreous.model.vit import ViT
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_reads_and_writes_timm_models(case: str, tmp_path: Path) -> None:
     timm, model = import_timm(), theirs(case, dynamic_img_size=True)
@@ -40,6 +41,7 @@ def test_reads_and_writes_timm_models(case: str, tmp_path: Path) -> None:
         check_close(filled, ours, native, channels=ours.config.channels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["state_dict", "model", "state_dict_ema"])
 def test_keys_of_training_scripts_are_unwrapped(wrap: str, tmp_path: Path) -> None:
     model = theirs("plain")
@@ -51,6 +53,7 @@ def test_keys_of_training_scripts_are_unwrapped(wrap: str, tmp_path: Path) -> No
     check_close(vitreous.load(tmp_path / "last.pth"), model, NATIVE)
 
 
+@pytest.mark.slow
 def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
     model = noisy(import_timm().create_model(PLAIN, **SIZES | {"img_size": (24, 48)}, num_classes=7))
     torch.save(model.state_dict(), tmp_path / "m.pth")
@@ -86,6 +89,7 @@ def test_layer_scale_names_of_deit3_are_read(tmp_path: Path) -> None:
     check_close(ours, model, NATIVE, OTHER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "distilled"])
 def test_preprocessing_of_bare_files_is_that_of_published_models(case: str, tmp_path: Path) -> None:
     """timm's ViTs are AugReg's; for DeiT, timm crops less than DeiT."""

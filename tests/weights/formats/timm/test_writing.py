@@ -28,6 +28,7 @@ from vitreous.model.options import (
 from vitreous.weights.convert import CannotHold
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -66,6 +67,7 @@ def test_pretrained_cfg_alone_sets_the_image_size(tmp_path: Path) -> None:
     assert theirs.patch_embed.img_size == SMALL.image_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
@@ -107,6 +109,7 @@ def test_other_numerics_require_lossy(changes: dict[str, Any], said: str, tmp_pa
     assert (tmp_path / "m" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
 @pytest.mark.parametrize("fraction", [1, 1.0, 0.9], ids=repr)
 @pytest.mark.parametrize("geometry", ["torchvision", "timm", "huggingface"])

@@ -99,6 +99,7 @@ def _samples() -> list[bytes]:
     return samples
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=damaged(_samples()))
 def test_damage_is_detected_or_harmless(tmp_path: Path, data: bytes) -> None:

@@ -167,6 +167,7 @@ def test_unneeded_opcodes_are_refused(tmp_path: Path, name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", PICKLES)
 def test_invalid_pickles_are_refused(tmp_path: Path, name: str) -> None:

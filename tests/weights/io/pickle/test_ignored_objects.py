@@ -127,12 +127,14 @@ def test_contents_of_ignored_objects_are_dropped(tmp_path: Path) -> None:
             assert read_pickle(tmp_path / "x") == Ignored("argparse.Namespace")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_ignored_objects_are_no_way_around_the_checks(tmp_path: Path, name: str) -> None:
     check_refused(tmp_path, torch_zip(HOSTILE[name][0]), HOSTILE[name][1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_deep_state_is_freed_without_recursion(tmp_path: Path) -> None:
     deep = b"\x80\2" + NAMESPACE + b")\x81" + b")" + b"\x85" * 400_000 + b"b."

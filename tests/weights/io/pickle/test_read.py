@@ -138,6 +138,7 @@ def contents() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("old", [False, True])
 def test_files_of_torch_are_read_as_torch_does(tmp_path: Path, old: bool, protocol: int) -> None:
