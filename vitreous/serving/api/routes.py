@@ -11,22 +11,21 @@ from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
 from vitreous.inference.predictions import top_labels
 from vitreous.model.base_config import Task
-from vitreous.serving.api.parameters import Model, Target, target_of
 from vitreous.serving.api.schemas import (
     IMAGE_BODY,
     IMAGE_ERRORS,
     Classified,
     Embedded,
     Explained,
+    Model,
     Models,
     Segmented,
+    Target,
     answers,
-)
+)  # fmt: skip
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
-from vitreous.serving.inspect.routes import image_summary
-from vitreous.serving.inspect.service import InspectService
-from vitreous.serving.inspect.session import Session
+from vitreous.serving.inspect.service import InspectService, Session
 from vitreous.serving.models import MAX_TOP, ServedModel, find_model
 from vitreous.serving.scheduler import Priority, Scheduler, result_for
 from vitreous.serving.settings import Settings
@@ -86,10 +85,10 @@ def router(
         one = service.model(model)
         about_class = method in CLASS_MAPS
         _ = one.vit  # reject a model without attention before the image is read
-        index = target_of(one, target) if about_class else None
+        index = one.target(target) if about_class else None
 
         def explained(session: Session, id: str, size: Size) -> dict[str, Any]:
-            summary = image_summary(session, id, size)
+            summary = numbers.image_summary(session, id, size)
             top = summary["predictions"][0]["index"] if about_class and index is None else index
             found = numbers.importance(session, method, top)
             values, columns = found["values"], found["grid"][1]
