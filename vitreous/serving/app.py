@@ -21,10 +21,9 @@ from vitreous.serving.api.schemas import errors as error_answers
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import routes as inspect
 from vitreous.serving.inspect.service import InspectService
-from vitreous.serving.middleware import Middleware
 from vitreous.serving.models import ServedModel
-from vitreous.serving.prometheus import Metrics
-from vitreous.serving.scheduler import BATCH_WORKERS, Scheduler
+from vitreous.serving.requests import Middleware
+from vitreous.serving.scheduler import BATCH_WORKERS, Metrics, Scheduler
 from vitreous.serving.settings import Settings
 
 PAGE = Path(__file__).parent / "page"

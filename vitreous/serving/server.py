@@ -16,8 +16,8 @@ from fastapi import FastAPI
 
 from vitreous.serving.app import create_app
 from vitreous.serving.connection import Connection
-from vitreous.serving.middleware import is_loopback
 from vitreous.serving.models import Precision, check_capacity, load_models
+from vitreous.serving.requests import is_loopback
 from vitreous.serving.settings import Settings
 
 KEEP_ALIVE = 60  # seconds that an idle connection stays open

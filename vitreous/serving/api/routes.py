@@ -27,9 +27,9 @@ from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import InspectService, Session
 from vitreous.serving.models import MAX_TOP, ServedModel, find_model
+from vitreous.serving.requests import read_image
 from vitreous.serving.scheduler import Priority, Scheduler, result_for
 from vitreous.serving.settings import Settings
-from vitreous.serving.uploads import read_image
 
 NOT_SUPPORTED: dict[Task, str] = {"classify": "no_head", "embed": "no_embedding", "segment": "no_masks"}
 PRIORITIES = {

@@ -38,9 +38,9 @@ from vitreous.serving.api.schemas import (
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import BYTES, Answer, InspectService, Session, as_response, check_size
+from vitreous.serving.requests import read_image
 from vitreous.serving.scheduler import Priority
 from vitreous.serving.settings import Settings
-from vitreous.serving.uploads import read_image
 
 ATTENTION = (
     "float32 [heads, t, 2], the largest weight of a row for a prefix token, and for a patch; "
