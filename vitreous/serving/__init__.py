@@ -46,7 +46,7 @@ def serve(
     """
     settings = Settings(host, port, max_batch, max_wait_ms, queue, max_body_mb, max_pixels, timeout, api_key)
     try:
-        from vitreous.serving.server import run_server
+        from vitreous.serving.app import run_server
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs {error.name}: pip install 'vitreous[serve]'") from error
     names = [checkpoints] if isinstance(checkpoints, str | Path) else list(checkpoints)

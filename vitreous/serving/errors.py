@@ -16,11 +16,7 @@ logger = logging.getLogger("vitreous.serving")
 
 
 class ApiError(HTTPException):
-    """An error response: `code` is for programs, `message` for people.
-
-    >>> ApiError(404, "unknown_image", "send it again").status_code
-    404
-    """
+    """An error response: `code` is for programs, `message` for people."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None):
         super().__init__(status, message, dict(headers) if headers else None)

@@ -182,11 +182,7 @@ def _mask(predictor: SegmentPredictor, labels: Sequence[str], answer: Segmentati
 
 
 def unique_ids(names: Sequence[str]) -> list[str]:
-    """Short unique ids that need no quoting in a URL, from names of files and folders.
-
-    >>> unique_ids(["runs/pets/best", "runs/birds/best", "B_16.npz", "hf-hub:timm/vit small"])
-    ['pets', 'birds', 'B_16', 'vit-small']
-    """
+    """Short unique ids that need no quoting in a URL, from names of files and folders."""
     ids: list[str] = []
     for name in names:
         parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]

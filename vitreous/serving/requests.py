@@ -104,7 +104,7 @@ class Middleware:
                 message = "missing or invalid API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
                 return ApiError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
         if body.declared is not None and body.declared > body.limit:
-            return too_large(body.limit)
+            return body.too_large()
         if path in BATCHED and scope["method"] == "POST" and self.scheduler.full:
             return busy()
         return None
@@ -131,6 +131,10 @@ class LimitedBody:
             return header(self.scope, b"transfer-encoding") is None  # no body at all
         return self.declared <= self.limit and not self.late
 
+    def too_large(self) -> ApiError:
+        message = f"the body of a request to this path may have at most {self.limit:,} bytes"
+        return ApiError(413, "body_too_large", message)
+
     async def receive(self) -> Message:
         if self.complete:  # only a disconnect can follow
             return await self._receive()
@@ -148,14 +152,10 @@ class LimitedBody:
         self.middleware.body_bytes += count
         self.complete = not message.get("more_body", False)
         if self.size > self.limit:
-            raise too_large(self.limit)
+            raise self.too_large()
         if self.middleware.body_bytes > self.middleware.max_bodies:
             raise busy("too many bytes are being uploaded")
         return message
-
-
-def too_large(limit: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"the body of a request to this path may have at most {limit:,} bytes")
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -293,11 +293,7 @@ def _webp_size(data: bytes) -> Size | None:
 
 
 def format_of(data: bytes) -> str | None:
-    """Image format by the first bytes.
-
-    >>> format_of(b"RIFF0000WEBPVP8 "), format_of(b"GIF89a")
-    ('WEBP', None)
-    """
+    """Image format by the first bytes."""
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -309,10 +305,6 @@ def form_field(body: bytes, content_type: str, name: str) -> bytes:
     """Content of the first field `name` of a multipart form; ApiError 400 if it is missing.
 
     Parsed in memory: the framework's parser writes large files to the disk.
-
-    >>> body = b'--x\\r\\nContent-Disposition: form-data; name="image"\\r\\n\\r\\nabc\\r\\n--x--\\r\\n'
-    >>> form_field(body, "multipart/form-data; boundary=x", "image")
-    b'abc'
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
