@@ -28,8 +28,8 @@ from vitreous.training.loop import Job, Stepper
 from vitreous.training.lora import add_lora
 from vitreous.training.metrics_log import check_tensorboard
 from vitreous.training.optim import Ema, build_optimizers
-from vitreous.weights.config_match import check_not_swapped
 from vitreous.weights.io.safetensors_file import copy_to_memory
+from vitreous.weights.native import check_not_swapped
 
 
 def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task] | None = None) -> Job:
