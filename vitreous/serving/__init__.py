@@ -1,8 +1,8 @@
 """A web server for models: an HTTP API for programs (api/) and a page that looks inside the model (inspect/, page/).
 
-A request passes connection.py (HTTP), middleware.py (checks by headers), a route, uploads.py (the image), scheduler.py
-(queue, batches, threads) and models.py (the functions that compute). app.py puts them together, server.py runs them.
-This file imports no torch, so that the command line can use it and stay quick.
+A request passes connection.py (HTTP), requests.py (middleware, limits, the image), a route, scheduler.py (queue,
+batches, threads, metrics) and models.py (the functions that compute). app.py puts them together and runs them.
+errors.py is the form of all errors. This file imports no torch, so that the command line can use it and stay quick.
 """
 
 from collections.abc import Sequence

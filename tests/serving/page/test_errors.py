@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import vitreous
+from images import encoded
 from inspected import SMALL, get, inspect_client, picture, send
 from live_server import Live
 from vitreous.common.checks import BadValue

@@ -62,6 +62,7 @@ Shown = shape(
 PATCHES = {"method": str, "target": ClassName | None, "grid": list[int]}
 PatchValues = shape("PatchValues", **PATCHES, values=list[float], range=list[float])
 PatchColours = shape("PatchColours", **PATCHES | {"target": None}, rgb=list[float], range=list[float])
+PatchMap = PatchValues | PatchColours
 Curve = shape("Curve", auc=float, curve=list[float])
 Tested = shape(
     "Tested", method=str, target=ClassName, shares=list[float], deletion=Curve, insertion=Curve,
@@ -102,7 +103,7 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
         "id": "5891b5b522d5df086d0ff0b110fbd9d2", "model": "vit-b16", "picture": PICTURE, "seen": SEEN,
         "grid": [14, 14], "predictions": PREDICTIONS, "segments": None,
     },
-    PatchValues | PatchColours: {
+    PatchMap: {
         "method": "relevance", "target": TARGET, "grid": [2, 2], "values": [0.1, 0.7, 0.2, 0.0], "range": [0.0, 0.7],
     },
     Tested: {

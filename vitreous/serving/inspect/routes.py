@@ -8,33 +8,14 @@ import hashlib
 import math
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from vitreous.explanation import MapName
 from vitreous.explanation.pca import filter_components, filter_images
 from vitreous.explanation.rollout import Fusion
 from vitreous.explanation.similarity import position_similarity
-from vitreous.serving.api.schemas import (
-    IMAGE_BODY,
-    IMAGE_ERRORS,
-    MODEL_ERRORS,
-    AnyLayer,
-    Changed,
-    Erased,
-    Id,
-    Layer,
-    Lens,
-    Model,
-    PatchColours,
-    PatchValues,
-    Reach,
-    Shown,
-    Target,
-    Tested,
-    Tour,
-    answers,
-    binary_answer,
-)  # fmt: skip
+from vitreous.serving.api import schemas
+from vitreous.serving.api.schemas import MODEL_ERRORS, AnyLayer, Id, Layer, Model, Target, answers, binary_answer
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import BYTES, Answer, InspectService, Session, as_response, check_size
@@ -62,13 +43,13 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
 
 
 def add_image_routes(api: APIRouter, service: InspectService, settings: Settings) -> None:
-    @api.post("/v1/images", responses=answers(Shown, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @api.post("/v1/images", responses=answers(schemas.Shown, *schemas.IMAGE_ERRORS), openapi_extra=schemas.IMAGE_BODY)
     async def images(request: Request, model: Model = None) -> Response:
         """Upload an image. It stays in memory for a while, under an id that is the hash of its bytes."""
         one, upload = service.model(model), await read_image(request, settings)
         return as_response(await service.answer_upload(request, one, upload, "picture", numbers.image_summary))
 
-    @api.get("/v1/images/{id}/tour", responses=answers(Tour, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/tour", responses=answers(schemas.Tour, *MODEL_ERRORS))
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
         """The image taken through equations 1 to 4, in eight steps."""
         return await service.respond(request, model, id, "tour", lambda session: numbers.tour(session.captured))
@@ -106,12 +87,12 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         make = lambda session: numbers.similarity_bytes(session.captured.features(at))  # noqa: E731
         return await service.respond(request, model, id, ("similarity", at), make)
 
-    @api.get("/v1/images/{id}/lens", responses=answers(Lens, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/lens", responses=answers(schemas.Lens, *MODEL_ERRORS))
     async def lens(request: Request, id: Id, model: Model = None) -> Response:
         """Predictions of the head after each layer."""
         return await service.respond(request, model, id, "lens", numbers.lens)
 
-    @api.get("/v1/images/{id}/distance", responses=answers(Reach, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/distance", responses=answers(schemas.Reach, *MODEL_ERRORS))
     async def distance(request: Request, id: Id, model: Model = None) -> Response:
         """Attention distance of every head of every layer, in pixels of the model's input."""
         return await service.respond(request, model, id, "distance", numbers.distance, Priority.MEDIUM)
@@ -121,7 +102,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
 
 
 def add_map_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/images/{id}/map/{method}", responses=answers(PatchValues | PatchColours, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/map/{method}", responses=answers(schemas.PatchMap, *MODEL_ERRORS))
     async def map(
         request: Request,
         id: Id,
@@ -155,7 +136,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         name = ("map", method, at)
         return await service.respond(request, model, id, name, lambda session: make(session, at), priority)
 
-    @api.get("/v1/images/{id}/faithfulness/{method}", responses=answers(Tested, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/faithfulness/{method}", responses=answers(schemas.Tested, *MODEL_ERRORS))
     async def faithfulness(
         request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
@@ -169,8 +150,8 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
             lambda session: numbers.map_test(session, method, _class_of(session, index)), Priority.LONG,
         )  # fmt: skip
 
-    @api.post("/v1/images/{id}/masked", responses=answers(Changed, *IMAGE_ERRORS))
-    async def masked(request: Request, id: Id, body: Annotated[Erased, Body()], model: Model = None) -> Response:
+    @api.post("/v1/images/{id}/masked", responses=answers(schemas.Changed, *schemas.IMAGE_ERRORS))
+    async def masked(request: Request, id: Id, body: schemas.Erased, model: Model = None) -> Response:
         """Predictions with some patches masked."""
         config = service.model(model).classifier.config
         patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
