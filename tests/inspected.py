@@ -25,8 +25,7 @@ from vitreous.serving.errors import install
 from vitreous.serving.inspect.routes import router
 from vitreous.serving.inspect.service import InspectService
 from vitreous.serving.models import ServedModel
-from vitreous.serving.prometheus import Metrics
-from vitreous.serving.scheduler import Scheduler
+from vitreous.serving.scheduler import Metrics, Scheduler
 from vitreous.serving.settings import Settings
 
 LABELS = ("ant", "bee", "cat", "dog", "emu")

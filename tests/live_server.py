@@ -125,8 +125,7 @@ def process(checkpoints: Sequence[Path], *flags: str, **environment: str) -> Ite
 
 @contextlib.contextmanager
 def in_thread(served: Sequence[Any], settings: Any = None) -> Iterator[Live]:
-    from vitreous.serving.app import create_app
-    from vitreous.serving.server import Server, listen, uvicorn_config
+    from vitreous.serving.app import Server, create_app, listen, uvicorn_config
     from vitreous.serving.settings import Settings
 
     settings, before = settings or Settings(), set(threading.enumerate())

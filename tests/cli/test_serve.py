@@ -15,8 +15,8 @@ from images import encoded, smooth
 from live_server import HOST, process
 from vitreous.inference import memory_check as capacity
 from vitreous.model import options
+from vitreous.serving.app import run_server
 from vitreous.serving.models import check_capacity, load_models, unique_ids
-from vitreous.serving.server import run_server
 from vitreous.serving.settings import Settings
 
 

@@ -19,10 +19,9 @@ from live_server import HOST, Live, in_thread, read_reply
 from vitreous.inference import predictor as predictor_module
 from vitreous.serving.app import create_app
 from vitreous.serving.errors import ApiError, error_response
-from vitreous.serving.middleware import Middleware
 from vitreous.serving.models import ServedModel, serve_model
-from vitreous.serving.prometheus import Metrics
-from vitreous.serving.scheduler import Scheduler
+from vitreous.serving.requests import Middleware
+from vitreous.serving.scheduler import Metrics, Scheduler
 from vitreous.serving.settings import Settings
 
 PNG = encoded(smooth(20, 20))

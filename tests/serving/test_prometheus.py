@@ -1,6 +1,6 @@
 import re
 
-from vitreous.serving.prometheus import Histogram, Metrics
+from vitreous.serving.scheduler import Histogram, Metrics
 
 LINE = re.compile(r'^[a-z_]+(\{([a-z]+="[^"]*",?)*\})? [0-9.e+-]+$')
 

@@ -11,8 +11,7 @@ import pytest
 
 from vitreous.serving import scheduler as scheduler_module
 from vitreous.serving.errors import ApiError
-from vitreous.serving.prometheus import Metrics
-from vitreous.serving.scheduler import BATCH_WORKERS, MemoryTrimmer, Priority, Scheduler, Step
+from vitreous.serving.scheduler import BATCH_WORKERS, MemoryTrimmer, Metrics, Priority, Scheduler, Step
 
 BAD = 1300  # an image that cannot be decoded
 

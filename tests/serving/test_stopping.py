@@ -72,7 +72,7 @@ def test_an_idle_connection_does_not_delay_the_shutdown(checkpoint: Path) -> Non
 HOLD = """
 import sys, time
 from pathlib import Path
-from vitreous.serving import server as run
+from vitreous.serving import app as run
 from vitreous.serving.settings import Settings
 
 def open_held(*arguments):

@@ -12,8 +12,8 @@ from PIL import Image
 
 from images import encoded, smooth
 from vitreous.serving.errors import ApiError
+from vitreous.serving.requests import check_image, form_field, format_of, stored_size
 from vitreous.serving.settings import Settings
-from vitreous.serving.uploads import check_image, form_field, format_of, stored_size
 
 
 @pytest.mark.parametrize(

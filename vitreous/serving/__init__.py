@@ -1,8 +1,8 @@
 """A web server for models: an HTTP API for programs (api/) and a page that looks inside the model (inspect/, page/).
 
-A request passes connection.py (HTTP), middleware.py (checks by headers), a route, uploads.py (the image), scheduler.py
-(queue, batches, threads) and models.py (the functions that compute). app.py puts them together, server.py runs them.
-This file imports no torch, so that the command line can use it and stay quick.
+A request passes connection.py (HTTP), requests.py (middleware, limits, the image), a route, scheduler.py (queue,
+batches, threads, metrics) and models.py (the functions that compute). app.py puts them together and runs them.
+errors.py is the form of all errors. This file imports no torch, so that the command line can use it and stay quick.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def serve(
     """
     settings = Settings(host, port, max_batch, max_wait_ms, queue, max_body_mb, max_pixels, timeout, api_key)
     try:
-        from vitreous.serving.server import run_server
+        from vitreous.serving.app import run_server
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs {error.name}: pip install 'vitreous[serve]'") from error
     names = [checkpoints] if isinstance(checkpoints, str | Path) else list(checkpoints)

@@ -87,7 +87,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(LingeringTransport(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > MAX_CONNECTIONS:
             message = "too many open connections: try again in a second"
-            self._refuse("503 Service Unavailable", "busy", message, linger=self._may_linger())
+            linger = len(self.connections) <= MAX_CONNECTIONS + MAX_REFUSED
+            self._refuse("503 Service Unavailable", "busy", message, linger)
             return
         self._start_timer()
 
@@ -200,6 +201,3 @@ class Connection(HttpToolsProtocol):
         head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
-
-    def _may_linger(self) -> bool:
-        return len(self.connections) <= MAX_CONNECTIONS + MAX_REFUSED

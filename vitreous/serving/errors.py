@@ -16,11 +16,7 @@ logger = logging.getLogger("vitreous.serving")
 
 
 class ApiError(HTTPException):
-    """An error response: `code` is for programs, `message` for people.
-
-    >>> ApiError(404, "unknown_image", "send it again").status_code
-    404
-    """
+    """An error response: `code` is for programs, `message` for people."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None):
         super().__init__(status, message, dict(headers) if headers else None)
@@ -48,10 +44,17 @@ def error_response(error: ApiError) -> JSONResponse:
 
 def install(app: FastAPI) -> None:
     """Give every error of the app this form."""
+
+    async def disconnected(request: Request, error: Exception) -> JSONResponse:  # only the metrics see this answer
+        return JSONResponse(error_body("client_left", "the client disconnected"), CLIENT_LEFT)
+
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:  # raised again, so it reaches the log
+        return JSONResponse(error_body("internal", "internal server error; see the server's log"), 500)
+
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ClientDisconnect, _disconnected)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(ClientDisconnect, disconnected)
+    app.add_exception_handler(Exception, unexpected)
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
@@ -75,13 +78,3 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     if first["type"] == "json_invalid":
         return JSONResponse(error_body("bad_json", f"the body is not JSON: {first['ctx']['error']}"), 400)
     return JSONResponse(error_body("bad_parameter", f"{name}: {first['msg'].lower()}"), 422)
-
-
-async def _disconnected(request: Request, error: Exception) -> JSONResponse:
-    """Nobody receives this answer, but the metrics count its status."""
-    return JSONResponse(error_body("client_left", "the client disconnected"), CLIENT_LEFT)
-
-
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    """The framework raises the error again, so it reaches the log."""
-    return JSONResponse(error_body("internal", "internal server error; see the server's log"), 500)

@@ -27,7 +27,6 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
 from vitreous.serving.errors import ApiError, unreadable
-from vitreous.serving.inspect.tour import prefix_names
 from vitreous.serving.scheduler import Compute
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.hub import is_hub
@@ -83,6 +82,12 @@ class ServedModel:
             "origin": _origin(provenance_of(model)),
             "version": vitreous.__version__,
         }
+
+
+def prefix_names(config: ViTConfig) -> list[str]:
+    """Names of the tokens before the patches, in order."""
+    named = ["class"] * config.class_token + ["distillation"] * config.distillation_token
+    return named + [f"register {i + 1}" for i in range(config.registers)]
 
 
 def _origin(record: dict[str, Any]) -> str | None:
@@ -177,11 +182,7 @@ def _mask(predictor: SegmentPredictor, labels: Sequence[str], answer: Segmentati
 
 
 def unique_ids(names: Sequence[str]) -> list[str]:
-    """Short unique ids that need no quoting in a URL, from names of files and folders.
-
-    >>> unique_ids(["runs/pets/best", "runs/birds/best", "B_16.npz", "hf-hub:timm/vit small"])
-    ['pets', 'birds', 'B_16', 'vit-small']
-    """
+    """Short unique ids that need no quoting in a URL, from names of files and folders."""
     ids: list[str] = []
     for name in names:
         parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]

@@ -9,6 +9,8 @@ Computations for the page and for explanations run in the other lane, on one thr
 shorter ones run between two of its steps. Requests for the same result share one computation.
 
 A job that no request waits for any more is removed from its queue or stopped at its next step.
+
+The metrics of the server, in the text format of Prometheus, are counted here and in the middleware.
 """
 
 import asyncio
@@ -17,9 +19,9 @@ import itertools
 import sys
 import threading
 import time
-from bisect import insort
-from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -29,16 +31,91 @@ import torch
 from fastapi import Request
 
 from vitreous.serving.errors import CLIENT_LEFT, ApiError, busy, logger
-from vitreous.serving.prometheus import Metrics
 
 BATCH_WORKERS = 2
 LARGE_FRACTION = 4  # large images may take one place in four of the queue
 JOIN_SECONDS = 2.0  # that stop() waits for a thread whose result nobody needs
 TRIM_SECONDS = 10.0
+SECOND_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)  # upper bounds of histograms
 
 Step = Callable[[], None]  # called between two steps of a long computation; raises Cancelled
 Work = Callable[[Step], Any]
 Compute = Callable[[Sequence[bytes]], Sequence[Any]]  # one result or exception per image
+
+
+# ---- Metrics ---------------------------------------------------------------------------------------------------------
+
+
+class Histogram:
+    """Counts of values at or below each bound; the last count is of values above all bounds."""
+
+    def __init__(self, bounds: Sequence[float]):
+        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def lines(self, name: str, labels: str = "") -> Iterator[str]:
+        below = 0
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
+            below += count
+            yield f'{name}_bucket{{{labels}{"," if labels else ""}le="{bound}"}} {below}'
+        inner = f"{{{labels}}}" if labels else ""
+        yield f"{name}_sum{inner} {self.total:.6f}"
+        yield f"{name}_count{inner} {below}"
+
+
+class Metrics:
+    """The server's metrics, updated from the event loop and from worker threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._seconds: dict[str, Histogram] = {}
+        self._batches, self._compute = Histogram(BATCH_BOUNDS), Histogram(SECOND_BOUNDS)
+        self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
+
+    def request(self, path: str, status: int, seconds: float) -> None:
+        with self._lock:
+            self._requests[path, status] += 1
+            self._seconds.setdefault(path, Histogram(SECOND_BOUNDS)).add(seconds)
+
+    def batch(self, images: int) -> None:
+        with self._lock:
+            self._batches.add(images)
+
+    def computed(self, seconds: float) -> None:
+        with self._lock:
+            self._compute.add(seconds)
+
+    def text(self) -> str:
+        with self._lock:
+            return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        def header(name: str, kind: str, description: str) -> tuple[str, str]:
+            return f"# HELP {name} {description}", f"# TYPE {name} {kind}"
+
+        name = "vitreous_requests_total"
+        yield from header(name, "counter", "Answered requests by path and status.")
+        for (path, status), count in sorted(self._requests.items()):
+            yield f'{name}{{path="{path}",status="{status}"}} {count}'
+        name = "vitreous_request_seconds"
+        yield from header(name, "histogram", "Time from the request's headers to the end of its answer.")
+        for path, histogram in sorted(self._seconds.items()):
+            yield from histogram.lines(name, f'path="{path}"')
+        for name, description, histogram in (
+            ("vitreous_batch_pictures", "Images per batch.", self._batches),
+            ("vitreous_batch_seconds", "Time to decode and compute a batch.", self._compute),
+        ):
+            yield from (*header(name, "histogram", description), *histogram.lines(name))
+        for name, (description, value) in self.gauges.items():
+            yield from (*header(name, "gauge", description), f"{name} {value():g}")
+
+
+# ---- Queues ----------------------------------------------------------------------------------------------------------
 
 
 class Priority(IntEnum):

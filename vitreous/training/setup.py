@@ -44,8 +44,8 @@ from vitreous.training.checkpoint import State
 from vitreous.training.distributed import World, parallelise, synchronise
 from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
 from vitreous.training.progress import StepResult, check_tensorboard
-from vitreous.weights.config_match import check_not_swapped
 from vitreous.weights.io.safetensors_file import copy_to_memory
+from vitreous.weights.native import check_not_swapped
 
 # ---- Automatic choices -----------------------------------------------------------------------------------------------
 

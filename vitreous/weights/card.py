@@ -16,15 +16,8 @@ from vitreous.model.protocol import ModelConfig
 
 # Fields that a preset's name does not imply: sizes and outputs, regularisation, and properties of the data.
 NOT_NAMED = {
-    "image_size",
-    "num_classes",
-    "labels",
-    "preprocessing",
-    "dropout",
-    "stochastic_depth",
-    "patch_dropout",
-    "pad",
-}
+    "image_size", "num_classes", "labels", "preprocessing", "dropout", "stochastic_depth", "patch_dropout", "pad",
+}  # fmt: skip
 SHOWN_LABELS = 20
 PIPELINE_TAGS = {
     "classify": "image-classification",
@@ -44,10 +37,6 @@ def model_card(
     """Write the card. `provenance` may hold `license`, `metrics` (numbers by name) and any other records.
 
     `source` is the argument of `vitreous.load` in the examples, and `library` the library that opens the files.
-
-    >>> from vitreous.model.config import ViTConfig
-    >>> model_card(ViTConfig(), "pets", 86_567_656, {"license": "apache-2.0"}).splitlines()[:3]
-    ['---', 'library_name: "vitreous"', 'pipeline_tag: "image-classification"']
     """
     rest = {key: value for key, value in provenance.items() if key not in ("license", "metrics")}
     sections = [
@@ -76,18 +65,14 @@ def front_matter(config: ModelConfig, provenance: Mapping[str, Any], library: st
 
 
 def title(config: ModelConfig) -> str:
-    """Return the preset that a config has the shape of, or a summary of its shape.
+    """Return the preset that a config has the shape of (ViT-B/16), or a summary of its shape."""
 
-    >>> from vitreous.model.config import ViTConfig
-    >>> title(ViTConfig(num_classes=37, image_size=(384, 384)))
-    'ViT-B/16'
-    >>> title(ViTConfig(depth=6))
-    'ViT of width 768, depth 6, 12 heads, patches of 16 x 16'
-    """
+    def shape(config: ModelConfig) -> dict[str, Any]:
+        return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in NOT_NAMED}
+
     backbone = config.backbone
-    shape = _shape(backbone)
     for name, preset in PRESETS.items():
-        if type(preset) is type(backbone) and _shape(preset) == shape:
+        if type(preset) is type(backbone) and shape(preset) == shape(backbone):
             return name + config.summary.removeprefix(backbone.summary)
     return config.summary
 
@@ -99,10 +84,6 @@ def plain(value: object, length: int = 100) -> str:
     '&lt;b&gt;a\\\\|b\\\\* \\\\# c'
     """
     return re.sub(r"([\\`*_{}\[\]#|~!])", r"\\\1", html.escape(single_spaced(str(value), length), quote=False))
-
-
-def _shape(config: ModelConfig) -> dict[str, Any]:
-    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in NOT_NAMED}
 
 
 def _summary(config: ModelConfig, parameters: int) -> str:

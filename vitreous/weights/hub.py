@@ -58,7 +58,7 @@ class Snapshot:
         before = f"{record.get('repository')}@{record.get('commit')}"
         if "repository" in record and before != f"{self.repository}@{commit}":
             record["earlier"] = [*record.get("earlier", []), before]
-        license = _license(self.folder / "README.md")
+        license = _license(self.folder / CARD)
         return record | {"repository": self.repository, "commit": commit} | ({"license": license} if license else {})
 
 
@@ -67,11 +67,7 @@ def is_hub(source: str | Path) -> bool:
 
 
 def parse(source: str | Path) -> Name:
-    """Parse the repository and revision of `hf-hub:...`.
-
-    >>> parse("hf-hub:google/vit-base-patch16-224@main")
-    Name(repository='google/vit-base-patch16-224', revision='main')
-    """
+    """Parse the repository and revision of `hf-hub:...`."""
     text = source.as_posix() if isinstance(source, Path) else source
     repository, at, revision = text.removeprefix(PREFIX).partition("@")
     if not is_repository(repository):
@@ -89,11 +85,7 @@ def is_repository(text: str) -> bool:
 
 
 def choose(names: Collection[str]) -> list[str]:
-    """Choose the files that loading needs: descriptions of the model, and weights of one kind.
-
-    >>> choose(["README.md", "config.json", "model.safetensors", "pytorch_model.bin", "train.py"])
-    ['config.json', 'README.md', 'model.safetensors']
-    """
+    """Choose the files that loading needs: descriptions of the model, and weights of one kind."""
     return [name for name in DESCRIPTIONS if name in names] + _weights(names)
 
 
@@ -136,7 +128,15 @@ def download(source: str | Path) -> Snapshot:
 
     name = parse(source)
     page = f"{constants.ENDPOINT}/{name.repository}"
-    cached = _cached(name)
+    try:
+        patterns = list(DESCRIPTIONS)  # the folder in the cache may be incomplete
+        cached: Path | None = Path(
+            huggingface_hub.snapshot_download(
+                name.repository, revision=name.revision, local_files_only=True, allow_patterns=patterns
+            )
+        )
+    except OSError:
+        cached = None
     if constants.HF_HUB_OFFLINE:
         return _offline(name, cached, "HF_HUB_OFFLINE is set: unset it once to fetch the model")
     try:
@@ -172,20 +172,6 @@ def download(source: str | Path) -> Snapshot:
     if folder.name != commit:
         raise OSError(f"{name} has changed during the download: try again")
     return Snapshot(folder, name.repository)
-
-
-def _cached(name: Name) -> Path | None:
-    """Return the cache folder of a revision, which may be incomplete."""
-    import huggingface_hub
-
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name.repository, revision=name.revision, local_files_only=True, allow_patterns=list(DESCRIPTIONS)
-            )
-        )
-    except OSError:
-        return None
 
 
 def _offline(name: Name, cached: Path | None, reason: str) -> Snapshot:

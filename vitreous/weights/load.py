@@ -12,12 +12,11 @@ from vitreous.model.protocol import Model
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
-from vitreous.weights.config_match import check_not_swapped
 from vitreous.weights.foreign import ForeignCheckpoint, write_foreign
 from vitreous.weights.formats.detection import canonical_name, format_named
 from vitreous.weights.hub import Snapshot, check_destination, download, is_hub, push
 from vitreous.weights.io.errors import CannotHold
-from vitreous.weights.native import Description, NativeCheckpoint, is_checkpoint, save_folder
+from vitreous.weights.native import Description, NativeCheckpoint, check_not_swapped, is_checkpoint, save_folder
 
 ImageSize = int | Sequence[int]
 

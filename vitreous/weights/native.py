@@ -2,19 +2,19 @@
 
 `config.json` holds everything needed to rebuild the model, preprocess an image and name the classes, and the origin of
 the weights. Loading checks names, shapes and types, builds the model without memory, and assigns the tensors of the
-memory-mapped file. No code is executed.
+memory-mapped file. No code is executed. Before saving, the model is compared with its config.
 """
 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitreous
 from vitreous.common.atomic_files import atomic_folder, recover
@@ -34,6 +34,7 @@ WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FILES = (WEIGHTS, CONFIG, CARD)
 VERSION = 1
 FIELDS = ("format", "version", "model", "provenance")
+RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into names by torch's activation checkpointing
 
 
 # ---- Saving ----------------------------------------------------------------------------------------------------------
@@ -94,6 +95,47 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def check_not_swapped(model: Model) -> None:
+    """Raise for a module that was replaced by hand: a checkpoint is rebuilt from the config alone.
+
+    Modules are compared by class, by `extra_repr` (e.g. the eps of a norm) and by the shapes of their tensors. Numbers
+    that were set by hand in our own modules are not noticed, and other modules without tensors, such as a loss, are
+    dropped silently.
+    """
+    blank = build_blank(model.config)
+    modules, wanted = _modules(model), _modules(blank)
+    _check_same(modules, wanted, wanted)
+    shapes, wanted = _shapes(model), _shapes(blank)
+    _check_same(shapes, wanted, {**wanted, **shapes})
+
+
+def _check_same(here: Mapping[str, str], stated: Mapping[str, str], names: Iterable[str]) -> None:
+    for name in names:
+        found, expected = here.get(name, "missing"), stated.get(name, "missing")
+        if found != expected:
+            raise ValueError(
+                f"{name} is {found}, but the config says {expected}: a checkpoint is rebuilt from the config and would "
+                "lack this. Merge it (LoRA), save model.state_dict() yourself, or add it to the config "
+                "(docs/architecture.md)"
+            )
+
+
+def _modules(model: Model) -> dict[str, str]:
+    """Describe modules by class and `extra_repr`; classes of other packages with their package."""
+
+    def describe(module: nn.Module) -> str:
+        kind = type(module)
+        usual = kind.__module__.startswith(("vitreous.", "torch.nn.modules."))
+        name = kind.__name__ if usual else f"{kind.__module__}.{kind.__name__}"
+        return name if isinstance(module, nn.Dropout) else f"{name}({module.extra_repr()})"
+
+    return {name.replace(RECOMPUTED, ""): describe(module) for name, module in model.named_modules() if name}
+
+
+def _shapes(model: Model) -> dict[str, str]:
+    return {name: str(list(tensor.shape)) for name, tensor in model.state_dict().items()}
 
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 import random
 
-from vitreous.serving.inspect.lru_cache import LruCache
+from vitreous.serving.inspect.service import LruCache
 
 
 def test_the_least_recently_used_value_is_dropped_first() -> None:

@@ -11,26 +11,15 @@ from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
 from vitreous.inference.predictions import top_labels
 from vitreous.model.base_config import Task
-from vitreous.serving.api.parameters import Model, Target, target_of
-from vitreous.serving.api.schemas import (
-    IMAGE_BODY,
-    IMAGE_ERRORS,
-    Classified,
-    Embedded,
-    Explained,
-    Models,
-    Segmented,
-    answers,
-)
+from vitreous.serving.api import schemas
+from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, answers
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
-from vitreous.serving.inspect.routes import image_summary
-from vitreous.serving.inspect.service import InspectService
-from vitreous.serving.inspect.session import Session
+from vitreous.serving.inspect.service import InspectService, Session
 from vitreous.serving.models import MAX_TOP, ServedModel, find_model
+from vitreous.serving.requests import read_image
 from vitreous.serving.scheduler import Priority, Scheduler, result_for
 from vitreous.serving.settings import Settings
-from vitreous.serving.uploads import read_image
 
 NOT_SUPPORTED: dict[Task, str] = {"classify": "no_head", "embed": "no_embedding", "segment": "no_masks"}
 PRIORITIES = {
@@ -55,27 +44,27 @@ def router(
         result = scheduler.batch((one.id, task), image.data, one.computes[task], image.large)
         return await result_for(request, result, request.scope["deadline"] - time.monotonic(), settings.timeout)
 
-    @routes.post("/classify", responses=answers(Classified, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post("/classify", responses=answers(schemas.Classified, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def classify(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
         """The most probable classes of an image."""
         one = find_model(served, model)
         [best] = top_labels((await compute(request, one, "classify"))[None], one.labels, top)
         return JSONResponse({"predictions": [vars(label) for label in best], "model": one.id})
 
-    @routes.post("/embed", responses=answers(Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post("/embed", responses=answers(schemas.Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:
         """The features of an image before the head, as one vector, to search, cluster or learn from."""
         one = find_model(served, model)
         vector = await compute(request, one, "embed")
         return JSONResponse({"embedding": vector.tolist(), "width": len(vector), "model": one.id})
 
-    @routes.post("/segment", responses=answers(Segmented, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post("/segment", responses=answers(schemas.Segmented, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def segment(request: Request, model: Model = None) -> JSONResponse:
         """The class of every pixel, as a PNG whose palette indices are the classes."""
         one = find_model(served, model)
         return JSONResponse({**await compute(request, one, "segment"), "model": one.id})
 
-    @routes.post("/explain", responses=answers(Explained, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post("/explain", responses=answers(schemas.Explained, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def explain(
         request: Request, method: MapName = "relevance", target: Target = None, model: Model = None
     ) -> Response:
@@ -86,10 +75,10 @@ def router(
         one = service.model(model)
         about_class = method in CLASS_MAPS
         _ = one.vit  # reject a model without attention before the image is read
-        index = target_of(one, target) if about_class else None
+        index = one.target(target) if about_class else None
 
         def explained(session: Session, id: str, size: Size) -> dict[str, Any]:
-            summary = image_summary(session, id, size)
+            summary = numbers.image_summary(session, id, size)
             top = summary["predictions"][0]["index"] if about_class and index is None else index
             found = numbers.importance(session, method, top)
             values, columns = found["values"], found["grid"][1]
@@ -111,7 +100,7 @@ def router(
 
     description = {"model": served[0].id, "models": [one.describe() for one in served]}
 
-    @routes.get("/model", responses=answers(Models, 401, 403))
+    @routes.get("/model", responses=answers(schemas.Models, 401, 403))
     async def models() -> JSONResponse:
         """The served models."""
         return JSONResponse(description)

@@ -1,246 +1,121 @@
-"""Schemas of answers and bodies, for the description of the API at /openapi.json."""
+"""Parameters of requests, and schemas of bodies and answers, for the description of the API at /openapi.json."""
 
-from typing import Any
+from types import GenericAlias
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from fastapi import Path, Query
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+# ---- Requests --------------------------------------------------------------------------------------------------------
 
-class Shape(BaseModel):
-    """All fields are required, and no others are allowed."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class Reason(Shape):
-    code: str
-    message: str
-
-
-class Error(Shape):
-    error: Reason
+Model = Annotated[str | None, Query(description="Id of a model at /v1/model; by default the first.", max_length=200)]
+Id = Annotated[str, Path(description="Id of an uploaded image: 32 hexadecimal digits.", max_length=64)]
+Layer = Annotated[int, Path(ge=0, lt=2**16)]
+AnyLayer = Annotated[int | None, Query(ge=0, lt=2**16, description="By default the last layer.")]
+Target = Annotated[
+    str | None, Query(max_length=200, description="A class, by label or index; by default the most probable.")
+]
 
 
-class Class(Shape):
-    label: str
-    index: int
-    probability: float
+class Erased(BaseModel):
+    """Patches to fill with the image's mean colour, and classes whose probability is returned."""
+
+    patches: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2**16, examples=[[0, 1, 14]])
+    classes: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=1000, examples=[[0]])
 
 
-class Classified(Shape):
-    predictions: list[Class]
-    model: str
+# ---- Answers ---------------------------------------------------------------------------------------------------------
 
 
-class Embedded(Shape):
-    embedding: list[float]
-    width: int
-    model: str
+def shape(name: str, extra: Any = "forbid", /, **fields: Any) -> Any:
+    """A schema whose fields are all required; no others are allowed unless `extra` is "ignore"."""
+    required: dict[str, Any] = {key: (kind, ...) for key, kind in fields.items()}
+    return create_model(name, __config__=ConfigDict(extra=extra), **required)
 
 
-class Segment(Shape):
-    index: int
-    label: str
-    color: str
-    share: float
+def many(kind: Any) -> Any:
+    return GenericAlias(list, kind)  # list[kind], which type checkers reject for a variable
 
 
-class Segmented(Shape):
-    classes: list[Segment]
-    width: int
-    height: int
-    mask: str
-    model: str
+Error = shape("Error", error=shape("Reason", code=str, message=str))
+State = shape("State", status=str)
+Models = shape("Models", "ignore", model=str, models=list[dict[str, Any]])
+Class = shape("Class", label=str, index=int, probability=float)
+ClassName = shape("Target", index=int, label=str)
+Segment = shape("Segment", index=int, label=str, color=str, share=float)
+Box = shape("Box", left=float, top=float, width=float, height=float)
+Sides = shape("Sides", width=int, height=int)
+Classified = shape("Classified", predictions=many(Class), model=str)
+Embedded = shape("Embedded", embedding=list[float], width=int, model=str)
+Segmented = shape("Segmented", classes=many(Segment), width=int, height=int, mask=str, model=str)
+Explained = shape(
+    "Explained", method=str, target=ClassName | None, grid=list[int], seen=Box, picture=Sides,
+    values=list[list[float]], predictions=many(Class) | None, model=str,
+)  # fmt: skip
 
+# ---- Answers of the page ---------------------------------------------------------------------------------------------
 
-class Target(Shape):
-    index: int
-    label: str
+Shown = shape(
+    "Shown", id=str, model=str, picture=Sides, seen=Box, grid=list[int], predictions=many(Class) | None,
+    segments=many(Segment) | None,
+)  # fmt: skip
+PATCHES = {"method": str, "target": ClassName | None, "grid": list[int]}
+PatchValues = shape("PatchValues", **PATCHES, values=list[float], range=list[float])
+PatchColours = shape("PatchColours", **PATCHES | {"target": None}, rgb=list[float], range=list[float])
+PatchMap = PatchValues | PatchColours
+Curve = shape("Curve", auc=float, curve=list[float])
+Tested = shape(
+    "Tested", method=str, target=ClassName, shares=list[float], deletion=Curve, insertion=Curve,
+    random=shape("AtRandom", deletion=float, insertion=float),
+)  # fmt: skip
+Lens = shape("Lens", layers=many(shape("AfterLayer", layer=int, predictions=many(Class))))
+Reach = shape("Reach", pixels=list[list[float]], largest=float)
+Changed = shape("Changed", predictions=many(Class), probabilities=dict[str, float])
+Stats = shape("Stats", mean=float, std=float, min=float, max=float)
+TourStep = shape(
+    "TourStep", "ignore", equation=int, name=str, symbol=str, shape=list[int], stats=Stats, sample=list[float]
+)
+Tour = shape("Tour", steps=many(TourStep))
 
-
-class Box(Shape):
-    left: float
-    top: float
-    width: float
-    height: float
-
-
-class Sides(Shape):
-    width: int
-    height: int
-
-
-class Explained(Shape):
-    method: str
-    target: Target | None
-    grid: list[int]
-    seen: Box
-    picture: Sides
-    values: list[list[float]]
-    predictions: list[Class] | None
-    model: str
-
-
-class Models(BaseModel):
-    model: str
-    models: list[dict[str, Any]]
-
-
-class State(Shape):
-    status: str
-
-
-# ---- The page ----
-
-
-class Shown(Shape):
-    id: str
-    model: str
-    picture: Sides
-    seen: Box
-    grid: list[int]
-    predictions: list[Class] | None
-    segments: list[Segment] | None
-
-
-class PatchValues(Shape):
-    method: str
-    target: Target | None
-    grid: list[int]
-    values: list[float]
-    range: list[float]
-
-
-class PatchColours(Shape):
-    method: str
-    target: None
-    grid: list[int]
-    rgb: list[float]
-    range: list[float]
-
-
-class Curve(Shape):
-    auc: float
-    curve: list[float]
-
-
-class AtRandom(Shape):
-    deletion: float
-    insertion: float
-
-
-class Tested(Shape):
-    method: str
-    target: Target
-    shares: list[float]
-    deletion: Curve
-    insertion: Curve
-    random: AtRandom
-
-
-class AfterLayer(Shape):
-    layer: int
-    predictions: list[Class]
-
-
-class Lens(Shape):
-    layers: list[AfterLayer]
-
-
-class Reach(Shape):
-    pixels: list[list[float]]
-    largest: float
-
-
-class Changed(Shape):
-    predictions: list[Class]
-    probabilities: dict[str, float]
-
-
-class Stats(Shape):
-    mean: float
-    std: float
-    min: float
-    max: float
-
-
-class TourStep(BaseModel):
-    equation: int
-    name: str
-    symbol: str
-    shape: list[int]
-    stats: Stats
-    sample: list[float]
-
-
-class Tour(Shape):
-    steps: list[TourStep]
-
+# ---- Examples --------------------------------------------------------------------------------------------------------
 
 PREDICTIONS = [
     {"label": "tabby cat", "index": 281, "probability": 0.91},
     {"label": "tiger cat", "index": 282, "probability": 0.06},
 ]
 TARGET = {"index": 281, "label": "tabby cat"}
+SEEN = {"left": 62.5, "top": 0.0, "width": 375.0, "height": 375.0}
+PICTURE = {"width": 500, "height": 375}
+PET = {"index": 1, "label": "pet", "color": "#800000", "share": 0.42}
+STEP = {
+    "equation": 1, "name": "patches", "symbol": "x_p", "shape": [196, 768],
+    "stats": {"mean": -0.1, "std": 0.6, "min": -1.0, "max": 1.0}, "sample": [0.12, 0.13, 0.13],
+}  # fmt: skip
 EXAMPLES: dict[Any, dict[str, Any]] = {
     Classified: {"predictions": PREDICTIONS, "model": "vit-b16"},
     Embedded: {"embedding": [0.12, -0.53, 1.08], "width": 3, "model": "vit-b16"},
-    Segmented: {
-        "classes": [{"index": 1, "label": "pet", "color": "#800000", "share": 0.42}],
-        "width": 500,
-        "height": 375,
-        "mask": "iVBORw0KGgo...",
-        "model": "pets",
-    },
+    Segmented: {"classes": [PET], **PICTURE, "mask": "iVBORw0KGgo...", "model": "pets"},
     Explained: {
-        "method": "relevance",
-        "target": TARGET,
-        "grid": [2, 2],
-        "seen": {"left": 62.5, "top": 0.0, "width": 375.0, "height": 375.0},
-        "picture": {"width": 500, "height": 375},
-        "values": [[0.1, 0.7], [0.2, 0.0]],
-        "predictions": PREDICTIONS,
-        "model": "vit-b16",
+        "method": "relevance", "target": TARGET, "grid": [2, 2], "seen": SEEN, "picture": PICTURE,
+        "values": [[0.1, 0.7], [0.2, 0.0]], "predictions": PREDICTIONS, "model": "vit-b16",
     },
     Shown: {
-        "id": "5891b5b522d5df086d0ff0b110fbd9d2",
-        "model": "vit-b16",
-        "picture": {"width": 500, "height": 375},
-        "seen": {"left": 62.5, "top": 0.0, "width": 375.0, "height": 375.0},
-        "grid": [14, 14],
-        "predictions": PREDICTIONS,
-        "segments": None,
+        "id": "5891b5b522d5df086d0ff0b110fbd9d2", "model": "vit-b16", "picture": PICTURE, "seen": SEEN,
+        "grid": [14, 14], "predictions": PREDICTIONS, "segments": None,
     },
-    PatchValues | PatchColours: {
-        "method": "relevance",
-        "target": TARGET,
-        "grid": [2, 2],
-        "values": [0.1, 0.7, 0.2, 0.0],
-        "range": [0.0, 0.7],
+    PatchMap: {
+        "method": "relevance", "target": TARGET, "grid": [2, 2], "values": [0.1, 0.7, 0.2, 0.0], "range": [0.0, 0.7],
     },
     Tested: {
-        "method": "relevance",
-        "target": TARGET,
-        "shares": [0.0, 0.5, 1.0],
-        "deletion": {"auc": 0.25, "curve": [0.9, 0.05, 0.0]},
-        "insertion": {"auc": 0.63, "curve": [0.0, 0.8, 0.9]},
+        "method": "relevance", "target": TARGET, "shares": [0.0, 0.5, 1.0],
+        "deletion": {"auc": 0.25, "curve": [0.9, 0.05, 0.0]}, "insertion": {"auc": 0.63, "curve": [0.0, 0.8, 0.9]},
         "random": {"deletion": 0.42, "insertion": 0.4},
     },
     Lens: {"layers": [{"layer": 0, "predictions": PREDICTIONS}]},
     Reach: {"pixels": [[31.5, 84.2], [90.1, 102.7]], "largest": 294.2},
     Changed: {"predictions": PREDICTIONS, "probabilities": {"281": 0.91}},
-    Tour: {
-        "steps": [
-            {
-                "equation": 1,
-                "name": "patches",
-                "symbol": "x_p",
-                "shape": [196, 768],
-                "stats": {"mean": -0.1, "std": 0.6, "min": -1.0, "max": 1.0},
-                "sample": [0.12, 0.13, 0.13],
-            }
-        ]
-    },
-}
+    Tour: {"steps": [STEP]},
+}  # fmt: skip
 REASONS = {
     400: ("no_image", "the body is empty, but must be an image"),
     401: ("unauthorized", "missing or invalid API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"),
@@ -274,11 +149,8 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     for status in statuses:
         code, message = REASONS[status]
         example = {"error": {"code": code, "message": message}}
-        found[status] = {
-            "model": Error,
-            "description": code.replace("_", " "),
-            "content": {"application/json": {"example": example}},
-        }
+        content = {"application/json": {"example": example}}
+        found[status] = {"model": Error, "description": code.replace("_", " "), "content": content}
     return found
 
 

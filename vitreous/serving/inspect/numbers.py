@@ -1,10 +1,13 @@
-"""Numbers that the page shows of an image: predictions, maps with their tests, distances, and masks.
+"""Numbers that the page shows of an image: predictions, maps with their tests, distances, masks, and the tour.
 
-n: patches.
+Numbers in JSON are finite and have six digits. Attention and similarity of all tokens are sent with 8 bits each, so
+that the page needs no request when the mouse moves.
+
+n: patches; t = p + n: tokens, prefix and patches; d: width.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,20 +15,51 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
+from vitreous.explanation.captured import CHUNK, CapturedForward
 from vitreous.explanation.distance import attention_distance, distances
 from vitreous.explanation.faithfulness import faithfulness, random_faithfulness
 from vitreous.explanation.occlusion import as_pixels, masked_probabilities
 from vitreous.explanation.pca import pca_colours
 from vitreous.explanation.result import importance_map
 from vitreous.explanation.rollout import Fusion, rollout_map
+from vitreous.explanation.similarity import cosines
 from vitreous.inference.mask_images import background_of, palette
+from vitreous.inference.predictions import top_labels
+from vitreous.model.block import Block
 from vitreous.model.options import IGNORED
-from vitreous.serving.errors import ApiError
-from vitreous.serving.inspect.responses import class_entry, rounded, top_classes
-from vitreous.serving.inspect.session import Session
+from vitreous.model.patch import cut
+from vitreous.model.position import AddedPosition
+from vitreous.model.tokens import Features
+from vitreous.serving.errors import NOT_A_NUMBER, ApiError
+from vitreous.serving.inspect.service import BYTES, Answer, Session, covered_box
+from vitreous.serving.models import prefix_names
 
 TOP, TOP_OF_A_LAYER = 5, 3  # classes
+SAMPLE = 6  # numbers of each tensor of the tour
+
+
+def rounded(values: Float[Tensor, "*shape"]) -> Any:
+    """Nested lists of numbers with six digits, which keep answers small."""
+    if not values.isfinite().all():
+        raise ApiError(422, "not_a_number", NOT_A_NUMBER)
+
+    def six_digits(value: Any) -> Any:
+        return [six_digits(part) for part in value] if isinstance(value, list) else float(f"{value:.6g}")
+
+    return six_digits(values.detach().float().tolist())
+
+
+def class_entry(labels: Sequence[str], index: int) -> dict[str, Any]:
+    return {"index": index, "label": labels[index]}
+
+
+def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
+    """The most probable classes."""
+    [best] = top_labels(probabilities[None], labels, count)
+    values = rounded(torch.tensor([label.probability for label in best]))
+    return [{**class_entry(labels, one.index), "probability": value} for one, value in zip(best, values, strict=True)]
 
 
 # ---- Predictions -----------------------------------------------------------------------------------------------------
@@ -41,6 +75,20 @@ def predictions(session: Session) -> list[dict[str, Any]] | None:
     return top_classes(session.inspected.labels, scores[0].softmax(dim=-1), TOP)
 
 
+def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
+    """The answer to an upload."""
+    box = covered_box(session.inspected, image)
+    return {
+        "id": id,
+        "model": session.inspected.id,
+        "picture": {"width": image[1], "height": image[0]},
+        "seen": {key: round(value, 3) for key, value in box._asdict().items()},
+        "grid": list(session.inspected.grid),
+        "predictions": predictions(session),
+        "segments": segments(session),
+    }
+
+
 def top_class(session: Session) -> int:
     return int(session.classifier_pass.logits()[0].argmax())
 
@@ -51,9 +99,8 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
     mask = torch.zeros(1, *captured.layout.grid, dtype=torch.bool)
     mask.view(-1)[list(patches)] = True
     size = (captured.images.shape[2], captured.images.shape[3])
-    probabilities = masked_probabilities(captured, [as_pixels(mask, captured.model.config.patch_stride, size)], "mean")[
-        0
-    ]
+    pixels = as_pixels(mask, captured.model.config.patch_stride, size)
+    probabilities = masked_probabilities(captured, [pixels], "mean")[0]
     values = rounded(probabilities[list(classes)]) if classes else []
     return {
         "predictions": top_classes(session.inspected.labels, probabilities, TOP),
@@ -144,6 +191,52 @@ def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
     }
 
 
+# ---- Bytes -----------------------------------------------------------------------------------------------------------
+
+
+def attention_bytes(captured: CapturedForward, layer: int) -> Answer:
+    """The largest weight of each row for a prefix token, and for a patch, float32 [heads, t, 2]; then each weight as a
+    fraction of the one or the other, uint8 [heads, t, t].
+
+    Two scales, because a class token or a register may take nearly all attention, and 8 bits would not show the rest.
+    """
+    heads, t = captured.model.config.num_heads, captured.states[0].shape[1]
+    prefix = captured.layout.num_prefix_tokens
+    data = bytearray(heads * t * (8 + t))
+    scales = np.frombuffer(data, "<f4", heads * t * 2).reshape(heads, t, 2)
+    fractions = np.frombuffer(data, np.uint8, offset=8 * heads * t).reshape(heads, t, t)
+    for rows, weights in captured.chunks(layer):
+        for scale, keys in enumerate((slice(0, prefix), slice(prefix, t))):
+            some = weights[0, :, :, keys].float()
+            if not some.shape[-1]:
+                continue
+            largest = some.amax(dim=-1)
+            scales[:, rows, scale] = largest.cpu().numpy()
+            part = some / largest.clamp_min(1e-30)[..., None]
+            fractions[:, rows, keys] = (part * 255).round().to(torch.uint8).cpu().numpy()
+    return Answer(bytes(data), BYTES, (heads, t, t))
+
+
+def similarity_bytes(features: Features) -> Answer:
+    """The cosine similarity of every two tokens."""
+    t = features.prefix.shape[1] + features.patches.shape[1]
+    data = np.empty((t, t), np.uint8)
+    step = max(CHUNK // t, 1)
+    for start in range(0, t, step):
+        rows = slice(start, start + step)
+        data[rows] = signed_bytes(cosines(features, rows)[0])
+    return Answer(data.tobytes(), BYTES, (t, t))
+
+
+def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
+    """Encode numbers from -1 to 1 as value / 127.5 - 1.
+
+    >>> signed_bytes(torch.tensor([-1.0, 0.0, 1.0])).tolist()
+    [0, 128, 255]
+    """
+    return ((values + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+
+
 # ---- Masks of a segmenter --------------------------------------------------------------------------------------------
 
 
@@ -176,3 +269,61 @@ def segments(session: Session) -> list[dict[str, Any]] | None:
         for i in map(int, np.argsort(-counts, kind="stable"))
         if counts[i]
     ]
+
+
+# ---- The tour: one image taken through equations 1 to 4 in eight steps, each with its tensor -------------------------
+
+
+@torch.no_grad()
+def tour(captured: CapturedForward) -> dict[str, Any]:
+    """Shapes without the batch. `sample` is the beginning of the first row; of attention, that of the first head."""
+    model, config, image = captured.model, captured.model.config, captured.images
+    pixels = patch_pixels(captured)
+    projected, _ = model.patches(model.stem(image))
+    tokens = model.prefix(projected)
+    first, block = captured.states[0], cast(Block, model.encoder.blocks[0])
+    terms = model.position.attend(captured.layout, image.device)
+    attended = first + block.attention_scale(block.attention(block.attention_norm(first), terms))  # equation 2
+    pooled = model.pool(captured.features())
+    sequence = "x_p E"
+    if config.num_prefix_tokens:
+        sequence = "[x_class; x_p E]" if config.class_token else "[registers; x_p E]"
+    answer = _step(4, "answer", "y", pooled[0], pooled=type(config.pool).__name__)
+    if config.num_classes:
+        answer |= {"scores": _facts(captured.logits()[0]), "classes": config.num_classes}
+    t, first_rows = tokens.shape[1], next(captured.chunks(0))[1][0]  # all rows if they are few
+    attention = _step(2, "attention", "A", first_rows, layer=0) | {"shape": [config.num_heads, t, t]}
+    added = isinstance(model.position, AddedPosition)
+    steps = [
+        _step(1, "patches", "x_p", pixels[0], grid=list(captured.layout.grid), patch=list(config.patch_size)),
+        _step(1, "projection", "x_p E", projected[0], weight=[pixels.shape[-1], config.width]),
+        _step(1, "prefix", sequence, tokens[0], tokens=prefix_names(config)),
+        _step(1, "position", "z_0", first[0], kind=type(config.position).__name__, added=added),
+        attention,
+        _step(2, "residual", "z'_1", attended[0], layer=0),
+        _step(3, "mlp", "z_1", captured.states[1][0], layer=0, hidden=config.mlp_width, repeat=config.depth),
+        answer,
+    ]
+    return {"steps": steps}
+
+
+def patch_pixels(captured: CapturedForward) -> Float[Tensor, "1 n pixels"]:
+    """The patches before the projection: pixels, or in a hybrid the stem's feature map."""
+    whole, (ph, pw), (gh, gw) = (
+        captured.model.stem(captured.images),
+        captured.model.config.patch_size,
+        captured.layout.grid,
+    )
+    return cut(F.pad(whole, (0, gw * pw - whole.shape[3], 0, gh * ph - whole.shape[2])), (ph, pw))
+
+
+def _step(equation: int, name: str, symbol: str, values: Tensor, **more: Any) -> dict[str, Any]:
+    return {"equation": equation, "name": name, "symbol": symbol, **_facts(values), **more}
+
+
+def _facts(values: Tensor) -> dict[str, Any]:
+    values = values.float()
+    numbers = (values.mean(), values.std(correction=0), values.min(), values.max())
+    stats = dict(zip(("mean", "std", "min", "max"), rounded(torch.stack(numbers)), strict=True))
+    first = values.flatten()[: min(SAMPLE, values.shape[-1])]
+    return {"shape": list(values.shape), "stats": stats, "sample": rounded(first)}

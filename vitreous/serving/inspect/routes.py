@@ -1,57 +1,27 @@
 """Routes of the page: an image is uploaded once, and then inspected.
 
-Attention and similarity are answered as bytes (see responses.py), the rest as JSON. Layers count from 0, patches row by
+Attention and similarity are answered as bytes (see numbers.py), the rest as JSON. Layers count from 0, patches row by
 row.
 """
 
 import hashlib
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from vitreous.common.checks import Size
 from vitreous.explanation import MapName
 from vitreous.explanation.pca import filter_components, filter_images
 from vitreous.explanation.rollout import Fusion
 from vitreous.explanation.similarity import position_similarity
-from vitreous.serving.api.parameters import (
-    AnyLayer,
-    Erased,
-    Id,
-    Layer,
-    Model,
-    Target,
-    check_attention,
-    check_below,
-    check_size,
-    layer_of,
-    target_of,
-)
-from vitreous.serving.api.schemas import (
-    IMAGE_BODY,
-    IMAGE_ERRORS,
-    MODEL_ERRORS,
-    Changed,
-    Lens,
-    PatchColours,
-    PatchValues,
-    Reach,
-    Shown,
-    Tested,
-    Tour,
-    answers,
-    binary_answer,
-)
+from vitreous.serving.api import schemas
+from vitreous.serving.api.schemas import MODEL_ERRORS, AnyLayer, Id, Layer, Model, Target, answers, binary_answer
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
-from vitreous.serving.inspect.responses import BYTES, Answer, attention_bytes, signed_bytes, similarity_bytes
-from vitreous.serving.inspect.service import InspectService, as_response
-from vitreous.serving.inspect.session import Session, covered_box
-from vitreous.serving.inspect.tour import tour
+from vitreous.serving.inspect.service import BYTES, Answer, InspectService, Session, as_response, check_size
+from vitreous.serving.requests import read_image
 from vitreous.serving.scheduler import Priority
 from vitreous.serving.settings import Settings
-from vitreous.serving.uploads import read_image
 
 ATTENTION = (
     "float32 [heads, t, 2], the largest weight of a row for a prefix token, and for a patch; "
@@ -73,16 +43,16 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
 
 
 def add_image_routes(api: APIRouter, service: InspectService, settings: Settings) -> None:
-    @api.post("/v1/images", responses=answers(Shown, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @api.post("/v1/images", responses=answers(schemas.Shown, *schemas.IMAGE_ERRORS), openapi_extra=schemas.IMAGE_BODY)
     async def images(request: Request, model: Model = None) -> Response:
         """Upload an image. It stays in memory for a while, under an id that is the hash of its bytes."""
         one, upload = service.model(model), await read_image(request, settings)
-        return as_response(await service.answer_upload(request, one, upload, "picture", image_summary))
+        return as_response(await service.answer_upload(request, one, upload, "picture", numbers.image_summary))
 
-    @api.get("/v1/images/{id}/tour", responses=answers(Tour, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/tour", responses=answers(schemas.Tour, *MODEL_ERRORS))
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
         """The image taken through equations 1 to 4, in eight steps."""
-        return await service.respond(request, model, id, "tour", lambda session: tour(session.captured))
+        return await service.respond(request, model, id, "tour", lambda session: numbers.tour(session.captured))
 
     @api.get("/v1/images/{id}/mask", responses=binary_answer("uint8 [h, w]"), response_class=Response)
     async def mask(request: Request, id: Id, model: Model = None) -> Response:
@@ -95,20 +65,6 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
         return await service.respond(request, model, id, "mask", make)
 
 
-def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
-    """The answer to an upload."""
-    box = covered_box(session.inspected, image)
-    return {
-        "id": id,
-        "model": session.inspected.id,
-        "picture": {"width": image[1], "height": image[0]},
-        "seen": {key: round(value, 3) for key, value in box._asdict().items()},
-        "grid": list(session.inspected.grid),
-        "predictions": numbers.predictions(session),
-        "segments": numbers.segments(session),
-    }
-
-
 # ---- The layers: attention, similarity of tokens, predictions after each layer, and attention distance ----
 
 
@@ -117,26 +73,26 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
     async def attention(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """Attention of every token to every token, in every head of a layer."""
         one = service.model(model)
-        at = layer_of(one, layer)
-        check_attention(one)
-        make = lambda session: attention_bytes(session.captured, at)  # noqa: E731
+        at = one.layer(layer)
+        one.check_attention()
+        make = lambda session: numbers.attention_bytes(session.captured, at)  # noqa: E731
         return await service.respond(request, model, id, ("attention", at), make)
 
     @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_answer("uint8 [t, t]"), response_class=Response)
     async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """uint8 [t, t]: the cosine similarity of two tokens after a layer is value / 127.5 - 1."""
         one = service.model(model)
-        at, tokens = layer_of(one, layer), one.vit.config.num_tokens
+        at, tokens = one.layer(layer), one.vit.config.num_tokens
         check_size(tokens**2, "the similarity of tokens", tokens)
-        make = lambda session: similarity_bytes(session.captured.features(at))  # noqa: E731
+        make = lambda session: numbers.similarity_bytes(session.captured.features(at))  # noqa: E731
         return await service.respond(request, model, id, ("similarity", at), make)
 
-    @api.get("/v1/images/{id}/lens", responses=answers(Lens, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/lens", responses=answers(schemas.Lens, *MODEL_ERRORS))
     async def lens(request: Request, id: Id, model: Model = None) -> Response:
         """Predictions of the head after each layer."""
         return await service.respond(request, model, id, "lens", numbers.lens)
 
-    @api.get("/v1/images/{id}/distance", responses=answers(Reach, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/distance", responses=answers(schemas.Reach, *MODEL_ERRORS))
     async def distance(request: Request, id: Id, model: Model = None) -> Response:
         """Attention distance of every head of every layer, in pixels of the model's input."""
         return await service.respond(request, model, id, "distance", numbers.distance, Priority.MEDIUM)
@@ -146,10 +102,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
 
 
 def add_map_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get(
-        "/v1/images/{id}/map/{method}",
-        responses=answers(PatchValues | PatchColours, *MODEL_ERRORS),
-    )
+    @api.get("/v1/images/{id}/map/{method}", responses=answers(schemas.PatchMap, *MODEL_ERRORS))
     async def map(
         request: Request,
         id: Id,
@@ -163,15 +116,15 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         """A number for every patch. rollout uses `fusion` and `discard`; relevance and occlusion use `target`."""
         one = service.model(model)
         if method == "relevance" or method == "occlusion":
-            index = target_of(one, target)
+            index = one.target(target)
             if method == "relevance":
-                check_attention(one)
+                one.check_attention()
             return await service.respond(
                 request, model, id, ("map", method, index),
                 lambda session: numbers.importance(session, method, _class_of(session, index)),
                 Priority.MEDIUM if method == "relevance" else Priority.LONG,
             )  # fmt: skip
-        at = layer_of(one, layer)
+        at = one.layer(layer)
         if method == "rollout":
             return await service.respond(
                 request, model, id, ("map", method, fusion, discard, at),
@@ -183,27 +136,30 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         name = ("map", method, at)
         return await service.respond(request, model, id, name, lambda session: make(session, at), priority)
 
-    @api.get("/v1/images/{id}/faithfulness/{method}", responses=answers(Tested, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/faithfulness/{method}", responses=answers(schemas.Tested, *MODEL_ERRORS))
     async def faithfulness(
         request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
         """Deletion and insertion: how soon masking, or showing, important patches changes the prediction."""
         one = service.model(model)
-        index = target_of(one, target)
+        index = one.target(target)
         if method == "relevance":
-            check_attention(one)
+            one.check_attention()
         return await service.respond(
             request, model, id, ("faithfulness", method, index),
             lambda session: numbers.map_test(session, method, _class_of(session, index)), Priority.LONG,
         )  # fmt: skip
 
-    @api.post("/v1/images/{id}/masked", responses=answers(Changed, *IMAGE_ERRORS))
-    async def masked(request: Request, id: Id, body: Annotated[Erased, Body()], model: Model = None) -> Response:
+    @api.post("/v1/images/{id}/masked", responses=answers(schemas.Changed, *schemas.IMAGE_ERRORS))
+    async def masked(request: Request, id: Id, body: schemas.Erased, model: Model = None) -> Response:
         """Predictions with some patches masked."""
         config = service.model(model).classifier.config
         patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
-        check_below("patches", patches, math.prod(config.grid))
-        check_below("classes", classes, config.num_classes)
+        limits = (("patches", patches, math.prod(config.grid)), ("classes", classes, config.num_classes))
+        for what, given, count in limits:
+            if wrong := [number for number in given if number >= count]:
+                message = f"{what} contains {wrong[0]}, but must contain integers from 0 to {count - 1}"
+                raise ApiError(422, "bad_parameter", message)
         name = ("masked", hashlib.sha256(repr((patches, classes)).encode()).hexdigest())  # the lists may be long
         make = lambda session: numbers.masked(session, patches, classes)  # noqa: E731
         return await service.respond(request, model, id, name, make)
@@ -231,7 +187,7 @@ def add_model_routes(api: APIRouter, service: InspectService) -> None:
             flat = found.values.reshape(n, n)
             if not found.bounded:
                 flat = flat / flat.abs().max().clamp_min(1e-30)
-            return Answer(signed_bytes(flat).tobytes(), BYTES, (n, n))
+            return Answer(numbers.signed_bytes(flat).tobytes(), BYTES, (n, n))
 
         return await service.respond_without_image(request, one, "position", make)
 
