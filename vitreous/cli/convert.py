@@ -59,7 +59,7 @@ def convert(
 def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None:
     from rich.table import Table
 
-    from vitreous.common.terminal import console as standard_output
+    from vitreous.common.text import console as standard_output
 
     console = standard_output(soft_wrap=True)  # paths stay whole
     provenance = conversion.provenance

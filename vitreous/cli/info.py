@@ -32,7 +32,7 @@ def info(
     from rich.table import Table
 
     from vitreous.common.codec import to_dict
-    from vitreous.common.terminal import console
+    from vitreous.common.text import console
 
     if not name:
         _print_presets(as_json=json)
@@ -53,7 +53,7 @@ def _print_presets(as_json: bool) -> None:
     from rich.table import Table
 
     from vitreous.common.codec import to_dict
-    from vitreous.common.terminal import console
+    from vitreous.common.text import console
     from vitreous.model.presets import PRESETS
 
     if as_json:

@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, check_whole
-from vitreous.common.regular_files import read_regular
+from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.colour_modes import pixels_of
 from vitreous.data.image.decoding import upright

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.common.atomic_files import atomic_file
-from vitreous.common.json_files import parse_json
 from vitreous.common.text import listed, plural
+from vitreous.common.untrusted_files import parse_json
 from vitreous.data.sources.base import DataSet, Subset
 from vitreous.data.split import pick, split_name
 

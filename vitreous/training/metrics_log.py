@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitreous.common.atomic_files import atomic_file
-from vitreous.common.json_files import parse_json
+from vitreous.common.untrusted_files import parse_json
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.training.distributed import World

@@ -23,7 +23,7 @@ from pathlib import Path
 from vitreous.common.atomic_files import atomic_file, recover
 from vitreous.common.checks import fail
 from vitreous.common.codec import from_dict, parse_fields, to_dict
-from vitreous.common.json_files import read_json_object
+from vitreous.common.untrusted_files import read_json_object
 from vitreous.tasks.config import flatten, typed_overrides, with_fields
 from vitreous.training.checkpoint import STEP
 from vitreous.training.config import TrainConfig

@@ -15,7 +15,7 @@ from vitreous.weights.foreign import differences_at
 from vitreous.weights.formats.base import AssumptionWarning
 from vitreous.weights.formats.detection import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
-from vitreous.weights.io.errors import BadCheckpoint, CannotHold, shown
+from vitreous.weights.io.safetensors_file import BadCheckpoint, CannotHold, shown
 from vitreous.weights.load import ImageSize, load, save
 from vitreous.weights.parity import Difference, compare, random_images
 

@@ -12,7 +12,7 @@ import torch
 from vitreous.common.atomic_files import atomic_file, atomic_folder
 from vitreous.common.checks import BadValue, as_size, suggestion
 from vitreous.common.codec import decode, to_dict
-from vitreous.common.json_files import read_json_object
+from vitreous.common.untrusted_files import read_json_object
 from vitreous.model.config import ViTConfig
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.protocol import Model
@@ -23,8 +23,7 @@ from vitreous.weights.formats.detection import identify
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
-from vitreous.weights.io.errors import BadCheckpoint, CannotHold
-from vitreous.weights.io.safetensors_file import Mapped
+from vitreous.weights.io.safetensors_file import BadCheckpoint, CannotHold, Mapped
 from vitreous.weights.native import (
     CARD,
     Description,

@@ -16,7 +16,7 @@ from vitreous.weights.config_match import check_not_swapped
 from vitreous.weights.foreign import ForeignCheckpoint, write_foreign
 from vitreous.weights.formats.detection import canonical_name, format_named
 from vitreous.weights.hub import Snapshot, check_destination, download, is_hub, push
-from vitreous.weights.io.errors import CannotHold
+from vitreous.weights.io.safetensors_file import CannotHold
 from vitreous.weights.native import Description, NativeCheckpoint, is_checkpoint, save_folder
 
 ImageSize = int | Sequence[int]

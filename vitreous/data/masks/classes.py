@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.common.checks import fail, suggestion
-from vitreous.common.regular_files import read_regular_text
 from vitreous.common.text import listed
+from vitreous.common.untrusted_files import read_regular_text
 from vitreous.model.options import IGNORED
 
 FILE = "classes.txt"

@@ -21,8 +21,8 @@ import numpy as np
 from rich.progress import track
 
 from vitreous.common.checks import Size
-from vitreous.common.regular_files import open_regular, read_regular
 from vitreous.common.text import SafeConsole, listed, plural
+from vitreous.common.untrusted_files import open_regular, read_regular
 from vitreous.data.image import colour_modes
 from vitreous.data.image.decoding import UnreadableImage, check_memory, decode_errors, size_of
 from vitreous.data.masks.classes import FILE

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vitreous.common.checks import check_real, path_suggestion
-from vitreous.common.regular_files import read_regular
 from vitreous.common.text import listed, plural
+from vitreous.common.untrusted_files import read_regular
 from vitreous.data.masks.classes import FILE, found_classes, number_classes, read_classes
 from vitreous.data.masks.files import Pair, check_masks, mask_problems, read_ids
 from vitreous.data.sources.base import DataSet, FileSource

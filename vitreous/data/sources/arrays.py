@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.common.regular_files import check_regular
 from vitreous.common.text import listed
+from vitreous.common.untrusted_files import check_regular
 from vitreous.data.sources.base import ArraySource, Source
 from vitreous.data.sources.rows import order_labels
 from vitreous.data.split import UNSPLIT, FoundData, split_name

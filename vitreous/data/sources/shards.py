@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.common.regular_files import open_regular
 from vitreous.common.text import plural
+from vitreous.common.untrusted_files import open_regular
 from vitreous.data.sources.base import EXTENSIONS, Source, SpanSource
 from vitreous.data.sources.download import cache_folder, fetch
 from vitreous.data.sources.rows import Rows, class_labels, from_rows

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, SwiGlu
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.formats.timm.layout import Names, TimmLayout, infer_timm
+from vitreous.weights.formats.timm.format import Names, TimmLayout, infer_timm
 from vitreous.weights.io.containers import TORCH_SUFFIXES
 
 PUBLISHED = re.compile(r"dinov2_vit[sblg]14")  # names of the published files begin so

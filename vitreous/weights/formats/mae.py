@@ -17,7 +17,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, ClassToken, Gelu, GlobalAverage, Learned1d
 from vitreous.model.position import SinCos2dPosition
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.formats.timm.layout import TimmLayout, infer_timm
+from vitreous.weights.formats.timm.format import TimmLayout, infer_timm
 from vitreous.weights.io.containers import TORCH_SUFFIXES, write_file
 
 PUBLISHED = re.compile(r"mae_(pretrain|finetuned|visualize)_vit_")  # names of the published files begin so

@@ -13,13 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.common.json_files import read_json_object
-from vitreous.weights.io.errors import BadCheckpoint, Refused, naming, shown
+from vitreous.common.untrusted_files import read_json_object
 from vitreous.weights.io.npz import read_npz, write_npz
-from vitreous.weights.io.pickle.paddle import write_pdparams
-from vitreous.weights.io.pickle.read import read_pickle
+from vitreous.weights.io.pickle.read import read_pickle, write_pdparams
 from vitreous.weights.io.pickle.tensors import Ignored
-from vitreous.weights.io.safetensors_file import Mapped, check_count, read_tensors, write_tensors
+from vitreous.weights.io.safetensors_file import (
+    BadCheckpoint,
+    Mapped,
+    Refused,
+    check_count,
+    naming,
+    read_tensors,
+    shown,
+    write_tensors,
+)
 from vitreous.weights.io.zip_directory import ZIP_START, opened_zip
 
 # Names of weights in folders of transformers and timm, in order of preference.

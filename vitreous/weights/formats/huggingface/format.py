@@ -27,7 +27,7 @@ from vitreous.weights.formats.huggingface.config import (
 )
 from vitreous.weights.formats.huggingface.processor import infer_preprocessing, transformers_processor
 from vitreous.weights.formats.mapping import Conversion, Row, concat, per_layer, position_table, row, rows, single
-from vitreous.weights.formats.timm.layout import with_registers
+from vitreous.weights.formats.timm.format import with_registers
 from vitreous.weights.formats.write_checks import margin_differences, numeric_differences, resize_differences
 
 PATCHES = "embeddings.patch_embeddings.projection"

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from vitreous.common.checks import Size
-from vitreous.common.json_files import read_json_object
+from vitreous.common.untrusted_files import read_json_object
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Geometry, Preprocessing
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.huggingface.config import FAMILIES, Family, JsonFields, family_in
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 FILE = "preprocessor_config.json"
 

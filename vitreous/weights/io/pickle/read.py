@@ -11,7 +11,9 @@ The first bytes tell three containers apart:
 
 import mmap
 import os
+import pickle
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,10 +21,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from vitreous.weights.io.errors import Refused, naming, shown
-from vitreous.weights.io.numpy_arrays import as_tensor
+from vitreous.weights.io.npz import as_tensor, count_elements
 from vitreous.weights.io.pickle.machine import interpret
-from vitreous.weights.io.pickle.paddle import from_paddle
 from vitreous.weights.io.pickle.tensors import (
     HARMLESS_BYTES,
     Array,
@@ -35,7 +35,7 @@ from vitreous.weights.io.pickle.tensors import (
     TensorMaker,
     View,
 )
-from vitreous.weights.io.safetensors_file import ALIGNMENT
+from vitreous.weights.io.safetensors_file import ALIGNMENT, Refused, naming, shown
 from vitreous.weights.io.zip_directory import ZIP_START, Member, opened_zip
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's older files
@@ -222,3 +222,75 @@ def _encode(latin1: Latin1) -> bytes:
         return latin1.text.encode("latin-1")
     except UnicodeEncodeError as error:
         raise Refused("holds text with letters beyond Latin-1 instead of bytes") from error
+
+
+# ---- Paddle ----------------------------------------------------------------------------------------------------------
+
+
+NAMES = "StructuredToParameterName@@"  # Paddle recognises a state dict by this entry
+PARTS = "UnpackBigParamInfor@@"
+NUMPY_CODES = {torch.float64: "f8", torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
+
+
+def from_paddle(content: Any) -> Any:
+    """Drop Paddle's own entries and join arrays that were too large for their protocol, as `paddle.load` does."""
+    if not isinstance(content, dict):
+        return content
+    content.pop(NAMES, None)
+    parts = content.pop(PARTS, {})
+    for key, part in parts.items() if isinstance(parts, dict) else ():
+        match part:
+            case {"OriginShape": tuple(shape), "slices": list(names)} if all(type(name) is str for name in names):
+                found = [content.pop(name, None) for name in names]  # a part is used once, so nothing grows
+                flat = [piece for piece in found if isinstance(piece, Tensor) and piece.ndim == 1]
+                numbers, dtypes = sum(piece.numel() for piece in flat), {piece.dtype for piece in flat}
+                if len(flat) == len(names) and len(dtypes) == 1 and numbers == count_elements(shape):
+                    content[key] = torch.cat(flat).view(shape)
+                    continue
+        raise Refused(f"holds {shown(key)} in parts that do not make a whole")
+    return content
+
+
+def write_pdparams(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write a state dict for `paddle.load`, opcode by opcode.
+
+    `pickle.dump` would name numpy's functions as the installed numpy does, and Paddle with numpy 1 cannot read the
+    names of numpy 2 (`numpy._core`). Both read the older names.
+    """
+    with open(file, "wb") as stream:
+        stream.write(pickle.PROTO + bytes([4]) + pickle.EMPTY_DICT + pickle.MARK)
+        for name, tensor in tensors.items():
+            numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            stream.write(_text(name) + _array_head(tensor))
+            stream.write(pickle.BINBYTES8 + struct.pack("<Q", len(numbers)))
+            stream.write(numbers.numpy().data)
+            stream.write(pickle.TUPLE + pickle.BUILD)
+        names = b"".join(_text(name) + _text(name) for name in tensors)
+        stream.write(_text(NAMES) + pickle.EMPTY_DICT + pickle.MARK + names + pickle.SETITEMS)
+        stream.write(pickle.SETITEMS + pickle.STOP)
+
+
+def _array_head(tensor: Tensor) -> bytes:
+    """Encode an empty array and its state up to the bytes: version, shape, dtype, not Fortran order."""
+    empty = _tuple(_global("numpy", "ndarray"), _tuple(_int(0)), pickle.SHORT_BINBYTES + b"\x01b")
+    array = _global("numpy.core.multiarray", "_reconstruct") + empty + pickle.REDUCE
+    kind = _tuple(_text(NUMPY_CODES[tensor.dtype]), pickle.NEWFALSE, pickle.NEWTRUE)
+    little_endian = _tuple(_int(3), _text("<"), *[pickle.NONE] * 3, _int(-1), _int(-1), _int(0))
+    dtype = _global("numpy", "dtype") + kind + pickle.REDUCE + little_endian + pickle.BUILD
+    return array + pickle.MARK + _int(1) + _tuple(*map(_int, tensor.shape)) + dtype + pickle.NEWFALSE
+
+
+def _global(module: str, name: str) -> bytes:
+    return pickle.GLOBAL + f"{module}\n{name}\n".encode()
+
+
+def _text(text: str) -> bytes:
+    return pickle.BINUNICODE + struct.pack("<I", len(text.encode())) + text.encode()
+
+
+def _int(number: int) -> bytes:
+    return pickle.BININT + struct.pack("<i", number)
+
+
+def _tuple(*items: bytes) -> bytes:
+    return pickle.MARK + b"".join(items) + pickle.TUPLE

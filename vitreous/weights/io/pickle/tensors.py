@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from vitreous.weights.io.errors import Refused, shown
-from vitreous.weights.io.numpy_arrays import ArrayType, array_type, count_elements
-from vitreous.weights.io.safetensors_file import MAX_TENSORS
+from vitreous.weights.io.npz import ArrayType, array_type, count_elements
+from vitreous.weights.io.safetensors_file import MAX_TENSORS, Refused, shown
 
 ADVICE = "nothing of it was executed; use a file with only the weights"
 MAX_PAIRS = 500_000
@@ -122,7 +121,7 @@ def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
     >>> find("posix.system")
     Traceback (most recent call last):
         ...
-    vitreous.weights.io.errors.Refused: holds posix.system, which is not a tensor: \
+    vitreous.weights.io.safetensors_file.Refused: holds posix.system, which is not a tensor: \
 nothing of it was executed; use a file with only the weights
     """
     for new, old in RENAMED.items():
