@@ -7,7 +7,6 @@ import torch
 
 import vitreous
 from foreign_models import written
-from vitreous.weights import foreign
 from vitreous.weights.load import open_checkpoint
 
 CASES = ["vitreous", "timm", "timm, a pickle", "google", "paddle"]

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from vitreous.model import options
 from vitreous.model.config import ViTConfig
-from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
-from vitreous.weights.formats.mapping import (
+from vitreous.weights.formats.base import (
     IDENTITY,
+    ConfigBuilder,
     Conversion,
+    Format,
     Row,
+    StateDict,
     concat,
     packed_rows,
     per_layer,
@@ -185,7 +187,7 @@ def _stem(config: ViTConfig) -> list[Row]:
     return table
 
 
-# ---- Fields that follow from shapes ---------------------------------------------------------------------------------------------
+# ---- Fields that follow from shapes ----------------------------------------------------------------------------------
 
 
 def infer_timm(
