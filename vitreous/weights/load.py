@@ -21,18 +21,9 @@ from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.config_match import check_not_swapped
-from vitreous.weights.formats.base import (
-    AssumptionWarning,
-    ConfigBuilder,
-    Format,
-    Row,
-    StateDict,
-    check_table,
-    matches,
-    read_table,
-    write_table,
-)
+from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.detection import canonical_name, format_named, identify
+from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.hub import Snapshot, check_destination, download, is_hub, push
 from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped

@@ -6,202 +6,26 @@ attributes and the methods below "Writing" matter only if models are written in 
 """
 
 import dataclasses
-import functools
 import itertools
 import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
+from vitreous.weights.formats.mapping import Row, renamed
 from vitreous.weights.formats.write_checks import missing_parts, numeric_differences
 from vitreous.weights.io.containers import write_file
-from vitreous.weights.io.safetensors_file import NAMES, BadCheckpoint, Entry, check_tensors
-
-# ---- Tables of tensors -----------------------------------------------------------------------------------------------
-
-Tensors = Mapping[str, Tensor]
-PARTS = ("weight", "bias")
-
-
-class Conversion(NamedTuple):
-    """Functions from their tensors to ours, and back."""
-
-    read: Callable[[list[Tensor]], list[Tensor]]
-    write: Callable[[list[Tensor]], list[Tensor]]
-
-
-class Row(NamedTuple):
-    """Names of our tensors, names of theirs with the same content, and the conversion between them."""
-
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
-    conversion: Conversion
-
-
-def row(ours: str | tuple[str, ...], theirs: str | tuple[str, ...], conversion: Conversion | None = None) -> Row:
-    """A row; without a conversion, the tensor is the same on both sides."""
-    both = [(names,) if isinstance(names, str) else names for names in (ours, theirs)]
-    return Row(both[0], both[1], conversion or IDENTITY)
-
-
-def rows(ours: str, theirs: str, matrix: Conversion | None = None, parts: Sequence[str] = PARTS) -> list[Row]:
-    """Rows for the weight and the bias of a layer. `matrix` converts the weight."""
-    return [row(f"{ours}.{part}", f"{theirs}.{part}", matrix if part == "weight" else None) for part in parts]
-
-
-def packed_rows(
-    ours: Sequence[str], theirs: str, matrix: Conversion | None = None, parts: Sequence[str] = PARTS
-) -> list[Row]:
-    """Rows for several of our layers that are one layer of theirs, such as qkv. `matrix` converts its weight."""
-    table = []
-    for part in parts:
-        conversion = split(len(ours), matrix if part == "weight" else None)
-        table.append(row(tuple(f"{layer}.{part}" for layer in ours), f"{theirs}.{part}", conversion))
-    return table
-
-
-def per_layer(table: Iterable[Row], count: int) -> list[Row]:
-    """Rows for each of `count` layers: {i} in names becomes the number of the layer."""
-    table = list(table)
-
-    def fill(names: tuple[str, ...], layer: int) -> tuple[str, ...]:
-        return tuple(name.replace("{i}", str(layer)) for name in names)
-
-    return [Row(fill(row.ours, i), fill(row.theirs, i), row.conversion) for i in range(count) for row in table]
-
-
-# ---- Conversions -----------------------------------------------------------------------------------------------------
-
-
-def single(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Conversion:
-    """A conversion of one tensor to one tensor."""
-    return Conversion(lambda theirs: [read(theirs[0])], lambda ours: [write(ours[0])])
-
-
-IDENTITY = single(lambda x: x, lambda x: x)
-TRANSPOSE = single(lambda x: x.T.contiguous(), lambda x: x.T.contiguous())
-
-
-def reshape(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Conversion:
-    """The same elements in another shape, of which one side may be -1."""
-    return single(lambda x: x.reshape(ours), lambda x: x.reshape(theirs))
-
-
-def split(parts: int, matrix: Conversion | None = None) -> Conversion:
-    """A packed foreign weight (e.g. qkv) that maps to several of our layers, as views of its rows."""
-    read, write = matrix or IDENTITY
-    return Conversion(lambda theirs: list(read(theirs)[0].chunk(parts)), lambda ours: write([concat(ours)]))
-
-
-def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Conversion:
-    """Theirs: one table [1, prefix + n, d], or without the 1 if not `batch`.
-
-    Ours: the prefix tokens' positions, if any, and a table [gh, gw, d].
-    """
-
-    def read(theirs: list[Tensor]) -> list[Tensor]:
-        table = theirs[0].flatten(0, -2)
-        patches = table[prefix:].reshape(*grid, table.shape[-1])
-        return [table[:prefix], patches] if prefix else [patches]
-
-    def write(ours: list[Tensor]) -> list[Tensor]:
-        table = concat([part.flatten(0, -2) for part in ours])
-        return [table[None] if batch else table]
-
-    return Conversion(read, write)
-
-
-def concat(parts: Sequence[Tensor]) -> Tensor:
-    """torch.cat along the first dimension, but fast on fresh memory.
-
-    torch's threads wait for each other while new pages are faulted in; numpy has one thread. On meta tensors,
-    torch.cat would import torch's compiler to infer the shape.
-    """
-    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    if parts[0].is_meta:
-        return parts[0].new_empty(shape)
-    if len({part.dtype for part in parts}) > 1:
-        return torch.cat(list(parts))
-    result = torch.empty(shape, dtype=parts[0].dtype)
-    arrays = [part.detach().contiguous().view(torch.uint8).numpy() for part in parts]
-    np.concatenate(arrays, out=result.view(torch.uint8).numpy())
-    return result
-
-
-# ---- Applying a table ------------------------------------------------------------------------------------------------
-
-
-def read_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Our tensors from theirs, after `check_table`."""
-    used = check_table(table, theirs, ours, path, ignored)
-    result: dict[str, Tensor] = {}
-    for entry in table:
-        result |= zip(entry.ours, entry.conversion.read([used[name] for name in entry.theirs]), strict=True)
-    # Some checkpoints store positions or norms wider or narrower than the rest; the widest type rounds nothing.
-    widest = functools.reduce(torch.promote_types, {tensor.dtype for tensor in result.values()})
-    return {name: tensor.to(widest) for name, tensor in result.items()}
-
-
-def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Check names and shapes of their tensors against `ours` on the meta device; return those that are used.
-
-    ignored: patterns of their names that may be present and are not read.
-    """
-    expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
-    used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
-    check_tensors(path, {name: _entry(tensor) for name, tensor in used.items()}, expected)
-    return used
-
-
-def write_table(table: list[Row], ours: Tensors) -> dict[str, Tensor]:
-    """Their tensors from ours, all of which must be in the table."""
-    known = {name for entry in table for name in entry.ours}
-    if unknown := [name for name in ours if name not in known]:
-        more = " and more" if len(unknown) > 5 else ""
-        raise ValueError(f"the format has no counterpart of {', '.join(unknown[:5])}{more}")
-    result: dict[str, Tensor] = {}
-    for entry in table:
-        result |= zip(entry.theirs, entry.conversion.write([ours[name] for name in entry.ours]), strict=True)
-    return result
-
-
-def _entry(tensor: Tensor) -> Entry:
-    return Entry(NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape))
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
-
-
-def renamed(tensors: Tensors, changes: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
-    """Tensors with regular-expression replacements applied to their names, one after the other.
-
-    >>> renamed({"mlp.linear_1.bias": torch.zeros(1)}, [(r"mlp\\.linear_1\\.", "mlp.0.")])
-    {'mlp.0.bias': tensor([0.])}
-    """
-    result = {}
-    for name, tensor in tensors.items():
-        for pattern, replacement in changes:
-            name = re.sub(pattern, replacement, name)
-        result[name] = tensor
-    return result
-
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 # Published models whose heads do not have 64 dimensions, by width: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
-
-
-# ---- Interface -------------------------------------------------------------------------------------------------------
 
 
 class AssumptionWarning(UserWarning):
@@ -288,7 +112,7 @@ class Format(ABC):
     def table(self, config: ViTConfig) -> list[Row]:
         """Rows for all tensors of a model."""
 
-    # Writing
+    # ---- Writing ----
 
     def unsupported(self, config: ViTConfig) -> list[str]:
         """One line for each part of a model that the format cannot hold."""
@@ -312,9 +136,6 @@ class Format(ABC):
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
         """Write tensors that have the other system's names into `path`, a folder or a file."""
         write_file(tensors, path / self.file_name if path.is_dir() else path)
-
-
-# ---- Config builder --------------------------------------------------------------------------------------------------
 
 
 class ConfigBuilder:

@@ -13,8 +13,9 @@ from torch import Tensor
 from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool, ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, SinCos2d
-from vitreous.weights.formats.base import ConfigBuilder, Row, StateDict, position_table, row
+from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.google import AMONG_KIND, FlaxFormat, attention_rows, mlp, norm, renumbering
+from vitreous.weights.formats.mapping import Row, position_table, row
 
 POOL = "MAPHead_0"
 

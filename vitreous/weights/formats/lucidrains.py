@@ -16,13 +16,10 @@ from torch import Tensor
 from vitreous.common.checks import as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, SinCos2d
-from vitreous.weights.formats.base import (
-    ConfigBuilder,
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict, how_to_set
+from vitreous.weights.formats.mapping import (
     Conversion,
-    Format,
     Row,
-    StateDict,
-    how_to_set,
     per_layer,
     position_table,
     renamed,

@@ -11,18 +11,8 @@ from typing import Any
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, ClassToken, Gelu, Learned1d, Preprocessing
-from vitreous.weights.formats.base import (
-    TRANSPOSE,
-    ConfigBuilder,
-    Format,
-    Row,
-    StateDict,
-    packed_rows,
-    per_layer,
-    position_table,
-    row,
-    rows,
-)
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.mapping import TRANSPOSE, Row, packed_rows, per_layer, position_table, row, rows
 from vitreous.weights.formats.timm.format import QKV, Names, TimmLayout, infer_timm
 from vitreous.weights.formats.write_checks import numeric_differences
 from vitreous.weights.io.safetensors_file import BadCheckpoint

@@ -10,17 +10,8 @@ from typing import Any
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, LinearHead, MlpHead, TanhHead
-from vitreous.weights.formats.base import (
-    ConfigBuilder,
-    Format,
-    Row,
-    StateDict,
-    per_layer,
-    position_table,
-    row,
-    rows,
-    split,
-)
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.mapping import Row, per_layer, position_table, row, rows, split
 from vitreous.weights.io.containers import TORCH_SUFFIXES
 
 PUBLISHED = re.compile(r"vit_[blh]_(14|16|32)(_\w+)?-[0-9a-f]{8}\.pth")  # files of its model zoo

@@ -17,19 +17,7 @@ from torch import Tensor
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ClassToken, GlobalAverage, LinearHead, Preprocessing, SwiGlu, TanhHead
-from vitreous.weights.formats.base import (
-    ConfigBuilder,
-    Conversion,
-    Format,
-    Row,
-    StateDict,
-    concat,
-    per_layer,
-    position_table,
-    row,
-    rows,
-    single,
-)
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.huggingface.config import (
     FAMILIES,
     family_of,
@@ -38,6 +26,7 @@ from vitreous.weights.formats.huggingface.config import (
     transformers_config,
 )
 from vitreous.weights.formats.huggingface.processor import infer_preprocessing, transformers_processor
+from vitreous.weights.formats.mapping import Conversion, Row, concat, per_layer, position_table, row, rows, single
 from vitreous.weights.formats.timm.format import with_registers
 from vitreous.weights.formats.write_checks import margin_differences, numeric_differences, resize_differences
 

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from vitreous.model import options
 from vitreous.model.config import ViTConfig
-from vitreous.weights.formats.base import (
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.mapping import (
     IDENTITY,
-    ConfigBuilder,
     Conversion,
-    Format,
     Row,
-    StateDict,
     concat,
     packed_rows,
     per_layer,
