@@ -36,13 +36,6 @@ def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iter
     """Yield a temporary path with the same suffix, which replaces `path` if the body succeeds.
 
     `needed`: the number of bytes to write, if known, for the error of a full disk.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "numbers.csv"
-    >>> with atomic_file(path) as aside:
-    ...     _ = aside.write_text("1,2,3")
-    >>> path.read_text()
-    '1,2,3'
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):

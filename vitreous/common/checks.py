@@ -18,13 +18,7 @@ class BadValue(ValueError):
 
 
 def fail(field: str, value: object, allowed: str) -> NoReturn:
-    """Raise a BadValue for a field.
-
-    >>> fail("depth", 0, "a whole number from 1 to 1024")
-    Traceback (most recent call last):
-        ...
-    vitreous.common.checks.BadValue: depth is 0, but must be a whole number from 1 to 1024
-    """
+    """Raise a BadValue for a field."""
     shown = str(value) if isinstance(value, Path) else value
     raise BadValue(f"{field} is {shown!r}, but must be {allowed}")
 

@@ -1,4 +1,8 @@
-"""Fetches listings and files of a Hugging Face hub into huggingface_hub's cache."""
+"""Fetches listings and files of a Hugging Face hub, which may be hostile, into huggingface_hub's cache.
+
+huggingface_hub reads answers of any length for any time, and names files in its cache by headers. Inside `exchange()`
+a transport for its HTTP client bounds and checks both. Requests of other code in the same process are unaffected.
+"""
 
 import contextlib
 import hashlib
@@ -22,8 +26,6 @@ from huggingface_hub.utils import _http
 
 import vitreous
 from vitreous.common.network import MIN_BYTES_PER_SECOND, BackgroundReader, BadAnswer, Pace
-
-__all__ = ["check_commit", "check_file_name", "check_space", "fetch", "metadata"]
 
 MAX_PATH = 1024  # characters of a file's name with its folders
 WORKERS = 8

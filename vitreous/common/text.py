@@ -13,20 +13,12 @@ JOINERS = "\u200c\u200d"  # invisible, but part of words in some scripts
 
 
 def printable(text: str) -> str:
-    r"""Escape control and invisible characters except line ends and tabs.
-
-    >>> printable("a\x1b[2Jb\n")
-    'a\\x1b[2Jb\n'
-    """
+    """Escape control and invisible characters except line ends and tabs."""
     return text if text.isprintable() else _escaped(text, JOINERS + "\n\t")
 
 
 def one_line(text: str) -> str:
-    r"""Escape line ends and tabs as well, so that the text cannot begin a new line.
-
-    >>> one_line("cat\nno problems")
-    'cat\\nno problems'
-    """
+    """Escape line ends and tabs as well, so that the text cannot begin a new line."""
     return text if text.isprintable() else _escaped(text, JOINERS)
 
 

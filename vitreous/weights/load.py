@@ -1,4 +1,7 @@
-"""`vitreous.load` and `vitreous.save`: models from and to checkpoints of any format."""
+"""`vitreous.load` and `vitreous.save`: models from and to checkpoints of any format.
+
+A checkpoint of another system is opened and recognised once, then described or built.
+"""
 
 import dataclasses
 import os

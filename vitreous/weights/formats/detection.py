@@ -15,14 +15,13 @@ from torch import Tensor
 from vitreous.common.checks import check_choice
 from vitreous.weights.formats.base import Format, StateDict
 from vitreous.weights.formats.big_vision import BigVision
-from vitreous.weights.formats.dinov2 import DinoV2
 from vitreous.weights.formats.google import Google
 from vitreous.weights.formats.huggingface.config import FAMILIES as TRANSFORMERS_FAMILIES
 from vitreous.weights.formats.huggingface.format import HuggingFace
 from vitreous.weights.formats.lucidrains import Lucidrains
-from vitreous.weights.formats.mae import Mae
-from vitreous.weights.formats.paddle import Paddle, PaddleViT
+from vitreous.weights.formats.paddlevit import PaddleViT
 from vitreous.weights.formats.timm.format import Timm
+from vitreous.weights.formats.timm.relatives import DinoV2, Mae, Paddle
 from vitreous.weights.formats.torchvision import Torchvision
 from vitreous.weights.io.containers import AVERAGED_MODULES
 from vitreous.weights.io.safetensors_file import BadCheckpoint, shown
@@ -51,11 +50,7 @@ def format_names() -> tuple[str, ...]:
 
 
 def canonical_name(name: str) -> str:
-    """The name of a format for a name or an alias; an unknown one raises an error that lists them.
-
-    >>> canonical_name("transformers")
-    'huggingface'
-    """
+    """The name of a format for a name or an alias; an unknown one raises an error that lists them."""
     name = ALIASES.get(name, name)
     check_choice("format", name, format_names())
     return name

@@ -1,6 +1,9 @@
 """Google's own `.npz`: the models that were published with the paper and with AugReg, plain and hybrid.
 
-Names read from google-research/vision_transformer, `models_vit.py`, `models_resnet.py` and `checkpoint.py`.
+Names read from google-research/vision_transformer, `models_vit.py`, `models_resnet.py` and `checkpoint.py`. flax's
+layers are shared with big_vision: a kernel is [in, out], of a convolution [height, width, in, out], and of attention
+[width, heads, head_dim] for inputs and [heads, head_dim, width] for the output. Variants read from
+`big_vision/utils.py` (load_params, recover_dtype) and `big_vision/models/vit.py` (fix_old_checkpoints, scan_to_pyloop).
 """
 
 import dataclasses
@@ -28,8 +31,7 @@ from vitreous.weights.formats.mapping import TRANSPOSE, Row, per_layer, position
 from vitreous.weights.formats.timm.format import stem_units
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
-# ---- Flax ------------------------------------------------------------------------------------------------------------
-
+# ---- flax's layers ---------------------------------------------------------------------------------------------------
 
 BLOCK = "Transformer/encoderblock_{i}"
 CONVOLUTION = single(lambda x: x.permute(3, 2, 0, 1).contiguous(), lambda x: x.permute(2, 3, 1, 0).contiguous())
@@ -170,6 +172,8 @@ def attention_rows(ours: str, theirs: str, heads: int) -> list[Row]:
     table.append(row(f"{ours}.output.weight", f"{theirs}/out/kernel", out_of_heads))
     return [*table, row(f"{ours}.output.bias", f"{theirs}/out/bias")]
 
+
+# ---- Google's models -------------------------------------------------------------------------------------------------
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 GROUP_NORM = re.compile(r"(.*/)?gn(\d|_root|_proj)/(scale|bias)")

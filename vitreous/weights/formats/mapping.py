@@ -170,11 +170,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def renamed(tensors: Tensors, changes: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
-    """Tensors with regular-expression replacements applied to their names, one after the other.
-
-    >>> renamed({"mlp.linear_1.bias": torch.zeros(1)}, [(r"mlp\\.linear_1\\.", "mlp.0.")])
-    {'mlp.0.bias': tensor([0.])}
-    """
+    """Tensors with regular-expression replacements applied to their names, one after the other."""
     result = {}
     for name, tensor in tensors.items():
         for pattern, replacement in changes:

@@ -82,11 +82,7 @@ def read_file(file: Path) -> Any:
 
 
 def suffix_of(file: Path) -> str:
-    """Return the suffix of a file of weights, in lower case.
-
-    >>> suffix_of(Path("last.pth.tar")), suffix_of(Path("VIT.NPZ"))
-    ('.pth', '.npz')
-    """
+    """Return the suffix of a file of weights, in lower case."""
     name = file.name.lower()
     return Path(name.removesuffix(".tar") if name.endswith(NOT_TAR) else name).suffix
 
@@ -131,11 +127,7 @@ def _read_shards(index: Path) -> Mapped:
 
 
 def kind_of(value: object) -> str:
-    """Name the kind of a value for an error message.
-
-    >>> kind_of([]), kind_of(Ignored("argparse.Namespace"))
-    ('a list', 'argparse.Namespace')
-    """
+    """Name the kind of a value for an error message."""
     return value.name if isinstance(value, Ignored) else f"a {type(value).__name__}"
 
 

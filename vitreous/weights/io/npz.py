@@ -2,7 +2,8 @@
 
 `np.load` allocates the size that an array's header declares before it reads, and unpacks any ratio. Here headers must
 agree with the directory of the zip before memory is allocated, the ratio is bounded, and no header is evaluated.
-bfloat16 is two untyped bytes ('<V2'), as jax and big_vision write it with `np.savez`.
+bfloat16 is two untyped bytes ('<V2'), as jax and big_vision write it with `np.savez`. Arrays in pickles have the same
+types; only numbers are accepted.
 """
 
 import math
@@ -41,11 +42,7 @@ class ArrayType(NamedTuple):
 
 
 def array_type(description: str) -> ArrayType:
-    """Parse numpy's dtype string: byte order, kind and bytes per number.
-
-    >>> array_type("<f4"), array_type("|V2").dtype, array_type(">i8").big_endian
-    (ArrayType(dtype=torch.float32, big_endian=False), torch.bfloat16, True)
-    """
+    """Parse numpy's dtype string: byte order, kind and bytes per number."""
     order, code = (description[0], description[1:]) if description[:1] in tuple("<>=|") else ("=", description)
     if code.startswith("O"):
         raise Refused("holds an array of Python objects, which is not a tensor: nothing of it was executed")
@@ -72,6 +69,8 @@ def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bo
         return numbers.view(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)).contiguous()
     return numbers.view(shape)
 
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 MAX_BYTES = 1 << 36  # 64 GiB for all arrays: thirty times a ViT-g in float32
 # Trained numbers hardly compress. Only constant tensors do, such as an untrained head, up to deflate's limit of 1032;

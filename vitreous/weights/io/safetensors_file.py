@@ -1,4 +1,4 @@
-"""Writes, checks and memory-maps safetensors files. Errors are one-line `BadCheckpoint`s that name the file."""
+"""Writes, checks and memory-maps safetensors files; and the errors of all file readers, which name the file."""
 
 import json
 import math
@@ -32,14 +32,7 @@ class Refused(Exception):
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn `Refused` and OSError into a one-line `BadCheckpoint` that names the file.
-
-    >>> with naming(Path("x.pth")):
-    ...     raise Refused("is empty")
-    Traceback (most recent call last):
-        ...
-    vitreous.weights.io.safetensors_file.BadCheckpoint: x.pth is empty
-    """
+    """Turn `Refused` and OSError into a one-line `BadCheckpoint` that names the file."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
             raise Refused("is not a file")
@@ -59,6 +52,8 @@ def shown(text: object, most: int = 80) -> str:
     line = str(text)[: most + 1].encode("unicode_escape").decode()
     return line if len(line) <= most else line[:most] + "..."
 
+
+# ---- Safetensors -----------------------------------------------------------------------------------------------------
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())

@@ -1,4 +1,8 @@
-"""timm's checkpoints: a state dict, or a folder with the config.json that `timm.models.save_for_hf` writes."""
+"""timm's checkpoints, and their layout, which DeiT, MAE, DINOv2 and PaddleClas share except for a few names.
+
+A checkpoint is a state dict, or a folder with the config.json that `timm.models.save_for_hf` writes. Names read from
+timm 1.0, `vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
+"""
 
 import dataclasses
 import json

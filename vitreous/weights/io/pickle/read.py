@@ -6,7 +6,7 @@ The first bytes tell three containers apart:
   are not compressed, so tensors are mapped from the file, as by `torch.load(mmap=True)`.
 - torch's older file: five pickles in a row (a magic number, a version, the machine, the data, the keys of the
   storages), then each storage as a count and its bytes.
-- a plain pickle of numpy arrays, as Paddle writes it (paddle.py).
+- a plain pickle of numpy arrays, as Paddle writes it: see the end of this file.
 """
 
 import mmap
@@ -226,7 +226,9 @@ def _encode(latin1: Latin1) -> bytes:
 
 # ---- Paddle ----------------------------------------------------------------------------------------------------------
 
-
+# Paddle 3.3 writes a dict of arrays with an entry "StructuredToParameterName@@", the names of the tensors in the
+# program. Inside another dict, a tensor is `tuple((name, array))`. bfloat16 is stored as uint16. In protocols 2 and 3 an
+# array above 1 GiB is cut into flat parts "<key>@@.<i>", listed under "UnpackBigParamInfor@@".
 NAMES = "StructuredToParameterName@@"  # Paddle recognises a state dict by this entry
 PARTS = "UnpackBigParamInfor@@"
 NUMPY_CODES = {torch.float64: "f8", torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}

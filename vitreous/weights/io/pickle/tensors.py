@@ -112,18 +112,7 @@ class Ignored:
 
 
 def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
-    """Return the description of a dotted name.
-
-    >>> find("torch.HalfStorage"), find("numpy._core.multiarray.scalar")
-    (StorageType(dtype=torch.float16), Function(name='numpy.core.multiarray.scalar'))
-    >>> find("argparse.Namespace")
-    IgnoredClass(name='argparse.Namespace')
-    >>> find("posix.system")
-    Traceback (most recent call last):
-        ...
-    vitreous.weights.io.safetensors_file.Refused: holds posix.system, which is not a tensor: \
-nothing of it was executed; use a file with only the weights
-    """
+    """Return the description of a dotted name."""
     for new, old in RENAMED.items():
         name = old + name.removeprefix(new) if name.startswith(new) else name
     if name in STORAGES:
