@@ -73,11 +73,11 @@ def check_kind(field: str, value: object, kinds: Sequence[type]) -> None:
 
 
 def check_size(field: str, value: object, high: int) -> None:
-    allowed = f"a (height, width) pair of whole numbers from 1 to {high}"
-    if not isinstance(value, tuple) or len(value) != 2:
-        fail(field, value, allowed)
-    if not all(type(side) is int and 1 <= side <= high for side in value):
-        fail(field, value, allowed)
+    pair = (
+        isinstance(value, tuple) and len(value) == 2 and all(type(side) is int and 1 <= side <= high for side in value)
+    )
+    if not pair:
+        fail(field, value, f"a (height, width) pair of whole numbers from 1 to {high}")
 
 
 def check_numbers(field: str, value: object) -> None:
@@ -134,14 +134,7 @@ def path_suggestion(path: Path) -> str:
 
 
 def check_tiling(size: Size, patch: Size, stride: int = 1) -> None:
-    """Check that patches tile an image, after a stem has padded it to a multiple of its `stride`.
-
-    >>> check_tiling((225, 224), (16, 16))
-    Traceback (most recent call last):
-        ...
-    vitreous.common.checks.BadValue: image is 225 x 224 (height x width), which 16 x 16 patches do not tile; \
-the nearest sizes that fit are 224 x 224 and 240 x 224, or build the model with pad=True
-    """
+    """Check that patches tile an image, after a stem has padded it to a multiple of its `stride`."""
     if all(side > 0 and -(-side // stride) * stride % step == 0 for side, step in zip(size, patch, strict=True)):
         return
     below = tuple(max(side // step, 1) * step for side, step in zip(size, patch, strict=True))

@@ -39,10 +39,7 @@ def metadata() -> contextlib.AbstractContextManager[None]:
 
 
 def fetch(repository: str, files: Collection[RepoSibling], revision: str | None, repo_type: str = "model") -> Path:
-    """Fetch files of the hub's listing into the cache, and return the folder of their commit.
-
-    Each file is compared with its checksum when it arrives, so that no unverified file stays in the cache.
-    """
+    """Fetch files of the hub's listing into the cache, verified by checksum; return the folder of their commit."""
     pace = Pace(f"{constants.ENDPOINT}: the download of {repository}")
 
     def fetch_file(file: RepoSibling) -> Path:
@@ -149,20 +146,15 @@ _INSTALLING = threading.Lock()
 @contextlib.contextmanager
 def exchange(requests: Exchange) -> Iterator[None]:
     """Bound and check all answers in this thread within the block."""
-    _install()
+    with _INSTALLING:
+        factory = _http._GLOBAL_CLIENT_FACTORY
+        if not isinstance(factory, _BoundedFactory):
+            huggingface_hub.set_client_factory(_BoundedFactory(factory))
     token = _EXCHANGE.set(requests)
     try:
         yield
     finally:
         _EXCHANGE.reset(token)
-
-
-def _install() -> None:
-    """Wrap the transport of huggingface_hub's client."""
-    with _INSTALLING:
-        factory = _http._GLOBAL_CLIENT_FACTORY
-        if not isinstance(factory, _BoundedFactory):
-            huggingface_hub.set_client_factory(_BoundedFactory(factory))
 
 
 @dataclass(frozen=True)
@@ -172,10 +164,7 @@ class _BoundedFactory:
     def __call__(self) -> httpx2.Client:
         client = self.factory()
         client._transport = BoundedTransport(client._transport)
-        client._mounts = {
-            pattern: BoundedTransport(transport) if transport is not None else None
-            for pattern, transport in client._mounts.items()
-        }
+        client._mounts = {key: mount and BoundedTransport(mount) for key, mount in client._mounts.items()}
         return client
 
 

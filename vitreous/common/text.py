@@ -78,10 +78,7 @@ UNBOUNDED = 1 << 16  # columns, more than any path
 
 
 def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
-    """Return a console on standard output that escapes control characters; names are not markup.
-
-    In a pipe or a file no line is wrapped or cut, so that `grep` finds whole paths and rows.
-    """
+    """Return a console on standard output that escapes control characters; in a pipe, no line is wrapped or cut."""
     if sys.stdout.isatty():
         return SafeConsole(markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
     trimmed = cast(IO[str], _Trimmed())

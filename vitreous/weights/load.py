@@ -50,10 +50,7 @@ WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_c
 
 
 def find_tensors(path: Path) -> StateDict:
-    """Open the tensors of a file or folder, without wrappers, and the `config.json` beside them.
-
-    A file with a usual name, such as `model.safetensors`, means its folder.
-    """
+    """Open the tensors of a file or folder, without wrappers; a file named `model.safetensors` means its folder."""
     file = _weights_in(path) if path.is_dir() else path
     if not file.is_file():
         raise missing_checkpoint(path)
@@ -94,11 +91,7 @@ class _Plan(NamedTuple):
 
 
 class ForeignCheckpoint:
-    """An opened checkpoint of another system, whose format is detected unless it is given.
-
-    Tensors are mapped and read when the model is built, except those of npz files and Paddle's pickles, which are read
-    when the file is opened.
-    """
+    """An opened checkpoint of another system, whose format is detected unless it is given."""
 
     def __init__(self, path: Path, format: str | None):
         self.path = path
@@ -163,17 +156,14 @@ class ForeignCheckpoint:
 
 
 def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> None:
-    """Write a model as the other system would, atomically, in place of what was at `path`.
-
-    Raises `CannotHold` for parts that the format lacks, and for differences in computation unless `lossy`.
-    """
+    """Write a model as the other system would, atomically; raise `CannotHold` for differences unless `lossy`."""
     config, target = model.config, Path(path)
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
         raise ValueError(f"{target} ends in {target.suffix!r}, but {format.title} is one file that ends in {usual}")
     if unsupported := unknown_options(config) or format.unsupported(config):
         raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(unsupported)}")
-    differences = differences_at(target, format, config)
+    differences = format.differences(config, folder=target.suffix not in SUFFIXES)
     if differences and not lossy:
         in_folder = not format.suffixes and not format.differences(config, folder=True)
         remedy = "Write a folder, whose config.json states it, or write" if in_folder else "Write"
@@ -186,20 +176,11 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
         tensors = write_table(format.table(config), ours) | format.extra_tensors(config)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     needed = sum(tensor.nbytes for tensor in tensors.values())
-    _check_replaceable(target)
+    kept = WRITTEN | ({CARD} if is_checkpoint(target) else set())  # the user wrote any other README.md
+    if target.is_dir() and (foreign := sorted({file.name for file in target.iterdir()} - kept)):
+        raise ValueError(f"{target} holds {foreign[0]}, which writing would delete: use a new folder")
     with (atomic_file if target.suffix in SUFFIXES else atomic_folder)(target, needed=needed) as aside:
         format.write(tensors, config, aside)
-
-
-def differences_at(target: Path, format: Format, config: ViTConfig) -> list[str]:
-    """List what the other system computes differently with a file, which has no config, or a folder, which may."""
-    return format.differences(config, folder=target.suffix not in SUFFIXES)
-
-
-def _check_replaceable(target: Path) -> None:
-    ours = {CARD} if is_checkpoint(target) else set()  # the user wrote any other README.md
-    if target.is_dir() and (foreign := sorted({file.name for file in target.iterdir()} - WRITTEN - ours)):
-        raise ValueError(f"{target} holds {foreign[0]}, which writing would delete: use a new folder")
 
 
 # ---- Checkpoints of any format ---------------------------------------------------------------------------------------
@@ -240,14 +221,11 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
         format = canonical_name(format)
     snapshot = download(source) if is_hub(source) else None
     path = Path(source) if snapshot is None else snapshot.folder
-    if format == "vitreous" or (format is None and _is_native(path)):
+    native = not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
+    if format == "vitreous" or (format is None and native):
         return Source(NativeCheckpoint(path), snapshot)
     with torch.device("cpu"):  # files are read into the host's memory
         return Source(ForeignCheckpoint(path, format), snapshot)
-
-
-def _is_native(path: Path) -> bool:
-    return not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
 
 
 def load(
@@ -259,8 +237,7 @@ def load(
 ) -> Model:
     """Load a model, in evaluation mode, from a checkpoint of ours or of another system. The format is detected.
 
-    It is on torch's default device, like a model of `vitreous.create`: on the CPU, unless `torch.set_default_device` or
-    `with torch.device(...)` names another. On "meta" it has shapes and no weights.
+    It is on torch's default device, like a model of `vitreous.create`. On "meta" it has shapes and no weights.
 
     source: a folder, a file, or `hf-hub:owner/name[@revision]`.
     image_size: resample the position embeddings for this size, as the model's own system does.

@@ -87,12 +87,10 @@ class BigVision(FlaxFormat):
 def _set_computed_positions(builder: ConfigBuilder, patch: Size, image_size: Any) -> None:
     """Set computed positions; then no tensor depends on the image size."""
     builder.assume("there are no learned positions", position=SinCos2d("big_vision"))
-    given = builder.overrides.get("image_size", image_size)
-    if given is not None:
+    usual = tuple(max(224 // side, 1) * side for side in patch)
+    builder.default("the usual one; no tensor depends on it", image_size=usual)
+    if (given := builder.overrides.get("image_size", image_size)) is not None:
         builder.set(image_size=as_size(given))
-    else:
-        usual = tuple(max(224 // side, 1) * side for side in patch)
-        builder.default("the usual one; no tensor depends on it", image_size=usual)
 
 
 def _misread(config: ViTConfig, position: Learned1d) -> str:

@@ -208,22 +208,18 @@ def _set_tokens(state: StateDict, builder: ConfigBuilder, image_size: Any) -> No
         builder.set(class_token=False, pool=GlobalAverage("before"), position=SinCos2d("big_vision"))
         builder.default("positions are computed for any size", image_size=as_size(image_size or 224))
         return
-    tokens = state.shape("cls_token")
+    tokens = state.shape("cls_token")  # of no rows if the mean is pooled
     if len(tokens) != 2:
         raise BadCheckpoint(f"{state.path}: cls_token is {list(tokens)}, but must have 2 dimensions")
     has_class = tokens[0] > 0
     builder.set(class_token=has_class)
     if has_class:
-        _reject_mean(builder)
+        # Until November 2025, mean pooling beside a class token included the token; ours does not.
+        pool = builder.overrides.get("pool", ClassToken())
+        if (pool.get("kind") if isinstance(pool, Mapping) else type(pool).__name__) != "ClassToken":
+            raise BadCheckpoint(f"{state.path} has a class token, which vit-pytorch's mean includes and ours does not")
         builder.assume("vit-pytorch's default", pool=ClassToken())
     else:
         builder.set(pool=GlobalAverage("before"))
     builder.infer_grid(state.shape("pos_embedding", 2)[0], (int(has_class),), patch, image_size)
     builder.default("resampled as by Google, because vit-pytorch cannot resample", position=Learned1d())
-
-
-def _reject_mean(builder: ConfigBuilder) -> None:
-    """Reject mean pooling beside a class token: until November 2025 it included the token, ours does not."""
-    pool = builder.overrides.get("pool", ClassToken())
-    if (pool.get("kind") if isinstance(pool, Mapping) else type(pool).__name__) != "ClassToken":
-        raise BadCheckpoint(f"{builder.path} has a class token, which vit-pytorch's mean includes and ours does not")

@@ -56,9 +56,8 @@ def packed_rows(
     return table
 
 
-def per_layer(table: Iterable[Row], count: int) -> list[Row]:
+def per_layer(table: Sequence[Row], count: int) -> list[Row]:
     """Rows for each of `count` layers: {i} in names becomes the number of the layer."""
-    table = list(table)
 
     def fill(names: tuple[str, ...], layer: int) -> tuple[str, ...]:
         return tuple(name.replace("{i}", str(layer)) for name in names)
@@ -90,10 +89,7 @@ def split(parts: int, matrix: Conversion | None = None) -> Conversion:
 
 
 def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Conversion:
-    """Theirs: one table [1, prefix + n, d], or without the 1 if not `batch`.
-
-    Ours: the prefix tokens' positions, if any, and a table [gh, gw, d].
-    """
+    """Theirs: [1, prefix + n, d], or without the 1 if not `batch`. Ours: prefix positions, if any, and [gh, gw, d]."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         table = theirs[0].flatten(0, -2)
@@ -139,13 +135,11 @@ def read_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ign
 
 
 def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Check names and shapes of their tensors against `ours` on the meta device; return those that are used.
-
-    ignored: patterns of their names that may be present and are not read.
-    """
+    """Check names and shapes of their tensors against `ours` on the meta device; return those not `ignored`."""
     expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
     used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
-    check_tensors(path, {name: _entry(tensor) for name, tensor in used.items()}, expected)
+    types = {name: NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")) for name, tensor in used.items()}
+    check_tensors(path, {name: Entry(types[name], tuple(tensor.shape)) for name, tensor in used.items()}, expected)
     return used
 
 
@@ -159,10 +153,6 @@ def write_table(table: list[Row], ours: Tensors) -> dict[str, Tensor]:
     for entry in table:
         result |= zip(entry.theirs, entry.conversion.write([ours[name] for name in entry.ours]), strict=True)
     return result
-
-
-def _entry(tensor: Tensor) -> Entry:
-    return Entry(NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape))
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

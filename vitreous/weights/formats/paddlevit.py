@@ -3,6 +3,7 @@
 Read from BR-IDL/PaddleViT, `image_classification/ViT/vit.py` and `DeiT/deit.py` of 2022.
 """
 
+import dataclasses
 from typing import Any
 
 from vitreous.model.config import ViTConfig
@@ -51,20 +52,17 @@ class PaddleViT(Format):
         positions = state.shape("position_embedding", 3)[1]
         builder.infer_grid(positions, (1 + distilled,), (patch[0], patch[1]), image_size)
         builder.default("PaddleViT's", norm_eps=self.norm_eps, position=Learned1d(interpolation="huggingface"))
-        crop_fraction = 1.0 if min(builder.fields["image_size"]) >= 384 else 0.875
+        how = Preprocessing(crop_fraction=1.0 if min(builder.fields["image_size"]) >= 384 else 0.875)
         if distilled:
-            preprocessing = Preprocessing(IMAGENET.mean, IMAGENET.std, crop_fraction=crop_fraction)
-            builder.assume_preprocessing("PaddleViT's for DeiT", preprocessing)
-        else:
-            builder.assume("PaddleViT's for ViT", preprocessing=Preprocessing(crop_fraction=crop_fraction))
+            how = dataclasses.replace(how, mean=IMAGENET.mean, std=IMAGENET.std)
+        builder.assume_preprocessing(f"PaddleViT's for {'DeiT' if distilled else 'ViT'}", how)
 
     def table(self, config: ViTConfig) -> list[Row]:
         table = [*rows("patches.projection", PATCH), row("prefix.class_token", "cls_token")]
         if config.distillation_token:
             table.append(row("prefix.distillation_token", "dist_token"))
-        prefix = config.class_token + config.distillation_token
-        ours = ("position.prefix", "position.table")
-        table.append(row(ours, "position_embedding", position_table(prefix, config.grid)))
+        positions = position_table(config.class_token + config.distillation_token, config.grid)
+        table.append(row(("position.prefix", "position.table"), "position_embedding", positions))
         block, parts = "encoder.blocks.{i}", ("weight", "bias") if config.qkv_bias else ("weight",)
         layer = [
             *rows(f"{block}.attention_norm", f"{LAYER}.attn_norm"),

@@ -51,9 +51,7 @@ OTHER_FILES = {
 }
 # Keys under which timm, DeiT, MAE, DINO, DINOv2, torchvision's references, Lightning, PyTorch's tutorials, fastai and
 # flax store weights. Averaged weights are preferred to others. The first group are usual names of modules too.
-AVERAGED_MODULES = (
-    *("model_ema", "ema_model", "ema", "teacher", "averaged_model", "target_encoder", "momentum_encoder"),
-)
+AVERAGED_MODULES = ("model_ema", "ema_model", "ema", "teacher", "averaged_model", "target_encoder", "momentum_encoder")
 AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema_model_state_dict", *AVERAGED_MODULES)
 WRAPPERS = (
     *AVERAGED,
@@ -140,10 +138,9 @@ def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...
         raise BadCheckpoint(f"{path} holds {kind_of(value)}, but must hold tensors by name")
     found = _find_tensors(value)
     if found is None:
-        keys = [
-            f"{shown(key)} ({item.name})" if isinstance(item, Ignored) else shown(key) for key, item in value.items()
-        ]
-        raise BadCheckpoint(f"{path} has no tensors under a known key; it has {', '.join(keys[:5]) or 'nothing'}")
+        first = list(value.items())[:5]
+        keys = [shown(key) + (f" ({item.name})" if isinstance(item, Ignored) else "") for key, item in first]
+        raise BadCheckpoint(f"{path} has no tensors under a known key; it has {', '.join(keys) or 'nothing'}")
     held, keys_to_it = found
     tensors: dict[str, Tensor] = {}
     for key, item in held.items():

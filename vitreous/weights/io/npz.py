@@ -123,10 +123,8 @@ def _check_sizes(members: list[Member], length: int) -> None:
         raise Refused(f"holds {len(members):,} arrays, but must hold at most {MAX_TENSORS:,}")
     total = sum(member.size for member in members)
     if total > max(HARMLESS_BYTES, min(MAX_BYTES, MAX_RATIO * length)):
-        raise Refused(
-            f"would unpack from {length:,} bytes to {total:,}, but at most {MAX_RATIO} times its size "
-            f"and {MAX_BYTES:,} bytes are accepted"
-        )
+        accepted = f"at most {MAX_RATIO} times its size and {MAX_BYTES:,} bytes are accepted"
+        raise Refused(f"would unpack from {length:,} bytes to {total:,}, but {accepted}")
     for member in members:
         if not member.name.endswith(".npy"):
             raise Refused(f"holds {shown(member.name)}, but must hold only arrays (.npy)")

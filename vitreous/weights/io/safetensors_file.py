@@ -75,10 +75,7 @@ class Entry(NamedTuple):
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write tensors, not atomically; all but the few of odd sizes begin at a multiple of 64 bytes.
-
-    torch aligns memory in the same way, so a model mapped from the file is as fast as before, and bit-identical.
-    """
+    """Write tensors, not atomically; all but the few of odd sizes begin at a multiple of 64 bytes, as in memory."""
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -133,10 +130,7 @@ class Mapped(dict[str, Tensor]):
 
 
 def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
-    """Map the tensors into memory; changes to them do not reach the file.
-
-    Tensors that do not begin at a multiple of `alignment` bytes are copied.
-    """
+    """Map the tensors into memory, copy-on-write; those that are not aligned to `alignment` bytes are copied."""
     read_header(file)  # refuses truncated files and invalid offsets
     with open(file, "rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -149,9 +143,8 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
             raise BadCheckpoint(f"{file} cannot be read: {name} is {entry['dtype']}, which torch does not have")
         dtype, (first, last) = STORED[entry["dtype"]], entry["data_offsets"]
         if first == last:
-            if (
-                math.prod(side or 1 for side in entry["shape"]) > MAX_ELEMENTS
-            ):  # torch computes strides of empty dimensions too
+            # torch computes strides of empty dimensions too
+            if math.prod(side or 1 for side in entry["shape"]) > MAX_ELEMENTS:
                 raise BadCheckpoint(f"{file} cannot be read: {name} has the shape {entry['shape']}")
             tensors[name] = torch.empty(entry["shape"], dtype=dtype)
             continue
@@ -191,10 +184,9 @@ def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str,
             if found[name].dtype not in DTYPES
         ],
     }
-    lines = [f"{len(names)} {kind}: {_join(names)}" for kind, names in problems.items() if names]
+    lines = []
+    for kind, names in problems.items():
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        lines += [f"{len(names)} {kind}: {', '.join(names[:5])}{more}"] if names else []
     if lines:
         raise BadCheckpoint(f"{file} does not fit the model: {'; '.join(lines)}")
-
-
-def _join(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

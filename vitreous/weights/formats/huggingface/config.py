@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, overload
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from vitreous.common.checks import Size
 from vitreous.model import options
@@ -29,15 +29,10 @@ FAMILIES: dict[Family, FamilyDefaults] = {
     "dinov2": FamilyDefaults("Dinov2", "Bit", 1e-6),
     "dinov2_with_registers": FamilyDefaults("Dinov2WithRegisters", "Bit", 1e-6),
 }
-ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {
-    "gelu": "erf",
-    "gelu_python": "erf",
-    "gelu_pytorch_tanh": "tanh",
-    "gelu_python_tanh": "tanh",
-    "gelu_new": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_accurate": "tanh",
-}
+ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_python": "erf"}
+ACTIVATIONS |= dict.fromkeys(
+    ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh"
+)
 MAX_RATIO = 64  # of MLP width to model width
 
 
@@ -94,11 +89,7 @@ class JsonFields:
         value = self.get(float, key, 0.0)
         return value if 0 <= value < 1 else self.fail(key, value, "a number from 0 to below 1")
 
-    @overload
-    def size(self, key: str, default: Size) -> Size: ...
-    @overload
-    def size(self, key: str, default: None) -> Size | None: ...
-    def size(self, key: str, default: Size | None) -> Size | None:
+    def size(self, key: str, default: Size | None = None) -> Size | None:
         """Height and width, from one number for both, two numbers, or an object with either."""
         value = self.document.get(key)
         if value is None:
@@ -249,6 +240,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     """The config.json with which `AutoModel` and `AutoModelForImageClassification` build the model."""
     family = family_of(config)
     tanh = isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh"
+    sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
     teacher = "WithTeacher" if config.distillation_token else ""
     task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
     document: dict[str, Any] = {
@@ -260,8 +252,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
         "hidden_act": "gelu_pytorch_tanh" if tanh else "gelu",
         "layer_norm_eps": config.norm_eps,
         "qkv_bias": config.qkv_bias,
-        "image_size": _one_or_two(config.image_size),
-        "patch_size": _one_or_two(config.patch_size),
+        **{key: sides[0] if sides[0] == sides[1] else list(sides) for key, sides in sizes.items()},
         "num_channels": config.channels,
         "hidden_dropout_prob": config.dropout.hidden,
         "attention_probs_dropout_prob": config.dropout.attention,
@@ -298,7 +289,3 @@ def mlp_ratio(config: ViTConfig) -> int | None:
         if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, options.SwiGlu) else wide) == config.mlp_width:
             return ratio
     return None
-
-
-def _one_or_two(sides: tuple[int, int]) -> int | list[int]:
-    return sides[0] if sides[0] == sides[1] else list(sides)

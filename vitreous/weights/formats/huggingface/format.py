@@ -86,9 +86,7 @@ class HuggingFace(Format):
         return margin_differences(config, _as_transformers_reads_it(config), self.title)
 
     def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
-        if config.layer_scale is None:
-            return {}
-        return {"embeddings.mask_token": torch.zeros(1, config.width)}
+        return {} if config.layer_scale is None else {"embeddings.mask_token": torch.zeros(1, config.width)}
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
         if config.num_classes:  # beside a classifier, all other names have the prefix of the base model

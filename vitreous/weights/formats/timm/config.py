@@ -124,7 +124,10 @@ class TimmConfig:
         for name, part in (("model_args", args), ("pretrained_cfg", cfg)):
             if not isinstance(part, dict):
                 raise BadCheckpoint(f"{state.path}: {name} of config.json is {part!r}, but must be an object")
-        names = {"act_layer": args.get("act_layer"), "global_pool": _stated_pool(args, document)}
+        names = {
+            "act_layer": args.get("act_layer"),
+            "global_pool": args.get("global_pool", document.get("global_pool")),
+        }
         names |= {name: cfg.get(name) for name in ("crop_mode", "interpolation")}
         for name, value in names.items():
             if value is not None and not isinstance(value, str):
@@ -169,11 +172,7 @@ class TimmConfig:
         return False if NO_ENTRIES.fullmatch(self.architecture) else None
 
     def check_gate(self) -> None:
-        """Reject a gated MLP unless it is known to be SwiGLU.
-
-        Any of timm's models can be built with `mlp_layer`, which config.json does not state. Such an MLP has the shapes
-        of SwiGLU, but another activation, and with GluMlp the gate in the other half.
-        """
+        """Reject a gated MLP unless it is known to be SwiGLU: other `mlp_layer`s have the same shapes."""
         if self.architecture and not SWIGLU.fullmatch(self.architecture):
             raise BadCheckpoint(
                 f"{self.path} has a gated MLP, but timm's {self.architecture} has none, and nothing states which half "
@@ -193,7 +192,7 @@ class TimmConfig:
     @property
     def pool(self) -> str | None:
         """`token`, `avg`, `map`, an unsupported one, or None."""
-        return _stated_pool(self.args, self.document)
+        return self.args.get("global_pool", self.document.get("global_pool"))
 
     @property
     def preprocessing_differences(self) -> list[str]:
@@ -242,10 +241,6 @@ class TimmConfig:
         if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(x, str) for x in names):
             return ()
         return tuple(names)
-
-
-def _stated_pool(args: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
-    return args.get("global_pool", document.get("global_pool"))
 
 
 def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
@@ -344,7 +339,9 @@ def _crop_pct(size: Size, how: options.Preprocessing) -> float:
 
 
 def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
-    how, channels = config.preprocessing, config.channels
+    how, channels, first_conv = config.preprocessing, config.channels, "patch_embed.proj"
+    if config.stem is not None:
+        first_conv = "patch_embed.backbone.stem.conv" if config.stem.stages else "patch_embed.backbone.conv"
     return {
         "num_classes": config.num_classes,
         "input_size": [channels, *config.image_size],
@@ -355,12 +352,6 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "mean": list(how.mean) * (channels if len(how.mean) == 1 else 1),
         "std": list(how.std) * (channels if len(how.std) == 1 else 1),
         # With this name, timm assumes three input channels and changes the filters of any other number.
-        **({"first_conv": _first_conv(config)} if channels == 3 else {}),
+        **({"first_conv": first_conv} if channels == 3 else {}),
         "classifier": ["head", "head_dist"] if config.distillation_token else "head",
     }
-
-
-def _first_conv(config: ViTConfig) -> str:
-    if config.stem is None:
-        return "patch_embed.proj"
-    return "patch_embed.backbone.stem.conv" if config.stem.stages else "patch_embed.backbone.conv"

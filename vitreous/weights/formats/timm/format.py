@@ -290,11 +290,9 @@ def _matrix(state: StateDict, names: Names, layer: str) -> tuple[int, int] | Non
 
 # ---- timm's own files ------------------------------------------------------------------------------------------------
 
-POOLS: dict[str, type[options.PoolConfig]] = {
-    "token": options.ClassToken,
-    "avg": options.GlobalAverage,
-    "map": options.AttentionPool,
-}
+NOT_ROPE_APE = "as in DeiT-III; rope_ape models have the same tensors, rotate queries and keys, and are not supported"
+NOT_RPN = "and norms before the layers; rpn models have the same tensors, norms after them, and are not supported"
+POOLS = {"token": options.ClassToken, "avg": options.GlobalAverage, "map": options.AttentionPool}
 
 
 class Timm(TimmLayout):
@@ -320,8 +318,11 @@ class Timm(TimmLayout):
         _set_pool(state, builder, config)
         position = options.Learned1d(fields["position"].prefix_entries, "timm")
         builder.default("timm's", norm_eps=self.norm_eps, position=position)
-        if not config.is_known:
-            _assume_plain(builder)
+        if not config.is_known:  # some of timm's models compute differently with the same tensors
+            if fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries:
+                builder.assume(NOT_ROPE_APE, position=fields["position"])
+            if not fields["qkv_bias"] and not fields["class_token"]:
+                builder.assume(NOT_RPN, qkv_bias=False)
         if config.pretrained_cfg:
             labels = config.labels(fields["num_classes"])
             builder.set(preprocessing=config.preprocessing(fields["channels"]), labels=labels)
@@ -337,7 +338,13 @@ class Timm(TimmLayout):
             builder.assume("that of timm's AugReg models", preprocessing=augreg)
 
     def unsupported(self, config: ViTConfig) -> list[str]:
-        lines = super().unsupported(config) + _stem_problems(config)
+        lines = super().unsupported(config)
+        if config.stem is not None:
+            lines += missing_parts(config, "timm's hybrid", ["SwiGLU", "distillation_token"])
+            if config.stem.stages not in HYBRIDS:
+                lines.append(f"stem with stages {config.stem.stages}: timm has {', '.join(map(str, HYBRIDS))}")
+            if config.stem.width != 64:
+                lines.append(f"stem {config.stem.width} wide: timm's is 64")
         if not isinstance(config.head, options.LinearHead):
             lines.append(f"head {type(config.head).__name__}: timm's heads are one linear layer")
         if isinstance(config.pool, options.AttentionPool) and config.num_prefix_tokens:
@@ -366,19 +373,6 @@ class Timm(TimmLayout):
         super().write(tensors, config, path)
         if path.is_dir():
             (path / "config.json").write_text(json.dumps(timm_config(config), indent=2) + "\n", encoding="utf-8")
-
-
-def _assume_plain(builder: ConfigBuilder) -> None:
-    """Assume that this is not one of timm's models that compute differently with the same tensors."""
-    fields = builder.fields
-    if fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries:
-        reason = "as in DeiT-III; rope_ape models have the same tensors, rotate queries and keys, and are not supported"
-        builder.assume(reason, position=fields["position"])
-    if not fields["qkv_bias"] and not fields["class_token"]:
-        reason = (
-            "and norms before the layers; rpn models have the same tensors, norms after them, and are not supported"
-        )
-        builder.assume(reason, qkv_bias=False)
 
 
 def _set_mlp(builder: ConfigBuilder, config: TimmConfig) -> None:
@@ -423,17 +417,6 @@ def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> opt
             f"{state.path} has global_pool {stated!r}, but tensors of {type(seen).__name__}: must be {fitting!r}"
         )
     return seen
-
-
-def _stem_problems(config: ViTConfig) -> list[str]:
-    if config.stem is None:
-        return []
-    lines = missing_parts(config, "timm's hybrid", ["SwiGLU", "distillation_token"])
-    if config.stem.stages not in HYBRIDS:
-        lines.append(f"stem with stages {config.stem.stages}: timm has {', '.join(map(str, HYBRIDS))}")
-    if config.stem.width != 64:
-        lines.append(f"stem {config.stem.width} wide: timm's is 64")
-    return lines
 
 
 # ---- Unsupported parts -----------------------------------------------------------------------------------------------

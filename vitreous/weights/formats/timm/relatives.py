@@ -83,10 +83,7 @@ DINOV2_FILES = re.compile(r"dinov2_vit[sblg]14")  # names of the published files
 class DinoV2(TimmLayout):
     name = "dinov2"
     title = "DINOv2"
-    signatures = (
-        ("patch_embed.proj.weight", "register_tokens"),
-        ("patch_embed.proj.weight", "mask_token"),
-    )
+    signatures = (("patch_embed.proj.weight", "register_tokens"), ("patch_embed.proj.weight", "mask_token"))
     renames = ((r"^blocks\.\d+\.(\d+\.)", r"blocks.\1"),)  # training may wrap blocks in chunks: blocks.{chunk}.{i}
     ignored = ("mask_token", r"(dino|ibot)_head\..*")
     names = Names(registers="register_tokens", gated=("mlp.w12", "mlp.w3"), register_entries=False)

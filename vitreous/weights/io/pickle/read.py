@@ -105,8 +105,7 @@ def _read_old(data: memoryview, at: int) -> Any:
         raise Refused(f"has a version of torch's file format other than {VERSION}")
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
         raise Refused(BIG_ENDIAN)
-    names = isinstance(keys, list) and all(type(key) is str for key in keys)
-    if not isinstance(keys, list) or not names or sorted(keys) != sorted(maker.storages):
+    if not isinstance(keys, list) or {type(key) for key in keys} - {str} or sorted(keys) != sorted(maker.storages):
         raise Refused("lists other storages than its tensors use")
     for key in keys:
         storage = maker.storages[key]
@@ -158,10 +157,8 @@ class _Builder:
                 return [self.build(item, depth + 1) for item in value]
             case tuple():
                 return tuple([self.build(item, depth + 1) for item in value])
-            case Scalar():
-                return self._array(value).item()
             case Array():
-                return self._array(value)
+                return self._array(value).item() if isinstance(value, Scalar) else self._array(value)
             case View():
                 return self._view(value)
             case memoryview() | Latin1():
@@ -226,11 +223,9 @@ def _encode(latin1: Latin1) -> bytes:
 
 # ---- Paddle ----------------------------------------------------------------------------------------------------------
 
-# Paddle 3.3 writes a dict of arrays with an entry "StructuredToParameterName@@", the names of the tensors in the
-# program. Inside another dict, a tensor is `tuple((name, array))`. bfloat16 is stored as uint16. In protocols 2 and 3 an
-# array above 1 GiB is cut into flat parts "<key>@@.<i>", listed under "UnpackBigParamInfor@@".
-NAMES = "StructuredToParameterName@@"  # Paddle recognises a state dict by this entry
-PARTS = "UnpackBigParamInfor@@"
+# Paddle 3.3 writes a dict of arrays; nested in another, a tensor is `tuple((name, array))`. bfloat16 is uint16.
+NAMES = "StructuredToParameterName@@"  # names in the program; Paddle recognises a state dict by this entry
+PARTS = "UnpackBigParamInfor@@"  # of arrays above 1 GiB, which protocols 2 and 3 cut into flat parts "<key>@@.<i>"
 NUMPY_CODES = {torch.float64: "f8", torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
 
 
