@@ -102,14 +102,6 @@ def as_size(value: int | Sequence[int]) -> Size:
     return (sides[0], sides[-1])
 
 
-def refuse_unused(used: bool, given: Any, default: Any, use: str, names: tuple[str, ...] = ()) -> None:
-    """Reject fields of a config (only `names`, if given) that were set but have no effect."""
-    for one in dataclasses.fields(given):
-        value = getattr(given, one.name)
-        if not used and value != getattr(default, one.name) and (not names or one.name in names):
-            fail(one.name, value, f"omitted, or used with {use}")
-
-
 def suggestion(word: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean ...?)' for a word that is similar to an allowed one, otherwise ''.
 

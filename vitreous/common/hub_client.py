@@ -59,8 +59,10 @@ def fetch(repository: str, files: Collection[RepoSibling], revision: str | None,
             _check_sum(folder, file)
         return folder
 
-    for file in files:
-        check_file_name(file.rfilename)
+    for name in (file.rfilename for file in files):  # none may leave its folder on any system
+        good = isinstance(name, str) and len(name) <= MAX_PATH and name.isprintable() and not set(name) & set("\\:")
+        if not good or {"", ".", ".."} & set(str(name).split("/")):
+            raise BadAnswer(f"{constants.ENDPOINT} lists {str(name)[:100]!r}, which is not the name of a file")
     # The client of Xet has none of these bounds.
     with _FETCHING, _set(constants, "HF_HUB_DISABLE_XET", True), ThreadPoolExecutor(WORKERS) as pool:
         futures = [pool.submit(fetch_file, file) for file in files]
@@ -105,13 +107,6 @@ def _set(owner: object, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-def check_file_name(name: object) -> None:
-    """Raise BadAnswer for a name that could leave its folder on any system."""
-    good = isinstance(name, str) and len(name) <= MAX_PATH and name.isprintable() and not set(name) & set("\\:")
-    if not good or {"", ".", ".."} & set(str(name).split("/")):
-        raise BadAnswer(f"{constants.ENDPOINT} lists {str(name)[:100]!r}, which is not the name of a file")
 
 
 def check_commit(commit: object) -> str:

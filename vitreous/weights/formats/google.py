@@ -198,10 +198,14 @@ class Google(FlaxFormat):
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         patch = self.infer_encoder(state, builder)
-        stem = _infer_stem(state)
-        if stem is not None:
-            builder.set(stem=stem, channels=state.shape("conv_root/kernel")[2])
-        stride = 1 if stem is None else stem.stride
+        stride = 1
+        if "conv_root/kernel" in state.tensors:
+            _, _, channels, width = state.shape("conv_root/kernel", 4)
+            stages = range(1, 1 + state.count("block{i}/unit1/conv1/kernel", first=1))
+            units = tuple(state.count(f"block{stage}/unit{{i}}/conv1/kernel", first=1) for stage in stages)
+            stem = ResNetStem(units, width, "google")
+            builder.set(stem=stem, channels=channels)
+            stride = stem.stride
         prefix = int(builder.fields["class_token"])
         positions = state.shape(POSITIONS, 3)[1] - prefix
         builder.infer_grid(positions, (0,), (patch[0] * stride, patch[1] * stride), image_size)
@@ -228,15 +232,6 @@ class Google(FlaxFormat):
         if config.stem is not None and config.stem.numerics != "google":
             lines.append(f"the ResNet's norms have {config.stem.numerics}'s eps, not Google's")
         return lines
-
-
-def _infer_stem(state: StateDict) -> ResNetStem | None:
-    if "conv_root/kernel" not in state.tensors:
-        return None
-
-    stages = state.count("block{i}/unit1/conv1/kernel", first=1)
-    units = tuple(state.count(f"block{stage}/unit{{i}}/conv1/kernel", first=1) for stage in range(1, stages + 1))
-    return ResNetStem(units, state.shape("conv_root/kernel", 4)[3], "google")
 
 
 def _stem_rows(config: ViTConfig) -> list[Row]:

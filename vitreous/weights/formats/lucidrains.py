@@ -74,7 +74,11 @@ class Lucidrains(Format):
     def table(self, config: ViTConfig) -> list[Row]:
         table = _patch_rows(config)
         if isinstance(config.position, Learned1d):
-            table += _token_rows(config)
+            ours: tuple[str, ...] = ("position.table",)
+            if config.class_token:
+                ours, width = ("position.prefix", *ours), config.width
+                table.append(row("prefix.class_token", "cls_token", reshape((1, 1, width), (1, width))))
+            table.append(row(ours, "pos_embedding", position_table(int(config.class_token), config.grid, batch=False)))
         table += per_layer(_block_rows(config), config.depth) + rows("norm", "transformer.norm")
         return table + (rows("head", "mlp_head") if config.num_classes else [])
 
@@ -137,14 +141,6 @@ def _patch_rows(config: ViTConfig) -> list[Row]:
         *rows("patches.projection", "to_patch_embedding.2", filters),
         *rows("patches.norm", "to_patch_embedding.3"),
     ]
-
-
-def _token_rows(config: ViTConfig) -> list[Row]:
-    flat = position_table(int(config.class_token), config.grid, batch=False)
-    if not config.class_token:
-        return [row("position.table", "pos_embedding", flat)]
-    token = row("prefix.class_token", "cls_token", reshape((1, 1, config.width), (1, config.width)))
-    return [token, row(("position.prefix", "position.table"), "pos_embedding", flat)]
 
 
 def _block_rows(config: ViTConfig) -> list[Row]:

@@ -198,28 +198,20 @@ def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int
     if classifiers and builder.overrides.get("num_classes") != 0:
         classes, inputs = state.shape(classifiers[0], 2)
         if dino and inputs == 2 * width:
-            pool = _classifier_input(state)
-            if pool is None and builder.new_head:
+            token, mean = (bool(half.any()) for half in state.tensors["classifier.weight"].chunk(2, dim=1))
+            if token and mean and builder.new_head:
                 return
-            if pool is None:
+            if token and mean:
                 raise BadCheckpoint(
                     f"{state.path}: the classifier (Dinov2ForImageClassification) reads the class token beside "
                     "the mean of the patches, which is not supported; to load the rest, pass num_classes=0"
                 )
-            builder.set(pool=pool)
+            builder.set(pool=options.GlobalAverage("before") if mean else options.ClassToken())
         builder.set(num_classes=classes, labels=_labels(state.config, classes))
     elif not classifiers and "pooler.dense.weight" in names:
         if (activation := fields_of(state).get(str, "pooler_act", "tanh")) != "tanh":
             raise BadCheckpoint(f"{state.path} has pooler_act {activation!r}, but must have 'tanh'")
         builder.set(head=options.TanhHead(state.shape("pooler.dense.weight", 2)[0]))
-
-
-def _classifier_input(state: StateDict) -> options.ClassToken | options.GlobalAverage | None:
-    """The one of class token and mean of the patches that DINOv2's classifier reads, or None if it reads both."""
-    token, mean = (bool(half.any()) for half in state.tensors["classifier.weight"].chunk(2, dim=1))
-    if token and mean:
-        return None
-    return options.GlobalAverage("before") if mean else options.ClassToken()
 
 
 def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:

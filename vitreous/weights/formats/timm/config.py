@@ -283,8 +283,13 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         args["global_pool"], args["fc_norm"] = _pool_names(config)
     if isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh":
         args["act_layer"] = "gelu_tanh"
+    architecture = "vit_giant_patch14_dinov2" if isinstance(config.mlp, options.SwiGlu) else "vit_base_patch16_224"
+    if config.stem is not None:
+        architecture = HYBRIDS[config.stem.stages]
+    elif config.distillation_token:
+        architecture = "deit_base_distilled_patch16_224"
     return {
-        "architecture": _architecture(config),
+        "architecture": architecture,
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": _pool_names(config)[0],
@@ -297,22 +302,10 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def _architecture(config: ViTConfig) -> str:
-    if config.stem is not None:
-        return HYBRIDS[config.stem.stages]
-    if config.distillation_token:
-        return "deit_base_distilled_patch16_224"
-    return "vit_giant_patch14_dinov2" if isinstance(config.mlp, options.SwiGlu) else "vit_base_patch16_224"
-
-
 def _pool_names(config: ViTConfig) -> tuple[str, bool]:
-    match config.pool:
-        case options.GlobalAverage(norm):
-            return "avg", norm == "after"
-        case options.AttentionPool():
-            return "map", False
-        case _:
-            return "token", False
+    if isinstance(config.pool, options.GlobalAverage):
+        return "avg", config.pool.norm == "after"
+    return "map" if isinstance(config.pool, options.AttentionPool) else "token", False
 
 
 def _with_timms_interpolation(size: Size, how: options.Preprocessing) -> options.Preprocessing:

@@ -458,10 +458,7 @@ def _check_parts(state: StateDict, architecture: str) -> None:
 
 
 def _has_norms_after(state: StateDict) -> bool:
-    """True if a block's tensors are in the order of timm's ResPostBlock: attn, norm1, mlp, norm2.
-
-    A plain block has norm1 first; in the sorted names of safetensors, norm1 comes after mlp.
-    """
+    """True for the order of timm's ResPostBlock; plain blocks begin with norm1, and sorted names with attn, mlp."""
     parts = [name.split(".")[2] for name in state.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
     first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
     return first == ["attn", "norm1", "mlp", "norm2"]
