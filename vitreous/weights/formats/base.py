@@ -34,20 +34,15 @@ class AssumptionWarning(UserWarning):
 
 @dataclass(frozen=True)
 class StateDict:
-    """The tensors of a foreign checkpoint under their own names, and the config.json beside them.
-
-    inside: the keys under which a training script stored the tensors, if it stored others too.
-    ignored: tensors beside the model, summarised for the provenance.
-    model_name: the architecture that the file's metadata name, or "".
-    """
+    """The tensors of a foreign checkpoint under their own names, and the config.json beside them."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any] = field(default_factory=dict)
     forget: Callable[[], None] = lambda: None  # see Mapped
-    inside: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
-    model_name: str = ""
+    inside: tuple[str, ...] = ()  # keys under which a training script stored the tensors, if it stored others too
+    ignored: tuple[str, ...] = ()  # tensors beside the model, summarised for the provenance
+    model_name: str = ""  # the architecture that the file's metadata name
 
     def count(self, pattern: str, first: int = 0) -> int:
         """Number of layers: tensors `blocks.{i}.norm1.weight` for i = first, first + 1, ..."""
@@ -200,9 +195,7 @@ class ConfigBuilder:
     ) -> int:
         """Set the native image size from the number of positions; return how many of these are prefix tokens'.
 
-        prefix_choices: possible numbers of prefix positions, the usual one first.
         wanted, native: the size that the caller wants to use, and the one that the checkpoint states, if any.
-
         In this order: the native size, a square grid with the usual prefix, the wanted size, and, if no native size
         is stated, a square with another prefix. The last is uncertain: 15 x 15 positions may be 14 x 16 and a token.
         """

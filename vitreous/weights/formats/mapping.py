@@ -104,11 +104,7 @@ def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Co
 
 
 def concat(parts: Sequence[Tensor]) -> Tensor:
-    """torch.cat along the first dimension, but fast on fresh memory.
-
-    torch's threads wait for each other while new pages are faulted in; numpy has one thread. On meta tensors,
-    torch.cat would import torch's compiler to infer the shape.
-    """
+    """torch.cat along the first dimension, but fast on fresh memory, and without torch's compiler on meta tensors."""
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
     if parts[0].is_meta:
         return parts[0].new_empty(shape)

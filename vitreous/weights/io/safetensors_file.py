@@ -158,10 +158,7 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
 
 @torch.no_grad()
 def copy_to_memory(model: nn.Module) -> None:
-    """Replace memory-mapped weights by contiguous copies, one tensor at a time.
-
-    A long-running process needs them: reading a mapped file that was truncated meanwhile kills it (SIGBUS).
-    """
+    """Copy memory-mapped weights: reading a mapped file that was truncated meanwhile kills the process (SIGBUS)."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 

@@ -272,10 +272,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:
-    """DINOv2's whole-numbered ratio of MLP width to model width, or None if no ratio gives this MLP width.
-
-    A gated MLP has two thirds of that width, rounded up to a multiple of eight.
-    """
+    """DINOv2's whole ratio of MLP to model width, or None; a gated MLP has 2/3, rounded up to a multiple of 8."""
     for ratio in range(1, MAX_RATIO + 1):
         wide = config.width * ratio
         if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, options.SwiGlu) else wide) == config.mlp_width:

@@ -112,11 +112,7 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
 
 
 def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> Conversion:
-    """Registers with positions: ours have none, but hold the sum of token and position.
-
-    In the checkpoint's dtype that is bit-identical to the other system. If a checkpoint in half precision is converted
-    to float32, the two differ by the rounding of the sum.
-    """
+    """Registers with positions: ours hold the sum of token and position, bit-identical in the checkpoint's dtype."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         positions, tokens = theirs

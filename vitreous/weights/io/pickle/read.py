@@ -47,11 +47,7 @@ MAX_DEPTH = 64
 
 
 def read_pickle(path: Path) -> Any:
-    """Read dicts, lists and tuples of tensors, text, numbers and None; a dtype becomes its name.
-
-    Other objects of training scripts, such as settings, become `Ignored`. Tensors are on the CPU, without gradient;
-    those that share memory in the file share it here. Changes to them do not reach the file.
-    """
+    """Read dicts, lists and tuples of tensors, text, numbers and None; a dtype becomes its name, others `Ignored`."""
     with naming(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise Refused("is empty")
@@ -132,13 +128,10 @@ def _check_end(data: memoryview, end: int) -> None:
 
 @dataclass
 class _Builder:
-    """Builds the tensors that a pickle described: mapped from the file, or copied out of it.
+    """Builds the tensors that a pickle described: mapped from the file, or copied out of it."""
 
-    `data` is the file as copy-on-write memory. `uint16` is the dtype for arrays of numpy's uint16.
-    """
-
-    data: memoryview
-    uint16: torch.dtype = torch.uint16
+    data: memoryview  # the file as copy-on-write memory
+    uint16: torch.dtype = torch.uint16  # for arrays of numpy's uint16
     _built: dict[Array | View | Storage, Tensor] = field(default_factory=dict)
     _values: int = 0
     _copied: int = 0
@@ -249,11 +242,7 @@ def from_paddle(content: Any) -> Any:
 
 
 def write_pdparams(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a state dict for `paddle.load`, opcode by opcode.
-
-    `pickle.dump` would name numpy's functions as the installed numpy does, and Paddle with numpy 1 cannot read the
-    names of numpy 2 (`numpy._core`). Both read the older names.
-    """
+    """Write a state dict for `paddle.load` with numpy's older names, because numpy 1 cannot read `numpy._core`."""
     with open(file, "wb") as stream:
         stream.write(pickle.PROTO + bytes([4]) + pickle.EMPTY_DICT + pickle.MARK)
         for name, tensor in tensors.items():
