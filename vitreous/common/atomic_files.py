@@ -52,8 +52,7 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder to write into, which replaces the folder at `path` if the body succeeds.
 
-    `needed`: as in `atomic_file`. `ours`: patterns of files, relative to `path`, that are replaced; all others in the
-    old folder are copied into the new one. None replaces all.
+    `ours`: patterns of files that are replaced; all others are copied from the old folder. None replaces all.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():

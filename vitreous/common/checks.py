@@ -88,11 +88,7 @@ def check_numbers(field: str, value: object) -> None:
 
 
 def as_size(value: int | Sequence[int]) -> Size:
-    """Convert one number (a square) or two to (height, width).
-
-    >>> as_size(224), as_size([224, 320])
-    ((224, 224), (224, 320))
-    """
+    """Convert one number (a square) or two to (height, width)."""
     try:
         sides = [operator.index(side) for side in (value if isinstance(value, Iterable) else (value,))]
     except TypeError:
@@ -103,11 +99,7 @@ def as_size(value: int | Sequence[int]) -> Size:
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ' (did you mean ...?)' for a word that is similar to an allowed one, otherwise ''.
-
-    >>> suggestion("timn", ["google", "timm"])
-    " (did you mean 'timm'?)"
-    """
+    """Return ' (did you mean ...?)' for a word that is similar to an allowed one, otherwise ''."""
     lowered = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=1)
     return f" (did you mean {lowered[close[0]]!r}?)" if close else ""

@@ -114,11 +114,7 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
 
 
 def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Parse fields of a model's config from the command line.
-
-    >>> parse_fields(("registers=4", 'position={"kind": "Rotary2d"}'))
-    {'registers': 4, 'position': {'kind': 'Rotary2d'}}
-    """
+    """Parse fields of a model's config from the command line."""
     fields = {}
     for text in texts:
         name, _, value = text.partition("=")

@@ -76,13 +76,7 @@ def architecture_of(state: StateDict) -> str:
 
 
 def names_in(path: Path) -> list[str]:
-    """Parts of a path that may name a model: the file's name, and its folders' if the file's is generic.
-
-    >>> names_in(Path("vit_base_patch16_siglip_224.webli.safetensors"))
-    ['vit_base_patch16_siglip_224']
-    >>> names_in(Path("hub/models--timm--deit3_base_patch16_224.fb_in1k/snapshots/0a1b/model.safetensors"))[-1]
-    'deit3_base_patch16_224'
-    """
+    """Parts of a path that may name a model: the file's name, and its folders' if the file's is generic."""
     parts = [path.name]
     if GENERIC.fullmatch(path.name):
         parts += [folder.name for folder in path.parents[:NEAREST_FOLDERS]]
