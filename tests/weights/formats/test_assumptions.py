@@ -219,7 +219,7 @@ def test_every_use_of_a_file_warns_once(plain: nn.Module, tmp_path: Path) -> Non
         "embed, explain, probe": (lambda: load_encoder(file), 1),
         "train": (lambda: train(config), 1),
         "serve": (lambda: load_models([file]), 1),
-        "convert": (lambda: convert(file, tmp_path / "again.pth", "timm"), 1),
+        "convert": (lambda: convert(file, tmp_path / "again.pth", to="timm"), 1),
         "info": (lambda: describe(file), 0),  # which lists them itself
     }
     for way, (call, count) in ways.items():
