@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from images import encoded, smooth
-from vitreous.common.regular_files import check_regular, open_regular, read_regular, read_regular_text
+from vitreous.common.untrusted_files import check_regular, open_regular, read_regular, read_regular_text
 from vitreous.model.config import ViTConfig
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")

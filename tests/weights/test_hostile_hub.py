@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from hostile_hub import COMMIT, REPOSITORY, TOKEN, HostileHub, git_sum, response, start, use
-from vitreous.common.hub import client as hub_client
+from vitreous.common import hub_client
 from vitreous.weights.hub import download
 
 HUB = f"hf-hub:{REPOSITORY}"
@@ -36,7 +36,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "vitreous.common.network.STALL_SECONDS": 2.0,
         "vitreous.common.network.WINDOW_SECONDS": 0.4,
-        "vitreous.common.hub.transport.METADATA_SECONDS": 0.4,
+        "vitreous.common.hub_client.METADATA_SECONDS": 0.4,
     }.items():
         monkeypatch.setattr(name, value)
 
@@ -215,7 +215,7 @@ def test_the_token_is_sent_to_the_hub_only(hub: HostileHub, monkeypatch: pytest.
     ],
 )
 def test_redirects_stay_encrypted(url: str, location: str, followed: bool) -> None:
-    from vitreous.common.hub.transport import Exchange, check_redirect
+    from vitreous.common.hub_client import Exchange, check_redirect
 
     answer = httpx2.Response(302, headers={"Location": location})
     with contextlib.nullcontext() if followed else pytest.raises(OSError, match="not followed"):
@@ -235,7 +235,7 @@ def test_redirects_stay_encrypted(url: str, location: str, followed: bool) -> No
     ],
 )
 def test_hosts_that_see_the_token(monkeypatch: pytest.MonkeyPatch, endpoint: str, url: str, sent: bool) -> None:
-    from vitreous.common.hub.transport import may_see_token
+    from vitreous.common.hub_client import may_see_token
 
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     assert may_see_token(httpx2.URL(url)) == sent
@@ -272,7 +272,7 @@ def drip(start: bytes, each: bytes) -> Callable[[str], Iterator[bytes]]:
 def test_a_long_listing_is_not_read(
     hub: HostileHub, monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Iterable[bytes]]
 ) -> None:
-    monkeypatch.setattr("vitreous.common.hub.transport.MAX_METADATA_BYTES", 1 << 19)
+    monkeypatch.setattr("vitreous.common.hub_client.MAX_METADATA_BYTES", 1 << 19)
     hub.answers["listing"] = answer
     with pytest.raises(OSError, match=r"the answer to GET http://127.0.0.1:\d+/api/models/eve/model\S* (is|has)"):
         download(HUB)

@@ -7,7 +7,7 @@ import torch
 
 import vitreous
 from foreign_models import written
-from vitreous.weights import foreign
+from vitreous.weights import load
 from vitreous.weights.load import open_checkpoint
 
 CASES = ["vitreous", "timm", "timm, a pickle", "google", "paddle"]
@@ -15,8 +15,8 @@ CASES = ["vitreous", "timm", "timm, a pickle", "google", "paddle"]
 
 @pytest.mark.parametrize("case", CASES)
 def test_file_is_read_once_for_config_and_model(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, reads, read_file = written(case, tmp_path), [], foreign.read_file
-    monkeypatch.setattr(foreign, "read_file", lambda file: reads.append(file) or read_file(file))
+    path, reads, read_file = written(case, tmp_path), [], load.read_file
+    monkeypatch.setattr(load, "read_file", lambda file: reads.append(file) or read_file(file))
     source = open_checkpoint(path)
     assert source.describe().config == source.model().config
     assert len(reads) == (case != "vitreous")
@@ -30,7 +30,7 @@ def test_describe_converts_no_tensor(case: str, tmp_path: Path, monkeypatch: pyt
     def fail(*_: object) -> None:
         raise AssertionError("a tensor is converted")
 
-    monkeypatch.setattr(foreign, "read_table", fail)
+    monkeypatch.setattr(load, "read_table", fail)
     monkeypatch.setattr("vitreous.weights.native.read_tensors", fail)
     description = open_checkpoint(path).describe()
     assert description.config == expected.config

@@ -43,15 +43,9 @@ def convert(
     import vitreous
     from vitreous.common.codec import parse_fields
 
+    size, fields = image_size or None, parse_fields(set)
     conversion = vitreous.convert(
-        source,
-        target,
-        to=to,
-        format=from_,
-        image_size=image_size or None,
-        num_classes=num_classes,
-        overrides=parse_fields(set),
-        lossy=lossy,
+        source, target, to=to, format=from_, image_size=size, num_classes=num_classes, overrides=fields, lossy=lossy
     )
     _print(conversion, source, to, stages=check)
 
@@ -59,7 +53,7 @@ def convert(
 def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None:
     from rich.table import Table
 
-    from vitreous.common.terminal import console as standard_output
+    from vitreous.common.text import console as standard_output
 
     console = standard_output(soft_wrap=True)  # paths stay whole
     provenance = conversion.provenance

@@ -30,7 +30,7 @@ def data(
     """
     from json import dumps
 
-    from vitreous.common.terminal import console
+    from vitreous.common.text import console
     from vitreous.data.doctor import check_data
 
     report = check_data(spec, data_root, out)

@@ -60,7 +60,7 @@ def explain(
 def _print(result: "Explanation") -> None:
     from rich.table import Table
 
-    from vitreous.common.terminal import console as standard_output
+    from vitreous.common.text import console as standard_output
 
     console = standard_output()
     if result.predictions:

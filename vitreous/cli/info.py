@@ -32,13 +32,16 @@ def info(
     from rich.table import Table
 
     from vitreous.common.codec import to_dict
-    from vitreous.common.terminal import console
+    from vitreous.common.text import console
+    from vitreous.model.cost import cost
 
     if not name:
         _print_presets(as_json=json)
         return
     config, provenance = _find(name, num_classes, image_size)
-    costs = _costs(config)
+    spent = cost(config)
+    tokens = {"tokens": config.num_tokens} if config.num_tokens else {}
+    costs = {"parameters": spent.parameters, "flops": spent.flops, **tokens, "activation_bytes": spent.activation_bytes}
     if json:
         record = {"name": name, **costs, "config": to_dict(config), "provenance": provenance}
         print(json_module.dumps(record, indent=2))
@@ -53,7 +56,7 @@ def _print_presets(as_json: bool) -> None:
     from rich.table import Table
 
     from vitreous.common.codec import to_dict
-    from vitreous.common.terminal import console
+    from vitreous.common.text import console
     from vitreous.model.presets import PRESETS
 
     if as_json:
@@ -82,20 +85,6 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
 
         raise missing_checkpoint(Path(name))
     return configure(name, num_classes, image_size or None), {}
-
-
-def _costs(config: "ModelConfig") -> dict[str, int]:
-    """Return the costs of one image by their JSON keys."""
-    from vitreous.model.cost import cost
-
-    spent = cost(config)
-    tokens = {"tokens": config.num_tokens} if config.num_tokens else {}
-    return {
-        "parameters": spent.parameters,
-        "flops": spent.flops,
-        **tokens,
-        "activation_bytes": spent.activation_bytes,
-    }
 
 
 def _rows(config: "ModelConfig", costs: dict[str, int]) -> list[tuple[str, str]]:

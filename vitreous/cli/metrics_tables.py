@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitreous.common.atomic_files import atomic_file
-from vitreous.common.terminal import console as standard_output
+from vitreous.common.text import console as standard_output
 from vitreous.common.text import plural, printable
 from vitreous.evaluation import ClassificationMetrics, Metrics, ProbeMetrics, SegmentationMetrics
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.common.terminal import console as standard_output
+from vitreous.common.text import console as standard_output
 from vitreous.common.text import json_text, one_line, plural, printable
 from vitreous.inference.predict_images import Embeddings, Results
 from vitreous.inference.prediction_files import MaskFolder, as_dict, clean, write

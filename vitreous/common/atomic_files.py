@@ -3,8 +3,7 @@
 On a file system with atomic renames:
 
 - After any crash, `path` is the complete old or the complete new file or folder. Where the system cannot exchange two
-  folders in one step (it can on Linux), a crash between two renames leaves nothing at `path`; `recover`, which every
-  save and load of a checkpoint calls, puts the old folder back.
+  folders in one step (Linux can), `recover` puts the old folder back after a crash between two renames.
 - If the body fails or the disk is full, `path` stays as it was and the temporary files are removed. Those of a killed
   process are removed by the next save to the same path.
 - Of two processes that save to one path, the later one wins; their files do not mix.
@@ -36,13 +35,6 @@ def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iter
     """Yield a temporary path with the same suffix, which replaces `path` if the body succeeds.
 
     `needed`: the number of bytes to write, if known, for the error of a full disk.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "numbers.csv"
-    >>> with atomic_file(path) as aside:
-    ...     _ = aside.write_text("1,2,3")
-    >>> path.read_text()
-    '1,2,3'
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
@@ -60,8 +52,7 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder to write into, which replaces the folder at `path` if the body succeeds.
 
-    `needed`: as in `atomic_file`. `ours`: patterns of files, relative to `path`, that are replaced; all others in the
-    old folder are copied into the new one. None replaces all.
+    `ours`: patterns of files that are replaced; all others are copied from the old folder. None replaces all.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
@@ -163,7 +154,12 @@ def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
     except BaseException as error:
         _remove(aside)
         if isinstance(error, Exception) and (reason := _reason(error)):
-            raise _full_disk(path, reason, needed) from error
+            room = shutil.disk_usage(path.parent).free
+            wanted = "" if needed is None else f" (about {needed / 1e6:,.1f} MB needed, {room / 1e6:,.1f} MB free)"
+            before = "the previous version is intact" if path.exists() else "nothing was written"
+            failure = OSError(f"could not write {path}: {FULL[reason]}{wanted}; {before}")
+            failure.errno = reason  # set afterwards to keep the message as it is
+            raise failure from error
         raise
     finally:
         if descriptor is not None:
@@ -244,12 +240,3 @@ def _reason(error: BaseException | None) -> int | None:
                 return code
         error = error.__cause__ or error.__context__
     return None
-
-
-def _full_disk(path: Path, reason: int, needed: int | None) -> OSError:
-    free = shutil.disk_usage(path.parent).free
-    wanted = "" if needed is None else f" (about {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"
-    before = "the previous version is intact" if path.exists() else "nothing was written"
-    failure = OSError(f"could not write {path}: {FULL[reason]}{wanted}; {before}")
-    failure.errno = reason  # set afterwards to keep the message as it is
-    return failure

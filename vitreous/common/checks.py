@@ -18,13 +18,7 @@ class BadValue(ValueError):
 
 
 def fail(field: str, value: object, allowed: str) -> NoReturn:
-    """Raise a BadValue for a field.
-
-    >>> fail("depth", 0, "a whole number from 1 to 1024")
-    Traceback (most recent call last):
-        ...
-    vitreous.common.checks.BadValue: depth is 0, but must be a whole number from 1 to 1024
-    """
+    """Raise a BadValue for a field."""
     shown = str(value) if isinstance(value, Path) else value
     raise BadValue(f"{field} is {shown!r}, but must be {allowed}")
 
@@ -79,11 +73,11 @@ def check_kind(field: str, value: object, kinds: Sequence[type]) -> None:
 
 
 def check_size(field: str, value: object, high: int) -> None:
-    allowed = f"a (height, width) pair of whole numbers from 1 to {high}"
-    if not isinstance(value, tuple) or len(value) != 2:
-        fail(field, value, allowed)
-    if not all(type(side) is int and 1 <= side <= high for side in value):
-        fail(field, value, allowed)
+    pair = (
+        isinstance(value, tuple) and len(value) == 2 and all(type(side) is int and 1 <= side <= high for side in value)
+    )
+    if not pair:
+        fail(field, value, f"a (height, width) pair of whole numbers from 1 to {high}")
 
 
 def check_numbers(field: str, value: object) -> None:
@@ -94,11 +88,7 @@ def check_numbers(field: str, value: object) -> None:
 
 
 def as_size(value: int | Sequence[int]) -> Size:
-    """Convert one number (a square) or two to (height, width).
-
-    >>> as_size(224), as_size([224, 320])
-    ((224, 224), (224, 320))
-    """
+    """Convert one number (a square) or two to (height, width)."""
     try:
         sides = [operator.index(side) for side in (value if isinstance(value, Iterable) else (value,))]
     except TypeError:
@@ -108,20 +98,8 @@ def as_size(value: int | Sequence[int]) -> Size:
     return (sides[0], sides[-1])
 
 
-def refuse_unused(used: bool, given: Any, default: Any, use: str, names: tuple[str, ...] = ()) -> None:
-    """Reject fields of a config (only `names`, if given) that were set but have no effect."""
-    for one in dataclasses.fields(given):
-        value = getattr(given, one.name)
-        if not used and value != getattr(default, one.name) and (not names or one.name in names):
-            fail(one.name, value, f"omitted, or used with {use}")
-
-
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ' (did you mean ...?)' for a word that is similar to an allowed one, otherwise ''.
-
-    >>> suggestion("timn", ["google", "timm"])
-    " (did you mean 'timm'?)"
-    """
+    """Return ' (did you mean ...?)' for a word that is similar to an allowed one, otherwise ''."""
     lowered = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=1)
     return f" (did you mean {lowered[close[0]]!r}?)" if close else ""
@@ -140,14 +118,7 @@ def path_suggestion(path: Path) -> str:
 
 
 def check_tiling(size: Size, patch: Size, stride: int = 1) -> None:
-    """Check that patches tile an image, after a stem has padded it to a multiple of its `stride`.
-
-    >>> check_tiling((225, 224), (16, 16))
-    Traceback (most recent call last):
-        ...
-    vitreous.common.checks.BadValue: image is 225 x 224 (height x width), which 16 x 16 patches do not tile; \
-the nearest sizes that fit are 224 x 224 and 240 x 224, or build the model with pad=True
-    """
+    """Check that patches tile an image, after a stem has padded it to a multiple of its `stride`."""
     if all(side > 0 and -(-side // stride) * stride % step == 0 for side, step in zip(size, patch, strict=True)):
         return
     below = tuple(max(side // step, 1) * step for side, step in zip(size, patch, strict=True))

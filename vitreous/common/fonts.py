@@ -1,12 +1,8 @@
 """Finds installed fonts for names with letters that Pillow's default font lacks."""
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 from PIL import ImageFont
-
-if TYPE_CHECKING:
-    from matplotlib.font_manager import FontManager
 
 CJK = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP"),
@@ -22,10 +18,7 @@ Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 def font_for(text: str) -> Font | None:
-    """Return a font that has every letter of the text, or None.
-
-    Without matplotlib, which finds fonts, only Western European letters can be drawn.
-    """
+    """Return a font that has every letter of the text, or None; without matplotlib, only Latin-1 has one."""
     if all(ord(letter) < 256 for letter in text):
         return ImageFont.load_default()
     return next((font for font, letters in _installed() if set(map(ord, text)) <= letters), None)
@@ -38,12 +31,7 @@ def _installed() -> list[tuple[Font, frozenset[int]]]:
         from matplotlib.font_manager import fontManager, get_font
     except ImportError:
         return []
-    files = _files(fontManager)
+    plain = (one for one in fontManager.ttflist if one.style == "normal" and one.weight in (400, "normal", "regular"))
+    files = {one.name: one.fname for one in plain}
     there = [files[name] for name in (*OTHERS, *CJK) if name in files]
     return [(ImageFont.truetype(file, SIZE), frozenset(get_font(file).get_charmap())) for file in there]
-
-
-def _files(manager: "FontManager") -> dict[str, str]:
-    """Return the upright font of normal weight of each family."""
-    plain = (one for one in manager.ttflist if one.style == "normal" and one.weight in (400, "normal", "regular"))
-    return {one.name: one.fname for one in plain}

@@ -1,8 +1,10 @@
 """Makes untrusted text, such as names of files and classes, safe for a terminal, a log line or a report."""
 
 import json
+import re
+import sys
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -11,20 +13,12 @@ JOINERS = "\u200c\u200d"  # invisible, but part of words in some scripts
 
 
 def printable(text: str) -> str:
-    r"""Escape control and invisible characters except line ends and tabs.
-
-    >>> printable("a\x1b[2Jb\n")
-    'a\\x1b[2Jb\n'
-    """
+    """Escape control and invisible characters except line ends and tabs."""
     return text if text.isprintable() else _escaped(text, JOINERS + "\n\t")
 
 
 def one_line(text: str) -> str:
-    r"""Escape line ends and tabs as well, so that the text cannot begin a new line.
-
-    >>> one_line("cat\nno problems")
-    'cat\\nno problems'
-    """
+    """Escape line ends and tabs as well, so that the text cannot begin a new line."""
     return text if text.isprintable() else _escaped(text, JOINERS)
 
 
@@ -75,3 +69,34 @@ def listed(names: Collection[str], limit: int = 5) -> str:
     """
     shown = ", ".join(repr(name) for name in list(names)[:limit])
     return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+# ---- The console -----------------------------------------------------------------------------------------------------
+
+
+UNBOUNDED = 1 << 16  # columns, more than any path
+
+
+def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
+    """Return a console on standard output that escapes control characters; in a pipe, no line is wrapped or cut."""
+    if sys.stdout.isatty():
+        return SafeConsole(markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
+    trimmed = cast(IO[str], _Trimmed())
+    return SafeConsole(file=trimmed, width=UNBOUNDED, markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
+
+
+class _Trimmed:
+    """Standard output without the trailing blanks that pad the rows of a table."""
+
+    @property
+    def encoding(self) -> str:
+        return sys.stdout.encoding
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+    def isatty(self) -> bool:
+        return False

@@ -13,7 +13,7 @@ from PIL import Image
 import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import as_size, check_whole
-from vitreous.common.json_files import read_json_object
+from vitreous.common.untrusted_files import read_json_object
 from vitreous.data.image import UnreadableImage, fit
 from vitreous.data.sources.base import StoredImage
 from vitreous.explanation import METHODS, Method

@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, check_whole
-from vitreous.common.regular_files import read_regular
+from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from vitreous.common.atomic_files import atomic_folder, foreign_files
 from vitreous.common.codec import from_dict
-from vitreous.common.json_files import read_json_object
+from vitreous.common.untrusted_files import read_json_object
 from vitreous.model.protocol import Model
 from vitreous.training.distributed import World
 from vitreous.training.optim import Ema, Optimizers, unsharded

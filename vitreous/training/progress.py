@@ -22,8 +22,8 @@ from rich.text import Text
 from torch import Tensor
 
 from vitreous.common.atomic_files import atomic_file
-from vitreous.common.json_files import parse_json
 from vitreous.common.text import SafeConsole
+from vitreous.common.untrusted_files import parse_json
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.report.html import duration, label, roughly, value

@@ -15,10 +15,7 @@ def adapt(
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
 ) -> Model:
-    """Return the model in evaluation mode, resized and with a new head if these are given.
-
-    Fields that differ from `stored`, the config of the checkpoint, are recorded in the model's provenance.
-    """
+    """Resize the model and replace its head if given; record fields that differ from `stored` in its provenance."""
     if num_classes is not None:
         model.replace_head(num_classes)
     if image_size is not None:

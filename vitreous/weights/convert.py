@@ -11,11 +11,10 @@ from typing import Any
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.adapt import provenance_of
-from vitreous.weights.foreign import differences_at
 from vitreous.weights.formats.base import AssumptionWarning
 from vitreous.weights.formats.detection import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
-from vitreous.weights.io.errors import BadCheckpoint, CannotHold, shown
+from vitreous.weights.io.safetensors_file import BadCheckpoint, CannotHold, shown
 from vitreous.weights.load import ImageSize, load, save
 from vitreous.weights.parity import Difference, compare, random_images
 
@@ -50,7 +49,6 @@ def convert(
 ) -> Conversion:
     """Convert a checkpoint to another format, read it back and compare the two models on random images.
 
-    source: a file or folder of any format, or `hf-hub:owner/name`.
     target: a folder, or a file whose suffix selects its kind: .safetensors, .pth, .npz, .pdparams.
     to: the format to write, e.g. "vitreous", "timm", "huggingface", "google".
     format, image_size, num_classes, overrides: how to read the source, as in `vitreous.load`.
@@ -65,7 +63,7 @@ def convert(
     if not isinstance(model, ViT):
         return Conversion(target, provenance, [], [], [], [])
     if canonical_name(to) != "vitreous":
-        losses = differences_at(target, format_named(to), model.config)
+        losses = format_named(to).differences(model.config, folder=target.suffix not in SUFFIXES)
         remarks = [] if target.suffix in SUFFIXES else format_named(to).minor_differences(model.config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AssumptionWarning)  # `not_kept` reports the same

@@ -13,13 +13,13 @@ from typing import Any
 
 import vitreous
 from vitreous.common.checks import fail
-from vitreous.common.json_files import MAX_JSON_BYTES
 from vitreous.common.text import single_spaced
+from vitreous.common.untrusted_files import MAX_JSON_BYTES
 from vitreous.model.protocol import Model
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.card import model_card
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 PREFIX = "hf-hub:"
 CARD = "README.md"
@@ -124,7 +124,7 @@ def download(source: str | Path) -> Snapshot:
     import huggingface_hub
     from huggingface_hub import constants
 
-    from vitreous.common.hub.client import check_commit, fetch, metadata
+    from vitreous.common.hub_client import check_commit, fetch, metadata
 
     name = parse(source)
     page = f"{constants.ENDPOINT}/{name.repository}"
@@ -191,7 +191,7 @@ def _offline(name: Name, cached: Path | None, reason: str) -> Snapshot:
 
 def _check_sizes(name: Name, files: list[Any]) -> None:
     """Raise for sizes in the hub's listing that are invalid or too large, before anything is fetched."""
-    from vitreous.common.hub.client import check_space
+    from vitreous.common.hub_client import check_space
 
     for file in files:
         if not (file.size is None or (type(file.size) is int and file.size >= 0)):
@@ -240,7 +240,7 @@ def push(model: Model, path: Path, format: str, repository: str, provenance: Map
     """
     from huggingface_hub import CommitOperationAdd, HfApi, constants
 
-    from vitreous.common.hub.client import metadata
+    from vitreous.common.hub_client import metadata
 
     record = {**provenance_of(model), **(provenance or {}), "vitreous": vitreous.__version__}
     parameters = sum(tensor.numel() for tensor in model.state_dict().values())

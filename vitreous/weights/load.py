@@ -1,24 +1,189 @@
-"""`vitreous.load` and `vitreous.save`: models from and to checkpoints of any format."""
+"""`vitreous.load` and `vitreous.save`: models from and to checkpoints of any format.
+
+A checkpoint of another system is opened and recognised once, then described or built.
+"""
 
 import dataclasses
+import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
+from vitreous.common.atomic_files import atomic_file, atomic_folder
+from vitreous.common.checks import BadValue, as_size, suggestion
+from vitreous.common.codec import decode, to_dict
+from vitreous.common.untrusted_files import read_json_object
+from vitreous.model.config import ViTConfig
+from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.protocol import Model
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
-from vitreous.weights.adapt import provenance_of
-from vitreous.weights.foreign import ForeignCheckpoint, write_foreign
-from vitreous.weights.formats.detection import canonical_name, format_named
+from vitreous.weights.adapt import adapt, provenance_of
+from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.detection import canonical_name, format_named, identify
+from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
+from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.hub import Snapshot, check_destination, download, is_hub, push
-from vitreous.weights.io.errors import CannotHold
-from vitreous.weights.native import Description, NativeCheckpoint, check_not_swapped, is_checkpoint, save_folder
+from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
+from vitreous.weights.io.safetensors_file import BadCheckpoint, CannotHold, Mapped
+from vitreous.weights.native import (
+    CARD,
+    Description,
+    NativeCheckpoint,
+    check_not_run,
+    check_not_swapped,
+    is_checkpoint,
+    missing_checkpoint,
+    save_folder,
+)
 
 ImageSize = int | Sequence[int]
+# Files of a folder that was written here; a folder with others is not replaced.
+WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
+
+
+# ---- Checkpoints of other systems ------------------------------------------------------------------------------------
+
+
+def find_tensors(path: Path) -> StateDict:
+    """Open the tensors of a file or folder, without wrappers; a file named `model.safetensors` means its folder."""
+    file = _weights_in(path) if path.is_dir() else path
+    if not file.is_file():
+        raise missing_checkpoint(path)
+    config, config_file = {}, file.parent / "config.json"
+    if (path.is_dir() or file.name in USUAL_NAMES) and config_file.is_file():
+        path, config = file.parent, read_json_object(config_file, BadCheckpoint)
+    content = read_file(file)
+    forget = content.forget if isinstance(content, Mapped) else lambda: None
+    metadata = content.metadata if isinstance(content, Mapped) else content
+    tensors, inside = unwrapped(content, path)
+    names = (metadata.get(key) for key in ("architecture", "arch"))  # timm's training script writes `arch`
+    model_name = next((name for name in names if isinstance(name, str)), "")
+    return StateDict(path, tensors, config, forget, inside, model_name=model_name)
+
+
+def _weights_in(folder: Path) -> Path:
+    """Return the only file of weights in a folder, or the one that transformers and timm write."""
+    for name in USUAL_NAMES:
+        if (folder / name).is_file():
+            return folder / name
+    files = sorted(file for file in folder.iterdir() if suffix_of(file) in SUFFIXES)
+    if len(files) == 1:
+        return files[0]
+    check_not_run(folder)
+    held = f"{len(files)} of them: pass the path of one" if files else "none"
+    raise BadCheckpoint(f"{folder} must hold one file of weights ({', '.join(SUFFIXES)}), but has {held}")
+
+
+class _Plan(NamedTuple):
+    """A config that was inferred from tensors, and what is needed to build its model."""
+
+    config: ViTConfig
+    state: StateDict
+    table: list[Row]
+    blank: ViT
+    provenance: dict[str, Any]
+    warning: str | None
+
+
+class ForeignCheckpoint:
+    """An opened checkpoint of another system, whose format is detected unless it is given."""
+
+    def __init__(self, path: Path, format: str | None):
+        self.path = path
+        self._state: StateDict | None
+        self.format, self._state = identify(find_tensors(path), format)
+
+    def describe(self, overrides: Mapping[str, Any]) -> Description:
+        """Infer the config; names and shapes of all tensors are checked."""
+        plan = self._plan(overrides, None, new_head=False)
+        check_table(plan.table, plan.state.tensors, plan.blank.state_dict(), plan.state.path, self.format.ignored)
+        return Description(plan.config, plan.provenance)
+
+    def model(
+        self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
+    ) -> Model:
+        """Build the model; warn if it depends on uncertain assumptions."""
+        plan = self._plan(overrides, image_size, new_head=num_classes is not None)
+        if plan.warning:
+            warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # at the call of vitreous.load
+        model, state = plan.blank, plan.state
+        fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, self.format.ignored))
+        state.forget()  # pages that were read only to be combined with others
+        self._state = None  # the model owns the mapped tensors: another model maps the file again
+        native = image_size is None or as_size(image_size) == plan.config.image_size
+        return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
+
+    def _plan(self, overrides: Mapping[str, Any], image_size: Any, new_head: bool) -> _Plan:
+        """Infer the config. With `new_head`, a classifier that we do not support is ignored."""
+        hints = get_type_hints(ViTConfig)
+        for field in overrides:
+            if field not in hints:
+                raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
+        given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
+        if self._state is None:
+            _, self._state = identify(find_tensors(self.path), self.format.name)
+        format, opened = self.format, self._state
+        state = format.normalise(opened)
+        builder = ConfigBuilder(state, overrides, new_head)
+        try:
+            format.infer(state, builder, image_size)
+            config = dataclasses.replace(ViTConfig(labels=()), **builder.fields | given)
+        except BadCheckpoint:
+            raise
+        except ValueError as error:
+            # Overrides that do not fit these tensors are a bad argument; everything else is a bad file.
+            caller = isinstance(error, BadValue) and any(field in str(error) for field in given)
+            raise (BadValue if caller else BadCheckpoint)(f"{state.path}, read as {format.title}: {error}") from error
+        if config.depth * 4 > len(state.tensors):  # before thousands of layers are built in vain
+            raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for depth {config.depth}")
+        table = format.table(config)
+        used = {name for row in table for name in row.theirs}
+        dropped = [name for name in state.tensors if name not in used and matches(name, format.ignored)]
+        record = {
+            "inside": list(opened.inside),
+            "given": {field: to_dict(config)[field] for field in given},
+            "assumed": builder.assumed,
+            "left_out": [*opened.ignored, *dropped],
+        }
+        provenance: dict[str, Any] = {"origin": format.title, "format": format.name, "file": state.path.name}
+        provenance |= {key: value for key, value in record.items() if value}
+        return _Plan(config, state, table, build_blank(config), provenance, builder.warning)
+
+
+def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> None:
+    """Write a model as the other system would, atomically; raise `CannotHold` for differences unless `lossy`."""
+    config, target = model.config, Path(path)
+    if format.suffixes and target.suffix not in format.suffixes:
+        usual = ", ".join(format.suffixes)
+        raise ValueError(f"{target} ends in {target.suffix!r}, but {format.title} is one file that ends in {usual}")
+    if unsupported := unknown_options(config) or format.unsupported(config):
+        raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(unsupported)}")
+    differences = format.differences(config, folder=target.suffix not in SUFFIXES)
+    if differences and not lossy:
+        in_folder = not format.suffixes and not format.differences(config, folder=True)
+        remedy = "Write a folder, whose config.json states it, or write" if in_folder else "Write"
+        raise CannotHold(
+            f"{format.title} would compute otherwise with these weights: {'; '.join(differences)}. "
+            f"{remedy} it anyway with lossy=True (--lossy)"
+        )
+    ours = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    with torch.device("cpu"):  # regardless of torch's default device
+        tensors = write_table(format.table(config), ours) | format.extra_tensors(config)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    needed = sum(tensor.nbytes for tensor in tensors.values())
+    kept = WRITTEN | ({CARD} if is_checkpoint(target) else set())  # the user wrote any other README.md
+    if target.is_dir() and (foreign := sorted({file.name for file in target.iterdir()} - kept)):
+        raise ValueError(f"{target} holds {foreign[0]}, which writing would delete: use a new folder")
+    with (atomic_file if target.suffix in SUFFIXES else atomic_folder)(target, needed=needed) as aside:
+        format.write(tensors, config, aside)
+
+
+# ---- Checkpoints of any format ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -56,14 +221,11 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
         format = canonical_name(format)
     snapshot = download(source) if is_hub(source) else None
     path = Path(source) if snapshot is None else snapshot.folder
-    if format == "vitreous" or (format is None and _is_native(path)):
+    native = not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
+    if format == "vitreous" or (format is None and native):
         return Source(NativeCheckpoint(path), snapshot)
     with torch.device("cpu"):  # files are read into the host's memory
         return Source(ForeignCheckpoint(path, format), snapshot)
-
-
-def _is_native(path: Path) -> bool:
-    return not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
 
 
 def load(
@@ -75,8 +237,7 @@ def load(
 ) -> Model:
     """Load a model, in evaluation mode, from a checkpoint of ours or of another system. The format is detected.
 
-    It is on torch's default device, like a model of `vitreous.create`: on the CPU, unless `torch.set_default_device` or
-    `with torch.device(...)` names another. On "meta" it has shapes and no weights.
+    It is on torch's default device, like a model of `vitreous.create`. On "meta" it has shapes and no weights.
 
     source: a folder, a file, or `hf-hub:owner/name[@revision]`.
     image_size: resample the position embeddings for this size, as the model's own system does.

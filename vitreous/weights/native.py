@@ -20,15 +20,14 @@ import vitreous
 from vitreous.common.atomic_files import atomic_folder, recover
 from vitreous.common.checks import path_suggestion, suggestion
 from vitreous.common.codec import decode, to_dict
-from vitreous.common.json_files import read_json_object
+from vitreous.common.untrusted_files import read_json_object
 from vitreous.model.config import AnyConfig
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.presets import PRESETS
 from vitreous.model.protocol import Model
 from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.card import model_card
-from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.io.safetensors_file import check_tensors, read_header, read_tensors, write_tensors
+from vitreous.weights.io.safetensors_file import BadCheckpoint, check_tensors, read_header, read_tensors, write_tensors
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FILES = (WEIGHTS, CONFIG, CARD)

@@ -175,7 +175,7 @@ def test_hostile_hub_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     site = HostileHub(files={"train.parquet": parquet(0, 8)})
     stop = start(site)
     use(monkeypatch, site, tmp_path / "hf")
-    monkeypatch.setattr("vitreous.common.hub.transport.MAX_METADATA_BYTES", 1 << 16)
+    monkeypatch.setattr("vitreous.common.hub_client.MAX_METADATA_BYTES", 1 << 16)
     etag = {"ETag": '"../../../victim"', "X-Repo-Commit": "a" * 40, "Content-Length": str(len(parquet(0, 8)))}
     for kind, answer, error in (
         ("listing", response(b" " * (1 << 17), {}), r"has 131,072 bytes, but must have at most 65,536"),

@@ -16,16 +16,7 @@ from parity import check_close, check_identical, noisy
 from peers import import_timm, import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import (
-    IMAGENET,
-    AttentionPool,
-    Conditional,
-    Gelu,
-    Learned1d,
-    ResNetStem,
-    SwiGlu,
-    TanhHead,
-)
+from vitreous.model.options import IMAGENET, AttentionPool, Conditional, Gelu, Learned1d, ResNetStem, SwiGlu, TanhHead
 from vitreous.model.vit import ViT
 from vitreous.weights.convert import CannotHold
 

@@ -22,8 +22,8 @@ import numpy as np
 from rich.progress import track
 
 from vitreous.common.checks import Size, fail, suggestion
-from vitreous.common.regular_files import open_regular, read_regular, read_regular_text
 from vitreous.common.text import SafeConsole, listed, plural
+from vitreous.common.untrusted_files import open_regular, read_regular, read_regular_text
 from vitreous.data.image.decoding import UnreadableImage, check_memory, decode_errors, open_image, size_of
 from vitreous.model.options import IGNORED
 

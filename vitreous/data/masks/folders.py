@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.common.regular_files import read_regular
 from vitreous.common.text import listed, plural
+from vitreous.common.untrusted_files import read_regular
 from vitreous.data.masks.files import (
     FILE,
     Pair,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.common.regular_files import check_regular
 from vitreous.common.text import listed
+from vitreous.common.untrusted_files import check_regular
 from vitreous.data.sources.base import UNSPLIT, ArraySource, FoundData, Source, order_labels, split_name
 
 IMAGES = ("x", "image", "images", "data", "pictures")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.common.regular_files import open_regular, read_regular
 from vitreous.common.text import listed
+from vitreous.common.untrusted_files import open_regular, read_regular
 
 # An encoded file (JPEG, PNG, ...), or pixels [height, width, channels] of uint8.
 StoredImage = bytes | np.ndarray

@@ -40,7 +40,7 @@ def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, Any], P
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    from vitreous.common.hub.client import metadata
+    from vitreous.common.hub_client import metadata
 
     reason = "HF_HUB_OFFLINE is set"
     if not constants.HF_HUB_OFFLINE:
@@ -76,7 +76,7 @@ def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, Any], P
 
 def _download(spec: str, repo: str, revision: str | None, files: list[Any]) -> Path:
     """Download files into the cache, and return their folder there."""
-    from vitreous.common.hub.client import check_space, fetch
+    from vitreous.common.hub_client import check_space, fetch
 
     try:
         check_space(spec, sum(file.size or 0 for file in files))

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.common.regular_files import open_regular
 from vitreous.common.text import plural
+from vitreous.common.untrusted_files import open_regular
 from vitreous.data.sources.base import (
     EXTENSIONS,
     UNSPLIT,

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.common.regular_files import check_regular
 from vitreous.common.text import listed
+from vitreous.common.untrusted_files import check_regular
 from vitreous.data.sources.base import (
     SPLITS,
     UNSPLIT,

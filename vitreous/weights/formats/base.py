@@ -22,7 +22,7 @@ from vitreous.model.options import Preprocessing
 from vitreous.weights.formats.mapping import Row, renamed
 from vitreous.weights.formats.write_checks import missing_parts, numeric_differences
 from vitreous.weights.io.containers import write_file
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 # Published models whose heads do not have 64 dimensions, by width: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
@@ -34,20 +34,15 @@ class AssumptionWarning(UserWarning):
 
 @dataclass(frozen=True)
 class StateDict:
-    """The tensors of a foreign checkpoint under their own names, and the config.json beside them.
-
-    inside: the keys under which a training script stored the tensors, if it stored others too.
-    ignored: tensors beside the model, summarised for the provenance.
-    model_name: the architecture that the file's metadata name, or "".
-    """
+    """The tensors of a foreign checkpoint under their own names, and the config.json beside them."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any] = field(default_factory=dict)
     forget: Callable[[], None] = lambda: None  # see Mapped
-    inside: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
-    model_name: str = ""
+    inside: tuple[str, ...] = ()  # keys under which a training script stored the tensors, if it stored others too
+    ignored: tuple[str, ...] = ()  # tensors beside the model, summarised for the provenance
+    model_name: str = ""  # the architecture that the file's metadata name
 
     def count(self, pattern: str, first: int = 0) -> int:
         """Number of layers: tensors `blocks.{i}.norm1.weight` for i = first, first + 1, ..."""
@@ -81,15 +76,10 @@ class Format(ABC):
 
     def root(self, state: StateDict) -> str | None:
         """The root under which one of the signatures is complete, or None."""
-        return next(
-            (
-                root
-                for root in self.roots
-                for names in self.signatures
-                if all(f"{root}{name}" in state.tensors for name in names)
-            ),
-            None,
-        )
+        for root in self.roots:
+            if any(all(f"{root}{name}" in state.tensors for name in names) for names in self.signatures):
+                return root
+        return None
 
     def recognises(self, state: StateDict) -> bool:
         return self.root(state) is not None and self.confirms(state)
@@ -139,13 +129,11 @@ class Format(ABC):
 
 
 class ConfigBuilder:
-    """Collects the fields of a config, and the reasons for those that the checkpoint does not state.
-
-    new_head: the caller is going to replace the classifier.
-    """
+    """Collects the fields of a config, and the reasons for those that the checkpoint does not state."""
 
     def __init__(self, state: StateDict, overrides: Mapping[str, Any], new_head: bool = False):
-        self.path, self.overrides, self.new_head = state.path, overrides, new_head
+        self.path, self.overrides = state.path, overrides
+        self.new_head = new_head  # the caller is going to replace the classifier
         self.fields: dict[str, Any] = {}
         self._reasons: dict[str, str] = {}
         self._uncertain: set[str] = set()
@@ -189,10 +177,7 @@ class ConfigBuilder:
         (self.default if certain else self.assume)(reason, preprocessing=preprocessing)
 
     def infer_heads(self, width: int, published: bool = False) -> None:
-        """Set the number of heads by width: usually a head has 64 dimensions.
-
-        published: the checkpoint is a model that the system itself published, so that this is certain.
-        """
+        """Set the number of heads by width, usually 64 dimensions each; certain for models of the system itself."""
         if "num_heads" in self.overrides:
             return
         if width not in HEADS and (width % 64 or not width):
@@ -200,23 +185,17 @@ class ConfigBuilder:
                 f"{self.path} does not state its number of heads, and its width ({width}) is no multiple of 64: "
                 f"{how_to_set('num_heads')}"
             )
-        if width in HEADS:
-            heads, reason = HEADS[width], "as in SO400M, ViT-H, ViT-g and ViT-G"
-        else:
-            heads, reason = width // 64, "64 dimensions per head, the usual number"
+        usual = "as in SO400M, ViT-H, ViT-g and ViT-G" if width in HEADS else "64 dimensions per head, the usual number"
+        self.assume(usual, num_heads=HEADS.get(width, width // 64))
         if published:
-            self.set(num_heads=heads)
-        else:
-            self.assume(reason, num_heads=heads)
+            self.set(num_heads=self.fields["num_heads"])
 
     def infer_grid(
         self, positions: int, prefix_choices: Sequence[int], patch_stride: Size, wanted: Any = None, native: Any = None
     ) -> int:
         """Set the native image size from the number of positions; return how many of these are prefix tokens'.
 
-        prefix_choices: possible numbers of prefix positions, the usual one first.
         wanted, native: the size that the caller wants to use, and the one that the checkpoint states, if any.
-
         In this order: the native size, a square grid with the usual prefix, the wanted size, and, if no native size
         is stated, a square with another prefix. The last is uncertain: 15 x 15 positions may be 14 x 16 and a token.
         """
@@ -225,12 +204,12 @@ class ConfigBuilder:
             self.set(image_size=as_size(native))
             return prefix
         if side := _square_side(positions - prefix_choices[0]):
-            covered = (side * patch_stride[0], side * patch_stride[1])
+            self.default(
+                "the number of positions is a square", image_size=(side * patch_stride[0], side * patch_stride[1])
+            )
             if native is not None:
-                height, width = as_size(native)
-                self.assume(f"stated is {height} x {width}, but the positions are for this size", image_size=covered)
-            else:
-                self.default("the number of positions is a square", image_size=covered)
+                reason = "stated is {} x {}, but the positions are for this size".format(*as_size(native))
+                self.assume(reason, image_size=self.fields["image_size"])
             return prefix_choices[0]
         if wanted is not None and (prefix := _fitting(positions, prefix_choices, patch_stride, wanted)) is not None:
             self.default("the requested size fits the number of positions", image_size=as_size(wanted))

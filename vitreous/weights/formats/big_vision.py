@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.common.checks import Size, as_size
+from vitreous.common.checks import as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool, ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, SinCos2d
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.formats.flax import AMONG_KIND, FlaxFormat, attention_rows, mlp, norm, renumbering
+from vitreous.weights.formats.google import AMONG_KIND, FlaxFormat, attention_rows, mlp, norm, renumbering
 from vitreous.weights.formats.mapping import Row, position_table, row
 
 POOL = "MAPHead_0"
@@ -41,8 +41,12 @@ class BigVision(FlaxFormat):
             prefix = int(has_class and math.isqrt(positions - 1) ** 2 == positions - 1)
             builder.infer_grid(positions, (prefix,), patch, image_size)
             builder.set(position=Learned1d(prefix == has_class, "google"))
-        else:
-            _set_computed_positions(builder, patch, image_size)
+        else:  # computed positions: no tensor depends on the image size
+            builder.assume("there are no learned positions", position=SinCos2d("big_vision"))
+            usual = tuple(max(224 // side, 1) * side for side in patch)
+            builder.default("the usual one; no tensor depends on it", image_size=usual)
+            if (given := builder.overrides.get("image_size", image_size)) is not None:
+                builder.set(image_size=as_size(given))
         pooled = f"{POOL}/probe" in state.tensors
         averaged = AttentionPool() if pooled else GlobalAverage("before")
         builder.set(pool=ClassToken() if builder.fields["class_token"] else averaged)
@@ -82,17 +86,6 @@ class BigVision(FlaxFormat):
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
         super().write({f"params/{name}": tensor for name, tensor in tensors.items()}, config, path)
-
-
-def _set_computed_positions(builder: ConfigBuilder, patch: Size, image_size: Any) -> None:
-    """Set computed positions; then no tensor depends on the image size."""
-    builder.assume("there are no learned positions", position=SinCos2d("big_vision"))
-    given = builder.overrides.get("image_size", image_size)
-    if given is not None:
-        builder.set(image_size=as_size(given))
-    else:
-        usual = tuple(max(224 // side, 1) * side for side in patch)
-        builder.default("the usual one; no tensor depends on it", image_size=usual)
 
 
 def _misread(config: ViTConfig, position: Learned1d) -> str:

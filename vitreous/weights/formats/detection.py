@@ -15,31 +15,20 @@ from torch import Tensor
 from vitreous.common.checks import check_choice
 from vitreous.weights.formats.base import Format, StateDict
 from vitreous.weights.formats.big_vision import BigVision
-from vitreous.weights.formats.dinov2 import DinoV2
 from vitreous.weights.formats.google import Google
 from vitreous.weights.formats.huggingface.config import FAMILIES as TRANSFORMERS_FAMILIES
 from vitreous.weights.formats.huggingface.format import HuggingFace
 from vitreous.weights.formats.lucidrains import Lucidrains
-from vitreous.weights.formats.mae import Mae
-from vitreous.weights.formats.paddle import Paddle, PaddleViT
+from vitreous.weights.formats.paddlevit import PaddleViT
 from vitreous.weights.formats.timm.format import Timm
+from vitreous.weights.formats.timm.relatives import DinoV2, Mae, Paddle
 from vitreous.weights.formats.torchvision import Torchvision
 from vitreous.weights.io.containers import AVERAGED_MODULES
-from vitreous.weights.io.errors import BadCheckpoint, shown
+from vitreous.weights.io.safetensors_file import BadCheckpoint, shown
 
 # In the order of detection: timm's relatives, which share its names, come before it.
-FORMATS: list[Format] = [
-    Google(),
-    BigVision(),
-    HuggingFace(),
-    Torchvision(),
-    Lucidrains(),
-    PaddleViT(),
-    DinoV2(),
-    Mae(),
-    Paddle(),
-    Timm(),
-]
+FORMATS: list[Format] = [Google(), BigVision(), HuggingFace(), Torchvision(), Lucidrains(), PaddleViT()]
+FORMATS += [DinoV2(), Mae(), Paddle(), Timm()]
 ALIASES = {"transformers": "huggingface", "hf": "huggingface", "vit-pytorch": "lucidrains", "vit_jax": "google"}
 MAX_SEARCHED = 5_000  # tensors of a checkpoint that is searched for a model behind a prefix
 MAX_PREFIX_PARTS = 6
@@ -51,11 +40,7 @@ def format_names() -> tuple[str, ...]:
 
 
 def canonical_name(name: str) -> str:
-    """The name of a format for a name or an alias; an unknown one raises an error that lists them.
-
-    >>> canonical_name("transformers")
-    'huggingface'
-    """
+    """The name of a format for a name or an alias; an unknown one raises an error that lists them."""
     name = ALIASES.get(name, name)
     check_choice("format", name, format_names())
     return name
@@ -102,7 +87,11 @@ def _search_prefixes(state: StateDict) -> tuple[Format | None, StateDict]:
         if not inner and (format := _recognise(dataclasses.replace(state, tensors=parts[prefix]))):
             models[prefix], last = format, prefix
     if not models:
-        _check_not_ours(state)
+        if any(name == OURS or name.endswith(f".{OURS}") for name in state.tensors):
+            raise BadCheckpoint(
+                f"{state.path} is the state dict of a Vitreous model without its config: save the model with "
+                "vitreous.save(model, folder), or pass the state dict to load_state_dict of a model of the same config"
+            )
         return None, state
     prefix = _choose(state, {prefix: parts[prefix] for prefix in models})
     ignored = _summary([name for name in state.tensors if not name.startswith(prefix)], prefix)
@@ -156,14 +145,6 @@ def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
     return tuple(
         shown(last[group]) if count == 1 else f"{shown(group)}.* ({count} tensors)" for group, count in groups.items()
     )
-
-
-def _check_not_ours(state: StateDict) -> None:
-    if any(name == OURS or name.endswith(f".{OURS}") for name in state.tensors):
-        raise BadCheckpoint(
-            f"{state.path} is the state dict of a Vitreous model without its config: save the model with "
-            "vitreous.save(model, folder), or pass the state dict to load_state_dict of a model of the same config"
-        )
 
 
 # ---- Models without a counterpart ------------------------------------------------------------------------------------

@@ -1,18 +1,179 @@
 """Google's own `.npz`: the models that were published with the paper and with AugReg, plain and hybrid.
 
-Names read from google-research/vision_transformer, `models_vit.py`, `models_resnet.py` and `checkpoint.py`.
+Names read from google-research/vision_transformer, `models_vit.py`, `models_resnet.py` and `checkpoint.py`. flax's
+layers are shared with big_vision: a kernel is [in, out], of a convolution [height, width, in, out], and of attention
+[width, heads, head_dim] for inputs and [heads, head_dim, width] for the output. Variants read from
+`big_vision/utils.py` (load_params, recover_dtype) and `big_vision/models/vit.py` (fix_old_checkpoints, scan_to_pyloop).
 """
 
 import dataclasses
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
+from torch import Tensor
+
+from vitreous.common.checks import Size
+from vitreous.model.base_config import MAX_DEPTH
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, ResNetStem
-from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.formats.flax import AMONG_ALL, CONVOLUTION, FlaxFormat, renumbering
-from vitreous.weights.formats.mapping import Row, position_table, reshape, row
-from vitreous.weights.formats.timm.layout import stem_units
+from vitreous.model.options import (
+    ClassToken,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    MlpHead,
+    Preprocessing,
+    ResNetStem,
+    TanhHead,
+)
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.mapping import TRANSPOSE, Row, per_layer, position_table, reshape, row, single
+from vitreous.weights.formats.timm.format import stem_units
+from vitreous.weights.io.safetensors_file import BadCheckpoint
+
+# ---- flax's layers ---------------------------------------------------------------------------------------------------
+
+BLOCK = "Transformer/encoderblock_{i}"
+CONVOLUTION = single(lambda x: x.permute(3, 2, 0, 1).contiguous(), lambda x: x.permute(2, 3, 1, 0).contiguous())
+
+
+class Numbers(NamedTuple):
+    """The numbers that flax appends to the names of a block's layers."""
+
+    attention: int
+    mlp_norm: int
+    mlp: int
+
+
+AMONG_ALL = Numbers(attention=1, mlp_norm=2, mlp=3)  # counted among all layers: Google's released files, before linen
+AMONG_KIND = Numbers(attention=0, mlp_norm=1, mlp=0)  # counted among the layers of a kind
+
+
+def renumbering(numbers: Numbers) -> tuple[tuple[str, str], ...]:
+    """Renames from the other way of counting layers to this one."""
+    other = AMONG_ALL if numbers == AMONG_KIND else AMONG_KIND
+    kinds = ("MultiHeadDotProductAttention", "LayerNorm", "MlpBlock")  # in the order of Numbers
+    block = r"^(Transformer/encoderblock_\d+/)"
+    return tuple(
+        (rf"{block}{kind}_{a}/", rf"\g<1>{kind}_{b}/") for kind, a, b in zip(kinds, other, numbers, strict=True)
+    )
+
+
+class FlaxFormat(Format):
+    """A `.npz` of flax arrays. Position, pooling and stem are up to the subclass."""
+
+    numbers: ClassVar[Numbers]
+    signatures: ClassVar[Sequence[Sequence[str]]] = (("embedding/kernel", "Transformer/encoder_norm/scale"),)
+    roots = ("", "opt/target/", "params/", "params/img/", "img/")  # alone, beside optimizer state or a text model
+    # Optimizer state, timing, the text model, and the temperature and bias of its logits.
+    ignored = (r"opt/.*", r"chrono/.*", r"(params/)?txt/.*", r"(params/)?[tb]")
+    suffixes = (".npz",)
+    missing: ClassVar[Sequence[str]] = (
+        *("pad", "registers", "distillation_token", "qk_norm", "layer_scale", "SwiGLU", "models without qkv_bias"),
+        *("patch_norm", "head_dim", "qk_scale"),
+    )
+    gelu = "tanh"
+
+    def normalise(self, state: StateDict) -> StateDict:
+        return super().normalise(_unstacked(state, self.root(state) or ""))
+
+    def unsupported(self, config: ViTConfig) -> list[str]:
+        lines = super().unsupported(config)
+        if isinstance(config.head, MlpHead) and config.num_classes:
+            lines.append(f"head MlpHead: {self.title} has none")
+        return lines
+
+    def infer_encoder(self, state: StateDict, builder: ConfigBuilder) -> Size:
+        """Set the fields of patches, encoder and head; return the patch size."""
+        height, breadth, channels, width = state.shape("embedding/kernel", 4)
+        first = BLOCK.replace("{i}", "0")
+        query = f"{first}/MultiHeadDotProductAttention_{self.numbers.attention}/query/kernel"
+        _, heads, head_dim = state.shape(query, 3)
+        _, mlp_width = state.shape(f"{first}/MlpBlock_{self.numbers.mlp}/Dense_0/kernel", 2)
+        builder.set(
+            channels=channels,
+            patch_size=(height, breadth),
+            class_token="cls" in state.tensors,
+            width=width,
+            depth=state.count(f"{BLOCK}/LayerNorm_0/scale"),
+            num_heads=heads,
+            head_dim=None if heads * head_dim == width else head_dim,
+            mlp_width=mlp_width,
+            num_classes=state.shape("head/kernel", 2)[1] if "head/kernel" in state.tensors else 0,
+        )
+        if "pre_logits/kernel" in state.tensors:
+            builder.set(head=TanhHead(state.shape("pre_logits/kernel", 2)[1]))
+        return height, breadth
+
+    def model_rows(self, config: ViTConfig, positions: list[Row], pool: Sequence[Row] = ()) -> list[Row]:
+        """All rows but those of a stem, with these for positions and pooling."""
+        ours, attention = "encoder.blocks.{i}", f"{BLOCK}/MultiHeadDotProductAttention_{self.numbers.attention}"
+        block = norm(f"{ours}.attention_norm", f"{BLOCK}/LayerNorm_0")
+        block += attention_rows(f"{ours}.attention", attention, config.num_heads)
+        block += norm(f"{ours}.mlp_norm", f"{BLOCK}/LayerNorm_{self.numbers.mlp_norm}")
+        block += mlp(f"{ours}.mlp", f"{BLOCK}/MlpBlock_{self.numbers.mlp}")
+        table = [
+            row("patches.projection.weight", "embedding/kernel", CONVOLUTION),
+            row("patches.projection.bias", "embedding/bias"),
+            *([row("prefix.class_token", "cls")] if config.class_token else []),
+            *positions,
+            *per_layer(block, config.depth),
+            *norm("norm", "Transformer/encoder_norm"),
+            *pool,
+        ]
+        hidden = isinstance(config.head, TanhHead)
+        if hidden:
+            table += dense("head.pre_logits", "pre_logits")
+        if config.num_classes:
+            table += dense("head.classifier" if hidden else "head", "head")
+        return table
+
+
+def _unstacked(state: StateDict, root: str) -> StateDict:
+    """Split the tensors of big_vision's scan, which stacks those of all layers, into one tensor per layer."""
+    tensors: dict[str, Tensor] = {}
+    stacked = f"{root}Transformer/encoderblock/"
+    for name, tensor in state.tensors.items():
+        if not name.startswith(stacked):
+            tensors[name] = tensor
+        elif tensor.ndim == 0 or tensor.shape[0] > MAX_DEPTH:
+            raise BadCheckpoint(
+                f"{state.path} has {name.removeprefix(root)} as {list(tensor.shape)}, but its first side must be "
+                f"the depth, {MAX_DEPTH} at most"
+            )
+        else:
+            rest = name.removeprefix(stacked)
+            tensors |= {f"{root}Transformer/encoderblock_{i}/{rest}": layer for i, layer in enumerate(tensor)}
+    return dataclasses.replace(state, tensors=tensors)
+
+
+# ---- Rows of one layer -----------------------------------------------------------------------------------------------
+
+
+def dense(ours: str, theirs: str) -> list[Row]:
+    return [row(f"{ours}.weight", f"{theirs}/kernel", TRANSPOSE), row(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def norm(ours: str, theirs: str) -> list[Row]:
+    return [row(f"{ours}.weight", f"{theirs}/scale"), row(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def mlp(ours: str, theirs: str) -> list[Row]:
+    return dense(f"{ours}.up", f"{theirs}/Dense_0") + dense(f"{ours}.down", f"{theirs}/Dense_1")
+
+
+def attention_rows(ours: str, theirs: str, heads: int) -> list[Row]:
+    into_heads = single(lambda x: x.flatten(1).T.contiguous(), lambda x: x.T.reshape(x.shape[1], heads, -1))
+    out_of_heads = single(lambda x: x.flatten(0, 1).T.contiguous(), lambda x: x.T.reshape(heads, -1, x.shape[0]))
+    table = []
+    for part in ("query", "key", "value"):
+        table.append(row(f"{ours}.{part[0]}.weight", f"{theirs}/{part}/kernel", into_heads))
+        table.append(row(f"{ours}.{part[0]}.bias", f"{theirs}/{part}/bias", reshape((-1,), (heads, -1))))
+    table.append(row(f"{ours}.output.weight", f"{theirs}/out/kernel", out_of_heads))
+    return [*table, row(f"{ours}.output.bias", f"{theirs}/out/bias")]
+
+
+# ---- Google's models -------------------------------------------------------------------------------------------------
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 GROUP_NORM = re.compile(r"(.*/)?gn(\d|_root|_proj)/(scale|bias)")
@@ -37,10 +198,14 @@ class Google(FlaxFormat):
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         patch = self.infer_encoder(state, builder)
-        stem = _infer_stem(state)
-        if stem is not None:
-            builder.set(stem=stem, channels=state.shape("conv_root/kernel")[2])
-        stride = 1 if stem is None else stem.stride
+        stride = 1
+        if "conv_root/kernel" in state.tensors:
+            _, _, channels, width = state.shape("conv_root/kernel", 4)
+            stages = range(1, 1 + state.count("block{i}/unit1/conv1/kernel", first=1))
+            units = tuple(state.count(f"block{stage}/unit{{i}}/conv1/kernel", first=1) for stage in stages)
+            stem = ResNetStem(units, width, "google")
+            builder.set(stem=stem, channels=channels)
+            stride = stem.stride
         prefix = int(builder.fields["class_token"])
         positions = state.shape(POSITIONS, 3)[1] - prefix
         builder.infer_grid(positions, (0,), (patch[0] * stride, patch[1] * stride), image_size)
@@ -67,15 +232,6 @@ class Google(FlaxFormat):
         if config.stem is not None and config.stem.numerics != "google":
             lines.append(f"the ResNet's norms have {config.stem.numerics}'s eps, not Google's")
         return lines
-
-
-def _infer_stem(state: StateDict) -> ResNetStem | None:
-    if "conv_root/kernel" not in state.tensors:
-        return None
-
-    stages = state.count("block{i}/unit1/conv1/kernel", first=1)
-    units = tuple(state.count(f"block{stage}/unit{{i}}/conv1/kernel", first=1) for stage in range(1, stages + 1))
-    return ResNetStem(units, state.shape("conv_root/kernel", 4)[3], "google")
 
 
 def _stem_rows(config: ViTConfig) -> list[Row]:

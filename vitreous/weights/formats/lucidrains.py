@@ -30,7 +30,7 @@ from vitreous.weights.formats.mapping import (
     split,
 )
 from vitreous.weights.io.containers import TORCH_SUFFIXES
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 LAYER = "transformer.layers.{i}"
 
@@ -74,7 +74,11 @@ class Lucidrains(Format):
     def table(self, config: ViTConfig) -> list[Row]:
         table = _patch_rows(config)
         if isinstance(config.position, Learned1d):
-            table += _token_rows(config)
+            ours: tuple[str, ...] = ("position.table",)
+            if config.class_token:
+                ours, width = ("position.prefix", *ours), config.width
+                table.append(row("prefix.class_token", "cls_token", reshape((1, 1, width), (1, width))))
+            table.append(row(ours, "pos_embedding", position_table(int(config.class_token), config.grid, batch=False)))
         table += per_layer(_block_rows(config), config.depth) + rows("norm", "transformer.norm")
         return table + (rows("head", "mlp_head") if config.num_classes else [])
 
@@ -139,14 +143,6 @@ def _patch_rows(config: ViTConfig) -> list[Row]:
     ]
 
 
-def _token_rows(config: ViTConfig) -> list[Row]:
-    flat = position_table(int(config.class_token), config.grid, batch=False)
-    if not config.class_token:
-        return [row("position.table", "pos_embedding", flat)]
-    token = row("prefix.class_token", "cls_token", reshape((1, 1, config.width), (1, config.width)))
-    return [token, row(("position.prefix", "position.table"), "pos_embedding", flat)]
-
-
 def _block_rows(config: ViTConfig) -> list[Row]:
     ours, theirs = "encoder.blocks.{i}", LAYER
     attention, packed = f"{ours}.attention", f"{theirs}.0.to_qkv.weight"
@@ -208,22 +204,18 @@ def _set_tokens(state: StateDict, builder: ConfigBuilder, image_size: Any) -> No
         builder.set(class_token=False, pool=GlobalAverage("before"), position=SinCos2d("big_vision"))
         builder.default("positions are computed for any size", image_size=as_size(image_size or 224))
         return
-    tokens = state.shape("cls_token")
+    tokens = state.shape("cls_token")  # of no rows if the mean is pooled
     if len(tokens) != 2:
         raise BadCheckpoint(f"{state.path}: cls_token is {list(tokens)}, but must have 2 dimensions")
     has_class = tokens[0] > 0
     builder.set(class_token=has_class)
     if has_class:
-        _reject_mean(builder)
+        # Until November 2025, mean pooling beside a class token included the token; ours does not.
+        pool = builder.overrides.get("pool", ClassToken())
+        if (pool.get("kind") if isinstance(pool, Mapping) else type(pool).__name__) != "ClassToken":
+            raise BadCheckpoint(f"{state.path} has a class token, which vit-pytorch's mean includes and ours does not")
         builder.assume("vit-pytorch's default", pool=ClassToken())
     else:
         builder.set(pool=GlobalAverage("before"))
     builder.infer_grid(state.shape("pos_embedding", 2)[0], (int(has_class),), patch, image_size)
     builder.default("resampled as by Google, because vit-pytorch cannot resample", position=Learned1d())
-
-
-def _reject_mean(builder: ConfigBuilder) -> None:
-    """Reject mean pooling beside a class token: until November 2025 it included the token, ours does not."""
-    pool = builder.overrides.get("pool", ClassToken())
-    if (pool.get("kind") if isinstance(pool, Mapping) else type(pool).__name__) != "ClassToken":
-        raise BadCheckpoint(f"{builder.path} has a class token, which vit-pytorch's mean includes and ours does not")

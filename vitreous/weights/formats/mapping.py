@@ -56,9 +56,8 @@ def packed_rows(
     return table
 
 
-def per_layer(table: Iterable[Row], count: int) -> list[Row]:
+def per_layer(table: Sequence[Row], count: int) -> list[Row]:
     """Rows for each of `count` layers: {i} in names becomes the number of the layer."""
-    table = list(table)
 
     def fill(names: tuple[str, ...], layer: int) -> tuple[str, ...]:
         return tuple(name.replace("{i}", str(layer)) for name in names)
@@ -90,10 +89,7 @@ def split(parts: int, matrix: Conversion | None = None) -> Conversion:
 
 
 def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Conversion:
-    """Theirs: one table [1, prefix + n, d], or without the 1 if not `batch`.
-
-    Ours: the prefix tokens' positions, if any, and a table [gh, gw, d].
-    """
+    """Theirs: [1, prefix + n, d], or without the 1 if not `batch`. Ours: prefix positions, if any, and [gh, gw, d]."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         table = theirs[0].flatten(0, -2)
@@ -108,11 +104,7 @@ def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Co
 
 
 def concat(parts: Sequence[Tensor]) -> Tensor:
-    """torch.cat along the first dimension, but fast on fresh memory.
-
-    torch's threads wait for each other while new pages are faulted in; numpy has one thread. On meta tensors,
-    torch.cat would import torch's compiler to infer the shape.
-    """
+    """torch.cat along the first dimension, but fast on fresh memory, and without torch's compiler on meta tensors."""
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
     if parts[0].is_meta:
         return parts[0].new_empty(shape)
@@ -139,13 +131,11 @@ def read_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ign
 
 
 def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Check names and shapes of their tensors against `ours` on the meta device; return those that are used.
-
-    ignored: patterns of their names that may be present and are not read.
-    """
+    """Check names and shapes of their tensors against `ours` on the meta device; return those not `ignored`."""
     expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
     used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
-    check_tensors(path, {name: _entry(tensor) for name, tensor in used.items()}, expected)
+    types = {name: NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")) for name, tensor in used.items()}
+    check_tensors(path, {name: Entry(types[name], tuple(tensor.shape)) for name, tensor in used.items()}, expected)
     return used
 
 
@@ -161,20 +151,12 @@ def write_table(table: list[Row], ours: Tensors) -> dict[str, Tensor]:
     return result
 
 
-def _entry(tensor: Tensor) -> Entry:
-    return Entry(NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape))
-
-
 def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def renamed(tensors: Tensors, changes: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
-    """Tensors with regular-expression replacements applied to their names, one after the other.
-
-    >>> renamed({"mlp.linear_1.bias": torch.zeros(1)}, [(r"mlp\\.linear_1\\.", "mlp.0.")])
-    {'mlp.0.bias': tensor([0.])}
-    """
+    """Tensors with regular-expression replacements applied to their names, one after the other."""
     result = {}
     for name, tensor in tensors.items():
         for pattern, replacement in changes:

@@ -27,14 +27,8 @@ class Torchvision(Format):
     suffixes = TORCH_SUFFIXES
     missing = (
         *("stem", "patch_norm", "distillation_token", "registers", "qk_norm", "layer_scale", "SwiGLU"),
-        *(
-            "partial patches",
-            "rectangular images",
-            "rectangular patches",
-            "other positions",
-            "positions without the class token",
-        ),
-        *("head_dim", "qk_scale", "models without qkv_bias", "other pooling"),
+        *("partial patches", "rectangular images", "rectangular patches", "other positions"),
+        *("positions without the class token", "head_dim", "qk_scale", "models without qkv_bias", "other pooling"),
     )
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
@@ -54,19 +48,15 @@ class Torchvision(Format):
         builder.infer_grid(state.shape("encoder.pos_embedding", 3)[1], (1,), (patch[0], patch[1]), image_size)
         position = Learned1d(interpolation="torchvision")
         builder.default("torchvision's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu), position=position)
+        how, reason = dataclasses.replace(IMAGENET, crop_fraction=1.0), "that of torchvision's larger models (SWAG)"
         if min(builder.fields["image_size"]) <= 224:
-            preprocessing = dataclasses.replace(IMAGENET, interpolation="bilinear")
-            builder.assume_preprocessing("that of torchvision's models for 224 pixels", preprocessing)
-        else:
-            preprocessing = dataclasses.replace(IMAGENET, crop_fraction=1.0)
-            builder.assume_preprocessing("that of torchvision's larger models (SWAG)", preprocessing)
+            how = dataclasses.replace(IMAGENET, interpolation="bilinear")
+            reason = "that of torchvision's models for 224 pixels"
+        builder.assume_preprocessing(reason, how)
 
     def table(self, config: ViTConfig) -> list[Row]:
-        ours, attention, packed = (
-            "encoder.blocks.{i}",
-            "encoder.blocks.{i}.attention",
-            f"{BLOCK}.self_attention.in_proj",
-        )
+        ours, packed = "encoder.blocks.{i}", f"{BLOCK}.self_attention.in_proj"
+        attention = f"{ours}.attention"
         block = [
             *rows(f"{ours}.attention_norm", f"{BLOCK}.ln_1"),
             row(tuple(f"{attention}.{part}.weight" for part in "qkv"), f"{packed}_weight", split(3)),

@@ -13,13 +13,8 @@ from vitreous.model.config import ViTConfig
 KNOWN: dict[str, tuple[type, ...]] = {
     "stem": (options.ResNetStem, type(None)),
     "position": (
-        options.Learned1d,
-        options.Learned2d,
-        options.SinCos2d,
-        options.RelativeBias,
-        options.Rotary2d,
-        options.Conditional,
-        options.NoPosition,
+        *(options.Learned1d, options.Learned2d, options.SinCos2d, options.RelativeBias),
+        *(options.Rotary2d, options.Conditional, options.NoPosition),
     ),
     "mlp": (options.Gelu, options.SwiGlu),
     "pool": (options.ClassToken, options.GlobalAverage, options.AttentionPool),
@@ -35,13 +30,8 @@ def unknown_options(config: ViTConfig) -> list[str]:
 
 
 # What a system may lack, by the name that `Format.missing` gives it: a message about "{}", the system, or False.
+# Other names are fields of the config, which must be unset.
 CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
-    "stem": lambda c: c.stem is not None and "stem: {} has none",
-    "pad": lambda c: c.pad and "pad: {} has none",
-    "patch_norm": lambda c: c.patch_norm and "patch_norm: {} has none",
-    "distillation_token": lambda c: c.distillation_token and "distillation_token: {} has none",
-    "registers": lambda c: c.registers > 0 and "registers: {} has none",
-    "qk_norm": lambda c: c.qk_norm and "qk_norm: {} has none",
     "layer_scale": lambda c: c.layer_scale is not None and "layer_scale: {} has none",
     "SwiGLU": lambda c: isinstance(c.mlp, options.SwiGlu) and "SwiGLU: {} has none",
     "head of two layers": lambda c: not isinstance(c.head, options.LinearHead) and "head of two layers: {} has none",
@@ -84,7 +74,10 @@ CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
 
 def missing_parts(config: ViTConfig, system: str, missing: Iterable[str]) -> list[str]:
     """Lines on the parts of a model that are among those that a system lacks."""
-    messages = (CHECKS[name](config) for name in missing)
+    messages = (
+        CHECKS[name](config) if name in CHECKS else getattr(config, name) and f"{name}: {{}} has none"
+        for name in missing
+    )
     return [str(message).format(system) for message in messages if message]
 
 
@@ -105,11 +98,8 @@ def resize_differences(config: ViTConfig, theirs: options.Preprocessing, system:
     for image in _sample_sizes(size):
         (height, width), (other_height, other_width) = (resized_for(image, size, how) for how in (ours, theirs))
         if (height, width) != (other_height, other_width):
-            lines.append(
-                f"an image of {image[0]} x {image[1]} pixels is resized to {height} x {width}, and by {system} to "
-                f"{other_height} x {other_width}"
-            )
-            break
+            line = f"an image of {_by(image)} pixels is resized to {height} x {width}, and by {system} to "
+            return [*lines, f"{line}{other_height} x {other_width}"]
     return lines
 
 

@@ -13,13 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.common.json_files import read_json_object
-from vitreous.weights.io.errors import BadCheckpoint, Refused, naming, shown
+from vitreous.common.untrusted_files import read_json_object
 from vitreous.weights.io.npz import read_npz, write_npz
-from vitreous.weights.io.pickle.paddle import write_pdparams
-from vitreous.weights.io.pickle.read import read_pickle
+from vitreous.weights.io.pickle.read import read_pickle, write_pdparams
 from vitreous.weights.io.pickle.tensors import Ignored
-from vitreous.weights.io.safetensors_file import Mapped, check_count, read_tensors, write_tensors
+from vitreous.weights.io.safetensors_file import (
+    BadCheckpoint,
+    Mapped,
+    Refused,
+    check_count,
+    naming,
+    read_tensors,
+    shown,
+    write_tensors,
+)
 from vitreous.weights.io.zip_directory import ZIP_START, opened_zip
 
 # Names of weights in folders of transformers and timm, in order of preference.
@@ -44,9 +51,7 @@ OTHER_FILES = {
 }
 # Keys under which timm, DeiT, MAE, DINO, DINOv2, torchvision's references, Lightning, PyTorch's tutorials, fastai and
 # flax store weights. Averaged weights are preferred to others. The first group are usual names of modules too.
-AVERAGED_MODULES = (
-    *("model_ema", "ema_model", "ema", "teacher", "averaged_model", "target_encoder", "momentum_encoder"),
-)
+AVERAGED_MODULES = ("model_ema", "ema_model", "ema", "teacher", "averaged_model", "target_encoder", "momentum_encoder")
 AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema_model_state_dict", *AVERAGED_MODULES)
 WRAPPERS = (
     *AVERAGED,
@@ -75,11 +80,7 @@ def read_file(file: Path) -> Any:
 
 
 def suffix_of(file: Path) -> str:
-    """Return the suffix of a file of weights, in lower case.
-
-    >>> suffix_of(Path("last.pth.tar")), suffix_of(Path("VIT.NPZ"))
-    ('.pth', '.npz')
-    """
+    """Return the suffix of a file of weights, in lower case."""
     name = file.name.lower()
     return Path(name.removesuffix(".tar") if name.endswith(NOT_TAR) else name).suffix
 
@@ -124,11 +125,7 @@ def _read_shards(index: Path) -> Mapped:
 
 
 def kind_of(value: object) -> str:
-    """Name the kind of a value for an error message.
-
-    >>> kind_of([]), kind_of(Ignored("argparse.Namespace"))
-    ('a list', 'argparse.Namespace')
-    """
+    """Name the kind of a value for an error message."""
     return value.name if isinstance(value, Ignored) else f"a {type(value).__name__}"
 
 
@@ -141,10 +138,9 @@ def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...
         raise BadCheckpoint(f"{path} holds {kind_of(value)}, but must hold tensors by name")
     found = _find_tensors(value)
     if found is None:
-        keys = [
-            f"{shown(key)} ({item.name})" if isinstance(item, Ignored) else shown(key) for key, item in value.items()
-        ]
-        raise BadCheckpoint(f"{path} has no tensors under a known key; it has {', '.join(keys[:5]) or 'nothing'}")
+        first = list(value.items())[:5]
+        keys = [shown(key) + (f" ({item.name})" if isinstance(item, Ignored) else "") for key, item in first]
+        raise BadCheckpoint(f"{path} has no tensors under a known key; it has {', '.join(keys) or 'nothing'}")
     held, keys_to_it = found
     tensors: dict[str, Tensor] = {}
     for key, item in held.items():

@@ -2,25 +2,75 @@
 
 `np.load` allocates the size that an array's header declares before it reads, and unpacks any ratio. Here headers must
 agree with the directory of the zip before memory is allocated, the ratio is bounded, and no header is evaluated.
-bfloat16 is two untyped bytes ('<V2'), as jax and big_vision write it with `np.savez`.
+bfloat16 is two untyped bytes ('<V2'), as jax and big_vision write it with `np.savez`. Arrays in pickles have the same
+types; only numbers are accepted.
 """
 
 import math
 import os
 import re
+import reprlib
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from vitreous.weights.io.errors import Refused, naming, shown
-from vitreous.weights.io.numpy_arrays import CODES, ArrayType, array_type, as_tensor, count_elements
-from vitreous.weights.io.safetensors_file import MAX_TENSORS
+from vitreous.weights.io.safetensors_file import MAX_TENSORS, Refused, naming, shown
 from vitreous.weights.io.zip_directory import BROKEN, Member, opened_zip
+
+# ---- Types and shapes of arrays --------------------------------------------------------------------------------------
+
+
+NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+CODES = {code: torch.from_numpy(np.empty(0, code)).dtype for code in NUMBERS}
+CODES |= {"V2": torch.bfloat16, "bfloat16": torch.bfloat16}  # numpy stores jax's bfloat16 as two untyped bytes
+MAX_DIMENSIONS = 32
+MAX_ELEMENTS = 1 << 48  # more than any memory; keeps products of untrusted sizes within 64 bits
+
+
+class ArrayType(NamedTuple):
+    """The dtype and byte order of an array."""
+
+    dtype: torch.dtype
+    big_endian: bool
+
+
+def array_type(description: str) -> ArrayType:
+    """Parse numpy's dtype string: byte order, kind and bytes per number."""
+    order, code = (description[0], description[1:]) if description[:1] in tuple("<>=|") else ("=", description)
+    if code.startswith("O"):
+        raise Refused("holds an array of Python objects, which is not a tensor: nothing of it was executed")
+    if code not in CODES:
+        raise Refused(f"holds an array of type {shown(description)!r}, but must hold only numbers: {', '.join(CODES)}")
+    return ArrayType(CODES[code], order == ">" or (order == "=" and sys.byteorder == "big"))
+
+
+def count_elements(shape: tuple[object, ...]) -> int:
+    """Validate a shape and return its number of elements."""
+    sides = [side for side in shape[:MAX_DIMENSIONS] if type(side) is int and 0 <= side <= MAX_ELEMENTS]
+    if len(sides) != len(shape) or math.prod(filter(None, sides)) > MAX_ELEMENTS:
+        raise Refused(f"holds a tensor of shape {shown(reprlib.repr(shape))}, which is invalid")
+    return math.prod(sides)
+
+
+def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bool) -> Tensor:
+    """Return the bytes `flat` as a contiguous tensor, which shares their memory unless they must be rearranged."""
+    if kind.big_endian:
+        unit = kind.dtype.itemsize // (2 if kind.dtype.is_complex else 1)
+        flat = flat.view(-1, unit).flip(1).flatten()
+    numbers = flat.ne(0) if kind.dtype == torch.bool else flat.view(kind.dtype)  # torch assumes that a bool is 0 or 1
+    if fortran and len(shape) > 1:
+        return numbers.view(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)).contiguous()
+    return numbers.view(shape)
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 MAX_BYTES = 1 << 36  # 64 GiB for all arrays: thirty times a ViT-g in float32
 # Trained numbers hardly compress. Only constant tensors do, such as an untrained head, up to deflate's limit of 1032;
@@ -73,10 +123,8 @@ def _check_sizes(members: list[Member], length: int) -> None:
         raise Refused(f"holds {len(members):,} arrays, but must hold at most {MAX_TENSORS:,}")
     total = sum(member.size for member in members)
     if total > max(HARMLESS_BYTES, min(MAX_BYTES, MAX_RATIO * length)):
-        raise Refused(
-            f"would unpack from {length:,} bytes to {total:,}, but at most {MAX_RATIO} times its size "
-            f"and {MAX_BYTES:,} bytes are accepted"
-        )
+        accepted = f"at most {MAX_RATIO} times its size and {MAX_BYTES:,} bytes are accepted"
+        raise Refused(f"would unpack from {length:,} bytes to {total:,}, but {accepted}")
     for member in members:
         if not member.name.endswith(".npy"):
             raise Refused(f"holds {shown(member.name)}, but must hold only arrays (.npy)")

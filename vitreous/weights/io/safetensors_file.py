@@ -1,9 +1,10 @@
-"""Writes, checks and memory-maps safetensors files. Errors are one-line `BadCheckpoint`s that name the file."""
+"""Writes, checks and memory-maps safetensors files; and the errors of all file readers, which name the file."""
 
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +13,47 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitreous.common.checks import suggestion
-from vitreous.common.regular_files import check_regular
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.common.untrusted_files import check_regular
+
+# ---- Errors ----------------------------------------------------------------------------------------------------------
+
+
+class BadCheckpoint(ValueError):
+    """A file or folder is not a complete, supported checkpoint; the message names it and the reason."""
+
+
+class CannotHold(ValueError):
+    """A format cannot store a part of a model, or computes it differently."""
+
+
+class Refused(Exception):
+    """The reason why a file is not read. It begins with a verb, because `naming` puts the file's name before it."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn `Refused` and OSError into a one-line `BadCheckpoint` that names the file."""
+    try:
+        if path.exists() and not path.is_file():  # opening a pipe would block
+            raise Refused("is not a file")
+        yield
+    except Refused as reason:
+        raise BadCheckpoint(f"{path} {reason}") from reason
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def shown(text: object, most: int = 80) -> str:
+    """Escape and truncate untrusted text for one line.
+
+    >>> shown("posix.system"), shown("two\\nlines"), shown("x" * 99, most=5)
+    ('posix.system', 'two\\\\nlines', 'xxxxx...')
+    """
+    line = str(text)[: most + 1].encode("unicode_escape").decode()
+    return line if len(line) <= most else line[:most] + "..."
+
+
+# ---- Safetensors -----------------------------------------------------------------------------------------------------
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())
@@ -35,10 +75,7 @@ class Entry(NamedTuple):
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write tensors, not atomically; all but the few of odd sizes begin at a multiple of 64 bytes.
-
-    torch aligns memory in the same way, so a model mapped from the file is as fast as before, and bit-identical.
-    """
+    """Write tensors, not atomically; all but the few of odd sizes begin at a multiple of 64 bytes, as in memory."""
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -93,10 +130,7 @@ class Mapped(dict[str, Tensor]):
 
 
 def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
-    """Map the tensors into memory; changes to them do not reach the file.
-
-    Tensors that do not begin at a multiple of `alignment` bytes are copied.
-    """
+    """Map the tensors into memory, copy-on-write; those that are not aligned to `alignment` bytes are copied."""
     read_header(file)  # refuses truncated files and invalid offsets
     with open(file, "rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -109,9 +143,8 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
             raise BadCheckpoint(f"{file} cannot be read: {name} is {entry['dtype']}, which torch does not have")
         dtype, (first, last) = STORED[entry["dtype"]], entry["data_offsets"]
         if first == last:
-            if (
-                math.prod(side or 1 for side in entry["shape"]) > MAX_ELEMENTS
-            ):  # torch computes strides of empty dimensions too
+            # torch computes strides of empty dimensions too
+            if math.prod(side or 1 for side in entry["shape"]) > MAX_ELEMENTS:
                 raise BadCheckpoint(f"{file} cannot be read: {name} has the shape {entry['shape']}")
             tensors[name] = torch.empty(entry["shape"], dtype=dtype)
             continue
@@ -125,10 +158,7 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
 
 @torch.no_grad()
 def copy_to_memory(model: nn.Module) -> None:
-    """Replace memory-mapped weights by contiguous copies, one tensor at a time.
-
-    A long-running process needs them: reading a mapped file that was truncated meanwhile kills it (SIGBUS).
-    """
+    """Copy memory-mapped weights: reading a mapped file that was truncated meanwhile kills the process (SIGBUS)."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
@@ -151,10 +181,9 @@ def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str,
             if found[name].dtype not in DTYPES
         ],
     }
-    lines = [f"{len(names)} {kind}: {_join(names)}" for kind, names in problems.items() if names]
+    lines = []
+    for kind, names in problems.items():
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        lines += [f"{len(names)} {kind}: {', '.join(names[:5])}{more}"] if names else []
     if lines:
         raise BadCheckpoint(f"{file} does not fit the model: {'; '.join(lines)}")
-
-
-def _join(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
 
-from vitreous.weights.io.errors import Refused, shown
+from vitreous.weights.io.safetensors_file import Refused, shown
 
 ZIP_START = b"PK\3\4"
 MAX_DIRECTORY_BYTES = 1 << 21  # about 20,000 tensors: ten times a ViT-g with its optimizer

@@ -33,7 +33,7 @@ from vitreous.model.options import (
 )
 from vitreous.weights.adapt import provenance_of
 from vitreous.weights.convert import CannotHold
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 SMALL = ViTConfig(
     image_size=(32, 32),

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitreous.weights.io.pickle.paddle import NAMES, write_pdparams
-from vitreous.weights.io.pickle.read import read_pickle
+from vitreous.weights.io.pickle.read import NAMES, read_pickle, write_pdparams
 
 TENSORS = {
     "a.weight": torch.randn(3, 4),

@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, overload
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from vitreous.common.checks import Size
 from vitreous.model import options
 from vitreous.model.config import ViTConfig
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 # `model_type` in config.json.
 Family = Literal["vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_registers"]
@@ -29,15 +29,10 @@ FAMILIES: dict[Family, FamilyDefaults] = {
     "dinov2": FamilyDefaults("Dinov2", "Bit", 1e-6),
     "dinov2_with_registers": FamilyDefaults("Dinov2WithRegisters", "Bit", 1e-6),
 }
-ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {
-    "gelu": "erf",
-    "gelu_python": "erf",
-    "gelu_pytorch_tanh": "tanh",
-    "gelu_python_tanh": "tanh",
-    "gelu_new": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_accurate": "tanh",
-}
+ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_python": "erf"}
+ACTIVATIONS |= dict.fromkeys(
+    ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh"
+)
 MAX_RATIO = 64  # of MLP width to model width
 
 
@@ -94,11 +89,7 @@ class JsonFields:
         value = self.get(float, key, 0.0)
         return value if 0 <= value < 1 else self.fail(key, value, "a number from 0 to below 1")
 
-    @overload
-    def size(self, key: str, default: Size) -> Size: ...
-    @overload
-    def size(self, key: str, default: None) -> Size | None: ...
-    def size(self, key: str, default: Size | None) -> Size | None:
+    def size(self, key: str, default: Size | None = None) -> Size | None:
         """Height and width, from one number for both, two numbers, or an object with either."""
         value = self.document.get(key)
         if value is None:
@@ -207,28 +198,20 @@ def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int
     if classifiers and builder.overrides.get("num_classes") != 0:
         classes, inputs = state.shape(classifiers[0], 2)
         if dino and inputs == 2 * width:
-            pool = _classifier_input(state)
-            if pool is None and builder.new_head:
+            token, mean = (bool(half.any()) for half in state.tensors["classifier.weight"].chunk(2, dim=1))
+            if token and mean and builder.new_head:
                 return
-            if pool is None:
+            if token and mean:
                 raise BadCheckpoint(
                     f"{state.path}: the classifier (Dinov2ForImageClassification) reads the class token beside "
                     "the mean of the patches, which is not supported; to load the rest, pass num_classes=0"
                 )
-            builder.set(pool=pool)
+            builder.set(pool=options.GlobalAverage("before") if mean else options.ClassToken())
         builder.set(num_classes=classes, labels=_labels(state.config, classes))
     elif not classifiers and "pooler.dense.weight" in names:
         if (activation := fields_of(state).get(str, "pooler_act", "tanh")) != "tanh":
             raise BadCheckpoint(f"{state.path} has pooler_act {activation!r}, but must have 'tanh'")
         builder.set(head=options.TanhHead(state.shape("pooler.dense.weight", 2)[0]))
-
-
-def _classifier_input(state: StateDict) -> options.ClassToken | options.GlobalAverage | None:
-    """The one of class token and mean of the patches that DINOv2's classifier reads, or None if it reads both."""
-    token, mean = (bool(half.any()) for half in state.tensors["classifier.weight"].chunk(2, dim=1))
-    if token and mean:
-        return None
-    return options.GlobalAverage("before") if mean else options.ClassToken()
 
 
 def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
@@ -249,6 +232,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     """The config.json with which `AutoModel` and `AutoModelForImageClassification` build the model."""
     family = family_of(config)
     tanh = isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh"
+    sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
     teacher = "WithTeacher" if config.distillation_token else ""
     task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
     document: dict[str, Any] = {
@@ -260,8 +244,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
         "hidden_act": "gelu_pytorch_tanh" if tanh else "gelu",
         "layer_norm_eps": config.norm_eps,
         "qkv_bias": config.qkv_bias,
-        "image_size": _one_or_two(config.image_size),
-        "patch_size": _one_or_two(config.patch_size),
+        **{key: sides[0] if sides[0] == sides[1] else list(sides) for key, sides in sizes.items()},
         "num_channels": config.channels,
         "hidden_dropout_prob": config.dropout.hidden,
         "attention_probs_dropout_prob": config.dropout.attention,
@@ -289,16 +272,9 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:
-    """DINOv2's whole-numbered ratio of MLP width to model width, or None if no ratio gives this MLP width.
-
-    A gated MLP has two thirds of that width, rounded up to a multiple of eight.
-    """
+    """DINOv2's whole ratio of MLP to model width, or None; a gated MLP has 2/3, rounded up to a multiple of 8."""
     for ratio in range(1, MAX_RATIO + 1):
         wide = config.width * ratio
         if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, options.SwiGlu) else wide) == config.mlp_width:
             return ratio
     return None
-
-
-def _one_or_two(sides: tuple[int, int]) -> int | list[int]:
-    return sides[0] if sides[0] == sides[1] else list(sides)

@@ -27,7 +27,7 @@ from vitreous.weights.formats.huggingface.config import (
 )
 from vitreous.weights.formats.huggingface.processor import infer_preprocessing, transformers_processor
 from vitreous.weights.formats.mapping import Conversion, Row, concat, per_layer, position_table, row, rows, single
-from vitreous.weights.formats.timm.layout import with_registers
+from vitreous.weights.formats.timm.format import with_registers
 from vitreous.weights.formats.write_checks import margin_differences, numeric_differences, resize_differences
 
 PATCHES = "embeddings.patch_embeddings.projection"
@@ -60,7 +60,12 @@ class HuggingFace(Format):
 
     def normalise(self, state: StateDict) -> StateDict:
         state = super().normalise(state)
-        return dataclasses.replace(state, tensors=_gates_packed(dict(state.tensors)))
+        tensors = dict(state.tensors)
+        # Version 5 separates gate and up projection of a SwiGLU in memory, and packs them in files.
+        for gate in [name for name in tensors if ".mlp.gate_proj." in name]:
+            if (up := gate.replace("gate_proj", "up_proj")) in tensors:
+                tensors[gate.replace("gate_proj", "weights_in")] = concat([tensors.pop(gate), tensors.pop(up)])
+        return dataclasses.replace(state, tensors=tensors)
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         infer_fields(state, builder, image_size)
@@ -86,9 +91,7 @@ class HuggingFace(Format):
         return margin_differences(config, _as_transformers_reads_it(config), self.title)
 
     def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
-        if config.layer_scale is None:
-            return {}
-        return {"embeddings.mask_token": torch.zeros(1, config.width)}
+        return {} if config.layer_scale is None else {"embeddings.mask_token": torch.zeros(1, config.width)}
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
         if config.num_classes:  # beside a classifier, all other names have the prefix of the base model
@@ -103,15 +106,6 @@ class HuggingFace(Format):
             ("preprocessor_config.json", transformers_processor(config)),
         ):
             (path / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def _gates_packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate gate and up projection of a SwiGLU, which version 5 separates in memory and packs in files."""
-    for gate in [name for name in tensors if ".mlp.gate_proj." in name]:
-        up = gate.replace("gate_proj", "up_proj")
-        if up in tensors:
-            tensors[gate.replace("gate_proj", "weights_in")] = concat([tensors.pop(gate), tensors.pop(up)])
-    return tensors
 
 
 # ---- The table -------------------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from vitreous.common.checks import Size
-from vitreous.common.json_files import read_json_object
+from vitreous.common.untrusted_files import read_json_object
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Geometry, Preprocessing
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.huggingface.config import FAMILIES, Family, JsonFields, family_in
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 FILE = "preprocessor_config.json"
 
@@ -69,10 +69,7 @@ def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
 def read_processor(
     file: Path, document: Mapping[str, Any], shortest: bool
 ) -> tuple[Preprocessing, Size | None, list[str]]:
-    """The preprocessing, its output size, and a line for each step that differs here.
-
-    shortest: a size of one number is the length of the shorter side.
-    """
+    """The preprocessing, its size, and a line per difference; `shortest`: a size of one number is the shorter side."""
     fields, differences = JsonFields(file, document), []
     number = fields.get(int, "resample", 3)
     if number not in RESAMPLING:
@@ -119,19 +116,13 @@ def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | Non
 def _scaled(fields: JsonFields) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std for pixels in [0, 1], whatever the processor scales them to."""
     factor = fields.get(float, "rescale_factor", PIXEL) if fields.get(bool, "do_rescale", True) else 1.0
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    if fields.get(bool, "do_normalize", True):
-        mean, std = fields.numbers("image_mean", (0.0,)), fields.numbers("image_std", (1.0,))
+    normed = fields if fields.get(bool, "do_normalize", True) else JsonFields(fields.path, {})
+    mean, std = normed.numbers("image_mean", (0.0,)), normed.numbers("image_std", (1.0,))
     if factor <= 0 or min(std) <= 0:
         raise BadCheckpoint(f"{fields.path}: rescale_factor is {factor:g} and image_std {std}, but must be above 0")
     if abs(factor / PIXEL - 1) > 1e-6:
         mean, std = tuple(x * PIXEL / factor for x in mean), tuple(x * PIXEL / factor for x in std)
-    return _one_for_all(mean), _one_for_all(std)
-
-
-def _one_for_all(values: tuple[float, ...]) -> tuple[float, ...]:
-    return values[:1] if len(set(values)) == 1 else values
+    return mean[:1] if len(set(mean)) == 1 else mean, std[:1] if len(set(std)) == 1 else std
 
 
 # ---- Writing ---------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""timm's checkpoints: `format.py` reads and writes them, `layout.py` maps tensors, `config.py` reads config.json."""
+"""timm's layout and files (`format.py`), its config.json (`config.py`), and formats of its layout (`relatives.py`)."""

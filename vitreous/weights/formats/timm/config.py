@@ -17,7 +17,7 @@ from vitreous.model import options
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.weights.formats.base import StateDict, how_to_set
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 # ---- Names of architectures ------------------------------------------------------------------------------------------
 
@@ -76,13 +76,7 @@ def architecture_of(state: StateDict) -> str:
 
 
 def names_in(path: Path) -> list[str]:
-    """Parts of a path that may name a model: the file's name, and its folders' if the file's is generic.
-
-    >>> names_in(Path("vit_base_patch16_siglip_224.webli.safetensors"))
-    ['vit_base_patch16_siglip_224']
-    >>> names_in(Path("hub/models--timm--deit3_base_patch16_224.fb_in1k/snapshots/0a1b/model.safetensors"))[-1]
-    'deit3_base_patch16_224'
-    """
+    """Parts of a path that may name a model: the file's name, and its folders' if the file's is generic."""
     parts = [path.name]
     if GENERIC.fullmatch(path.name):
         parts += [folder.name for folder in path.parents[:NEAREST_FOLDERS]]
@@ -124,7 +118,10 @@ class TimmConfig:
         for name, part in (("model_args", args), ("pretrained_cfg", cfg)):
             if not isinstance(part, dict):
                 raise BadCheckpoint(f"{state.path}: {name} of config.json is {part!r}, but must be an object")
-        names = {"act_layer": args.get("act_layer"), "global_pool": _stated_pool(args, document)}
+        names = {
+            "act_layer": args.get("act_layer"),
+            "global_pool": args.get("global_pool", document.get("global_pool")),
+        }
         names |= {name: cfg.get(name) for name in ("crop_mode", "interpolation")}
         for name, value in names.items():
             if value is not None and not isinstance(value, str):
@@ -169,11 +166,7 @@ class TimmConfig:
         return False if NO_ENTRIES.fullmatch(self.architecture) else None
 
     def check_gate(self) -> None:
-        """Reject a gated MLP unless it is known to be SwiGLU.
-
-        Any of timm's models can be built with `mlp_layer`, which config.json does not state. Such an MLP has the shapes
-        of SwiGLU, but another activation, and with GluMlp the gate in the other half.
-        """
+        """Reject a gated MLP unless it is known to be SwiGLU: other `mlp_layer`s have the same shapes."""
         if self.architecture and not SWIGLU.fullmatch(self.architecture):
             raise BadCheckpoint(
                 f"{self.path} has a gated MLP, but timm's {self.architecture} has none, and nothing states which half "
@@ -193,7 +186,7 @@ class TimmConfig:
     @property
     def pool(self) -> str | None:
         """`token`, `avg`, `map`, an unsupported one, or None."""
-        return _stated_pool(self.args, self.document)
+        return self.args.get("global_pool", self.document.get("global_pool"))
 
     @property
     def preprocessing_differences(self) -> list[str]:
@@ -244,10 +237,6 @@ class TimmConfig:
         return tuple(names)
 
 
-def _stated_pool(args: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
-    return args.get("global_pool", document.get("global_pool"))
-
-
 def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
     """One number if all are equal, and their mean, as in timm, if they are for another number of channels."""
     if len(set(numbers)) == 1:
@@ -288,8 +277,13 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         args["global_pool"], args["fc_norm"] = _pool_names(config)
     if isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh":
         args["act_layer"] = "gelu_tanh"
+    architecture = "vit_giant_patch14_dinov2" if isinstance(config.mlp, options.SwiGlu) else "vit_base_patch16_224"
+    if config.stem is not None:
+        architecture = HYBRIDS[config.stem.stages]
+    elif config.distillation_token:
+        architecture = "deit_base_distilled_patch16_224"
     return {
-        "architecture": _architecture(config),
+        "architecture": architecture,
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": _pool_names(config)[0],
@@ -302,22 +296,10 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def _architecture(config: ViTConfig) -> str:
-    if config.stem is not None:
-        return HYBRIDS[config.stem.stages]
-    if config.distillation_token:
-        return "deit_base_distilled_patch16_224"
-    return "vit_giant_patch14_dinov2" if isinstance(config.mlp, options.SwiGlu) else "vit_base_patch16_224"
-
-
 def _pool_names(config: ViTConfig) -> tuple[str, bool]:
-    match config.pool:
-        case options.GlobalAverage(norm):
-            return "avg", norm == "after"
-        case options.AttentionPool():
-            return "map", False
-        case _:
-            return "token", False
+    if isinstance(config.pool, options.GlobalAverage):
+        return "avg", config.pool.norm == "after"
+    return "map" if isinstance(config.pool, options.AttentionPool) else "token", False
 
 
 def _with_timms_interpolation(size: Size, how: options.Preprocessing) -> options.Preprocessing:
@@ -344,7 +326,9 @@ def _crop_pct(size: Size, how: options.Preprocessing) -> float:
 
 
 def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
-    how, channels = config.preprocessing, config.channels
+    how, channels, first_conv = config.preprocessing, config.channels, "patch_embed.proj"
+    if config.stem is not None:
+        first_conv = "patch_embed.backbone.stem.conv" if config.stem.stages else "patch_embed.backbone.conv"
     return {
         "num_classes": config.num_classes,
         "input_size": [channels, *config.image_size],
@@ -355,12 +339,6 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "mean": list(how.mean) * (channels if len(how.mean) == 1 else 1),
         "std": list(how.std) * (channels if len(how.std) == 1 else 1),
         # With this name, timm assumes three input channels and changes the filters of any other number.
-        **({"first_conv": _first_conv(config)} if channels == 3 else {}),
+        **({"first_conv": first_conv} if channels == 3 else {}),
         "classifier": ["head", "head_dist"] if config.distillation_token else "head",
     }
-
-
-def _first_conv(config: ViTConfig) -> str:
-    if config.stem is None:
-        return "patch_embed.proj"
-    return "patch_embed.backbone.stem.conv" if config.stem.stages else "patch_embed.backbone.conv"

@@ -1,32 +1,294 @@
-"""timm's checkpoints: a state dict, or a folder with the config.json that `timm.models.save_for_hf` writes."""
+"""timm's checkpoints, and their layout, which DeiT, MAE, DINOv2 and PaddleClas share except for a few names.
+
+A checkpoint is a state dict, or a folder with the config.json that `timm.models.save_for_hf` writes. Names read from
+timm 1.0, `vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
+"""
 
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from vitreous.model import options
 from vitreous.model.config import ViTConfig
-from vitreous.weights.formats.base import ConfigBuilder, StateDict
+from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
+from vitreous.weights.formats.mapping import (
+    IDENTITY,
+    Conversion,
+    Row,
+    concat,
+    packed_rows,
+    per_layer,
+    position_table,
+    row,
+    rows,
+)
 from vitreous.weights.formats.timm.config import HYBRIDS, TimmConfig, as_timm_reads_it, is_architecture, timm_config
-from vitreous.weights.formats.timm.layout import PATCH, TimmLayout, infer_timm
 from vitreous.weights.formats.write_checks import (
     margin_differences,
     missing_parts,
     numeric_differences,
     resize_differences,
 )
-from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import BadCheckpoint
 
-POOLS: dict[str, type[options.PoolConfig]] = {
-    "token": options.ClassToken,
-    "avg": options.GlobalAverage,
-    "map": options.AttentionPool,
-}
+PATCH, QKV = "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names and conventions in which the systems with timm's layout differ."""
+
+    registers: str = "reg_token"
+    scales: tuple[str, str] = ("ls1.gamma", "ls2.gamma")
+    gated: tuple[str, str] = ("mlp.fc1", "mlp.fc2")
+    pre_logits: str = "pre_logits.fc"
+    register_entries: bool = True  # registers have positions if the class token has one
+    matrix: Conversion = IDENTITY  # of a linear layer's weight: IDENTITY or TRANSPOSE
+
+
+TIMM = Names()
+
+
+class TimmLayout(Format):
+    """A format with timm's layout."""
+
+    signatures: ClassVar[Sequence[Sequence[str]]] = ((PATCH, QKV),)
+    names: ClassVar[Names] = TIMM
+
+    def table(self, config: ViTConfig) -> list[Row]:
+        return timm_table(config, self.names)
+
+
+# ---- The table -------------------------------------------------------------------------------------------------------
+
+
+def timm_table(config: ViTConfig, names: Names) -> list[Row]:
+    """All rows of a model."""
+    matrix = names.matrix
+    table = [*_stem(config), *rows("patches.projection", "patch_embed.proj"), *_tokens(config, names)]
+    table += per_layer(_block(config, names), config.depth)
+    match config.pool:
+        case options.GlobalAverage(norm="after"):
+            table += rows("pool.norm", "fc_norm")
+        case options.AttentionPool():
+            table += rows("norm", "norm") + _attention_pool(matrix)
+        case _:
+            table += rows("norm", "norm")
+    if isinstance(config.head, options.TanhHead):
+        table += rows("head.pre_logits", names.pre_logits, matrix)
+    if config.num_classes:
+        classifier = "head" if isinstance(config.head, options.LinearHead) else "head.classifier"
+        table += rows(classifier, "head", matrix)
+        if config.distillation_token:
+            table += rows(classifier.replace("head", "distillation_head"), "head_dist", matrix)
+    return table
+
+
+def _tokens(config: ViTConfig, names: Names) -> list[Row]:
+    table = []
+    if config.class_token:
+        table.append(row("prefix.class_token", "cls_token"))
+    if config.distillation_token:
+        table.append(row("prefix.distillation_token", "dist_token"))
+    own = isinstance(config.position, options.Learned1d) and config.position.prefix_entries
+    entries = (config.class_token + config.distillation_token) * own
+    tables = ("position.prefix", "position.table") if entries else ("position.table",)
+    if config.registers and own and names.register_entries:
+        conversion = with_registers(entries, config.registers, config.grid)
+        table.append(row((*tables, "prefix.registers"), ("pos_embed", names.registers), conversion))
+        return table
+    if config.registers:
+        table.append(row("prefix.registers", names.registers))
+    if isinstance(config.position, options.Learned1d):
+        table.append(row(tables, "pos_embed", position_table(entries, config.grid)))
+    return table
+
+
+def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> Conversion:
+    """Registers with positions: ours hold the sum of token and position, bit-identical in the checkpoint's dtype."""
+
+    def read(theirs: list[Tensor]) -> list[Tensor]:
+        positions, tokens = theirs
+        end = entries + registers
+        patches = positions[0, end:].reshape(*grid, positions.shape[-1])
+        tokens = tokens + positions[:, entries:end]
+        return [positions[0, :entries], patches, tokens] if entries else [patches, tokens]
+
+    def write(ours: list[Tensor]) -> list[Tensor]:
+        *own, patches, tokens = ours
+        return [concat([*own, torch.zeros_like(tokens[0]), patches.flatten(0, 1)])[None], tokens]
+
+    return Conversion(read, write)
+
+
+def _block(config: ViTConfig, names: Names) -> list[Row]:
+    ours, theirs, matrix = "encoder.blocks.{i}", "blocks.{i}", names.matrix
+    table = rows(f"{ours}.attention_norm", f"{theirs}.norm1")
+    parts = ("weight", "bias") if config.qkv_bias else ("weight",)
+    table += packed_rows([f"{ours}.attention.{part}" for part in "qkv"], f"{theirs}.attn.qkv", matrix, parts)
+    if config.qk_norm:
+        table += rows(f"{ours}.attention.q_norm", f"{theirs}.attn.q_norm")
+        table += rows(f"{ours}.attention.k_norm", f"{theirs}.attn.k_norm")
+    table += rows(f"{ours}.attention.output", f"{theirs}.attn.proj", matrix)
+    table += rows(f"{ours}.mlp_norm", f"{theirs}.norm2")
+    if isinstance(config.mlp, options.SwiGlu):
+        table += rows(f"{ours}.mlp.gate_and_up", f"{theirs}.{names.gated[0]}", matrix)
+        table += rows(f"{ours}.mlp.down", f"{theirs}.{names.gated[1]}", matrix)
+    else:
+        table += rows(f"{ours}.mlp.up", f"{theirs}.mlp.fc1", matrix)
+        table += rows(f"{ours}.mlp.down", f"{theirs}.mlp.fc2", matrix)
+    if config.layer_scale is not None:
+        table.append(row(f"{ours}.attention_scale.factor", f"{theirs}.{names.scales[0]}"))
+        table.append(row(f"{ours}.mlp_scale.factor", f"{theirs}.{names.scales[1]}"))
+    return table
+
+
+def _attention_pool(matrix: Conversion) -> list[Row]:
+    table = [row("pool.attention.query", "attn_pool.latent"), *rows("pool.norm", "attn_pool.norm")]
+    table += rows("pool.attention.q", "attn_pool.q", matrix)
+    table += packed_rows(["pool.attention.k", "pool.attention.v"], "attn_pool.kv", matrix)
+    table += rows("pool.attention.output", "attn_pool.proj", matrix)
+    for ours, theirs in (("up", "fc1"), ("down", "fc2")):
+        table += rows(f"pool.mlp.{ours}", f"attn_pool.mlp.{theirs}", matrix)
+    return table
+
+
+def stem_units(stages: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
+    """Our name of every unit of a ResNet, its stage, and its index in it. The first of a stage has a shortcut."""
+    index = 0
+    for stage, units in enumerate(stages):
+        for unit in range(units):
+            yield f"stem.stages.{index}", stage, unit
+            index += 1
+
+
+def _stem(config: ViTConfig) -> list[Row]:
+    if config.stem is None:
+        return []
+    root = "patch_embed.backbone.stem" if config.stem.stages else "patch_embed.backbone"
+    table = [row("stem.root.weight", f"{root}.conv.weight"), *rows("stem.norm", f"{root}.norm")]
+    for ours, stage, unit in stem_units(config.stem.stages):
+        theirs = f"patch_embed.backbone.stages.{stage}.blocks.{unit}"
+        for i in (1, 2, 3):
+            table.append(row(f"{ours}.conv{i}.weight", f"{theirs}.conv{i}.weight"))
+            table += rows(f"{ours}.norm{i}", f"{theirs}.norm{i}")
+        if unit == 0:
+            table.append(row(f"{ours}.shortcut.0.weight", f"{theirs}.downsample.conv.weight"))
+            table += rows(f"{ours}.shortcut.1", f"{theirs}.downsample.norm")
+    return table
+
+
+# ---- Fields that follow from shapes ----------------------------------------------------------------------------------
+
+
+def infer_timm(
+    state: StateDict,
+    builder: ConfigBuilder,
+    image_size: Any = None,
+    names: Names = TIMM,
+    native: Any = None,
+    num_heads: int | None = None,
+    entries: bool | None = None,
+    published: bool = False,
+) -> None:
+    """Set the fields that follow from shapes; numerics and preprocessing are up to the format.
+
+    native, num_heads: from a config beside the tensors, if there is one. entries: prefix tokens have positions always
+    (True), usually (None), or usually not (False). published: as in `ConfigBuilder.infer_heads`.
+    """
+    width, channels, *patch = state.shape(PATCH, 4)
+    stem, stem_channels = _read_stem(state)
+    registers = state.shape(names.registers, 3)[1] if names.registers in state.tensors else 0
+    has_class, has_distillation = "cls_token" in state.tensors, "dist_token" in state.tensors
+    builder.set(
+        width=width,
+        depth=state.count("blocks.{i}.norm1.weight"),
+        channels=channels if stem is None else stem_channels,
+        stem=stem,
+        patch_size=(patch[0], patch[1]),
+        class_token=has_class,
+        distillation_token=has_distillation,
+        registers=registers,
+    )
+    if num_heads is None:
+        builder.infer_heads(width, published)
+    else:
+        builder.set(num_heads=num_heads)
+    stride = stem.stride if stem is not None else 1
+    prefix = has_class + has_distillation + registers * names.register_entries
+    choices = {None: (prefix, 0), True: (prefix,), False: (0, prefix)}[entries]
+    positions = state.shape("pos_embed", 3)[1]
+    own = builder.infer_grid(positions, choices, (patch[0] * stride, patch[1] * stride), image_size, native)
+    builder.set(
+        position=options.Learned1d(prefix_entries=own == prefix),
+        qkv_bias="blocks.0.attn.qkv.bias" in state.tensors,
+        qk_norm="blocks.0.attn.q_norm.weight" in state.tensors,
+        layer_scale=1e-5 if f"blocks.0.{names.scales[0]}" in state.tensors else None,
+    )
+    _set_mlp_width(state, builder, names)
+    _set_output(state, builder, names)
+
+
+def _read_stem(state: StateDict) -> tuple[options.ResNetStem | None, int]:
+    """The ResNet in front of the patches, and the number of its input channels."""
+    backbone = "patch_embed.backbone"
+    root = next(
+        (name for name in (f"{backbone}.conv", f"{backbone}.stem.conv") if f"{name}.weight" in state.tensors), None
+    )
+    if root is None:
+        return None, 0
+    width, channels, *_ = state.shape(f"{root}.weight", 4)
+    count = state.count(f"{backbone}.stages.{{i}}.blocks.0.conv1.weight")
+    stages = [state.count(f"{backbone}.stages.{stage}.blocks.{{i}}.conv1.weight") for stage in range(count)]
+    return options.ResNetStem(tuple(stages), width, "timm"), channels
+
+
+def _set_mlp_width(state: StateDict, builder: ConfigBuilder, names: Names) -> None:
+    gate, down = (_matrix(state, names, f"blocks.0.{name}") for name in names.gated)
+    plain = _matrix(state, names, "blocks.0.mlp.fc1")
+    if gate is not None and down is not None and gate[0] == 2 * down[1]:
+        builder.set(mlp=options.SwiGlu(), mlp_width=down[1])
+    elif plain is not None:
+        builder.set(mlp=options.Gelu("erf"), mlp_width=plain[0])
+    else:
+        raise BadCheckpoint(f"{builder.path} has no tensor blocks.0.mlp.fc1.weight")
+
+
+def _set_output(state: StateDict, builder: ConfigBuilder, names: Names) -> None:
+    if "attn_pool.latent" in state.tensors:
+        builder.set(pool=options.AttentionPool())
+    elif "fc_norm.weight" in state.tensors:
+        builder.set(pool=options.GlobalAverage("after"))
+    elif "cls_token" in state.tensors:
+        builder.set(pool=options.ClassToken())
+    else:
+        builder.set(pool=options.GlobalAverage("before"))
+    head = _matrix(state, names, "head")
+    builder.set(num_classes=0 if head is None else head[0])
+    if (pre_logits := _matrix(state, names, names.pre_logits)) is not None:
+        builder.set(head=options.TanhHead(pre_logits[0]))
+
+
+def _matrix(state: StateDict, names: Names, layer: str) -> tuple[int, int] | None:
+    """Outputs and inputs of a linear layer, or None if there is no such layer."""
+    if f"{layer}.weight" not in state.tensors:
+        return None
+    rows, columns = state.shape(f"{layer}.weight", 2)
+    return (rows, columns) if names.matrix is IDENTITY else (columns, rows)
+
+
+# ---- timm's own files ------------------------------------------------------------------------------------------------
+
+NOT_ROPE_APE = "as in DeiT-III; rope_ape models have the same tensors, rotate queries and keys, and are not supported"
+NOT_RPN = "and norms before the layers; rpn models have the same tensors, norms after them, and are not supported"
+POOLS = {"token": options.ClassToken, "avg": options.GlobalAverage, "map": options.AttentionPool}
 
 
 class Timm(TimmLayout):
@@ -52,8 +314,11 @@ class Timm(TimmLayout):
         _set_pool(state, builder, config)
         position = options.Learned1d(fields["position"].prefix_entries, "timm")
         builder.default("timm's", norm_eps=self.norm_eps, position=position)
-        if not config.is_known:
-            _assume_plain(builder)
+        if not config.is_known:  # some of timm's models compute differently with the same tensors
+            if fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries:
+                builder.assume(NOT_ROPE_APE, position=fields["position"])
+            if not fields["qkv_bias"] and not fields["class_token"]:
+                builder.assume(NOT_RPN, qkv_bias=False)
         if config.pretrained_cfg:
             labels = config.labels(fields["num_classes"])
             builder.set(preprocessing=config.preprocessing(fields["channels"]), labels=labels)
@@ -69,7 +334,13 @@ class Timm(TimmLayout):
             builder.assume("that of timm's AugReg models", preprocessing=augreg)
 
     def unsupported(self, config: ViTConfig) -> list[str]:
-        lines = super().unsupported(config) + _stem_problems(config)
+        lines = super().unsupported(config)
+        if config.stem is not None:
+            lines += missing_parts(config, "timm's hybrid", ["SwiGLU", "distillation_token"])
+            if config.stem.stages not in HYBRIDS:
+                lines.append(f"stem with stages {config.stem.stages}: timm has {', '.join(map(str, HYBRIDS))}")
+            if config.stem.width != 64:
+                lines.append(f"stem {config.stem.width} wide: timm's is 64")
         if not isinstance(config.head, options.LinearHead):
             lines.append(f"head {type(config.head).__name__}: timm's heads are one linear layer")
         if isinstance(config.pool, options.AttentionPool) and config.num_prefix_tokens:
@@ -98,19 +369,6 @@ class Timm(TimmLayout):
         super().write(tensors, config, path)
         if path.is_dir():
             (path / "config.json").write_text(json.dumps(timm_config(config), indent=2) + "\n", encoding="utf-8")
-
-
-def _assume_plain(builder: ConfigBuilder) -> None:
-    """Assume that this is not one of timm's models that compute differently with the same tensors."""
-    fields = builder.fields
-    if fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries:
-        reason = "as in DeiT-III; rope_ape models have the same tensors, rotate queries and keys, and are not supported"
-        builder.assume(reason, position=fields["position"])
-    if not fields["qkv_bias"] and not fields["class_token"]:
-        reason = (
-            "and norms before the layers; rpn models have the same tensors, norms after them, and are not supported"
-        )
-        builder.assume(reason, qkv_bias=False)
 
 
 def _set_mlp(builder: ConfigBuilder, config: TimmConfig) -> None:
@@ -157,17 +415,6 @@ def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> opt
     return seen
 
 
-def _stem_problems(config: ViTConfig) -> list[str]:
-    if config.stem is None:
-        return []
-    lines = missing_parts(config, "timm's hybrid", ["SwiGLU", "distillation_token"])
-    if config.stem.stages not in HYBRIDS:
-        lines.append(f"stem with stages {config.stem.stages}: timm has {', '.join(map(str, HYBRIDS))}")
-    if config.stem.width != 64:
-        lines.append(f"stem {config.stem.width} wide: timm's is 64")
-    return lines
-
-
 # ---- Unsupported parts -----------------------------------------------------------------------------------------------
 
 # By patterns of tensor names, which are untrusted: no pattern may backtrack.
@@ -207,10 +454,7 @@ def _check_parts(state: StateDict, architecture: str) -> None:
 
 
 def _has_norms_after(state: StateDict) -> bool:
-    """True if a block's tensors are in the order of timm's ResPostBlock: attn, norm1, mlp, norm2.
-
-    A plain block has norm1 first; in the sorted names of safetensors, norm1 comes after mlp.
-    """
+    """True for the order of timm's ResPostBlock; plain blocks begin with norm1, and sorted names with attn, mlp."""
     parts = [name.split(".")[2] for name in state.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
     first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
     return first == ["attn", "norm1", "mlp", "norm2"]

@@ -14,8 +14,8 @@ import pickletools
 from collections.abc import Sequence
 from typing import IO, Any, cast
 
-from vitreous.weights.io.errors import Refused
 from vitreous.weights.io.pickle.tensors import ADVICE, Ignored, TensorMaker, checked_key, find
+from vitreous.weights.io.safetensors_file import Refused
 
 MAX_STEPS = 500_000  # about a second; ten times the steps of a ViT-g with its optimizer
 MAX_NAME_BYTES = 256

@@ -6,12 +6,14 @@ The first bytes tell three containers apart:
   are not compressed, so tensors are mapped from the file, as by `torch.load(mmap=True)`.
 - torch's older file: five pickles in a row (a magic number, a version, the machine, the data, the keys of the
   storages), then each storage as a count and its bytes.
-- a plain pickle of numpy arrays, as Paddle writes it (paddle.py).
+- a plain pickle of numpy arrays, as Paddle writes it: see the end of this file.
 """
 
 import mmap
 import os
+import pickle
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,10 +21,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from vitreous.weights.io.errors import Refused, naming, shown
-from vitreous.weights.io.numpy_arrays import as_tensor
+from vitreous.weights.io.npz import as_tensor, count_elements
 from vitreous.weights.io.pickle.machine import interpret
-from vitreous.weights.io.pickle.paddle import from_paddle
 from vitreous.weights.io.pickle.tensors import (
     HARMLESS_BYTES,
     Array,
@@ -35,7 +35,7 @@ from vitreous.weights.io.pickle.tensors import (
     TensorMaker,
     View,
 )
-from vitreous.weights.io.safetensors_file import ALIGNMENT
+from vitreous.weights.io.safetensors_file import ALIGNMENT, Refused, naming, shown
 from vitreous.weights.io.zip_directory import ZIP_START, Member, opened_zip
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's older files
@@ -47,11 +47,7 @@ MAX_DEPTH = 64
 
 
 def read_pickle(path: Path) -> Any:
-    """Read dicts, lists and tuples of tensors, text, numbers and None; a dtype becomes its name.
-
-    Other objects of training scripts, such as settings, become `Ignored`. Tensors are on the CPU, without gradient;
-    those that share memory in the file share it here. Changes to them do not reach the file.
-    """
+    """Read dicts, lists and tuples of tensors, text, numbers and None; a dtype becomes its name, others `Ignored`."""
     with naming(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise Refused("is empty")
@@ -105,8 +101,7 @@ def _read_old(data: memoryview, at: int) -> Any:
         raise Refused(f"has a version of torch's file format other than {VERSION}")
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
         raise Refused(BIG_ENDIAN)
-    names = isinstance(keys, list) and all(type(key) is str for key in keys)
-    if not isinstance(keys, list) or not names or sorted(keys) != sorted(maker.storages):
+    if not isinstance(keys, list) or {type(key) for key in keys} - {str} or sorted(keys) != sorted(maker.storages):
         raise Refused("lists other storages than its tensors use")
     for key in keys:
         storage = maker.storages[key]
@@ -133,13 +128,10 @@ def _check_end(data: memoryview, end: int) -> None:
 
 @dataclass
 class _Builder:
-    """Builds the tensors that a pickle described: mapped from the file, or copied out of it.
+    """Builds the tensors that a pickle described: mapped from the file, or copied out of it."""
 
-    `data` is the file as copy-on-write memory. `uint16` is the dtype for arrays of numpy's uint16.
-    """
-
-    data: memoryview
-    uint16: torch.dtype = torch.uint16
+    data: memoryview  # the file as copy-on-write memory
+    uint16: torch.dtype = torch.uint16  # for arrays of numpy's uint16
     _built: dict[Array | View | Storage, Tensor] = field(default_factory=dict)
     _values: int = 0
     _copied: int = 0
@@ -158,10 +150,8 @@ class _Builder:
                 return [self.build(item, depth + 1) for item in value]
             case tuple():
                 return tuple([self.build(item, depth + 1) for item in value])
-            case Scalar():
-                return self._array(value).item()
             case Array():
-                return self._array(value)
+                return self._array(value).item() if isinstance(value, Scalar) else self._array(value)
             case View():
                 return self._view(value)
             case memoryview() | Latin1():
@@ -222,3 +212,71 @@ def _encode(latin1: Latin1) -> bytes:
         return latin1.text.encode("latin-1")
     except UnicodeEncodeError as error:
         raise Refused("holds text with letters beyond Latin-1 instead of bytes") from error
+
+
+# ---- Paddle ----------------------------------------------------------------------------------------------------------
+
+# Paddle 3.3 writes a dict of arrays; nested in another, a tensor is `tuple((name, array))`. bfloat16 is uint16.
+NAMES = "StructuredToParameterName@@"  # names in the program; Paddle recognises a state dict by this entry
+PARTS = "UnpackBigParamInfor@@"  # of arrays above 1 GiB, which protocols 2 and 3 cut into flat parts "<key>@@.<i>"
+NUMPY_CODES = {torch.float64: "f8", torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
+
+
+def from_paddle(content: Any) -> Any:
+    """Drop Paddle's own entries and join arrays that were too large for their protocol, as `paddle.load` does."""
+    if not isinstance(content, dict):
+        return content
+    content.pop(NAMES, None)
+    parts = content.pop(PARTS, {})
+    for key, part in parts.items() if isinstance(parts, dict) else ():
+        match part:
+            case {"OriginShape": tuple(shape), "slices": list(names)} if all(type(name) is str for name in names):
+                found = [content.pop(name, None) for name in names]  # a part is used once, so nothing grows
+                flat = [piece for piece in found if isinstance(piece, Tensor) and piece.ndim == 1]
+                numbers, dtypes = sum(piece.numel() for piece in flat), {piece.dtype for piece in flat}
+                if len(flat) == len(names) and len(dtypes) == 1 and numbers == count_elements(shape):
+                    content[key] = torch.cat(flat).view(shape)
+                    continue
+        raise Refused(f"holds {shown(key)} in parts that do not make a whole")
+    return content
+
+
+def write_pdparams(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write a state dict for `paddle.load` with numpy's older names, because numpy 1 cannot read `numpy._core`."""
+    with open(file, "wb") as stream:
+        stream.write(pickle.PROTO + bytes([4]) + pickle.EMPTY_DICT + pickle.MARK)
+        for name, tensor in tensors.items():
+            numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            stream.write(_text(name) + _array_head(tensor))
+            stream.write(pickle.BINBYTES8 + struct.pack("<Q", len(numbers)))
+            stream.write(numbers.numpy().data)
+            stream.write(pickle.TUPLE + pickle.BUILD)
+        names = b"".join(_text(name) + _text(name) for name in tensors)
+        stream.write(_text(NAMES) + pickle.EMPTY_DICT + pickle.MARK + names + pickle.SETITEMS)
+        stream.write(pickle.SETITEMS + pickle.STOP)
+
+
+def _array_head(tensor: Tensor) -> bytes:
+    """Encode an empty array and its state up to the bytes: version, shape, dtype, not Fortran order."""
+    empty = _tuple(_global("numpy", "ndarray"), _tuple(_int(0)), pickle.SHORT_BINBYTES + b"\x01b")
+    array = _global("numpy.core.multiarray", "_reconstruct") + empty + pickle.REDUCE
+    kind = _tuple(_text(NUMPY_CODES[tensor.dtype]), pickle.NEWFALSE, pickle.NEWTRUE)
+    little_endian = _tuple(_int(3), _text("<"), *[pickle.NONE] * 3, _int(-1), _int(-1), _int(0))
+    dtype = _global("numpy", "dtype") + kind + pickle.REDUCE + little_endian + pickle.BUILD
+    return array + pickle.MARK + _int(1) + _tuple(*map(_int, tensor.shape)) + dtype + pickle.NEWFALSE
+
+
+def _global(module: str, name: str) -> bytes:
+    return pickle.GLOBAL + f"{module}\n{name}\n".encode()
+
+
+def _text(text: str) -> bytes:
+    return pickle.BINUNICODE + struct.pack("<I", len(text.encode())) + text.encode()
+
+
+def _int(number: int) -> bytes:
+    return pickle.BININT + struct.pack("<i", number)
+
+
+def _tuple(*items: bytes) -> bytes:
+    return pickle.MARK + b"".join(items) + pickle.TUPLE

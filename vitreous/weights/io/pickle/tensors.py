@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from vitreous.weights.io.errors import Refused, shown
-from vitreous.weights.io.numpy_arrays import ArrayType, array_type, count_elements
-from vitreous.weights.io.safetensors_file import MAX_TENSORS
+from vitreous.weights.io.npz import ArrayType, array_type, count_elements
+from vitreous.weights.io.safetensors_file import MAX_TENSORS, Refused, shown
 
 ADVICE = "nothing of it was executed; use a file with only the weights"
 MAX_PAIRS = 500_000
@@ -30,40 +29,30 @@ DTYPES = {
         *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.bool),
     ]
 }
-STORAGES = {
-    "torch.DoubleStorage": torch.float64,
-    "torch.FloatStorage": torch.float32,
-    "torch.HalfStorage": torch.float16,
-    "torch.BFloat16Storage": torch.bfloat16,
-    "torch.ComplexDoubleStorage": torch.complex128,
-    "torch.ComplexFloatStorage": torch.complex64,
-    "torch.LongStorage": torch.int64,
-    "torch.IntStorage": torch.int32,
-    "torch.ShortStorage": torch.int16,
-    "torch.CharStorage": torch.int8,
-    "torch.ByteStorage": torch.uint8,
-    "torch.BoolStorage": torch.bool,
-    "torch.UntypedStorage": torch.uint8,  # counted in bytes; the tensor has its own dtype
-    "torch.storage.UntypedStorage": torch.uint8,
+KINDS = {
+    "Double": "float64",
+    "Float": "float32",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "ComplexDouble": "complex128",
 }
+KINDS |= {
+    "ComplexFloat": "complex64",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+}
+KINDS |= {"Bool": "bool", "Untyped": "uint8"}  # an untyped one is counted in bytes, and the tensor has its own dtype
+STORAGES = {f"torch.{name}Storage": getattr(torch, dtype) for name, dtype in KINDS.items()}
+STORAGES["torch.storage.UntypedStorage"] = torch.uint8
 FUNCTIONS = {
-    "collections.OrderedDict",
-    "collections.defaultdict",
-    "collections.Counter",
-    "torch.Size",
-    "torch._utils._rebuild_tensor",
-    "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_tensor_v3",
-    "torch._utils._rebuild_parameter",
-    "torch._utils._rebuild_parameter_with_state",
-    "numpy.ndarray",
-    "numpy.dtype",
-    "numpy.core.multiarray._reconstruct",
-    "numpy.core.multiarray.scalar",
-    "numpy.core.numeric._frombuffer",
-    "builtins.tuple",
-    "builtins.bytes",
-    "_codecs.encode",
+    *("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "torch.Size"),
+    *("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"),
+    *("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state", "numpy.ndarray", "numpy.dtype"),
+    *("numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.core.numeric._frombuffer"),
+    *("builtins.tuple", "builtins.bytes", "_codecs.encode"),
 }
 # Classes that training scripts store beside weights. Their objects are not created, and their contents are dropped.
 IGNORED_CLASSES = {
@@ -86,23 +75,17 @@ RENAMED = {"numpy._core.": "numpy.core.", "__builtin__.": "builtins.", "pathlib.
 
 @dataclass(frozen=True)
 class Function:
-    """An allowed function, which is described and not called."""
-
-    name: str
+    name: str  # of an allowed function, which is described and not called
 
 
 @dataclass(frozen=True)
 class StorageType:
-    """A storage class of torch, by the type of its numbers."""
-
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the numbers in a storage class of torch
 
 
 @dataclass(frozen=True)
 class IgnoredClass:
-    """A class whose objects are ignored."""
-
-    name: str
+    name: str  # of a class whose objects are ignored
 
 
 @dataclass(frozen=True)
@@ -113,18 +96,7 @@ class Ignored:
 
 
 def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
-    """Return the description of a dotted name.
-
-    >>> find("torch.HalfStorage"), find("numpy._core.multiarray.scalar")
-    (StorageType(dtype=torch.float16), Function(name='numpy.core.multiarray.scalar'))
-    >>> find("argparse.Namespace")
-    IgnoredClass(name='argparse.Namespace')
-    >>> find("posix.system")
-    Traceback (most recent call last):
-        ...
-    vitreous.weights.io.errors.Refused: holds posix.system, which is not a tensor: \
-nothing of it was executed; use a file with only the weights
-    """
+    """Return the description of a dotted name."""
     for new, old in RENAMED.items():
         name = old + name.removeprefix(new) if name.startswith(new) else name
     if name in STORAGES:
@@ -224,16 +196,12 @@ class TensorMaker:
         if not isinstance(function, Function):
             raise Refused(f"calls a {type(function).__name__}: {ADVICE}")
         match function.name.rpartition(".")[2], arguments:
-            case "OrderedDict", ():
+            case ("OrderedDict", ()) | ("defaultdict", (_,)):
                 return {}
             case "OrderedDict", (list(pairs),):  # from Python 2
                 return self._dict(pairs)
-            case "defaultdict", (_,):
-                return {}
-            case "Counter", (dict(counts),):
-                return counts
-            case "Size", (tuple(shape),):
-                return shape
+            case ("Counter", (dict(content),)) | ("Size", (tuple(content),)):
+                return content
             case "_rebuild_tensor" | "_rebuild_tensor_v2", (Elements(storage, dtype), *place):
                 return self._view(storage, dtype, place[:3], metadata=place[5:])
             case "_rebuild_tensor_v3", (Elements(storage), *place, dtype) if len(place) == 5:
@@ -285,9 +253,10 @@ class TensorMaker:
     def storage(self, identity: object) -> Elements:
         """Resolve BINPERSID: a storage outside the pickle."""
         match identity:
-            case ("storage", StorageType(dtype), str(key), str(), int(number)) if number >= 0:
-                pass
-            case ("storage", StorageType(dtype), str(key), str(), int(number), None) if number >= 0:
+            case ("storage", StorageType(dtype), str(key), str(), int(number), *rest) if number >= 0 and rest in (
+                [],
+                [None],
+            ):
                 pass
             case _:
                 raise Refused(f"refers to {shown(reprlib.repr(identity))}, which is not a torch storage")
@@ -315,9 +284,8 @@ class TensorMaker:
             case torch.dtype(), [int(offset), tuple(shape), tuple(stride)] if not any(metadata):
                 numbers, held = count_elements(shape), storage.nbytes // dtype.itemsize
             case _:  # metadata mark complex numbers that are conjugated or negated lazily
-                raise Refused(
-                    f"describes a tensor of {shown(reprlib.repr(dtype))} with unsupported arguments or metadata"
-                )
+                kind = shown(reprlib.repr(dtype))
+                raise Refused(f"describes a tensor of {kind} with unsupported arguments or metadata")
         strides = [step for step in stride[: len(shape)] if type(step) is int and step >= 0]
         possible = len(strides) == len(stride) == len(shape) and offset >= 0
         if not possible or (numbers and offset + sum((n - 1) * m for n, m in zip(shape, strides, strict=True)) >= held):

@@ -1,1 +1,0 @@
-"""Access to a Hugging Face hub that may be hostile: `client` fetches, `transport` bounds and checks every answer."""
