@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from vitreous.evaluation.features import FeatureSet
-from vitreous.evaluation.fewshot import PENALTY, draw, fewshot
-from vitreous.evaluation.ridge import Ridge
+from vitreous.evaluation.linear import PENALTY, Ridge, draw, fewshot
 
 NAMES = ("ant", "bee", "cat")
 

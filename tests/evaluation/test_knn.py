@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from vitreous.evaluation import features
 from vitreous.evaluation.features import FeatureSet, count_hits
-from vitreous.evaluation.knn import knn, nearest, votes
+from vitreous.evaluation.probe import knn, nearest, votes
 
 
 def clustered(n: int, classes: int = 7, width: int = 12, seed: int = 0, spread: float = 1.5) -> FeatureSet:

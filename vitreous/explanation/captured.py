@@ -5,7 +5,7 @@ Attention weights are recomputed from the tokens when needed, one layer and at m
 b: batch; t = p + n: tokens, prefix and patches; q: queries; gh, gw: grid height and width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -149,3 +149,36 @@ def token_index(layout: Layout, query: int | Size) -> int:
 def check_target(model: ViT, target: int) -> None:
     check_whole("num_classes", model.config.num_classes, 1, 2**31)
     check_whole("target", target, 0, model.config.num_classes - 1)
+
+
+# ---- Mean attention distance -----------------------------------------------------------------------------------------
+# The analogue of a convolution's receptive field (Figure 7, right; appendix D.7).
+
+
+def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:
+    """Distances in pixels between the centres of patches, of `rows` of them to all.
+
+    >>> distances((2, 2), (16, 16))[0]
+    tensor([ 0.0000, 16.0000, 16.0000, 22.6274])
+    """
+    y, x = (torch.arange(count) * float(stride) for count, stride in zip(grid, patch_stride, strict=True))
+    places = torch.cartesian_prod(y, x)
+    return torch.cdist(places[rows], places, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def attention_distance(
+    captured: CapturedForward, layers: Sequence[int] | None = None, between: Callable[[], None] = no_step
+) -> Float[Tensor, "layers heads"]:
+    """Mean distance of every head of every layer, over all patches and images; prefix tokens are ignored."""
+    (p, grid, _), config, device = captured.layout, captured.model.config, captured.images.device
+    found = []
+    for layer in layer_indices(captured.model, layers):
+        between()
+        total = torch.zeros(config.num_heads, device=device)
+        for rows, weights in captured.chunks(layer, start=p):
+            apart = distances(grid, config.patch_stride, slice(rows.start - p, rows.stop - p)).to(device)
+            patches = weights[..., p:].float()
+            patches = patches / patches.sum(dim=-1, keepdim=True).clamp_min(1e-30)
+            total += (patches * apart).sum(dim=-1).sum(dim=(0, 2))
+        found.append(total / (len(captured.images) * grid[0] * grid[1]))
+    return torch.stack(found)

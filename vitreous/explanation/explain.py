@@ -19,12 +19,10 @@ from vitreous.data.sources.base import StoredImage
 from vitreous.explanation import METHODS, Method
 from vitreous.explanation.captured import CapturedForward, capture
 from vitreous.explanation.draw import Canvas, canvas_of
-from vitreous.explanation.explain_report import write_report
-from vitreous.explanation.figures import draw_figures
+from vitreous.explanation.explain_report import draw_figures, write_report
 from vitreous.explanation.result import Explanation, available_methods, compute, request
-from vitreous.inference.device import choose_device, placed
+from vitreous.inference.device import check_bytes, check_memory, choose_device, placed, takes
 from vitreous.inference.engine import Input, encoded, model_input, name_of
-from vitreous.inference.memory_check import check_bytes, check_memory, takes
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit
 from vitreous.report.metric_text import duration

@@ -15,15 +15,28 @@ from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size, check_choice, check_whole, suggestion
 from vitreous.explanation import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
-from vitreous.explanation.captured import CapturedForward, layer_indices, no_step, token_index
-from vitreous.explanation.distance import attention_distance
-from vitreous.explanation.faithfulness import Faithfulness, faithfulness, random_faithfulness
-from vitreous.explanation.occlusion import BATCH, as_patches, default_windows, occlusion
-from vitreous.explanation.pca import FilterComponents, filter_components, foreground, pca_colours
-from vitreous.explanation.relevance import relevance
-from vitreous.explanation.rollout import rollout_map
-from vitreous.explanation.similarity import PositionSimilarity, position_similarity, token_similarity
-from vitreous.inference.predictions import Label, class_names, top_labels
+from vitreous.explanation.captured import CapturedForward, attention_distance, layer_indices, no_step, token_index
+from vitreous.explanation.importance_maps import (
+    BATCH,
+    Faithfulness,
+    as_patches,
+    default_windows,
+    faithfulness,
+    occlusion,
+    random_faithfulness,
+    relevance,
+    rollout_map,
+)
+from vitreous.explanation.pca_and_similarity import (
+    FilterComponents,
+    PositionSimilarity,
+    filter_components,
+    foreground,
+    pca_colours,
+    position_similarity,
+    token_similarity,
+)
+from vitreous.inference.engine import Label, class_names, top_labels
 from vitreous.model.config import ViTConfig
 from vitreous.model.tokens import Layout
 from vitreous.model.vit import ViT

@@ -4,12 +4,12 @@
 `predict` and `embed` are the verbs of the command line as functions. Evaluation, probes and serving use the same path.
 """
 
+from vitreous.inference.engine import Embedding as Embedding
+from vitreous.inference.engine import Label as Label
+from vitreous.inference.engine import Prediction as Prediction
+from vitreous.inference.engine import top_labels as top_labels
 from vitreous.inference.predict_images import embed as embed
 from vitreous.inference.predict_images import predict as predict
-from vitreous.inference.predictions import Embedding as Embedding
-from vitreous.inference.predictions import Label as Label
-from vitreous.inference.predictions import Prediction as Prediction
-from vitreous.inference.predictions import top_labels as top_labels
 from vitreous.inference.predictor import Predictor as Predictor
-from vitreous.inference.segment_predictor import Segmentation as Segmentation
-from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
+from vitreous.inference.predictor import Segmentation as Segmentation
+from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor

@@ -17,9 +17,9 @@ from PIL import Image
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.text import json_text
+from vitreous.inference.engine import Embedding, Prediction
 from vitreous.inference.mask_images import overlay, write_mask
-from vitreous.inference.predictions import Embedding, Prediction
-from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
+from vitreous.inference.predictor import Segmentation, SegmentPredictor
 from vitreous.report.png import is_written_here, write_png
 
 Result = Prediction | Embedding

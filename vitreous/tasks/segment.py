@@ -21,7 +21,7 @@ from vitreous.data.masks.folders import open_masked
 from vitreous.data.rng import SampleRng
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.inference.mask_images import background_of, overlay
-from vitreous.inference.segment_predictor import SegmentPredictor
+from vitreous.inference.predictor import SegmentPredictor
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.inputs import denormalise, normalise

@@ -18,7 +18,7 @@ from vitreous.common.threads import cores
 from vitreous.data.image import UnreadableImage, size_of
 from vitreous.data.loader import is_array
 from vitreous.data.sources.base import DataSet, Source
-from vitreous.inference.memory_check import total_memory
+from vitreous.inference.device import total_memory
 from vitreous.model.presets import configure
 from vitreous.model.protocol import ModelConfig
 from vitreous.tasks import task_named

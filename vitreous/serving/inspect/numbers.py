@@ -13,12 +13,17 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.explanation.distance import attention_distance, distances
-from vitreous.explanation.faithfulness import faithfulness, random_faithfulness
-from vitreous.explanation.occlusion import as_pixels, masked_probabilities
-from vitreous.explanation.pca import pca_colours
+from vitreous.explanation.captured import attention_distance, distances
+from vitreous.explanation.importance_maps import (
+    Fusion,
+    as_pixels,
+    faithfulness,
+    masked_probabilities,
+    random_faithfulness,
+    rollout_map,
+)
+from vitreous.explanation.pca_and_similarity import pca_colours
 from vitreous.explanation.result import importance_map
-from vitreous.explanation.rollout import Fusion, rollout_map
 from vitreous.inference.mask_images import background_of, palette
 from vitreous.model.options import IGNORED
 from vitreous.serving.errors import ApiError

@@ -17,8 +17,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.explanation.captured import CHUNK, CapturedForward
-from vitreous.explanation.similarity import cosines
-from vitreous.inference.predictions import top_labels
+from vitreous.explanation.pca_and_similarity import cosines
+from vitreous.inference.engine import top_labels
 from vitreous.model.tokens import Features
 
 JSON, BYTES = "application/json", "application/octet-stream"

@@ -12,9 +12,8 @@ from fastapi import APIRouter, Body, Query, Request, Response
 
 from vitreous.common.checks import Size
 from vitreous.explanation import MapName
-from vitreous.explanation.pca import filter_components, filter_images
-from vitreous.explanation.rollout import Fusion
-from vitreous.explanation.similarity import position_similarity
+from vitreous.explanation.importance_maps import Fusion
+from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 from vitreous.serving.api.parameters import (
     AnyLayer,
     Erased,
