@@ -12,13 +12,12 @@ import vitreous
 from vitreous.cli.convert import convert
 from vitreous.cli.data import data
 from vitreous.cli.demo import demo
-from vitreous.cli.embed import embed
 from vitreous.cli.errors import print_own_warnings, refuse
 from vitreous.cli.eval import evaluate
 from vitreous.cli.explain import explain
 from vitreous.cli.flags import PLAIN, lists_together, numbers_last
 from vitreous.cli.info import info
-from vitreous.cli.predict import predict
+from vitreous.cli.predict import embed, predict
 from vitreous.cli.serve import serve
 from vitreous.cli.train import train
 from vitreous.common.checks import suggestion

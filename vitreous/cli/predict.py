@@ -1,4 +1,4 @@
-"""The verb `vitreous predict`."""
+"""The verbs `vitreous predict` and `vitreous embed`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -41,7 +41,41 @@ def predict(
         out: Write to a .json, .jsonl, .csv or .parquet file instead; for a segmenter, a folder for masks and overlays.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "json", "out")}
-    results = vitreous.predict(checkpoint, images, **options)
     from vitreous.cli.prediction_output import output_predictions
 
-    output_predictions(results, json, out)
+    output_predictions(vitreous.predict(checkpoint, images, **options), json, out)
+
+
+def embed(
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
+    images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGES...")],
+    *,
+    out: Path,
+    image_size: ImageSize = (),
+    flip: bool = False,
+    batch_size: int = 32,
+    device: str = "auto",
+    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    decode: Literal["exact", "fast"] = "exact",
+) -> None:
+    """Compute a vector for each image: the pooled features before the head, to search, cluster or learn from.
+
+    Example: vitreous embed runs/first/best pictures/ --out vectors.parquet
+
+    Args:
+        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
+        images: Files, folders, globs, or - to read paths from standard input.
+        out: A .parquet, .jsonl, .json or .csv file.
+        image_size: Another size than the checkpoint's; its positions are resampled.
+        flip: Average with the mirror image.
+        batch_size: Images per batch.
+        device: auto, cpu, cuda, mps.
+        precision: Of the computation.
+        decode: Of JPEGs: fast decodes large ones at a reduced scale, which changes some vectors.
+    """
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "out")}
+    from vitreous.cli.prediction_output import output_embeddings
+    from vitreous.inference.prediction_files import writer_for
+
+    writer_for(out)  # reject an unsupported name before the work
+    output_embeddings(vitreous.embed(checkpoint, images, **options), out)
