@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -45,26 +45,13 @@ class KnnResult:
 
 
 def knn(
-    train: FeatureSet,
-    test: FeatureSet,
-    num_classes: int,
-    neighbours: Sequence[int] = (20,),
-    device: torch.device = CPU,
+    train: FeatureSet, test: FeatureSet, num_classes: int, neighbours: Sequence[int] = (20,), device: torch.device = CPU
 ) -> list[KnnResult]:
-    """Measure the accuracy on `test` when images of `train` vote, for several numbers of neighbours in one pass.
-
-    >>> bank = FeatureSet(torch.eye(3), torch.tensor([0, 1, 1]))
-    >>> knn(bank, FeatureSet(torch.tensor([[0.1, 1.0, 0.9]]), torch.tensor([1])), 2, neighbours=(1, 3))
-    [KnnResult(neighbours=1, top1=1.0, top5=1.0), KnnResult(neighbours=3, top1=1.0, top5=1.0)]
-    """
-    if not neighbours:
-        fail("neighbours", neighbours, "at least one whole number")
-    for k in neighbours:
-        check_whole("neighbours", k, 1, 2**20)
-        if k > len(train):
-            raise ValueError(
-                f"neighbours is {k}, but must be at most {len(train)}: there are no more images to learn from"
-            )
+    """Measure the accuracy on `test` when images of `train` vote, for several numbers of neighbours in one pass."""
+    if (most := max(neighbours)) > len(train):
+        raise ValueError(
+            f"neighbours is {most}, but must be at most {len(train)}: there are no more images to learn from"
+        )
     hits = {k: torch.zeros(2, dtype=torch.int64, device=device) for k in neighbours}
     labels = train.labels.to(device)
     budget, widest = features.BUDGET, max(train.features.shape[1], num_classes)
@@ -110,10 +97,7 @@ def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
 
 
 def votes(
-    similarity: Float[Tensor, "q k"],
-    labels: Int[Tensor, "q k"],
-    num_classes: int,
-    neighbours: Sequence[int],
+    similarity: Float[Tensor, "q k"], labels: Int[Tensor, "q k"], num_classes: int, neighbours: Sequence[int]
 ) -> Iterator[tuple[int, Float[Tensor, "q classes"]]]:
     """Yield each number of neighbours, in rising order, with the sum of the votes for each class.
 
@@ -130,7 +114,7 @@ def votes(
 # ---- All probes ------------------------------------------------------------------------------------------------------
 
 Probe = Literal["knn", "linear", "fewshot"]
-PROBES: tuple[Probe, ...] = ("knn", "linear", "fewshot")
+PROBES: tuple[Probe, ...] = get_args(Probe)
 DRAWS = 5  # random sets of images that a few-shot probe learns from
 Result = KnnResult | LinearResult | FewShotResult
 

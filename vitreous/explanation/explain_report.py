@@ -70,8 +70,13 @@ def draw_figures(
     if result.filters is not None:
         write("filters", _filters(result.filters))
     if can_draw():
-        for chart in _charts(result, config, folder):
-            found[chart.path.stem] = [chart]
+        if result.faithfulness:
+            found["faithfulness"] = [_faithfulness_chart(folder / "faithfulness.png", result)]
+        if result.distance is not None:
+            uniform = float(distances(config.grid, config.patch_stride).mean())
+            found["distance"] = [_distance_chart(folder / "distance.png", result.layers, result.distance, uniform)]
+        if result.lens:
+            found["lens"] = [_lens_chart(folder / "lens.png", result)]
     return found
 
 
@@ -121,11 +126,7 @@ def _attending(config: ViTConfig) -> str:
 
 
 def _points(change: float) -> str:
-    """Change of a probability, in percentage points.
-
-    >>> _points(0.5137), _points(0.0004), _points(-0.1)
-    ('by up to 51.4 points', 'by less than 0.1 points', 'nowhere')
-    """
+    """Change of a probability, in percentage points."""
     if change <= 0:
         return "nowhere"
     return f"by up to {100 * change:.1f} points" if change >= 0.001 else "by less than 0.1 points"
@@ -212,16 +213,6 @@ def _filters(filters: FilterComponents) -> Drawn:
 
 
 # ---- Charts ----------------------------------------------------------------------------------------------------------
-
-
-def _charts(result: Explanation, config: ViTConfig, folder: Path) -> Iterator[Figure]:
-    if result.faithfulness:
-        yield _faithfulness_chart(folder / "faithfulness.png", result)
-    if result.distance is not None:
-        uniform = float(distances(config.grid, config.patch_stride).mean())
-        yield _distance_chart(folder / "distance.png", result.layers, result.distance, uniform)
-    if result.lens:
-        yield _lens_chart(folder / "lens.png", result)
 
 
 def _faithfulness_chart(path: Path, result: Explanation) -> Figure:
@@ -339,15 +330,11 @@ def _maps(result: Explanation, figures: Figures) -> list[Html]:
         return []
     words = WARNING + (BETTER if "relevance" in result.maps or "occlusion" in result.maps else "")
     words += TESTED if result.faithfulness else ""
-    scales = [tag("p", "Maps without sign: low", _scale(css(heat())), "high. ", class_="soft")]
+    heats, signs = (tag("span", class_="scale", style=f"background: {css(colours())}") for colours in (heat, signed))
+    scales = [tag("p", "Maps without sign: low", heats, "high. ", class_="soft")]
     if "occlusion" in result.maps:
-        signs = ("Occlusion: more likely without", _scale(css(signed())), "less likely without.")
-        scales.append(tag("p", *signs, class_="soft"))
+        scales.append(tag("p", "Occlusion: more likely without", signs, "less likely without.", class_="soft"))
     return [tag("p", words, class_="note"), *_drawn(figures, *MAPS), *scales]
-
-
-def _scale(gradient: str) -> Html:
-    return tag("span", class_="scale", style=f"background: {gradient}")
 
 
 def _tests(result: Explanation, figures: Figures) -> list[Html]:

@@ -5,7 +5,7 @@ b: batch; t: tokens; q: rows at a time; k: masks; s: steps; h, w: image height a
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_choice, check_fraction, check_real, check_whole
+from vitreous.explanation import MapName
 from vitreous.explanation.captured import (
     CapturedForward,
+    Pooling,
     check_target,
     layer_indices,
     no_step,
-    pooling_of,
     pooling_weights,
     split_tokens,
 )
@@ -145,7 +146,7 @@ def _output_relevance(
     Average and attention pooling are treated as an attention layer with one query.
     """
     model = captured.model
-    features, pool = split_tokens(model.norm(last), captured.layout), pooling_of(model)
+    features, pool = split_tokens(model.norm(last), captured.layout), cast(Pooling, model.pool)
     if isinstance(pool, ClassTokenPooling):
         score = _score(model, model.classify(features), target)
         return pooling_weights(model, features).detach(), torch.autograd.grad(score, last)[0]
@@ -346,3 +347,30 @@ def random_faithfulness(
         torch.stack([run.deletion_curve for run in runs]).mean(dim=0),
         torch.stack([run.insertion_curve for run in runs]).mean(dim=0),
     )
+
+
+# ---- Maps by name ----------------------------------------------------------------------------------------------------
+
+
+def importance_map(
+    captured: CapturedForward,
+    name: MapName,
+    target: int | None,
+    batch_size: int = BATCH,
+    overlap: bool = True,
+    between: Callable[[], None] = no_step,
+) -> Float[Tensor, "gh gw"]:
+    """Importance of every patch of the captured image. `overlap` is that of occlusion's windows."""
+    match name:
+        case "relevance":
+            return relevance(captured, target, between)[0]
+        case "occlusion":
+            assert target is not None
+            window, stride = default_windows(captured)
+            stride = stride if overlap else window
+            drops = occlusion(captured, target, window, stride, batch_size=batch_size, between=between)
+            return as_patches(drops, captured.model.config.patch_stride)
+        case "rollout":
+            return rollout_map(captured)[0]
+        case "attention":
+            return captured.attention_map()[0]

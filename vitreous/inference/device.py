@@ -23,9 +23,6 @@ def choose_device(device: str | torch.device | None, current: torch.device | Non
     """Resolve a device: "auto" is CUDA, else Apple's MPS, else the CPU.
 
     None keeps the `current` device if it is an accelerator, and is otherwise "auto".
-
-    >>> choose_device("cpu")
-    device(type='cpu')
     """
     if device is None and current is not None and current.type != "cpu":
         return current

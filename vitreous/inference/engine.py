@@ -83,12 +83,7 @@ def class_names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def top_labels(probabilities: Float[Tensor, "b classes"], labels: Sequence[str], k: int) -> list[tuple[Label, ...]]:
-    """The k most probable classes of each row, most probable first. NaN ranks above every number.
-
-    >>> import torch
-    >>> top_labels(torch.tensor([[0.25, 0.75]]), ("cat", "dog"), k=1)
-    [(Label(label='dog', index=1, probability=0.75),)]
-    """
+    """The k most probable classes of each row, most probable first. NaN ranks above every number."""
     best = probabilities.topk(min(k, probabilities.shape[1]))
     return [
         tuple(Label(labels[index], index, probability) for index, probability in zip(*row, strict=True))
@@ -310,12 +305,7 @@ def _pixels(image: Image.Image) -> np.ndarray:
 
 
 def decode_pool(workers: int) -> Executor:
-    """A pool of threads; with 0 workers, submitted work runs at once in the calling thread.
-
-    >>> with decode_pool(0) as pool:
-    ...     pool.submit(pow, 2, 5).result()
-    32
-    """
+    """A pool of threads; with 0 workers, submitted work runs at once in the calling thread."""
     return ThreadPoolExecutor(workers, thread_name_prefix="vitreous-decode") if workers else _Inline()
 
 

@@ -156,11 +156,6 @@ def expand(arguments: Sequence[str]) -> list[Path]:
     A file is used whatever its name. A folder or an unexpanded glob (`*`, `?`, `[...]`, and `**` for any depth) expands
     to the images below it, at any depth, sorted; masks beside images are skipped with a warning. `-` reads paths from
     standard input, one per line or NUL-terminated as by `find -print0`.
-
-    >>> expand(["no-such-folder/cat.jpg"])
-    Traceback (most recent call last):
-        ...
-    ValueError: there is no file or folder 'no-such-folder/cat.jpg': 'no-such-folder' does not exist
     """
     found: dict[str, Path] = {}
     for argument in arguments:
@@ -201,19 +196,18 @@ def _without_masks(folder: Path) -> list[Path]:
     found = _below(folder)
     if not has_masks(folder):
         return found
-    masks = {path for path in found if _in_masks(path.relative_to(folder).parts)}
+    masks = set()  # below `masks/` or, say, `train/masks/`
+    for path in found:
+        first, *rest = path.relative_to(folder).parts
+        inside = rest if split_name(first) else [first, *rest]
+        if len(inside) > 1 and inside[0].lower() in MASKS:
+            masks.add(path)
     images = [path for path in found if path not in masks]
     if not {path.stem for path in masks} & {path.stem for path in images}:  # the folder names are a coincidence
         return found
     message = f"{folder} has masks beside its images: {plural(len(masks), 'mask')} skipped"
     warnings.warn(MasksSkipped(message), stacklevel=2)
     return images
-
-
-def _in_masks(parts: Sequence[str]) -> bool:
-    """True for a path below `masks/` or, say, `train/masks/`."""
-    inside = parts[1:] if split_name(parts[0]) else parts
-    return len(inside) > 1 and inside[0].lower() in MASKS
 
 
 def _below(folder: Path) -> list[Path]:

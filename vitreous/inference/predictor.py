@@ -227,15 +227,6 @@ class SegmentPredictor(Engine):
     overlap: fraction of a window that the next one overlaps, from 0 to less than 1.
     batch_size: maximum number of consecutive images of one size that form a batch.
     workers: decoding threads; 0 decodes in the calling thread.
-
-    >>> from vitreous.model.presets import configure
-    >>> from vitreous.model.build import build_segmenter
-    >>> from vitreous.model.config import SegmenterConfig
-    >>> encoder = configure("ViT-Ti/16", num_classes=0, image_size=64, overrides={"depth": 1})
-    >>> predictor = SegmentPredictor(build_segmenter(SegmenterConfig(encoder, num_classes=3)), device="cpu")
-    >>> [result] = predictor(np.zeros((50, 170, 3), dtype=np.uint8))
-    >>> result.mask.shape, sum(result.fractions(3))
-    ((50, 170), 1.0)
     """
 
     tasks, takes = ("segment",), "a segmenter"
@@ -299,9 +290,6 @@ def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"
     """The class with the highest score at each pixel of an image of this size.
 
     Works class by class: the scores of a hundred classes at the size of a photograph would take gigabytes.
-
-    >>> best_at(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), (2, 4)).tolist()
-    [[0, 0, 1, 1], [0, 0, 1, 1]]
     """
     if tuple(scores.shape[1:]) == size:
         return scores.argmax(0).to(torch.uint8)

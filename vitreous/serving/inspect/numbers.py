@@ -18,12 +18,12 @@ from vitreous.explanation.importance_maps import (
     Fusion,
     as_pixels,
     faithfulness,
+    importance_map,
     masked_probabilities,
     random_faithfulness,
     rollout_map,
 )
 from vitreous.explanation.pca_and_similarity import pca_colours
-from vitreous.explanation.result import importance_map
 from vitreous.inference.mask_images import background_of, palette
 from vitreous.model.options import IGNORED
 from vitreous.serving.errors import ApiError
