@@ -264,20 +264,11 @@ def fewshot(
         )
     results = []
     for count in shots:
-        found = []
-        for seed in seeds:
-            ridge = Ridge(train.pick(draw(train.labels, count, seed)), len(classes), device=device)
-            found.append(ridge.at(PENALTY).accuracy(test))
-        firsts = tuple(accuracy.top1 for accuracy in found)
-        results.append(
-            FewShotResult(
-                count,
-                statistics.fmean(firsts),
-                statistics.fmean(accuracy.top5 for accuracy in found),
-                statistics.stdev(firsts) if len(firsts) > 1 else 0.0,
-                firsts,
-            )
-        )
+        drawn = (train.pick(draw(train.labels, count, seed)) for seed in seeds)
+        found = [Ridge(some, len(classes), device=device).at(PENALTY).accuracy(test) for some in drawn]
+        top1, top5 = zip(*found, strict=True)
+        std = statistics.stdev(top1) if len(top1) > 1 else 0.0
+        results.append(FewShotResult(count, statistics.fmean(top1), statistics.fmean(top5), std, top1))
     return results
 
 
