@@ -30,8 +30,8 @@ from torch import Tensor
 
 from benchmarks.peers import import_timm
 from benchmarks.table import publish
+from vitreous.common.rng import SampleRng
 from vitreous.data.image import random_resized_crop
-from vitreous.data.loader import SampleRng
 
 PEER = "Pillow + torchvision"
 Interpolation = Literal["bicubic", "bilinear"]

@@ -18,7 +18,7 @@ from benchmarks.table import publish
 from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.open import open_masked
 from vitreous.data.sources.base import Subset
-from vitreous.explanation.pca import foreground
+from vitreous.explanation.pca_and_similarity import foreground
 from vitreous.inference.device import choose_device
 from vitreous.model.inputs import normalise
 from vitreous.model.options import IGNORED

@@ -24,10 +24,8 @@ import tyro
 
 from benchmarks.table import publish
 from vitreous.evaluation.features import FeatureSet, read_features, slices, write_features
-from vitreous.evaluation.fewshot import fewshot
-from vitreous.evaluation.knn import knn
-from vitreous.evaluation.linear import linear_probe
-from vitreous.evaluation.ridge import Ridge
+from vitreous.evaluation.linear import Ridge, fewshot, linear_probe
+from vitreous.evaluation.probe import knn
 from vitreous.inference.device import choose_device
 
 Probe = Literal["knn", "ridge", "fewshot", "linear"]

@@ -34,10 +34,8 @@ from vitreous.cli.main import refuse
 from vitreous.data.open import open_data
 from vitreous.evaluation.evaluate_model import choose_split
 from vitreous.evaluation.features import cached_features
-from vitreous.evaluation.fewshot import FewShotResult
-from vitreous.evaluation.knn import KnnResult
-from vitreous.evaluation.linear import LinearResult
-from vitreous.evaluation.probe import PROBES, Result, run_probe
+from vitreous.evaluation.linear import FewShotResult, LinearResult
+from vitreous.evaluation.probe import PROBES, KnnResult, Result, run_probe
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vitreous.inference.predict_images import embed as embed
     from vitreous.inference.predict_images import predict as predict
     from vitreous.inference.predictor import Predictor as Predictor
-    from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
+    from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
     from vitreous.model.config import ResNetConfig as ResNetConfig
     from vitreous.model.config import SegmenterConfig as SegmenterConfig
@@ -55,7 +55,7 @@ _HOMES = {
     "save": "vitreous.weights.load",
     "Segmenter": "vitreous.model.segmenter",
     "SegmenterConfig": "vitreous.model.config",
-    "SegmentPredictor": "vitreous.inference.segment_predictor",
+    "SegmentPredictor": "vitreous.inference.predictor",
     "serve": "vitreous.serving",
     "train": "vitreous.training.run",
     "TrainConfig": "vitreous.training",

@@ -19,14 +19,14 @@ from torch import nn
 
 import vitreous
 from masked_folders import folder
-from vitreous.cli.embed import embed as embed_verb
+from vitreous.cli.predict import embed as embed_verb
 from vitreous.cli.predict import predict as predict_verb
 from vitreous.cli.prediction_output import print_table
 from vitreous.common.checks import BadValue
 from vitreous.inference import Predictor
-from vitreous.inference.image_paths import MasksSkipped
-from vitreous.inference.predictions import Label, Prediction
-from vitreous.inference.segment_predictor import Segmentation
+from vitreous.inference.engine import Label, Prediction
+from vitreous.inference.predict_images import MasksSkipped
+from vitreous.inference.predictor import Segmentation
 from vitreous.model.build import build, build_segmenter
 from vitreous.model.config import SegmenterConfig
 from vitreous.model.presets import configure

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import vitreous
-from vitreous.cli.metrics_tables import print_metrics
+from vitreous.cli.eval import print_metrics
 from vitreous.common.checks import BadValue
 from vitreous.data.open import open_data
 from vitreous.evaluation import ClassificationMetrics

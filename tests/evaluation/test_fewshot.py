@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vitreous.evaluation.features import FeatureSet
-from vitreous.evaluation.fewshot import PENALTY, draw, fewshot
-from vitreous.evaluation.ridge import Ridge
+from vitreous.evaluation.linear import PENALTY, Ridge, draw, fewshot
+from vitreous.evaluation.probe import check_options
 
 NAMES = ("ant", "bee", "cat")
 
@@ -90,7 +90,7 @@ def test_a_class_without_images_needs_no_shots() -> None:
     assert result.top1 == 1
 
 
-@pytest.mark.parametrize("shots", [(), (0,), (-1, 5)])
+@pytest.mark.parametrize("shots", [(0,), (-1, 5)])
 def test_invalid_numbers_of_shots_are_rejected(shots: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"shots is .* but must be"):
-        fewshot(clustered(30), clustered(30), NAMES, shots)
+        check_options("fewshot", "pooled", (20,), shots)

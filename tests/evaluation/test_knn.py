@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from vitreous.evaluation import features
 from vitreous.evaluation.features import FeatureSet, count_hits
-from vitreous.evaluation.knn import knn, nearest, votes
+from vitreous.evaluation.probe import check_options, knn, nearest, votes
 
 
 def clustered(n: int, classes: int = 7, width: int = 12, seed: int = 0, spread: float = 1.5) -> FeatureSet:
@@ -151,14 +151,10 @@ def test_planted_classes_are_found_and_random_ones_are_not() -> None:
     assert abs(knn(shuffled, queries, 7)[0].top1 - 1 / 7) < 4 * math.sqrt(1 / 7 * 6 / 7 / 7)  # 7 clusters, 7 guesses
 
 
-@pytest.mark.parametrize(
-    ("neighbours", "message"),
-    [
-        ((20, 31), "neighbours is 31, but must be at most 30: there are no more images to learn from"),
-        ((0,), "neighbours is 0, but must be a whole number from 1"),
-        ((), "at least one"),
-    ],
-)
-def test_invalid_numbers_of_neighbours_are_rejected(neighbours: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        knn(clustered(30), clustered(5), 7, neighbours)
+def test_invalid_numbers_of_neighbours_are_rejected() -> None:
+    with pytest.raises(ValueError, match="neighbours is 31, but must be at most 30: there are no more images"):
+        knn(clustered(30), clustered(5), 7, (20, 31))
+    with pytest.raises(ValueError, match="neighbours is 0, but must be a whole number from 1"):
+        check_options("knn", "pooled", (0,), ())
+    with pytest.raises(ValueError, match="at least one"):
+        check_options("knn", "pooled", (), ())

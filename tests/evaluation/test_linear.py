@@ -7,8 +7,7 @@ from sklearn.linear_model import LogisticRegression
 
 from vitreous.evaluation import features, linear
 from vitreous.evaluation.features import FeatureSet
-from vitreous.evaluation.linear import Sgd, hold_out, linear_probe, train_sgd
-from vitreous.evaluation.ridge import Ridge, Scaling
+from vitreous.evaluation.linear import Ridge, Scaling, Sgd, hold_out, linear_probe, train_sgd
 
 
 @pytest.fixture(autouse=True)

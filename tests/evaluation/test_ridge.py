@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitreous.evaluation import features
 from vitreous.evaluation.features import FeatureSet
-from vitreous.evaluation.ridge import EPSILON, Ridge, Scaling
+from vitreous.evaluation.linear import EPSILON, Ridge, Scaling
 
 CPU = torch.device("cpu")
 

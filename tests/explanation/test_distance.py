@@ -5,8 +5,7 @@ import torch
 
 from planted import KINDS, of_kind
 from vitreous.explanation import captured as module
-from vitreous.explanation.captured import capture
-from vitreous.explanation.distance import attention_distance, distances
+from vitreous.explanation.captured import attention_distance, capture, distances
 from vitreous.model.config import ViTConfig
 
 

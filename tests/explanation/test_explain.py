@@ -113,7 +113,7 @@ def test_without_an_image(monkeypatch, capsys, checkpoint: Path, tmp_path: Path)
 def test_without_a_head(monkeypatch, capsys, small: ViTConfig, picture: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     save(build_vit(dataclasses.replace(small, num_classes=0)), tmp_path / "headless")
     monkeypatch.setattr(module, "can_draw", lambda: False)
-    monkeypatch.setattr("vitreous.explanation.figures.can_draw", lambda: False)
+    monkeypatch.setattr("vitreous.explanation.explain_report.can_draw", lambda: False)
     assert run(monkeypatch, tmp_path / "headless", picture, "--out", tmp_path / "out") == 0
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert drawn == FILES - {"relevance", "occlusion", "faithfulness", "lens", "distance"}

@@ -3,9 +3,14 @@ import torch
 
 from planted import KINDS, PLACE, SHOWN, picture, planted
 from vitreous.explanation.captured import capture
-from vitreous.explanation.faithfulness import faithfulness, random_faithfulness
-from vitreous.explanation.occlusion import as_patches, as_pixels, fill_image
-from vitreous.explanation.relevance import relevance
+from vitreous.explanation.importance_maps import (
+    as_patches,
+    as_pixels,
+    faithfulness,
+    fill_image,
+    random_faithfulness,
+    relevance,
+)
 from vitreous.model.config import ViTConfig
 
 

@@ -5,7 +5,7 @@ import torch
 
 from planted import KINDS, PLACE, SHOWN, of_kind, peak, picture, planted
 from vitreous.explanation.captured import capture
-from vitreous.explanation.occlusion import as_patches, blurred, fill_image, occlusion
+from vitreous.explanation.importance_maps import as_patches, blurred, fill_image, occlusion
 from vitreous.model.config import ViTConfig
 
 

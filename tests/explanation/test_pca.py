@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from planted import of_kind
-from vitreous.explanation.pca import (
+from vitreous.explanation.pca_and_similarity import (
     filter_components,
     filter_images,
     foreground,

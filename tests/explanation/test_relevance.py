@@ -5,7 +5,7 @@ import torch
 
 from planted import KINDS, PLACE, SHOWN, of_kind, peak, picture, planted
 from vitreous.explanation.captured import capture
-from vitreous.explanation.relevance import relevance
+from vitreous.explanation.importance_maps import relevance
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 

@@ -3,7 +3,7 @@ import torch
 
 from planted import KINDS, PLACE, of_kind, peak, picture, planted
 from vitreous.explanation.captured import capture
-from vitreous.explanation.rollout import fuse, rollout, rollout_map
+from vitreous.explanation.importance_maps import fuse, rollout, rollout_map
 from vitreous.model.config import ViTConfig
 
 IMAGES = torch.randn(2, 3, 24, 32)

@@ -5,7 +5,7 @@ import torch
 
 from planted import of_kind
 from vitreous.explanation.captured import capture
-from vitreous.explanation.similarity import cosines, position_similarity, token_similarity
+from vitreous.explanation.pca_and_similarity import cosines, position_similarity, token_similarity
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig

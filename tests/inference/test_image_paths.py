@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitreous.common.checks import BadValue
-from vitreous.inference.image_paths import MasksSkipped, expand
+from vitreous.inference.predict_images import MasksSkipped, expand
 
 FILES = [
     "b/2.PNG",

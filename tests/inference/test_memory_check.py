@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitreous.explanation.explain import open_model
-from vitreous.inference import memory_check as capacity
+from vitreous.inference import device as capacity
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build_vit
 from vitreous.model.options import NoPosition

@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize, prune
 
 from every_model import every_model, inputs_of, output_of
 from vitreous.explanation.captured import capture
-from vitreous.explanation.rollout import rollout
+from vitreous.explanation.importance_maps import rollout
 from vitreous.model.vit import ViT
 
 # A model, a module in it, and a tensor of that.

@@ -12,7 +12,7 @@ from PIL import Image
 import vitreous
 from vitreous.data.masks.files import read_ids
 from vitreous.inference.prediction_files import MaskFolder
-from vitreous.inference.segment_predictor import SegmentPredictor
+from vitreous.inference.predictor import SegmentPredictor
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, LinearDecoder, Preprocessing

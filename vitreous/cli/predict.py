@@ -41,7 +41,6 @@ def predict(
         out: Write to a .json, .jsonl, .csv or .parquet file instead; for a segmenter, a folder for masks and overlays.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "json", "out")}
-    results = vitreous.predict(checkpoint, images, **options)
     from vitreous.cli.prediction_output import output_predictions
 
-    output_predictions(results, json, out)
+    output_predictions(vitreous.predict(checkpoint, images, **options), json, out)

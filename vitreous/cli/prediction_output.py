@@ -12,11 +12,10 @@ from rich.text import Text
 
 from vitreous.common.text import console as standard_output
 from vitreous.common.text import json_text, one_line, plural, printable
+from vitreous.inference.engine import Prediction
 from vitreous.inference.predict_images import Embeddings, Results
 from vitreous.inference.prediction_files import MaskFolder, as_dict, clean, write
-from vitreous.inference.predictions import Prediction
-from vitreous.inference.predictor import Predictor
-from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
+from vitreous.inference.predictor import Predictor, Segmentation, SegmentPredictor
 
 ROWS = 1024  # of a table that are laid out together
 SHOWN = 0.005  # smaller fractions of an image are not printed

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from vitreous.common.checks import check_real, fail, path_suggestion, suggestion
+from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
-from vitreous.data.loader import SampleRng
 from vitreous.data.masks.folders import EXPECTED, count_pairs, open_mask_folder, open_unmasked
 from vitreous.data.sources.arrays import open_arrays
 from vitreous.data.sources.base import SPLITS, UNSPLIT, DataSet, FoundData, is_image_file, label_problems, pick

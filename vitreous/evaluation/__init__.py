@@ -1,7 +1,7 @@
 """Evaluation: `evaluate` measures a classifier, a segmenter, or a frozen encoder through a probe.
 
-Images take the same path as in prediction (`vitreous.inference`). Probes (k-NN, linear, few-shot) learn from features
-of the train split. Nothing here prints.
+Images take the same path as in prediction (`vitreous.inference`). Probes learn from features of the train
+split: `probe` has k-NN, `linear` has ridge regression, the linear probe and few-shot. Nothing here prints.
 """
 
 from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics

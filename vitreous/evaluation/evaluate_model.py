@@ -15,8 +15,7 @@ from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
 from vitreous.inference.engine import Precision
 from vitreous.inference.predict_images import open_encoder, open_model
-from vitreous.inference.predictor import FeatureKind, Predictor
-from vitreous.inference.segment_predictor import SegmentPredictor
+from vitreous.inference.predictor import FeatureKind, Predictor, SegmentPredictor
 from vitreous.model.protocol import Model
 from vitreous.tasks.classification_metrics import Evaluation, classify_source
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_source

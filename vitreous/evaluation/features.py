@@ -86,9 +86,6 @@ def count_hits(
     """Count the images whose class is among the `ranks` best scores. Of equal scores the lower class ranks first.
 
     Infinite scores of the true class and rows with NaN are never hits.
-
-    >>> count_hits(torch.tensor([[0.0, 2.0, 1.0], [1.0, 1.0, 0.0]]), torch.tensor([2, 1]))
-    tensor([0, 2])
     """
     own = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
@@ -103,11 +100,7 @@ def rows_within_budget(width: int) -> int:
 
 
 def slices(count: int, rows: int) -> Iterator[slice]:
-    """Cover 0 to count, `rows` at a time.
-
-    >>> list(slices(5, 3))
-    [slice(0, 3, None), slice(3, 5, None)]
-    """
+    """Cover 0 to count, `rows` at a time."""
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
 
 

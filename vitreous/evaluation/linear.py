@@ -1,28 +1,124 @@
-"""The linear probe: a linear classifier on frozen features, fitted by two methods.
+"""Linear classifiers on frozen features: ridge regression, the linear probe and few-shot least squares.
 
-- ridge: regression to {-1, 1} for each class, in closed form (ridge.py), for a sweep of penalties.
-- sgd: multinomial logistic regression by SGD with momentum and a cosine schedule, for a sweep of learning rates and
-  weight decays.
-
-All choices are made on a fifth of train that is held out, never on the test images: first the setting of each method,
-which is then fitted again to all of train, and then the method that is reported.
-
-n: images; d: width.
+n: images; d: width; m: the smaller of the two.
 """
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitreous.common.rng import SampleRng
+from vitreous.common.text import plural
 from vitreous.data.open import stratified
 from vitreous.evaluation import features
-from vitreous.evaluation.features import FeatureSet, slices
-from vitreous.evaluation.ridge import CPU, Linear, Ridge, Scaling
+from vitreous.evaluation.features import Accuracy, FeatureSet, count_hits, rows_within_budget, slices
+
+# ---- Ridge regression ------------------------------------------------------------------------------------------------
+# Regularised least squares from features to {-1, 1} for each class, in float64.
+#
+#     minimise |X W + b - Y|^2 + l2 |W|^2        W = (X'X + l2 I)^-1 X'Y  =  X' (X X' + l2 I)^-1 Y
+#
+# X are the features, standardised. One eigendecomposition, of X'X or, with fewer images than features, of X X', gives
+# the solutions for every l2. As X is centred, the intercept b is the mean of Y for every l2. (One-hot targets would
+# give the same ranking of classes: they are Y halved and shifted.)
+
+CPU = torch.device("cpu")
+EPSILON = 1e-5  # added to the std, as in big_vision: a constant feature has a std of 0
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Standardise features by the mean and std of a training set."""
+
+    mean: Float[Tensor, "d"]
+    std: Float[Tensor, "d"]
+
+    @classmethod
+    def of(cls, features: Float[Tensor, "n d"], device: torch.device) -> "Scaling":
+        """Compute in two passes: for large means, one pass would lose the variance to rounding."""
+        n, d = features.shape
+        total, squares = torch.zeros(2, d, dtype=torch.float64, device=device)
+        parts = list(slices(n, rows_within_budget(d)))
+        for part in parts:
+            total += features[part].to(device).double().sum(dim=0)
+        for part in parts:
+            squares += (features[part].to(device).double() - total / n).square().sum(dim=0)
+        return cls(total / n, (squares / n).sqrt() + EPSILON)
+
+    def __call__(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        return (features.to(self.mean.device).double() - self.mean) / self.std
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear classifier of unscaled features."""
+
+    weight: Float[Tensor, "d classes"]
+    bias: Float[Tensor, "classes"]
+
+    @classmethod
+    def scaled(cls, scaling: Scaling, weight: Float[Tensor, "d classes"], bias: Float[Tensor, "classes"]) -> "Linear":
+        """Fold the scaling into the weights of a classifier of scaled features."""
+        weight = weight / scaling.std[:, None]
+        return cls(weight, bias - scaling.mean @ weight)
+
+    def __call__(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n classes"]:
+        return features.to(self.weight) @ self.weight + self.bias
+
+    def accuracy(self, test: FeatureSet) -> Accuracy:
+        d, classes = self.weight.shape
+        device = self.weight.device
+        hits = torch.zeros(2, dtype=torch.int64, device=device)
+        for part in slices(len(test), rows_within_budget(d + classes)):
+            hits += count_hits(self(test.features[part]), test.labels[part].to(device))
+        return Accuracy(*(hit / len(test) for hit in hits.tolist()))
+
+
+class Ridge:
+    """Solutions of one problem for every l2.
+
+    dual: decompose X X' rather than X'X; None chooses the smaller. The solutions are the same.
+    """
+
+    def __init__(self, train: FeatureSet, num_classes: int, *, dual: bool | None = None, device: torch.device = CPU):
+        n, d = train.features.shape
+        self.scaling = Scaling.of(train.features, device)
+        labels = train.labels.to(device)
+        if dual if dual is not None else n < d:
+            scaled = self.scaling(train.features)
+            self.eigenvalues, vectors = torch.linalg.eigh(scaled @ scaled.T)
+            self.left = scaled.T @ vectors
+            right = vectors.new_zeros(num_classes, n).index_add_(0, labels, vectors).T  # one_hot(labels).T @ vectors
+        else:
+            gram = torch.zeros(d, d, dtype=torch.float64, device=device)
+            sums = gram.new_zeros(num_classes, d)
+            for part in slices(n, rows_within_budget(d)):
+                scaled = self.scaling(train.features[part])
+                gram.addmm_(scaled.T, scaled)
+                sums.index_add_(0, labels[part], scaled)
+            self.eigenvalues, self.left = torch.linalg.eigh(gram)
+            right = self.left.T @ sums.T
+        # Y is twice the one-hot labels minus 1, and the constant drops out: X has zero mean.
+        self.right: Float[Tensor, "m classes"] = 2 * right
+        self.bias = 2 * torch.bincount(labels, minlength=num_classes).double() / n - 1
+
+    def at(self, l2: float) -> Linear:
+        # Zero eigenvalues come out slightly negative or positive.
+        weight = self.left @ (self.right / (self.eigenvalues.clamp(min=0) + l2)[:, None])
+        return Linear.scaled(self.scaling, weight, self.bias)
+
+
+# ---- Linear probe ----------------------------------------------------------------------------------------------------
+# Two methods: ridge regression for a sweep of penalties, and multinomial logistic regression by SGD with momentum and a
+# cosine schedule for a sweep of learning rates and weight decays. All choices are made on a fifth of train that is held
+# out, never on the test images: first the setting of each method, which is then fitted again to all of train, and then
+# the method that is reported.
 
 HELD_OUT = 0.2
 PENALTIES = tuple(10.0**power for power in range(-6, 4))  # per image: features have a variance of 1
@@ -110,9 +206,7 @@ def train_sgd(
     for step, indices in enumerate(_batches(n, batch_size, steps, seed)):
         inputs, labels = scaling(train.features[indices]).float(), train.labels[indices].to(device)
         error = (torch.tensordot(inputs, weight, dims=1) + bias).softmax(dim=-1)
-        error[torch.arange(len(labels), device=device), :, labels] -= (
-            1  # the gradient of cross-entropy with respect to the logits
-        )
+        error[torch.arange(len(labels), device=device), :, labels] -= 1  # gradient of cross-entropy by the logits
         error /= len(labels)
         speed.mul_(MOMENTUM).add_(torch.tensordot(inputs.T, error, dims=1)).add_(decay * weight)
         bias_speed.mul_(MOMENTUM).add_(error.sum(dim=0))
@@ -131,3 +225,76 @@ def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tenso
             order = torch.randperm(count, generator=generator)
         yield order[:size]
         order = order[size:]
+
+
+# ---- Few-shot accuracy -----------------------------------------------------------------------------------------------
+# As in section 4.1 of the paper: the features of k images per class are mapped to {-1, 1}^classes by regularised
+# regression. The details are those of the authors' code (big_vision, `fewshot_lsr`): standardised features and a
+# penalty of 2^10. Its penalised bias is omitted: it is the same for every class when all have equally many images.
+
+PENALTY = 2.0**10
+SHOTS = (5, 10, 25)  # measured by default
+
+
+@dataclass(frozen=True)
+class FewShotResult:
+    """Accuracy with `shots` images per class: mean and standard deviation over several draws."""
+
+    shots: int
+    top1: float
+    top5: float
+    std: float  # of top1 (n - 1); 0 for a single draw
+    draws: tuple[float, ...]  # top1 of each
+
+
+def fewshot(
+    train: FeatureSet,
+    test: FeatureSet,
+    classes: Sequence[str],
+    shots: Sequence[int] = SHOTS,
+    seeds: Sequence[int] = range(5),
+    device: torch.device = CPU,
+) -> list[FewShotResult]:
+    """Measure the accuracy on `test` for each number of shots. Classes without images are not learned."""
+    least, name = smallest_class(train, classes)
+    if max(shots) > least:
+        raise ValueError(
+            f"shots is {max(shots)}, but must be at most {least}: "
+            f"class {name!r} has {plural(least, 'image')} to learn from"
+        )
+    results = []
+    for count in shots:
+        drawn = (train.pick(draw(train.labels, count, seed)) for seed in seeds)
+        found = [Ridge(some, len(classes), device=device).at(PENALTY).accuracy(test) for some in drawn]
+        top1, top5 = zip(*found, strict=True)
+        std = statistics.stdev(top1) if len(top1) > 1 else 0.0
+        results.append(FewShotResult(count, statistics.fmean(top1), statistics.fmean(top5), std, top1))
+    return results
+
+
+def draw(labels: Int[Tensor, "n"], shots: int, seed: int) -> Int[Tensor, "m"]:
+    """Indices of `shots` images of each class. With one seed, fewer shots are a subset of more."""
+    numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("fewshot").numpy()
+    order = np.lexsort((numbers, labels.numpy()))  # class by class, within each in random order
+    counts = np.bincount(labels.numpy())
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return torch.from_numpy(order[rank < shots])
+
+
+def smallest_class(train: FeatureSet, classes: Sequence[str]) -> tuple[int, str]:
+    """The number of images of the smallest class that has any, and its name."""
+    counts = torch.bincount(train.labels, minlength=len(classes)).tolist()
+    return min((count, name) for count, name in zip(counts, classes, strict=True) if count)
+
+
+def fitting_shots(train: FeatureSet, classes: Sequence[str]) -> tuple[tuple[int, ...], str]:
+    """The default numbers of shots that every class has images for, and why the others are skipped.
+
+    If the smallest class has too few for any of them, the number of its images.
+    """
+    least, name = smallest_class(train, classes)
+    fitting = tuple(count for count in SHOTS if count <= least)
+    if fitting == SHOTS:
+        return SHOTS, ""
+    skipped = ", ".join(str(count) for count in SHOTS if count > least)
+    return fitting or (least,), f"{skipped} shots: class {name!r} has {plural(least, 'image')} to learn from"

@@ -5,7 +5,7 @@ Attention weights are recomputed from the tokens when needed, one layer and at m
 b: batch; t = p + n: tokens, prefix and patches; q: queries; gh, gw: grid height and width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +19,7 @@ from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenP
 from vitreous.model.tokens import Features, Layout
 from vitreous.model.vit import ViT
 
+Pooling = ClassTokenPooling | AveragePooling | AttentionPooling
 CHUNK = 2**24  # attention weights computed at once: 64 MiB in float32
 
 
@@ -105,24 +106,15 @@ def split_tokens(tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
     return Features(tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :], layout.grid)
 
 
-def pooling_of(model: ViT) -> ClassTokenPooling | AveragePooling | AttentionPooling:
-    return cast(ClassTokenPooling | AveragePooling | AttentionPooling, model.pool)
-
-
 def pooling_weights(model: ViT, features: Features) -> Float[Tensor, "b t"]:
-    weights = pooling_of(model).weights(features).mean(dim=1)
+    weights = cast(Pooling, model.pool).weights(features).mean(dim=1)
     if model.distillation_head is not None:
         weights[:, :2] = 0.5  # the logits of its two heads are averaged
     return weights
 
 
 def layer_indices(model: ViT, layers: Sequence[int] | None) -> list[int]:
-    """Check layers and return them in ascending order, counted from 0; all of them for None or an empty sequence.
-
-    >>> from vitreous.model.presets import create
-    >>> layer_indices(create("ViT-Lite-6/4"), [-1, 2])
-    [2, 5]
-    """
+    """Check layers and return them in ascending order, counted from 0; all of them for None or an empty sequence."""
     depth = model.config.depth
     for layer in layers or ():
         if not -depth <= layer < depth:
@@ -131,11 +123,7 @@ def layer_indices(model: ViT, layers: Sequence[int] | None) -> list[int]:
 
 
 def token_index(layout: Layout, query: int | Size) -> int:
-    """Index in the sequence of a token, or of the patch at a row and column.
-
-    >>> token_index(Layout(1, (14, 20)), (2, 3))
-    44
-    """
+    """Index in the sequence of a token, or of the patch at a row and column."""
     gh, gw = layout.grid
     if isinstance(query, tuple):
         if not (0 <= query[0] < gh and 0 <= query[1] < gw):
@@ -149,3 +137,32 @@ def token_index(layout: Layout, query: int | Size) -> int:
 def check_target(model: ViT, target: int) -> None:
     check_whole("num_classes", model.config.num_classes, 1, 2**31)
     check_whole("target", target, 0, model.config.num_classes - 1)
+
+
+# ---- Mean attention distance -----------------------------------------------------------------------------------------
+# The analogue of a convolution's receptive field (Figure 7, right; appendix D.7).
+
+
+def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:
+    """Distances in pixels between the centres of patches, of `rows` of them to all."""
+    y, x = (torch.arange(count) * float(stride) for count, stride in zip(grid, patch_stride, strict=True))
+    places = torch.cartesian_prod(y, x)
+    return torch.cdist(places[rows], places, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def attention_distance(
+    captured: CapturedForward, layers: Sequence[int] | None = None, between: Callable[[], None] = no_step
+) -> Float[Tensor, "layers heads"]:
+    """Mean distance of every head of every layer, over all patches and images; prefix tokens are ignored."""
+    (p, grid, _), config, device = captured.layout, captured.model.config, captured.images.device
+    found = []
+    for layer in layer_indices(captured.model, layers):
+        between()
+        total = torch.zeros(config.num_heads, device=device)
+        for rows, weights in captured.chunks(layer, start=p):
+            apart = distances(grid, config.patch_stride, slice(rows.start - p, rows.stop - p)).to(device)
+            patches = weights[..., p:].float()
+            patches = patches / patches.sum(dim=-1, keepdim=True).clamp_min(1e-30)
+            total += (patches * apart).sum(dim=-1).sum(dim=(0, 2))
+        found.append(total / (len(captured.images) * grid[0] * grid[1]))
+    return torch.stack(found)

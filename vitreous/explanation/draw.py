@@ -57,11 +57,7 @@ class Canvas:
 
 
 def model_region(image: Size, size: Size, how: Preprocessing) -> Box:
-    """Region of an image that the model receives, in the image's pixels. It extends beyond a padded image.
-
-    >>> model_region((300, 600), (224, 224), Preprocessing(crop_fraction=1.0))
-    Box(top=0.0, left=150.0, height=300.0, width=300.0)
-    """
+    """Region of an image that the model receives, in the image's pixels. It extends beyond a padded image."""
     resized = resized_for(image, size, how)
     scale = [there / here for there, here in zip(image, resized, strict=True)]
     top, left = centre(resized, size, how)
@@ -122,11 +118,7 @@ def onto(canvas: Canvas, values: np.ndarray, smooth: bool = True) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, from_zero: bool = True) -> np.ndarray:
-    """Scale values so that the largest is 1 and 0, or without `from_zero` the smallest, is 0.
-
-    >>> scaled(np.array([1.0, 2.0, 4.0])).tolist()
-    [0.25, 0.5, 1.0]
-    """
+    """Scale values so that the largest is 1 and 0, or without `from_zero` the smallest, is 0."""
     low = min(float(values.min()), 0.0) if from_zero else float(values.min())
     high = float(values.max())
     return (values - low) / (high - low) if high > low else np.zeros_like(values)
@@ -240,11 +232,7 @@ def sheet(
 
 
 def tile_for(grid: Size, most: int) -> Size:
-    """Size of a tile that shows a grid at its aspect ratio, in whole pixels for each patch if possible.
-
-    >>> tile_for((14, 20), 72)
-    (42, 60)
-    """
+    """Size of a tile that shows a grid at its aspect ratio, in whole pixels for each patch if possible."""
     each = max(most // max(grid), 1)
     if max(grid) * each <= most:
         return (grid[0] * each, grid[1] * each)

@@ -1,5 +1,6 @@
 """`vitreous.explain`: from a model and an image to maps, tests of these maps, and optionally figures and a report."""
 
+import contextlib
 import json
 import os
 import time
@@ -19,12 +20,10 @@ from vitreous.data.sources.base import StoredImage
 from vitreous.explanation import METHODS, Method
 from vitreous.explanation.captured import CapturedForward, capture
 from vitreous.explanation.draw import Canvas, canvas_of
-from vitreous.explanation.explain_report import write_report
-from vitreous.explanation.figures import draw_figures
+from vitreous.explanation.explain_report import draw_figures, write_report
 from vitreous.explanation.result import Explanation, available_methods, compute, request
-from vitreous.inference.device import choose_device, placed
+from vitreous.inference.device import check_bytes, check_memory, choose_device, placed, takes
 from vitreous.inference.engine import Input, encoded, model_input, name_of
-from vitreous.inference.memory_check import check_bytes, check_memory, takes
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit
 from vitreous.report.html import duration
@@ -100,8 +99,18 @@ def explain(
             result.skipped["charts"] = "matplotlib is missing: pip install vitreous[plot]"
         with atomic_file(folder / NUMBERS) as aside:  # before the page: check_output recognises a folder by it
             aside.write_text(json.dumps(result.numbers(), indent=2))
-        facts = _facts(vit, checkpoint, source, time.perf_counter() - began)
-        write_report(result, figures, folder / PAGE, _title(checkpoint, image, source), facts, command)
+        path = Path(checkpoint)
+        name = path.resolve().parent.name if path.name in ("best", "last") else path.name
+        title = f"{name}: weights" if image is None else f"{Path(source).name}, explained with {name}"
+        facts = {
+            "checkpoint": checkpoint,
+            "image": source,
+            **dict(vit.config.details()),
+            "device": str(next(vit.parameters()).device),
+            "time": duration(time.perf_counter() - began),
+            "version": f"Vitreous {vitreous.__version__}",
+        }
+        write_report(result, figures, folder / PAGE, title, facts, command)
         paths = [figure.path for group in figures.values() for figure in group]
         result.paths = [*paths, folder / NUMBERS, folder / PAGE]
     return result
@@ -113,19 +122,13 @@ def check_output(out: Path) -> None:
     An interrupted one has left figures, but neither numbers nor page.
     """
     taken = [name for name in (PAGE, NUMBERS, *FIGURES) if os.path.lexists(out / name)]
-    if NUMBERS in taken and _has_numbers(out / NUMBERS):
-        return
+    with contextlib.suppress(ValueError):
+        if NUMBERS in taken and read_json_object(out / NUMBERS).keys() >= KEYS:
+            return
     if foreign := [name for name in taken if name not in FIGURES or not is_written_here(out / name)]:
         raise ValueError(
             f"{out} already has {foreign[0]}, which explain would replace: choose another --out, or delete it"
         )
-
-
-def _has_numbers(file: Path) -> bool:
-    try:
-        return read_json_object(file).keys() >= KEYS
-    except ValueError:
-        return False
 
 
 def open_model(model: Model | str | Path, image_size: int | Sequence[int], device: str) -> ViT:
@@ -155,20 +158,3 @@ def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward,
         raise ValueError(f"{name_of(image, 0)}: {error}") from error
     device = next(model.parameters()).device
     return capture(model, model_input(pixels[None], device, config.preprocessing)), canvas
-
-
-def _title(checkpoint: str, image: Input | None, source: str) -> str:
-    path = Path(checkpoint)
-    model = path.resolve().parent.name if path.name in ("best", "last") else path.name
-    return f"{model}: weights" if image is None else f"{Path(source).name}, explained with {model}"
-
-
-def _facts(model: ViT, checkpoint: str, image: str, seconds: float) -> dict[str, str]:
-    return {
-        "checkpoint": checkpoint,
-        "image": image,
-        **dict(model.config.details()),
-        "device": str(next(model.parameters()).device),
-        "time": duration(seconds),
-        "version": f"Vitreous {vitreous.__version__}",
-    }

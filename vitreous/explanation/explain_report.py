@@ -1,15 +1,295 @@
-"""report.html of an explanation: all figures in one file, with their meaning and their limits."""
+"""Figures of an explanation, as PNG files with captions, and report.html, which holds them all in one file.
 
-from collections.abc import Mapping, Sequence
+Charts need matplotlib; without it, their numbers remain in the report's tables.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from vitreous.explanation import MAPS
-from vitreous.explanation.faithfulness import Faithfulness
-from vitreous.explanation.figures import Figure
+import numpy as np
+from PIL import Image
+
+from vitreous.explanation import MAPS, MapName, draw
+from vitreous.explanation.captured import distances
+from vitreous.explanation.draw import Canvas
+from vitreous.explanation.importance_maps import Faithfulness
+from vitreous.explanation.pca_and_similarity import FilterComponents, filter_images
 from vitreous.explanation.result import Explanation
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import AttentionPool
 from vitreous.report.html import Html, bar, code, definitions, details, inner, items, name, plot, table, tag
 from vitreous.report.html import sections_page as page_of
-from vitreous.report.plots import css, heat, signed
+from vitreous.report.plots import (
+    ACCENT,
+    GREY,
+    PALE,
+    can_draw,
+    css,
+    drawing,
+    heat,
+    paint,
+    percent,
+    plain,
+    readable,
+    signed,
+    write_png,
+)
+
+SHEET = 1150  # width in pixels, approximately
+MOST_POSITIONS = 10  # rows and columns of a sheet of positions
+LINES = (ACCENT, "#c4500c", "#2c8a4b", "#8a4fb5", "#b0416b", GREY)  # colours of curves, with different lightness
+
+Drawn = tuple[str, str, np.ndarray | Image.Image]  # title, caption, and a map over the image or a sheet
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A written PNG file with its title and caption."""
+
+    path: Path
+    title: str
+    caption: str
+    kind: Literal["map", "sheet", "chart"]
+
+
+def draw_figures(
+    result: Explanation, config: ViTConfig, canvas: Canvas | None, folder: Path
+) -> dict[str, list[Figure]]:
+    """Write the figures of everything that was computed; by method, and the image itself as "seen"."""
+    found: dict[str, list[Figure]] = {}
+
+    def write(method: str, drawn: Drawn, name: str = "") -> None:
+        title, caption, image = drawn
+        path, is_map = folder / f"{name or method}.png", isinstance(image, np.ndarray)
+        write_png(Image.fromarray(image) if isinstance(image, np.ndarray) else image, path, optimize=True)
+        found.setdefault(method, []).append(Figure(path, title, caption, "map" if is_map else "sheet"))
+
+    if canvas is not None:
+        write("seen", ("Input of the model", _input_caption(canvas), draw.patches(canvas)))
+        for method, values in result.maps.items():
+            image = draw.signed_overlay(canvas, values) if method == "occlusion" else draw.overlay(canvas, values)
+            write(method, (*_map_text(result, config, method), image))
+        for name, drawn in _pca(result, canvas):
+            write("pca", drawn, name)
+        if result.similarity is not None:
+            write("similarity", _similarity(result, result.similarity, canvas))
+    if result.head_maps is not None:
+        write("heads", _heads(result, result.head_maps, config))
+    if result.position is not None and result.position.values is not None:
+        write("position", _positions(result.position.values.numpy(), result.position.text))
+    if result.filters is not None:
+        write("filters", _filters(result.filters))
+    if can_draw():
+        if result.faithfulness:
+            found["faithfulness"] = [_faithfulness_chart(folder / "faithfulness.png", result)]
+        if result.distance is not None:
+            uniform = float(distances(config.grid, config.patch_stride).mean())
+            found["distance"] = [_distance_chart(folder / "distance.png", result.layers, result.distance, uniform)]
+        if result.lens:
+            found["lens"] = [_lens_chart(folder / "lens.png", result)]
+    return found
+
+
+# ---- Over the image --------------------------------------------------------------------------------------------------
+
+
+def _input_caption(canvas: Canvas) -> str:
+    (gh, gw), (h, w) = canvas.grid, canvas.image_size
+    caption = f"The model receives {h} x {w} pixels (height x width), cut into {gh} x {gw} patches."
+    rows, columns = canvas.region.pixels()
+    if (rows.stop - rows.start, columns.stop - columns.start) != canvas.pixels.shape[:2]:
+        caption += " The dimmed part is cropped away and has no influence."
+    return caption
+
+
+def _map_text(result: Explanation, config: ViTConfig, name: MapName) -> tuple[str, str]:
+    """Title and caption of a map."""
+    match name:
+        case "relevance" if not result.maps[name].any():
+            return "Relevance", f"Nothing in the image supports “{result.label}” by this measure: the map is empty."
+        case "relevance":
+            return "Relevance", (
+                f"Evidence for “{result.label}”: attention that raises the score of this class, through all layers. "
+                "Another class has another map."
+            )
+        case "occlusion":
+            low, high = float(result.maps[name].min()), float(result.maps[name].max())
+            return "Occlusion", (
+                "A test on the image itself: a plain window is moved over it. Red: hiding this makes "
+                f"“{result.label}” less likely ({_points(high)}); blue: more likely ({_points(-low)})."
+            )
+        case "rollout":
+            return "Attention rollout", (
+                "Attention followed through all layers, with residual connections: where information can come from. "
+                "It is the same for every class."
+            )
+        case "attention":
+            who = "attention pooling" if isinstance(config.pool, AttentionPool) else _attending(config)
+            return "Attention, last layer", (
+                f"Attention of {who} at the end, averaged over heads. It shows where the model gathers information, "
+                "not why."
+            )
+
+
+def _attending(config: ViTConfig) -> str:
+    return "the class token" if config.class_token else "all patches, on average,"
+
+
+def _points(change: float) -> str:
+    """Change of a probability, in percentage points."""
+    if change <= 0:
+        return "nowhere"
+    return f"by up to {100 * change:.1f} points" if change >= 0.001 else "by less than 0.1 points"
+
+
+def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
+    place, layers = result.similarity_to, result.similarity_layers
+    drawn = [draw.marked(canvas, draw.overlay(canvas, one, from_zero=False), place) for one in maps]
+    lowest = ", ".join(f"{one.min():.2f} after layer {layer}" for one, layer in zip(maps, layers, strict=True))
+    caption = (
+        f"Cosine similarity of every patch to the framed one (row {place[0]}, column {place[1]}): after the first "
+        f"layers it follows appearance and position, after the last ones meaning. Dark is the least similar: {lowest}."
+    )
+    height, width = canvas.pixels.shape[:2]
+    stacked = width > 1.6 * height  # wide images are placed below each other
+    scale = min(SHEET / (2 if stacked else len(layers)) / width, 1)
+    tile, names = (round(height * scale), round(width * scale)), [f"after layer {layer}" for layer in layers]
+    if stacked:
+        return "Similar patches", caption, draw.sheet([[one] for one in drawn], tile, rows=names, smooth=True)
+    return "Similar patches", caption, draw.sheet([drawn], tile, columns=names, smooth=True)
+
+
+def _pca(result: Explanation, canvas: Canvas) -> Iterator[tuple[str, Drawn]]:
+    if result.pca is not None:
+        caption = (
+            f"The first three principal components of the patch features after layer {result.layers[-1]} as red, green "
+            "and blue: patches of one colour are alike to the model. The colours themselves have no meaning."
+        )
+        yield "pca", ("Patch features as colours", caption, draw.coloured(canvas, result.pca))
+    if result.pca_foreground is not None:
+        kept = 1 - float(np.isnan(result.pca_foreground[..., 0]).mean())
+        caption = (
+            f"The first component splits the patches in two groups; the one that is rarer at the border ({kept:.0%} of "
+            "the patches) gets components of its own. In a self-supervised model such as DINOv2 this often separates "
+            "the object from the background without labels."
+        )
+        image = draw.coloured(canvas, result.pca_foreground)
+        yield "pca_foreground", ("The same, without the background", caption, image)
+
+
+# ---- Sheets ----------------------------------------------------------------------------------------------------------
+
+
+def _heads(result: Explanation, maps: np.ndarray, config: ViTConfig) -> Drawn:
+    tile = draw.tile_for(config.grid, min(max(SHEET // len(result.heads) - 6, 24), 104))
+    rows = [f"layer {layer}" for layer in result.layers]
+    columns = [f"head {head}" if tile[1] >= 56 else str(head) for head in result.heads]
+    tiles = [[paint(draw.scaled(one), heat()) for one in layer] for layer in maps]
+    who = _attending(config)
+    if result.query is not None:
+        who = f"the patch in row {result.query[0]}, column {result.query[1]}"
+    caption = (
+        f"Attention of {who} in each layer (rows, from 0) and head (columns). Each map has its own scale, from zero "
+        "(dark) to its largest weight (bright); attention to class and register tokens is not shown."
+    )
+    return "Every head", caption, draw.sheet(tiles, tile, rows, columns)
+
+
+def _positions(values: np.ndarray, text: str) -> Drawn:
+    gh, gw = values.shape[:2]
+    rows, columns = (
+        np.unique(np.linspace(0, side - 1, min(side, MOST_POSITIONS)).round().astype(int)) for side in (gh, gw)
+    )
+    most = np.abs(values).max()
+    tiles = [[paint(values[y, x] / max(most, 1e-12) / 2 + 0.5, signed()) for x in columns] for y in rows]
+    some = f" Not all of {gh} x {gw} positions have a tile." if (len(rows), len(columns)) != (gh, gw) else ""
+    caption = (
+        f"{text} Each tile belongs to the position at its place in the image, and shows the similarity to all "
+        f"positions: red is positive, blue negative; full colour is {most:.2f} (the paper's Figure 7, centre).{some}"
+    )
+    tile = draw.tile_for((gh, gw), 860 // max(len(rows), len(columns)))
+    return "Similarity of positions", caption, draw.sheet(tiles, tile, gap=4)
+
+
+def _filters(filters: FilterComponents) -> Drawn:
+    tiles, columns = filter_images(filters.patterns), 7
+    caption = (
+        f"The first {len(tiles)} principal components of {filters.source} (the paper's Figure 7, left): "
+        f"{float(filters.variance.sum()):.0%} of its variance. Grey is zero. Trained filters look like stripes, "
+        "edges and blobs of colour; pure noise indicates little training."
+    )
+    rows = [list(tiles[i : i + columns]) for i in range(0, len(tiles), columns)]
+    return "Patch filters", caption, draw.sheet(rows, draw.tile_for((tiles.shape[1], tiles.shape[2]), 96))
+
+
+# ---- Charts ----------------------------------------------------------------------------------------------------------
+
+
+def _faithfulness_chart(path: Path, result: Explanation) -> Figure:
+    with drawing(path, 8.4, 3.3) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        plain(left, title="deletion", x="patches masked", y="probability of the class")
+        plain(right, title="insertion", x="patches shown")
+        colours = iter(LINES)
+        for name, one in result.faithfulness.items():
+            style = {"color": GREY, "linestyle": (0, (4, 3))} if name == "random" else {"color": next(colours)}
+            left.plot(one.fractions, one.deletion_curve, linewidth=1.6, **style)
+            right.plot(one.fractions, one.insertion_curve, linewidth=1.6, label=name, **style)
+        for axes in (left, right):
+            axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
+            percent(axes, "x")
+            percent(axes, "y")
+        right.legend(frameon=False, labelcolor="linecolor", loc="center left", bbox_to_anchor=(1.01, 0.5))
+    caption = (
+        "Left: the patches that a map calls important are masked first; the sooner the probability falls, the better "
+        "the map. Right: they are shown first, on a blurred image; the sooner it rises, the better. Grey: patches in "
+        "random order."
+    )
+    return Figure(path, "Deletion and insertion", caption, "chart")
+
+
+def _distance_chart(path: Path, layers: list[int], pixels: np.ndarray, uniform: float) -> Figure:
+    with drawing(path, 6.6, 3.6) as figure:
+        axes = figure.add_subplot()
+        plain(axes, x="layer", y="mean attention distance, pixels")
+        axes.axhline(uniform, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate(
+            "uniform attention", (1, uniform), (-4, 3), xycoords=("axes fraction", "data"),
+            textcoords="offset points", color=GREY, fontsize=8, ha="right", va="bottom",
+        )  # fmt: skip
+        axes.plot(layers, pixels.mean(axis=1), color=PALE, linewidth=2, zorder=1)
+        for layer, row in zip(layers, pixels, strict=True):
+            axes.scatter([layer] * len(row), row, 26, color=ACCENT, alpha=0.75, linewidth=0, zorder=2)
+        axes.set_ylim(0, 1.12 * max(float(pixels.max()), uniform))
+        axes.set_xticks(layers[:: -(-len(layers) // 16)])
+    caption = (
+        "Each dot is a head: the mean distance to the patches that a patch attends to (the paper's Figure 7, right), "
+        "for this image, in pixels of the model's input. Low dots attend locally, as a convolution does; high ones "
+        "attend to the whole image."
+    )
+    return Figure(path, "Attention distance", caption, "chart")
+
+
+def _lens_chart(path: Path, result: Explanation) -> Figure:
+    with drawing(path, 6.6, 3.4) as figure:
+        axes = figure.add_subplot()
+        plain(axes, x="after layer", y="probability")
+        for colour, (name, curve) in zip(LINES, result.lens_curves.items(), strict=False):
+            axes.plot(result.layers, curve, color=colour, linewidth=1.8, marker="o", markersize=4, label=readable(name))
+        axes.set_ylim(-0.02, 1.02)
+        percent(axes, "y")
+        axes.set_xticks(result.layers[:: -(-len(result.layers) // 16)])
+        axes.legend(frameon=False, labelcolor="linecolor", loc="center left", bbox_to_anchor=(1.01, 0.5))
+    caption = (
+        "Final norm and head applied to the tokens after every layer: the prediction if the model ended there. The "
+        "head was trained on the last layer only, so early predictions are rough."
+    )
+    return Figure(path, "Prediction after each layer", caption, "chart")
+
+
+# ---- The page --------------------------------------------------------------------------------------------------------
 
 WARNING = (
     "Attention is not attribution. A bright place in an attention map or a rollout is where the model gathers "
@@ -62,15 +342,11 @@ def _maps(result: Explanation, figures: Figures) -> list[Html]:
         return []
     words = WARNING + (BETTER if "relevance" in result.maps or "occlusion" in result.maps else "")
     words += TESTED if result.faithfulness else ""
-    scales = [tag("p", "Maps without sign: low", _scale(css(heat())), "high. ", class_="soft")]
+    heats, signs = (tag("span", class_="scale", style=f"background: {css(colours())}") for colours in (heat, signed))
+    scales = [tag("p", "Maps without sign: low", heats, "high. ", class_="soft")]
     if "occlusion" in result.maps:
-        signs = ("Occlusion: more likely without", _scale(css(signed())), "less likely without.")
-        scales.append(tag("p", *signs, class_="soft"))
+        scales.append(tag("p", "Occlusion: more likely without", signs, "less likely without.", class_="soft"))
     return [tag("p", words, class_="note"), *_drawn(figures, *MAPS), *scales]
-
-
-def _scale(gradient: str) -> Html:
-    return tag("span", class_="scale", style=f"background: {gradient}")
 
 
 def _tests(result: Explanation, figures: Figures) -> list[Html]:

@@ -15,15 +15,18 @@ from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size, check_choice, check_whole, suggestion
 from vitreous.explanation import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
-from vitreous.explanation.captured import CapturedForward, layer_indices, no_step, token_index
-from vitreous.explanation.distance import attention_distance
-from vitreous.explanation.faithfulness import Faithfulness, faithfulness, random_faithfulness
-from vitreous.explanation.occlusion import BATCH, as_patches, default_windows, occlusion
-from vitreous.explanation.pca import FilterComponents, filter_components, foreground, pca_colours
-from vitreous.explanation.relevance import relevance
-from vitreous.explanation.rollout import rollout_map
-from vitreous.explanation.similarity import PositionSimilarity, position_similarity, token_similarity
-from vitreous.inference.predictions import Label, class_names, top_labels
+from vitreous.explanation.captured import CapturedForward, attention_distance, layer_indices, token_index
+from vitreous.explanation.importance_maps import BATCH, Faithfulness, faithfulness, importance_map, random_faithfulness
+from vitreous.explanation.pca_and_similarity import (
+    FilterComponents,
+    PositionSimilarity,
+    filter_components,
+    foreground,
+    pca_colours,
+    position_similarity,
+    token_similarity,
+)
+from vitreous.inference.engine import Label, class_names, top_labels
 from vitreous.model.config import ViTConfig
 from vitreous.model.tokens import Layout
 from vitreous.model.vit import ViT
@@ -88,36 +91,11 @@ class Explanation:
         return reasons
 
 
-def importance_map(
-    captured: CapturedForward,
-    name: MapName,
-    target: int | None,
-    batch_size: int = BATCH,
-    overlap: bool = True,
-    between: Callable[[], None] = no_step,
-) -> Float[Tensor, "gh gw"]:
-    """Importance of every patch of the captured image. `overlap` is that of occlusion's windows."""
-    match name:
-        case "relevance":
-            return relevance(captured, target, between)[0]
-        case "occlusion":
-            assert target is not None
-            window, stride = default_windows(captured)
-            stride = stride if overlap else window
-            drops = occlusion(captured, target, window, stride, batch_size=batch_size, between=between)
-            return as_patches(drops, captured.model.config.patch_stride)
-        case "rollout":
-            return rollout_map(captured)[0]
-        case "attention":
-            return captured.attention_map()[0]
-
-
 def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
     """Index of a class given by its label or, if no label is equal, by its number. Errors call it `field`."""
     if name is None:
         return None
-    name = str(name)
-    labels, count = config.labels, config.num_classes
+    name, labels, count = str(name), config.labels, config.num_classes
     if not count:
         raise BadValue(f"{field} is {name!r}, but the model has no head and so no classes")
     if name in labels:
@@ -178,7 +156,13 @@ def compute(
     """Fill in the numbers of the methods; `begin` is called before each. Without an image, `captured` is None."""
     maps: dict[MapName, Tensor] = {}
     if captured is not None:
-        _predict(result, captured)
+        if captured.model.config.num_classes:
+            probabilities = captured.logits().softmax(dim=-1)
+            if not probabilities.isfinite().all():
+                raise ValueError("the model's answer is not a number")
+            [result.predictions] = top_labels(probabilities, class_names(captured.model.config), TOP)
+            if result.target is None:
+                result.target, result.label = result.predictions[0].index, result.predictions[0].label
         for name in MAPS:
             if name in methods:
                 begin(name)
@@ -194,17 +178,6 @@ def compute(
                 result.skipped[method] = result.position.text
         elif captured is not None and method not in maps:
             _compute_from(captured, result, method, maps, batch_size)
-
-
-def _predict(result: Explanation, captured: CapturedForward) -> None:
-    if not captured.model.config.num_classes:
-        return
-    probabilities = captured.logits().softmax(dim=-1)
-    if not probabilities.isfinite().all():
-        raise ValueError("the model's answer is not a number")
-    [result.predictions] = top_labels(probabilities, class_names(captured.model.config), TOP)
-    if result.target is None:
-        result.target, result.label = result.predictions[0].index, result.predictions[0].label
 
 
 def _compute_from(
@@ -240,8 +213,7 @@ def _compute_from(
             names = class_names(captured.model.config)
             probabilities = captured.lens(layers)[:, 0].softmax(dim=-1).cpu()
             ranked = top_labels(probabilities, names, TOP)
-            for layer, best_labels, row in zip(layers, ranked, probabilities, strict=True):
-                best_label = best_labels[0]
-                result.lens.append(LensRow(layer, best_label.label, best_label.probability, float(row[target])))
+            for layer, (first, *_), row in zip(layers, ranked, probabilities, strict=True):
+                result.lens.append(LensRow(layer, first.label, first.probability, float(row[target])))
             for index in dict.fromkeys([target, *(label.index for label in ranked[-1])]):
                 result.lens_curves[names[index]] = probabilities[:, index].tolist()

@@ -1,15 +1,11 @@
 """Inference: images in, labels, features or masks out.
 
-`engine.py` is the one path from an image file to a model's output. `Predictor` and `SegmentPredictor` build on it;
-`predict` and `embed` are the verbs of the command line as functions. Evaluation, probes and serving use the same path.
+`engine` is the one path from an image file to a model's output, which evaluation, probes and serving use too;
+`predictor` builds classification, features and segmentation on it. `predict_images` has `vitreous.predict` and
+`vitreous.embed`, and expands folders and globs; `prediction_files` writes results; `mask_images` draws masks; `device`
+chooses the device and checks its memory.
 """
 
-from vitreous.inference.predict_images import embed as embed
-from vitreous.inference.predict_images import predict as predict
-from vitreous.inference.predictions import Embedding as Embedding
-from vitreous.inference.predictions import Label as Label
-from vitreous.inference.predictions import Prediction as Prediction
-from vitreous.inference.predictions import top_labels as top_labels
+from vitreous.inference.engine import top_labels as top_labels
 from vitreous.inference.predictor import Predictor as Predictor
-from vitreous.inference.segment_predictor import Segmentation as Segmentation
-from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
+from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor

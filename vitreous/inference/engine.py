@@ -14,10 +14,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -30,12 +30,67 @@ from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
-from vitreous.inference.device import choose_device, choose_dtype, placed
-from vitreous.inference.memory_check import check_memory
-from vitreous.inference.predictions import Throughput, class_names
+from vitreous.inference.device import check_memory, choose_device, choose_dtype, placed
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model, ModelConfig
+
+# ---- Results ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Label:
+    """A class and its probability."""
+
+    label: str
+    index: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Labels of an image, most probable first; or the error if it could not be read."""
+
+    name: str
+    predictions: tuple[Label, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Features of an image; or the error if it could not be read."""
+
+    name: str
+    vector: Tensor | None = None  # [d], float32, on the CPU
+    error: str | None = None
+
+
+class Throughput(NamedTuple):
+    """Speed of the last run, from reading the first image to the last result."""
+
+    images: int
+    seconds: float
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds if self.seconds else 0.0
+
+
+def class_names(config: ModelConfig) -> tuple[str, ...]:
+    """The labels of a model's config, or "class 0", "class 1", ... if it has none."""
+    return config.labels or tuple(f"class {i}" for i in range(config.num_classes))
+
+
+def top_labels(probabilities: Float[Tensor, "b classes"], labels: Sequence[str], k: int) -> list[tuple[Label, ...]]:
+    """The k most probable classes of each row, most probable first. NaN ranks above every number."""
+    best = probabilities.topk(min(k, probabilities.shape[1]))
+    return [
+        tuple(Label(labels[index], index, probability) for index, probability in zip(*row, strict=True))
+        for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+# ---- Engine ----------------------------------------------------------------------------------------------------------
 
 Precision = Literal["fp32", "bf16", "auto"]
 NOT_A_NUMBER = "the model's answer is not a number"
@@ -249,12 +304,7 @@ def _pixels(image: Image.Image) -> np.ndarray:
 
 
 def decode_pool(workers: int) -> Executor:
-    """A pool of threads; with 0 workers, submitted work runs at once in the calling thread.
-
-    >>> with decode_pool(0) as pool:
-    ...     pool.submit(pow, 2, 5).result()
-    32
-    """
+    """A pool of threads; with 0 workers, submitted work runs at once in the calling thread."""
     return ThreadPoolExecutor(workers, thread_name_prefix="vitreous-decode") if workers else _Inline()
 
 

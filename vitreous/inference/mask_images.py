@@ -17,11 +17,7 @@ from vitreous.report.plots import write_png
 
 
 def background_of(classes: Sequence[str]) -> int | None:
-    """The index of the class named background, or None.
-
-    >>> background_of(("pet", "Background"))
-    1
-    """
+    """The index of the class named background, or None."""
     return next((index for index, name in enumerate(classes) if name.strip().lower() == "background"), None)
 
 
@@ -30,9 +26,6 @@ def palette(background: int | None = None) -> UInt8[np.ndarray, "256 3"]:
 
     The bits of a class's number, from the lowest, set red, green and blue in turn, each from its highest free bit, so
     that few classes get distant colours.
-
-    >>> palette(background=0)[:3].tolist()
-    [[0, 0, 0], [128, 0, 0], [0, 128, 0]]
     """
     ids = np.arange(256)
     numbers = ids + 1 if background is None else np.where(ids < background, ids + 1, ids)
@@ -72,10 +65,7 @@ def write_mask(
 
 
 def overlay(
-    image: UInt8[np.ndarray, "h w 3"],
-    ids: UInt8[np.ndarray, "h w"],
-    alpha: float = 0.5,
-    background: int | None = None,
+    image: UInt8[np.ndarray, "h w 3"], ids: UInt8[np.ndarray, "h w"], alpha: float = 0.5, background: int | None = None
 ) -> UInt8[np.ndarray, "h w 3"]:
     """Blend an image with `alpha` of its mask's colours; background and ignored pixels keep their own."""
     check_real("alpha", alpha, 0, 1)

@@ -17,9 +17,9 @@ from PIL import Image
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.text import json_text
+from vitreous.inference.engine import Embedding, Prediction
 from vitreous.inference.mask_images import overlay, write_mask
-from vitreous.inference.predictions import Embedding, Prediction
-from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
+from vitreous.inference.predictor import Segmentation, SegmentPredictor
 from vitreous.report.plots import is_written_here, write_png
 
 Result = Prediction | Embedding
@@ -53,17 +53,13 @@ def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path
 
 
 def as_dict(result: Result) -> dict[str, Any]:
-    """A result as JSON, with the keys of the HTTP API.
-
-    >>> as_dict(Prediction("cat.jpg", error="the file is empty"))
-    {'path': 'cat.jpg', 'error': 'the file is empty'}
-    """
+    """A result as JSON, with the keys of the HTTP API."""
     if result.error is not None:
         return {"path": clean(result.name), "error": clean(result.error)}
     if isinstance(result, Prediction):
         labels = [{**vars(label), "label": clean(label.label)} for label in result.predictions]
         return {"path": clean(result.name), "predictions": labels}
-    return {"path": clean(result.name), "embedding": _numbers(result)}
+    return {"path": clean(result.name), "embedding": [] if result.vector is None else result.vector.tolist()}
 
 
 def clean(text: str) -> str:
@@ -101,8 +97,8 @@ def _write_csv(results: Iterable[Result], path: Path, top: int, width: int) -> N
             cells: list[Any] = [""] * len(columns)
             if isinstance(result, Prediction) and result.error is None:
                 cells = [cell for label in result.predictions for cell in (clean(label.label), label.probability)]
-            elif isinstance(result, Embedding) and result.error is None:
-                cells = _numbers(result)
+            elif isinstance(result, Embedding) and result.vector is not None:
+                cells = result.vector.tolist()
             table.writerow([clean(result.name), *cells, clean(result.error or "")])
 
 
@@ -127,18 +123,10 @@ def _write_parquet(results: Iterable[Result], path: Path, top: int, width: int) 
         columns = {**label, "predictions": arrow.list_(arrow.struct(label))}
     schema = arrow.schema({"path": arrow.string(), **columns, "error": arrow.string()})
     with arrow.parquet.ParquetWriter(path, schema) as file:
-        rows = (_row(result) for result in results)
+        found = map(as_dict, results)
+        rows = ({**row, **row["predictions"][0]} if row.get("predictions") else row for row in found)
         while group := list(itertools.islice(rows, ROW_GROUP)):
             file.write_table(arrow.Table.from_pylist(group, schema=schema))
-
-
-def _row(result: Result) -> dict[str, Any]:
-    row = as_dict(result)
-    return {**row, **row["predictions"][0]} if row.get("predictions") else row
-
-
-def _numbers(result: Embedding) -> list[float]:
-    return [] if result.vector is None else result.vector.tolist()
 
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------

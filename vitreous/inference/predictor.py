@@ -1,27 +1,44 @@
-"""Images in, labels and probabilities or features out.
+"""Images in; labels and probabilities, features, or a class for each pixel out.
 
 An image is preprocessed as the checkpoint's `config.preprocessing` says, so a result depends neither on the other
 images of a batch nor on their order.
 
-b: batch; c: channels; h, w: height and width; d: width of the features.
+b: batch; c: channels; h, w: height and width; d: width of the features; k: classes.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from vitreous.common.checks import check_choice, check_whole, fail
+from vitreous.common.checks import Size, check_choice, check_fraction, check_whole, fail
 from vitreous.common.threads import cores
-from vitreous.data.image import fit
+from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
-from vitreous.inference.engine import NOT_A_NUMBER, Engine, Images, Precision, class_scores
-from vitreous.inference.predictions import Embedding, Prediction, top_labels
+from vitreous.inference.engine import (
+    NOT_A_NUMBER,
+    Embedding,
+    Engine,
+    Images,
+    Precision,
+    Prediction,
+    class_scores,
+    top_labels,
+)
+from vitreous.inference.mask_images import background_of, palette
+from vitreous.model.centre_crop import covering
+from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import ClassToken
 from vitreous.model.protocol import Model
+from vitreous.model.segmenter import Segmenter, slide
+
+# ---- Labels and features ---------------------------------------------------------------------------------------------
 
 FeatureKind = Literal["pooled", "class+mean"]
 FEATURE_KINDS: tuple[FeatureKind, ...] = ("pooled", "class+mean")
@@ -177,3 +194,109 @@ def _stacked(results: Iterator[Embedding], width: int) -> Float[Tensor, "n d"]:
             raise ValueError(f"{result.name}: {result.error}")
         rows.append(result.vector)
     return torch.stack(rows) if rows else torch.zeros(0, width)
+
+
+# ---- Masks -----------------------------------------------------------------------------------------------------------
+# An image is resized to just cover the model's input size, keeping its aspect ratio, and passed through the model in
+# sliding windows of that size; the scores are resized to the image's own size before classes are compared.
+
+LONGEST = 16  # times the short side: longer images need much memory, as they are processed window by window
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """Pixels of an image and the class of each; or the error if it could not be read."""
+
+    name: str
+    pixels: UInt8[np.ndarray, "h w c"] | None = None
+    mask: UInt8[np.ndarray, "h w"] | None = None
+    error: str | None = None
+
+    def fractions(self, classes: int) -> list[float]:
+        """The fraction of the image's pixels that each class covers."""
+        if self.mask is None:
+            raise ValueError(f"{self.name}: {self.error}")
+        return (np.bincount(self.mask.ravel(), minlength=classes) / self.mask.size).tolist()
+
+
+class SegmentPredictor(Engine):
+    """A segmenter with its preprocessing, labels and decoding threads.
+
+    device, precision: as for `Predictor`.
+    flip: average the scores with those of the mirror image.
+    overlap: fraction of a window that the next one overlaps, from 0 to less than 1.
+    batch_size: maximum number of consecutive images of one size that form a batch.
+    workers: decoding threads; 0 decodes in the calling thread.
+    """
+
+    tasks, takes = ("segment",), "a segmenter"
+    max_pixels = 1 << 25
+    model: Segmenter
+    config: SegmenterConfig
+
+    def __init__(
+        self,
+        model: Model,
+        device: str | torch.device | None = None,
+        precision: Precision = "fp32",
+        flip: bool = False,
+        overlap: float = 0.5,
+        batch_size: int = 16,
+        workers: int = 4,
+    ):
+        check_fraction("overlap", overlap)
+        super().__init__(model, device, precision, batch_size, workers)
+        self.flip, self.overlap, self.background = flip, overlap, background_of(self.labels)
+
+    def colours(self) -> list[str]:
+        """The colour of each class, as `#rrggbb`."""
+        return ["#" + bytes(row).hex() for row in palette(self.background)[: self.config.num_classes]]
+
+    def __call__(self, images: Images) -> list[Segmentation]:
+        """Segment one image or many; returns a list in the same order."""
+        return list(self.stream(images))
+
+    def stream(self, images: Images) -> Iterator[Segmentation]:
+        """Yield the mask of each image, for any number of images."""
+        return self.run(images, self._segment, Segmentation)
+
+    def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
+        return decode(picture, self.config.channels)
+
+    def _segment(self, pixels: UInt8[Tensor, "b c h w"]) -> list[Any]:
+        size = (pixels.shape[2], pixels.shape[3])
+        if max(size) > LONGEST * min(size):
+            return [f"{size[0]} x {size[1]} pixels: one side is more than {LONGEST} times the other"] * len(pixels)
+        return [
+            (image.permute(1, 2, 0).numpy(), best_at(scores, size).cpu().numpy())
+            if scores.isfinite().all()
+            else NOT_A_NUMBER
+            for image, scores in zip(pixels, self.scores(pixels), strict=True)
+        ]
+
+    @torch.inference_mode()
+    def scores(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
+        """Scores of every class, at the size at which the model sees the images."""
+        config = self.config
+        seen = covering((pixels.shape[2], pixels.shape[3]), config.image_size)
+        images = self.input(torch.stack([resize(one, seen, config.preprocessing.interpolation) for one in pixels]))
+        scores = slide(self.model, images, overlap=self.overlap)
+        if self.flip:
+            scores = scores + slide(self.model, images.flip(-1), overlap=self.overlap).flip(-1)
+        return scores
+
+
+def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"]:
+    """The class with the highest score at each pixel of an image of this size.
+
+    Works class by class: the scores of a hundred classes at the size of a photograph would take gigabytes.
+    """
+    if tuple(scores.shape[1:]) == size:
+        return scores.argmax(0).to(torch.uint8)
+    highest = torch.full(size, -torch.inf, device=scores.device)
+    best = torch.zeros(size, dtype=torch.uint8, device=scores.device)
+    for index, plane in enumerate(scores):
+        resized = F.interpolate(plane[None, None].float(), size, mode="bilinear", align_corners=False)[0, 0]
+        better = resized > highest
+        highest, best = torch.where(better, resized, highest), torch.where(better, index, best)
+    return best

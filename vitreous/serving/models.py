@@ -15,13 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 import vitreous
-from vitreous.inference.device import choose_device
+from vitreous.inference.device import check_bytes, choose_device, large_cost, takes
+from vitreous.inference.engine import Embedding, class_names
 from vitreous.inference.mask_images import palette
-from vitreous.inference.memory_check import check_bytes, large_cost, takes
 from vitreous.inference.prediction_files import clean
-from vitreous.inference.predictions import Embedding, class_names
-from vitreous.inference.predictor import Predictor
-from vitreous.inference.segment_predictor import Segmentation, SegmentPredictor
+from vitreous.inference.predictor import Predictor, Segmentation, SegmentPredictor
 from vitreous.model.base_config import Task
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of

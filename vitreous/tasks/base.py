@@ -14,9 +14,10 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import Size, as_size, fail
+from vitreous.common.rng import SampleRng
 from vitreous.data.augment.batch import augment
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, SampleRng
+from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.model.build import build

@@ -13,10 +13,11 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
+from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
 from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, Reader, Request, SampleRng
+from vitreous.data.loader import Batch, Reader, Request
 from vitreous.data.sources.base import Source
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model

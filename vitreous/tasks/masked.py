@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
+from vitreous.common.rng import SampleRng
 from vitreous.data.augment.batch import augment
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, Reader, Request, SampleRng
+from vitreous.data.loader import Batch, Reader, Request
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.inference.engine import evaluation_mode, mixed_precision
 from vitreous.model.config import ViTConfig

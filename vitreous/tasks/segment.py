@@ -15,14 +15,15 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
+from vitreous.common.rng import SampleRng
 from vitreous.common.text import plural
 from vitreous.data.augment.batch import augment_with_masks
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, SampleRng
+from vitreous.data.loader import Batch
 from vitreous.data.open import open_masked
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.inference.mask_images import background_of, overlay
-from vitreous.inference.segment_predictor import SegmentPredictor
+from vitreous.inference.predictor import SegmentPredictor
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.inputs import denormalise, normalise

@@ -31,8 +31,8 @@ from vitreous.data.loader import (
     load_resident,
 )
 from vitreous.data.sources.base import DataSet, Source
+from vitreous.inference.device import total_memory
 from vitreous.inference.engine import mixed_precision
-from vitreous.inference.memory_check import total_memory
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.base import SMALL, Choice, Task, checkpoint_config

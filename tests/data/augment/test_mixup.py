@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from vitreous.common.rng import SampleRng
 from vitreous.data.augment.batch import beta, box, mix
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import SampleRng
 
 
 def batch(b: int, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor, SampleRng]:

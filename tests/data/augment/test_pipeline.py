@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitreous.common.checks import BadValue
+from vitreous.common.rng import SampleRng
 from vitreous.data.augment.batch import ERASED_ASPECT, augment, augment_with_masks, erase, noise
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import SampleRng
 
 EVERYTHING = [
     Augmentation(crop="padded", policy="randaugment", colour_jitter=0.4, erasing=0.5),

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from vitreous.common.rng import SampleRng
 from vitreous.data.augment import batch
-from vitreous.data.loader import SampleRng
 
 
 def random_images(count: int, size: int = 12) -> Tensor:

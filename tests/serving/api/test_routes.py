@@ -173,7 +173,7 @@ def test_explanations(live: Live, served: list[ServedModel], method: str) -> Non
     if method == "occlusion":
         from vitreous.data.image import fit
         from vitreous.explanation.captured import capture
-        from vitreous.explanation.occlusion import as_patches, occlusion
+        from vitreous.explanation.importance_maps import as_patches, occlusion
         from vitreous.model.inputs import normalise
 
         pixels = fit(picture(), CONFIG.image_size, CONFIG.preprocessing)[None].float() / 255

@@ -15,8 +15,7 @@ from inspected import inspect_client
 from live_server import HOST, in_thread
 from vitreous.data.image import fit
 from vitreous.explanation.captured import capture
-from vitreous.explanation.faithfulness import random_faithfulness
-from vitreous.explanation.occlusion import as_patches, occlusion
+from vitreous.explanation.importance_maps import as_patches, occlusion, random_faithfulness
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import normalise

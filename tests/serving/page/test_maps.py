@@ -11,11 +11,15 @@ from inspected import LABELS, NAMES, as_given, erase, get, name, picture
 from live_server import Live
 from planted import DECOY, KINDS, PLACE, SHOWN
 from vitreous.explanation.captured import capture
-from vitreous.explanation.faithfulness import faithfulness, random_faithfulness
-from vitreous.explanation.occlusion import as_patches, occlusion
-from vitreous.explanation.pca import pca_colours
-from vitreous.explanation.relevance import relevance
-from vitreous.explanation.rollout import rollout
+from vitreous.explanation.importance_maps import (
+    as_patches,
+    faithfulness,
+    occlusion,
+    random_faithfulness,
+    relevance,
+    rollout,
+)
+from vitreous.explanation.pca_and_similarity import pca_colours
 from vitreous.model.vit import ViT
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from inspected import array, as_given, erase, get, picture, weights_of
 from live_server import Live
-from vitreous.explanation.pca import filter_components, filter_images
-from vitreous.explanation.similarity import position_similarity
+from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 
 
 @pytest.mark.parametrize("id", ["class-token", "sincos", "rotary", "relative", "masks", "registers"])

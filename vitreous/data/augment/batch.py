@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from vitreous.common.rng import SampleRng, hash_bits
 from vitreous.data.augment.config import Augmentation, check_with_masks
-from vitreous.data.loader import SampleRng, hash_bits
 
 Images = UInt8[Tensor, "b c h w"]
 Numbers = Float[Tensor, "b"]

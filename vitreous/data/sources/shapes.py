@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.common.checks import Size, as_size, check_whole
+from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
-from vitreous.data.loader import SampleRng
 from vitreous.data.masks.files import number_classes
 from vitreous.data.sources.base import FoundData, Source, StoredImage
 

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.inference.predictions import top_labels
+from vitreous.inference.engine import top_labels
 from vitreous.model.base_config import Task
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, answers

@@ -17,16 +17,19 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.explanation.captured import CHUNK, CapturedForward
-from vitreous.explanation.distance import attention_distance, distances
-from vitreous.explanation.faithfulness import faithfulness, random_faithfulness
-from vitreous.explanation.occlusion import as_pixels, masked_probabilities
-from vitreous.explanation.pca import pca_colours
-from vitreous.explanation.result import importance_map
-from vitreous.explanation.rollout import Fusion, rollout_map
-from vitreous.explanation.similarity import cosines
+from vitreous.explanation.captured import CHUNK, CapturedForward, attention_distance, distances
+from vitreous.explanation.importance_maps import (
+    Fusion,
+    as_pixels,
+    faithfulness,
+    importance_map,
+    masked_probabilities,
+    random_faithfulness,
+    rollout_map,
+)
+from vitreous.explanation.pca_and_similarity import cosines, pca_colours
+from vitreous.inference.engine import top_labels
 from vitreous.inference.mask_images import background_of, palette
-from vitreous.inference.predictions import top_labels
 from vitreous.model.block import Block
 from vitreous.model.options import IGNORED
 from vitreous.model.patch import cut

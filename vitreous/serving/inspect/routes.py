@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from vitreous.explanation import MapName
-from vitreous.explanation.pca import filter_components, filter_images
-from vitreous.explanation.rollout import Fusion
-from vitreous.explanation.similarity import position_similarity
+from vitreous.explanation.importance_maps import Fusion
+from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import MODEL_ERRORS, AnyLayer, Id, Layer, Model, Target, answers, binary_answer
 from vitreous.serving.errors import ApiError

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitreous.data.loader import SampleRng
+from vitreous.common.rng import SampleRng
 
 
 def test_an_image_has_the_same_numbers_in_any_batch() -> None:

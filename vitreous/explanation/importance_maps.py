@@ -1,0 +1,376 @@
+"""Importance of every patch for the answer: attention rollout, relevance, occlusion; and tests of such maps.
+
+b: batch; t: tokens; q: rows at a time; k: masks; s: steps; h, w: image height and width; gh, gw: grid height and width.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vitreous.common.checks import Size, check_choice, check_fraction, check_real, check_whole
+from vitreous.explanation import MapName
+from vitreous.explanation.captured import (
+    CapturedForward,
+    Pooling,
+    check_target,
+    layer_indices,
+    no_step,
+    pooling_weights,
+    split_tokens,
+)
+from vitreous.inference.engine import evaluation_mode
+from vitreous.model.pooling import ClassTokenPooling
+from vitreous.model.vit import ViT
+
+# ---- Attention rollout -----------------------------------------------------------------------------------------------
+# The product of the attention of all layers and residuals (Abnar and Zuidema, arXiv 2005.00928): which input patches
+# can reach the output by mixing alone. It is the same for every class.
+
+Fusion = Literal["mean", "max", "min"]
+
+
+@torch.no_grad()
+def rollout(
+    captured: CapturedForward,
+    layers: Sequence[int] | None = None,
+    fusion: Fusion = "mean",
+    discard: float = 0.0,
+    residual: float = 0.5,
+) -> Float[Tensor, "b t t"]:
+    """Weight of every input token (column) in every output token (row). Rows sum to 1.
+
+    fusion: reduction over the heads of a layer.
+    discard: fraction of the weights of every row, its smallest, that are set to 0.
+    residual: weight of a token itself in each layer.
+    """
+    _check(fusion, discard, residual)
+    b, t, _ = captured.states[0].shape
+    total = torch.eye(t, device=captured.images.device).expand(b, t, t)
+    for layer in layer_indices(captured.model, layers):
+        before, total = total, torch.empty(b, t, t, device=total.device)
+        for rows, weights in captured.chunks(layer):
+            mixed = fuse(weights.float(), fusion, discard)
+            total[:, rows] = (1 - residual) * (mixed @ before) + residual * before[:, rows]
+    return total
+
+
+@torch.no_grad()
+def rollout_map(
+    captured: CapturedForward,
+    layers: Sequence[int] | None = None,
+    fusion: Fusion = "mean",
+    discard: float = 0.0,
+    residual: float = 0.5,
+) -> Float[Tensor, "b gh gw"]:
+    """Weight of every patch in the pooled vector of the image: `rollout` times the pooling weights.
+
+    Only this row of the product is computed, from the last layer down.
+    """
+    _check(fusion, discard, residual)
+    row = captured.pooling_weights().float()
+    for layer in reversed(layer_indices(captured.model, layers)):
+        gathered = torch.zeros_like(row)
+        for rows, weights in captured.chunks(layer):
+            gathered += (row[:, None, rows] @ fuse(weights.float(), fusion, discard))[:, 0]
+        row = (1 - residual) * gathered + residual * row
+    return captured.on_grid(row)
+
+
+def fuse(weights: Float[Tensor, "b heads q t"], fusion: Fusion, discard: float) -> Float[Tensor, "b q t"]:
+    """Reduce the weights of all heads to one for each pair of tokens. Rows sum to 1."""
+    match fusion:
+        case "mean":
+            fused = weights.mean(dim=1)
+        case "max":
+            fused = weights.amax(dim=1)
+        case "min":
+            fused = weights.amin(dim=1)
+    if lost := int(discard * fused.shape[-1]):
+        smallest = fused.topk(lost, dim=-1, largest=False).indices
+        fused = fused.scatter(-1, smallest, 0.0)
+    total = fused.sum(dim=-1, keepdim=True)  # 0 where heads have no token in common: such a row becomes uniform
+    return torch.where(total > 0, fused / total.clamp_min(1e-30), 1 / fused.shape[-1])
+
+
+def _check(fusion: Fusion, discard: float, residual: float) -> None:
+    check_choice("fusion", fusion, get_args(Fusion))
+    check_fraction("discard", discard)
+    check_real("residual", residual, 0, 1)
+
+
+# ---- Relevance -------------------------------------------------------------------------------------------------------
+# Gradient times attention through all layers, for one class (Chefer et al., arXiv 2103.15679). The positive part of
+# A * dy/dA, averaged over heads, is what a layer passes on beside the residual; the product over all layers, read at
+# the output tokens, is the map. It is computed from the last layer down, each layer again from its captured input, so
+# that only one layer's weights are in memory.
+
+
+def relevance(
+    captured: CapturedForward, target: int | Sequence[int] | None = None, between: Callable[[], None] = no_step
+) -> Float[Tensor, "b gh gw"]:
+    """Relevance of each patch for the class `target`, one for all images or one for each; None is the top class.
+
+    `between` is called between layers.
+    """
+    model, layout = captured.model, captured.layout
+    *inputs, last = captured.states
+    with evaluation_mode(model), torch.enable_grad():
+        output, gradient = _output_relevance(captured, last.detach().requires_grad_(), target)
+        row = output
+        for layer in reversed(range(len(inputs))):
+            between()
+            before = inputs[layer].detach().requires_grad_()
+            weights, after = model.encoder.explicit_step(layer, before, layout, model.position)
+            slope, gradient = torch.autograd.grad(after, (weights, before), gradient)
+            row = row + (row[:, None] @ _positive(slope, weights))[:, 0]
+    # Without the output tokens' own weight: by then they hold information of all patches, so their place says little,
+    # and with average pooling it would dominate the map. (A class token is no patch: nothing changes there.)
+    return captured.on_grid(row - output)
+
+
+def _positive(slope: Tensor, weights: Tensor) -> Tensor:
+    """E_h[(dy/dA * A)+]"""
+    return (slope * weights.detach()).clamp_min(0).mean(dim=1)
+
+
+def _output_relevance(
+    captured: CapturedForward, last: Float[Tensor, "b t d"], target: int | Sequence[int] | None
+) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t d"]]:
+    """Relevance of every output token for the class score, and the score's gradient with respect to them.
+
+    Average and attention pooling are treated as an attention layer with one query.
+    """
+    model = captured.model
+    features, pool = split_tokens(model.norm(last), captured.layout), cast(Pooling, model.pool)
+    if isinstance(pool, ClassTokenPooling):
+        score = _score(model, model.classify(features), target)
+        return pooling_weights(model, features).detach(), torch.autograd.grad(score, last)[0]
+    weights = pool.weights(features)
+    if not weights.requires_grad:
+        weights.requires_grad_()
+    score = _score(model, model.head(pool.with_weights(features, weights)), target)
+    slope, gradient = torch.autograd.grad(score, (weights, last))
+    return _positive(slope, weights), gradient
+
+
+def _score(model: ViT, logits: Float[Tensor, "b classes"], target: int | Sequence[int] | None) -> Tensor:
+    if target is None:
+        target = logits.argmax(dim=1).tolist()
+    targets = [target] * len(logits) if isinstance(target, int) else list(target)
+    for index in targets:
+        check_target(model, index)
+    return logits.gather(1, torch.tensor(targets, device=logits.device)[:, None]).sum()
+
+
+# ---- Occlusion -------------------------------------------------------------------------------------------------------
+# The drop in a class's probability when a window of the image is masked: slow, but it measures the model's answer
+# itself, so other maps are compared with it.
+
+Fill = Literal["mean", "blur"]  # of masked pixels: the image's mean colour, or the image blurred
+BATCH = 32  # images at once
+
+
+@torch.no_grad()
+def occlusion(
+    captured: CapturedForward,
+    target: int,
+    window: Size | None = None,
+    stride: Size | None = None,
+    batch_size: int = BATCH,
+    between: Callable[[], None] = no_step,
+) -> Float[Tensor, "h w"]:
+    """Mean drop in probability over all windows that cover a pixel. Negative: masking it raises the probability.
+
+    By default a window is a seventh of the image high and wide, in whole patches, and moves by half of that.
+    """
+    check_target(captured.model, target)
+    size = (captured.images.shape[2], captured.images.shape[3])
+    usual = default_windows(captured)
+    places = _windows(size, window or usual[0], stride or usual[1])
+    masked = masked_probabilities(captured, _window_masks(places, size, batch_size), "mean", between)
+    drops = captured.logits().softmax(dim=-1)[0, target] - masked[:, target]
+    total, times = torch.zeros(2, *size, device=drops.device)
+    for place, drop in zip(places, drops, strict=True):
+        total[place] += drop
+        times[place] += 1
+    return total / times
+
+
+def default_windows(captured: CapturedForward) -> tuple[Size, Size]:
+    """Size and stride of the windows, in pixels."""
+    (ph, pw), (gh, gw) = captured.model.config.patch_stride, captured.layout.grid
+    window = (ph * max(round(gh / 7), 1), pw * max(round(gw / 7), 1))
+    return window, (ph * max(round(gh / 14), 1), pw * max(round(gw / 14), 1))
+
+
+def _windows(size: Size, window: Size, stride: Size) -> list[tuple[slice, slice]]:
+    """Rows and columns of windows that cover an image; the last of a row ends where the row does."""
+    tops, lefts = (
+        [*range(0, max(side - length, 0), step), max(side - length, 0)]
+        for side, length, step in zip(size, window, stride, strict=True)
+    )
+    return [(slice(top, top + window[0]), slice(left, left + window[1])) for top in tops for left in lefts]
+
+
+def _window_masks(places: list[tuple[slice, slice]], size: Size, batch_size: int) -> Iterator[Bool[Tensor, "k h w"]]:
+    for first in range(0, len(places), batch_size):
+        some = places[first : first + batch_size]
+        masks = torch.zeros(len(some), *size, dtype=torch.bool)
+        for mask, place in zip(masks, some, strict=True):
+            mask[place] = True
+        yield masks
+
+
+def masked_probabilities(
+    captured: CapturedForward,
+    batches: Iterable[Bool[Tensor, "k h w"]],
+    fill: Fill,
+    between: Callable[[], None] = no_step,
+) -> Float[Tensor, "masks classes"]:
+    """Probabilities of all classes for the image with masked pixels; `between` is called before each batch."""
+    model, image, found = captured.model, captured.images, []
+    replacement = fill_image(captured, fill)
+    with evaluation_mode(model):
+        for masks in batches:
+            between()
+            images = torch.where(masks[:, None].to(image.device), replacement, image)
+            found.append(model(images).float().softmax(dim=-1))
+    return torch.cat(found)
+
+
+def fill_image(captured: CapturedForward, fill: Fill) -> Float[Tensor, "1 c h w"]:
+    """Pixels that replace masked ones."""
+    image = captured.images
+    if fill == "mean":
+        return image.mean(dim=(2, 3), keepdim=True).expand_as(image)
+    return blurred(image, max(captured.model.config.patch_stride) / 2 + max(image.shape[2:]) / 20)
+
+
+def blurred(image: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h w"]:
+    """Apply a Gaussian blur of `sigma` pixels; the border is replicated."""
+    reach = max(round(3 * sigma), 1)
+    x = torch.arange(-reach, reach + 1, device=image.device, dtype=image.dtype)
+    kernel = (-0.5 * (x / sigma) ** 2).exp()
+    kernel = (kernel / kernel.sum()).expand(image.shape[1], 1, 1, -1)
+    for weight, padding in ((kernel, (reach, reach, 0, 0)), (kernel.mT, (0, 0, reach, reach))):
+        image = F.conv2d(F.pad(image, padding, mode="replicate"), weight, groups=image.shape[1])
+    return image
+
+
+def as_pixels(masks: Bool[Tensor, "k gh gw"], patch_stride: Size, size: Size) -> Bool[Tensor, "k h w"]:
+    """Masks of patches as masks of pixels."""
+    ph, pw = patch_stride
+    return masks.repeat_interleave(ph, dim=1).repeat_interleave(pw, dim=2)[:, : size[0], : size[1]]
+
+
+def as_patches(pixels: Float[Tensor, "h w"], patch_stride: Size) -> Float[Tensor, "gh gw"]:
+    """Mean over the pixels of every patch."""
+    (h, w), (ph, pw) = pixels.shape, patch_stride
+    whole = F.pad(pixels[None, None], (0, -w % pw, 0, -h % ph), mode="replicate")
+    return F.avg_pool2d(whole, patch_stride)[0, 0]
+
+
+# ---- Faithfulness: deletion and insertion ----------------------------------------------------------------------------
+# Masking the patches that a map calls important should lower the class's probability soon; showing only them should
+# raise it soon (Petsiuk et al., arXiv 1806.07421).
+
+STEPS = 16
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Two curves of a class's probability, from no patch to all of them, and the areas under them."""
+
+    fractions: Float[Tensor, "s"]  # of the patches that are masked, or shown
+    deletion_curve: Float[Tensor, "s"]
+    insertion_curve: Float[Tensor, "s"]
+
+    @property
+    def deletion(self) -> float:
+        """Area from 0 to 1; lower is better."""
+        return float(torch.trapezoid(self.deletion_curve, self.fractions))
+
+    @property
+    def insertion(self) -> float:
+        """Area from 0 to 1; higher is better."""
+        return float(torch.trapezoid(self.insertion_curve, self.fractions))
+
+
+def faithfulness(
+    captured: CapturedForward,
+    target: int,
+    importance: Float[Tensor, "gh gw"],
+    steps: int = STEPS,
+    batch_size: int = BATCH,
+    between: Callable[[], None] = no_step,
+) -> Faithfulness:
+    """Mask and show the most important patches first, in `steps` equal steps; ties in reading order."""
+    grid, size = captured.layout.grid, (captured.images.shape[2], captured.images.shape[3])
+    if tuple(importance.shape) != grid:
+        raise ValueError(f"the map has {tuple(importance.shape)} places, but the image has {grid} patches")
+    check_whole("steps", steps, 1, 2**20)
+    check_target(captured.model, target)
+    count = importance.numel()
+    numbers = torch.linspace(0, count, min(steps, count) + 1).round().long()
+    rank = torch.empty(count, dtype=torch.long)
+    rank[importance.flatten().cpu().argsort(descending=True, stable=True)] = torch.arange(count)
+    first = rank.view(grid) < numbers[:, None, None]
+
+    def curve(masks: Tensor, fill: Fill) -> Float[Tensor, "s"]:
+        stride = captured.model.config.patch_stride
+        batches = (as_pixels(some, stride, size) for some in torch.split(masks, batch_size))
+        return masked_probabilities(captured, batches, fill, between)[:, target].cpu()
+
+    return Faithfulness(numbers / count, curve(first, "mean"), curve(~first, "blur"))
+
+
+def random_faithfulness(
+    captured: CapturedForward,
+    target: int,
+    draws: int = 3,
+    steps: int = STEPS,
+    seed: int = 0,
+    batch_size: int = BATCH,
+    between: Callable[[], None] = no_step,
+) -> Faithfulness:
+    """Mean curves of several random orders: the baseline of every map."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.rand(captured.layout.grid, generator=generator) for _ in range(draws)]
+    runs = [faithfulness(captured, target, order, steps, batch_size=batch_size, between=between) for order in orders]
+    return Faithfulness(
+        runs[0].fractions,
+        torch.stack([run.deletion_curve for run in runs]).mean(dim=0),
+        torch.stack([run.insertion_curve for run in runs]).mean(dim=0),
+    )
+
+
+# ---- Maps by name ----------------------------------------------------------------------------------------------------
+
+
+def importance_map(
+    captured: CapturedForward,
+    name: MapName,
+    target: int | None,
+    batch_size: int = BATCH,
+    overlap: bool = True,
+    between: Callable[[], None] = no_step,
+) -> Float[Tensor, "gh gw"]:
+    """Importance of every patch of the captured image. `overlap` is that of occlusion's windows."""
+    match name:
+        case "relevance":
+            return relevance(captured, target, between)[0]
+        case "occlusion":
+            assert target is not None
+            window, stride = default_windows(captured)
+            stride = stride if overlap else window
+            drops = occlusion(captured, target, window, stride, batch_size=batch_size, between=between)
+            return as_patches(drops, captured.model.config.patch_stride)
+        case "rollout":
+            return rollout_map(captured)[0]
+        case "attention":
+            return captured.attention_map()[0]
