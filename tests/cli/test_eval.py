@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 
 import vitreous
+from vitreous.cli.embed import embed
 from vitreous.cli.eval import evaluate
-from vitreous.cli.predict import embed, predict
+from vitreous.cli.predict import predict
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch import nn
 
 import vitreous
 from masked_folders import folder
-from vitreous.cli.predict import embed as embed_verb
+from vitreous.cli.embed import embed as embed_verb
 from vitreous.cli.predict import predict as predict_verb
 from vitreous.cli.prediction_output import print_table
 from vitreous.common.checks import BadValue
