@@ -31,7 +31,7 @@ import vitreous
 from benchmarks.table import publish
 from vitreous.model.build import build_vit
 from vitreous.model.vit import ViT
-from vitreous.weights.adapt import provenance_of
+from vitreous.weights.native import provenance_of
 
 ALLOWED = 2e-5
 

@@ -84,7 +84,7 @@ def load(source: str, **options: Any) -> dict[str, Any]:
 
     import vitreous
     from vitreous.common.codec import to_dict
-    from vitreous.weights.adapt import provenance_of
+    from vitreous.weights.native import provenance_of
 
     model = vitreous.load(source, **options)
     size = model.config.image_size
@@ -128,7 +128,7 @@ def initial(*arguments: str) -> dict[str, Any]:
     from vitreous.data.open import open_data
     from vitreous.tasks.classify import Classify
     from vitreous.training.setup import choose
-    from vitreous.weights.adapt import provenance_of
+    from vitreous.weights.native import provenance_of
 
     config = tyro.cli(Flags, args=arguments, config=FLAGS).config()
     data = open_data(config.data)

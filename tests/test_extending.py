@@ -100,7 +100,7 @@ for line in open(sys.argv[1]).read().split("\\n\\n"):
 INTERRUPT = """
 import signal
 
-from vitreous.training.run import Monitor
+from vitreous.training.progress import Monitor
 
 add, INTERRUPTED = Monitor.add, 143
 

@@ -13,8 +13,8 @@ from foreign_models import loaded, written
 from vitreous.explanation.captured import capture
 from vitreous.model.build import build
 from vitreous.model.vit import ViT
-from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import describe
+from vitreous.weights.native import provenance_of
 
 pytestmark = pytest.mark.slow
 

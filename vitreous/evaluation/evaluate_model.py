@@ -19,7 +19,7 @@ from vitreous.inference.predictor import FeatureKind, Predictor, SegmentPredicto
 from vitreous.model.protocol import Model
 from vitreous.tasks.classification_metrics import Evaluation, classify_source
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_source
-from vitreous.weights.adapt import provenance_of
+from vitreous.weights.native import provenance_of
 
 
 @dataclass(frozen=True)

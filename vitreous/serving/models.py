@@ -26,10 +26,10 @@ from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
 from vitreous.serving.errors import ApiError, unreadable
 from vitreous.serving.scheduler import Compute
-from vitreous.weights.adapt import provenance_of
 from vitreous.weights.hub import is_hub
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load
+from vitreous.weights.native import provenance_of
 
 Precision = Literal["fp32", "bf16", "auto"]
 MAX_TOP = 1000  # classes of an answer

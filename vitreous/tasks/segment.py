@@ -49,9 +49,8 @@ from vitreous.tasks import base
 from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task
 from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
-from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import load
-from vitreous.weights.native import load_folder
+from vitreous.weights.native import load_folder, provenance_of
 
 SMALL = 96  # largest side, in pixels, of images that get the small model and the padded crop, which keeps outlines
 # Half of ViT-Lite's width, four layers and patches of 8 pixels reach a mean IoU of 0.93 on the shapes in two and a half

@@ -22,7 +22,6 @@ from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.protocol import Model
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
-from vitreous.weights.adapt import adapt, provenance_of
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.detection import canonical_name, format_named, identify
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
@@ -34,10 +33,12 @@ from vitreous.weights.native import (
     CARD,
     Description,
     NativeCheckpoint,
+    adapt,
     check_not_run,
     check_not_swapped,
     is_checkpoint,
     missing_checkpoint,
+    provenance_of,
     save_folder,
 )
 

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous.common.atomic_files import atomic_folder, recover
-from vitreous.common.checks import path_suggestion, suggestion
+from vitreous.common.checks import as_size, path_suggestion, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model.config import AnyConfig
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.presets import PRESETS
-from vitreous.model.protocol import Model
-from vitreous.weights.adapt import adapt, provenance_of
+from vitreous.model.protocol import Model, ModelConfig
 from vitreous.weights.card import model_card
 from vitreous.weights.io.safetensors_file import BadCheckpoint, check_tensors, read_header, read_tensors, write_tensors
 
@@ -246,3 +245,36 @@ def _read_config(folder: Path) -> tuple[AnyConfig, dict[str, Any]]:
         return decode(AnyConfig, document.get("model"), "model"), provenance
     except ValueError as error:
         raise BadCheckpoint(f"{file}: {error}") from error
+
+
+# ---- Provenance and adaptation ---------------------------------------------------------------------------------------
+
+
+def adapt(
+    model: Model,
+    stored: ModelConfig,
+    provenance: Mapping[str, Any],
+    image_size: int | Sequence[int] | None = None,
+    num_classes: int | None = None,
+) -> Model:
+    """Resize the model and replace its head if given; record fields that differ from `stored` in its provenance."""
+    if num_classes is not None:
+        model.replace_head(num_classes)
+    if image_size is not None:
+        model = model.resized(as_size(image_size))
+    before, after = to_dict(stored), to_dict(model.config)
+    changes: list[dict[str, Any]] = [
+        {"field": field, "from": before[field], "to": after[field]}
+        for field in before
+        if before[field] != after[field] and field != "labels"
+    ]
+    if num_classes is not None:
+        changes.append({"field": "head", "to": "new"})
+    record = {"changes": [*provenance.get("changes", []), *changes]} if changes else {}
+    vars(model)["provenance"] = {**provenance, **record}
+    return model.eval()
+
+
+def provenance_of(model: Model) -> dict[str, Any]:
+    """Return the origin of a model's weights: the record of its checkpoint, and the changes made by loading."""
+    return dict(vars(model).get("provenance", {}))

@@ -47,12 +47,11 @@ from vitreous.model.options import (
     TanhHead,
 )
 from vitreous.model.vit import ViT
-from vitreous.weights.adapt import provenance_of
 from vitreous.weights.convert import CannotHold
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.formats.paddlevit import PaddleViT
-from vitreous.weights.formats.timm.relatives import Paddle
+from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.native import provenance_of
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 

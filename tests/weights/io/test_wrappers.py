@@ -14,9 +14,9 @@ from vitreous.common.checks import BadValue
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
-from vitreous.weights.adapt import provenance_of
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 from vitreous.weights.load import find_tensors
+from vitreous.weights.native import provenance_of
 
 CONFIG = ViTConfig(
     image_size=(16, 16), patch_size=(8, 8), width=64, depth=1, num_heads=2, mlp_width=8, mlp=Gelu("erf"), num_classes=3

@@ -8,9 +8,8 @@ import torch
 
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
-from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import describe
-from vitreous.weights.native import load_folder, save_folder
+from vitreous.weights.native import load_folder, provenance_of, save_folder
 
 
 def test_provenance_is_kept_and_extended(saved: Path) -> None:

@@ -11,9 +11,8 @@ from parity import check_identical, noisy
 from vitreous.model import options
 from vitreous.model.build import build
 from vitreous.model.presets import PRESETS
-from vitreous.weights.adapt import provenance_of
 from vitreous.weights.load import describe
-from vitreous.weights.native import load_folder, save_folder
+from vitreous.weights.native import load_folder, provenance_of, save_folder
 
 
 @pytest.mark.slow

@@ -15,20 +15,31 @@ from torch import Tensor
 from vitreous.common.checks import check_choice
 from vitreous.weights.formats.base import Format, StateDict
 from vitreous.weights.formats.big_vision import BigVision
+from vitreous.weights.formats.dinov2 import DinoV2
 from vitreous.weights.formats.google import Google
 from vitreous.weights.formats.huggingface.config import FAMILIES as TRANSFORMERS_FAMILIES
 from vitreous.weights.formats.huggingface.format import HuggingFace
 from vitreous.weights.formats.lucidrains import Lucidrains
-from vitreous.weights.formats.paddlevit import PaddleViT
+from vitreous.weights.formats.mae import Mae
+from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.formats.timm.format import Timm
-from vitreous.weights.formats.timm.relatives import DinoV2, Mae, Paddle
 from vitreous.weights.formats.torchvision import Torchvision
 from vitreous.weights.io.containers import AVERAGED_MODULES
 from vitreous.weights.io.safetensors_file import BadCheckpoint, shown
 
 # In the order of detection: timm's relatives, which share its names, come before it.
-FORMATS: list[Format] = [Google(), BigVision(), HuggingFace(), Torchvision(), Lucidrains(), PaddleViT()]
-FORMATS += [DinoV2(), Mae(), Paddle(), Timm()]
+FORMATS: list[Format] = [
+    Google(),
+    BigVision(),
+    HuggingFace(),
+    Torchvision(),
+    Lucidrains(),
+    PaddleViT(),
+    DinoV2(),
+    Mae(),
+    Paddle(),
+    Timm(),
+]
 ALIASES = {"transformers": "huggingface", "hf": "huggingface", "vit-pytorch": "lucidrains", "vit_jax": "google"}
 MAX_SEARCHED = 5_000  # tensors of a checkpoint that is searched for a model behind a prefix
 MAX_PREFIX_PARTS = 6

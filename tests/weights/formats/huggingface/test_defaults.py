@@ -15,7 +15,7 @@ from peers import import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
-from vitreous.weights.adapt import provenance_of
+from vitreous.weights.native import provenance_of
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from vitreous.model.options import (
     TanhHead,
 )
 from vitreous.model.vit import ViT
-from vitreous.weights.adapt import provenance_of
+from vitreous.weights.native import provenance_of
 
 NATIVE, OTHER = (32, 32), (48, 40)  # grids of 4 x 4 and 6 x 5 patches
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}

@@ -31,9 +31,9 @@ from vitreous.model.options import (
     SwiGlu,
     TanhHead,
 )
-from vitreous.weights.adapt import provenance_of
 from vitreous.weights.convert import CannotHold
 from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.native import provenance_of
 
 SMALL = ViTConfig(
     image_size=(32, 32),

@@ -1,1 +1,1 @@
-"""timm's layout and files (`format.py`), its config.json (`config.py`), and formats of its layout (`relatives.py`)."""
+"""timm's layout and files (`format.py`) and its config.json (`config.py`)."""

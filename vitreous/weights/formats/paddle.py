@@ -1,17 +1,79 @@
-"""PaddleViT's files (`.pdparams`): Paddle keeps the matrix of a linear layer as [in, out].
+"""PaddlePaddle: `.pdparams` files of PaddleClas, in timm's layout, and of PaddleViT.
 
-Read from BR-IDL/PaddleViT, `image_classification/ViT/vit.py` and `DeiT/deit.py` of 2022.
+Names and numerics from PaddleClas (`vision_transformer.py`, `distilled_vision_transformer.py`, its ImageNet configs).
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, ClassToken, Gelu, Learned1d, Preprocessing
 from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import TRANSPOSE, Row, packed_rows, per_layer, position_table, row, rows
-from vitreous.weights.formats.timm.relatives import PADDLE_MISSING
+from vitreous.weights.formats.timm.format import QKV, Names, TimmLayout, infer_timm
+from vitreous.weights.formats.write_checks import numeric_differences
 from vitreous.weights.io.safetensors_file import BadCheckpoint
+
+# ---- PaddleClas ------------------------------------------------------------------------------------------------------
+
+PADDLE_MISSING = (
+    *("stem", "patch_norm", "registers", "qk_norm", "layer_scale", "SwiGLU", "head of two layers", "other positions"),
+    *("positions without the class token", "partial patches", "rectangular images", "rectangular patches"),
+    "other pooling",
+)
+DEIT_WIDTHS = (192, 384)  # PaddleClas's only models of these widths are DeiT
+SMALL_HEADS, SMALL_SCALE = 8, 768**-0.5
+
+
+class Paddle(TimmLayout):
+    name = "paddle"
+    title = "PaddleClas"
+    names = Names(matrix=TRANSPOSE)
+    file_name = "model.pdparams"
+    missing = (*PADDLE_MISSING, "head_dim")
+
+    def confirms(self, state: StateDict) -> bool:
+        shape = state.shape(QKV)
+        return len(shape) == 2 and shape[1] == 3 * shape[0]  # timm's is [3 * width, width]
+
+    def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
+        infer_timm(state, builder, image_size, self.names, entries=True)
+        fields = builder.fields
+        if is_small(fields["width"], fields["depth"], fields["mlp_width"], fields["qkv_bias"]):
+            reason = "as in ViT_small_patch16_224, the only model of this shape"
+            builder.assume(reason, num_heads=SMALL_HEADS, qk_scale=SMALL_SCALE)
+        which = "with" if fields["qkv_bias"] else "without"
+        builder.default(f"PaddleClas's {which} qkv_bias", norm_eps=usual_eps(fields["qkv_bias"]))
+        position = Learned1d(fields["position"].prefix_entries, "timm")
+        builder.default("resampled as in timm, because PaddleClas cannot resample", position=position)
+        if fields["distillation_token"] or fields["width"] in DEIT_WIDTHS:
+            builder.assume_preprocessing("PaddleClas's for DeiT", IMAGENET)
+        else:
+            crop_fraction = 1.0 if min(fields["image_size"]) >= 384 else 0.875
+            preprocessing = Preprocessing(crop_fraction=crop_fraction, interpolation="bilinear")
+            builder.assume("PaddleClas's for ViT", preprocessing=preprocessing)
+
+    def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
+        lines = numeric_differences(config, self.title, usual_eps(config.qkv_bias))
+        small = is_small(config.width, config.depth, config.mlp_width, config.qkv_bias)
+        scale, usual = config.qk_scale or config.head_width**-0.5, SMALL_SCALE if small else config.head_width**-0.5
+        if not math.isclose(scale, usual):
+            lines.append(f"attention is scaled by {scale:g}, and in PaddleClas, in this shape, by {usual:g}")
+        return lines
+
+
+def is_small(width: int, depth: int, mlp_width: int, qkv_bias: bool) -> bool:
+    """True for the shape of ViT_small_patch16_224, which is not that of ViT-S."""
+    return (width, depth, mlp_width, qkv_bias) == (768, 8, 2304, False)
+
+
+def usual_eps(qkv_bias: bool) -> float:
+    """The constructor's defaults are no bias and 1e-5; every named model with the bias has 1e-6."""
+    return 1e-6 if qkv_bias else 1e-5
+
+
+# ---- PaddleViT -------------------------------------------------------------------------------------------------------
 
 PATCH, LAYER = "patch_embedding.patch_embedding", "encoder.layers.{i}"
 
