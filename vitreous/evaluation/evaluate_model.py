@@ -123,18 +123,18 @@ def evaluate(
     _check_used(probe == "knn", "--probe knn", neighbours=(tuple(neighbours), (20,)))
     _check_used(probe == "fewshot", "--probe fewshot", shots=(tuple(shots), ()))
     _check_used(probe is None, "a classifier, without --probe", decode=(decode, "exact"))
-    data = os.fspath(data)
+    spec = os.fspath(data)
     opening: dict[str, Any] = {"root": data_root, "val_fraction": val_fraction, "seed": seed}
+    running: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "workers": workers}
     if probe is not None:
         if ignore:
             fail("ignore", " ".join(ignore), "omitted with --probe: it excludes classes of pixels")
         check_options(probe, features, neighbours, shots)
         if split == "train":
             fail("split", split, "'val' or 'test' for a probe, which learns from train")
-        found = open_data(data, **opening)
+        found = open_data(spec, **opening)
         name, source = choose_split(found, split)
-        encoder = open_encoder(model, image_size)
-        predictor = Predictor(encoder, device, batch_size, precision, flip=flip, workers=workers)
+        predictor = Predictor(open_encoder(model, image_size), device, **running)
         return probe_encoder(
             predictor, found.train, name, source, probe,
             features=features, cache=cache, neighbours=neighbours, shots=shots, seed=seed,
@@ -142,33 +142,40 @@ def evaluate(
     model = open_model(model, image_size)
     if model.config.task == "segment":
         _check_used(False, "a classifier", decode=(decode, "exact"))
-        found = open_masked(data, **opening, ignore=tuple(ignore), order=model.config.labels)
-        name, source = choose_split(found, split)
-        check_classes(model.config.labels, model.config.num_classes, found.mask_classes, found.name)
-        segmenter = SegmentPredictor(model, device, precision, flip, batch_size=batch_size, workers=workers)
-        started = time.perf_counter()
-        masks = segment_source(segmenter, source, found.mask_classes)
-        return SegmentationMetrics(
-            **masks.metrics(), evaluation=masks, **_about(model, found, name, len(source), started, val_fraction, seed)
-        )
+        found = open_masked(spec, **opening, ignore=tuple(ignore), order=model.config.labels)
+        return _evaluate_segmenter(SegmentPredictor(model, device, **running), found, split, val_fraction, seed)
     if ignore:
         fail("ignore", " ".join(ignore), "omitted for a classifier: it excludes classes of pixels")
     if not model.config.num_classes:
-        raise ValueError(
-            "the model has no head, so it knows no classes: evaluate its features with --probe knn, linear or fewshot"
-        )
-    found = open_data(data, **opening)
-    name, source = choose_split(found, split)
-    if model.config.num_classes != len(found.classes) or model.config.labels not in ((), found.classes):
-        ours, theirs = model.config.labels or f"{model.config.num_classes} unnamed", found.classes
-        raise ValueError(f"the checkpoint knows the classes {_few(ours)}, but {found.name} has {_few(theirs)}")
-    predictor = Predictor(model, device, batch_size, precision, flip=flip, workers=workers, decode=decode)
+        raise ValueError("the model has no head: evaluate its features with --probe knn, linear or fewshot")
+    found = open_data(spec, **opening)
+    return _evaluate_classifier(Predictor(model, device, decode=decode, **running), found, split, val_fraction, seed)
+
+
+def _evaluate_segmenter(
+    predictor: SegmentPredictor, data: DataSet, split: str | None, val_fraction: float, seed: int
+) -> SegmentationMetrics:
+    config = predictor.model.config
+    name, source = choose_split(data, split)
+    check_classes(config.labels, config.num_classes, data.mask_classes, data.name)
     started = time.perf_counter()
-    evaluation = classify_source(predictor, source, found.classes)
-    return ClassificationMetrics(
-        **evaluation.metrics(), evaluation=evaluation,
-        **_about(model, found, name, len(source), started, val_fraction, seed),
-    )  # fmt: skip
+    masks = segment_source(predictor, source, data.mask_classes)
+    about = _about(predictor.model, data, name, len(source), started, val_fraction, seed)
+    return SegmentationMetrics(**masks.metrics(), evaluation=masks, **about)
+
+
+def _evaluate_classifier(
+    predictor: Predictor, data: DataSet, split: str | None, val_fraction: float, seed: int
+) -> ClassificationMetrics:
+    config = predictor.model.config
+    name, source = choose_split(data, split)
+    if config.num_classes != len(data.classes) or config.labels not in ((), data.classes):
+        ours = config.labels or f"{config.num_classes} unnamed"
+        raise ValueError(f"the model was trained on the classes {_few(ours)}, but {data.name} has {_few(data.classes)}")
+    started = time.perf_counter()
+    evaluation = classify_source(predictor, source, data.classes)
+    about = _about(predictor.model, data, name, len(source), started, val_fraction, seed)
+    return ClassificationMetrics(**evaluation.metrics(), evaluation=evaluation, **about)
 
 
 def _check_used(used: bool, use: str, **options: tuple[object, object]) -> None:
@@ -209,7 +216,7 @@ def check_classes(known: Sequence[str], count: int, classes: Sequence[str], wher
     others = [name for name in classes if name not in known]
     hint = f"; exclude with --ignore {' '.join(others)}" if set(known) < set(classes) else ""
     hint = "; do not --ignore classes that it knows" if set(classes) < set(known) else hint
-    raise ValueError(f"the checkpoint knows the classes {ours}, but the masks of {where} have {theirs}{hint}")
+    raise ValueError(f"the model was trained on the classes {ours}, but the masks of {where} have {theirs}{hint}")
 
 
 def _few(names: object) -> str:

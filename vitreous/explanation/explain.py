@@ -20,7 +20,7 @@ from vitreous.data.sources.base import StoredImage
 from vitreous.explanation import METHODS, Method
 from vitreous.explanation.captured import CapturedForward, capture
 from vitreous.explanation.draw import Canvas, canvas_of
-from vitreous.explanation.explain_report import draw_figures, write_report
+from vitreous.explanation.explain_report import Figure, draw_figures, write_report
 from vitreous.explanation.result import Explanation, available_methods, compute, request
 from vitreous.inference.device import check_bytes, check_memory, choose_device, placed, takes
 from vitreous.inference.engine import Input, encoded, model_input, name_of
@@ -96,24 +96,25 @@ def explain(
         source = "none" if image is None else name_of(image, 0)
         figures = draw_figures(result, vit.config, canvas, folder)
         if not can_draw() and {"faithfulness", "distance", "lens"} & set(chosen):
-            result.skipped["charts"] = "matplotlib is missing: pip install vitreous[plot]"
-        with atomic_file(folder / NUMBERS) as aside:  # before the page: check_output recognises a folder by it
-            aside.write_text(json.dumps(result.numbers(), indent=2))
-        path = Path(checkpoint)
-        name = path.resolve().parent.name if path.name in ("best", "last") else path.name
-        title = f"{name}: weights" if image is None else f"{Path(source).name}, explained with {name}"
-        facts = {
-            "checkpoint": checkpoint,
-            "image": source,
-            **dict(vit.config.details()),
-            "device": str(next(vit.parameters()).device),
-            "time": duration(time.perf_counter() - began),
-            "version": f"Vitreous {vitreous.__version__}",
-        }
-        write_report(result, figures, folder / PAGE, title, facts, command)
-        paths = [figure.path for group in figures.values() for figure in group]
-        result.paths = [*paths, folder / NUMBERS, folder / PAGE]
+            result.skipped["charts"] = 'matplotlib is missing: pip install "vitreous[plot]"'
+        facts = {"checkpoint": checkpoint, "image": source, **dict(vit.config.details())}
+        facts |= {"device": str(next(vit.parameters()).device), "time": duration(time.perf_counter() - began)}
+        result.paths = _write_files(result, figures, folder, facts, command)
     return result
+
+
+def _write_files(
+    result: Explanation, figures: dict[str, list[Figure]], folder: Path, facts: dict[str, str], command: str
+) -> list[Path]:
+    """Write numbers.json and report.html; return the paths of all files of the explanation."""
+    with atomic_file(folder / NUMBERS) as aside:  # before the page: check_output recognises a folder by it
+        aside.write_text(json.dumps(result.numbers(), indent=2))
+    path, image = Path(facts["checkpoint"]), facts["image"]
+    name = path.resolve().parent.name if path.name in ("best", "last") else path.name
+    title = f"{name}: weights" if image == "none" else f"{Path(image).name}, explained with {name}"
+    facts["version"] = f"Vitreous {vitreous.__version__}"
+    write_report(result, figures, folder / PAGE, title, facts, command)
+    return [*(figure.path for group in figures.values() for figure in group), folder / NUMBERS, folder / PAGE]
 
 
 def check_output(out: Path) -> None:

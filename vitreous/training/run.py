@@ -32,7 +32,7 @@ from vitreous.tasks.base import Finished, Results, Task, check_model
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
 from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, read_progress
-from vitreous.training.distributed import world
+from vitreous.training.distributed import World, world
 from vitreous.training.optim import rate_fraction
 from vitreous.training.progress import Monitor, ProgressDisplay, append_row, drop_rows_after, log_tensorboard, read_rows
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
@@ -104,14 +104,8 @@ def train(
         if config.resume and not resume:
             console.print(f"{config.out} has no checkpoint yet: starting from the beginning")
 
-        dataset = task_class.open_data(config)
+        dataset = _open_data(config, task_class, here, console)
         classes = task_class.classes(dataset)
-        if config.resume:
-            record = run_folder.folder_of(config) / run_folder.DATA
-            if here.first_only(record.exists):
-                dataset = resume_data(dataset, DataRecord.read(record), classes, config.allow_data_change)
-            else:
-                console.print(f"{record} is missing: changes of the data since the start of the run are not detected")
 
         chosen = here.gather(choose(config, dataset, here.device.type, here.size, task_class))[0]  # same for all
         config, folder = chosen.config, run_folder.folder_of(chosen.config)
@@ -130,13 +124,7 @@ def train(
             run_folder.create(config, command, here, held)
         if here.first and (config.allow_data_change or not (folder / run_folder.DATA).exists()):
             DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
-        before = read_progress(folder / "last") if resume else Progress()
-        if before.step > job.total_steps:
-            path = folder / "last" / "progress.json"
-            raise ValueError(f"{path} is at step {before.step}, but the run has {job.total_steps} steps")
-        if before.step == job.total_steps:
-            console.print("this run is finished: evaluating it again")
-
+        before = _previous_progress(folder, job, console) if resume else Progress()
         epochs = job.total_steps / job.steps_per_epoch
         with ProgressDisplay(
             job.total_steps, job.steps_per_epoch, epochs, before.step, quiet=not here.first
@@ -149,6 +137,29 @@ def train(
                 raise
         seconds = before.seconds + time.monotonic() - started
         return Run(folder, summarise(job, folder, console, chosen.notes, seconds))
+
+
+def _open_data(config: TrainConfig, task: type[Task], here: World, console: SafeConsole) -> DataSet:
+    """Open the data; that of a resumed run must be the data of its start."""
+    data = task.open_data(config)
+    if not config.resume:
+        return data
+    record = run_folder.folder_of(config) / run_folder.DATA
+    if here.first_only(record.exists):
+        return resume_data(data, DataRecord.read(record), task.classes(data), config.allow_data_change)
+    console.print(f"{record} is missing: changes of the data since the start of the run are not detected")
+    return data
+
+
+def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress:
+    """Progress of the run that is resumed."""
+    before = read_progress(folder / "last")
+    if before.step > job.total_steps:
+        path = folder / "last" / "progress.json"
+        raise ValueError(f"{path} is at step {before.step}, but the run has {job.total_steps} steps")
+    if before.step == job.total_steps:
+        console.print("this run is finished: evaluating it again")
+    return before
 
 
 # ---- The loop --------------------------------------------------------------------------------------------------------
