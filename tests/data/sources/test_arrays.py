@@ -83,7 +83,7 @@ def test_class_names_in_the_file(tmp_path: Path) -> None:
         ),
         (
             {"x": noise(4, 2, 2), "y": np.zeros(3, int)},
-            r"labels are int64 \[3\], but must be numbers or text \[4\]",
+            r"labels are int64 \[3\], but must be integers or strings",
         ),
         ({"x": noise(4, 2, 2), "y": np.zeros((4, 3), int)}, r"labels are int64 \[4, 3\]"),
         ({"x": noise(4, 2, 2), "y": np.zeros(4, int)}, "'0' as its only class"),

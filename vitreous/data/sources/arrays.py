@@ -82,13 +82,15 @@ def _check(where: str, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
         images = images[..., None]
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
         raise ValueError(
-            f"{where}: images are {images.dtype} {list(images.shape)}, but must be uint8 [n, h, w] or [n, h, w, c]"
+            f"{where}: images are {images.dtype} {list(images.shape)}, but must be uint8 "
+            "[n, h, w] or [n, h, w, c] with 1, 3 or 4 channels"
         )
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iuU" or len(labels) != len(images):
         raise ValueError(
-            f"{where}: labels are {labels.dtype} {list(labels.shape)}, but must be numbers or text [{len(images)}]"
+            f"{where}: labels are {labels.dtype} {list(labels.shape)}, but must be integers or "
+            f"strings of shape [{len(images)}]"
         )
     if not len(labels):
         raise ValueError(f"{where} is empty")
