@@ -220,6 +220,7 @@ def test_stop_does_not_wait_for_a_cancelled_batch(monkeypatch: pytest.MonkeyPatc
 
     try:
         asyncio.run(run())
+        assert any(one.name.startswith("vitreous-batch") for one in threading.enumerate())  # still computing
     finally:
         record.resume.set()
     for one in threading.enumerate():

@@ -296,7 +296,7 @@ def test_checksums_cover_files_of_any_size(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_model_card_may_be_edited(run: Path) -> None:
     (run / "last" / "README.md").write_text("My model")
-    train(resumed(run))
+    assert train(resumed(run)).metrics["loss"] > 0
 
 
 @pytest.mark.slow
@@ -440,6 +440,7 @@ def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path: Path) -
             os._exit(0)
     os.waitpid(run, 0)
     with run_folder.lock(tmp_path):
+        assert str(os.getpid()) in (tmp_path / ".lock").read_text()
         os.close(writer)
     os.close(reader)
 
