@@ -58,7 +58,7 @@ class Options:
     finetune_epochs: int = 20
     """Epochs of fine-tuning with labels."""
     batch_size: int = 1024
-    """Of pre-training; fine-tuning uses half of it."""
+    """Batch size of pre-training; fine-tuning uses half of it."""
     device: str = "auto"
     compile: bool = False
     """Takes a minute per run, which pays off from several hundred epochs on."""

@@ -27,8 +27,10 @@ def pictures(count: int, side: int, name: str = "pictures") -> DataSet:
     return DataSet(name, source, source, None, "")
 
 
-def chosen(count: int = 100, side: int = 64, device: str = "cpu", processes: int | None = None, **said: Any) -> Chosen:
-    config = TrainConfig(**{"data": "pictures", "out": Path("run"), **said})
+def chosen(
+    count: int = 100, side: int = 64, device: str = "cpu", processes: int | None = None, **fields: Any
+) -> Chosen:
+    config = TrainConfig(**{"data": "pictures", "out": Path("run"), **fields})
     return choose(config, pictures(count, side), device, *(() if processes is None else (processes,)))
 
 

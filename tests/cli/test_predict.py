@@ -189,7 +189,7 @@ def test_missing_images_are_named_before_loading(tmp_path: Path) -> None:
 
 
 def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """As in a shell, with both outputs in a pipe."""
+    """Run a command in a process and capture its output."""
     words = [sys.executable, "-m", "vitreous", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
 

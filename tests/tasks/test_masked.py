@@ -218,8 +218,8 @@ def test_some_patches_are_visible_and_some_hidden_at_any_rate(rate: float, small
 def test_chosen_decoder_is_reported_and_saved_in_the_config(tmp_path: Path) -> None:
     """A later version may choose another one, but a resumed run keeps its own."""
     data = open_data("digits", labelled=False)
-    said = filling(tmp_path, "mae", masking=Masking(decoder_depth=3))
-    chosen = choose(said, data, "cpu")
+    given = filling(tmp_path, "mae", masking=Masking(decoder_depth=3))
+    chosen = choose(given, data, "cpu")
     assert chosen.config.masking == Masking(decoder_width=32, decoder_depth=3)
     assert [note for note in chosen.notes if "decoder" in note] == [
         "decoder_width = 32 (for an encoder of width 32 and depth 2)"

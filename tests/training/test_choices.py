@@ -186,7 +186,7 @@ def test_overrides_complete_a_foreign_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("init", "how", "said", "decoder"),
+    ("init", "how", "expected", "decoder"),
     [
         (None, Segmenting(), "cells = 8 (outlines finer than a patch)", LinearDecoder(8)),
         (None, Segmenting(decoder="linear"), "cells = 8 (outlines finer than a patch)", LinearDecoder(8)),
@@ -203,12 +203,12 @@ def test_overrides_complete_a_foreign_checkpoint(tmp_path: Path) -> None:
     ids=str,
 )
 def test_decoder_is_the_given_one_or_the_checkpoints_or_linear_with_cells(
-    init: str | None, how: Segmenting, said: str, decoder: DecoderConfig, checkpoints: dict[str, Path]
+    init: str | None, how: Segmenting, expected: str, decoder: DecoderConfig, checkpoints: dict[str, Path]
 ) -> None:
     start = {"init": checkpoints[init]} if init else {}
     found = chosen(side=48, task="segment", segmenting=how, **start)
-    assert found.config.segmenting == (dataclasses.replace(how, cells=8) if "cells = 8" in said else how)
-    assert [note for note in found.notes if "decoder" in note or "cells" in note] == ([said] if said else [])
+    assert found.config.segmenting == (dataclasses.replace(how, cells=8) if "cells = 8" in expected else how)
+    assert [note for note in found.notes if "decoder" in note or "cells" in note] == ([expected] if expected else [])
     model = build_model(found.config, pictures(100, 48)).config
     assert isinstance(model, SegmenterConfig)
     assert model.decoder == decoder

@@ -29,8 +29,8 @@ def test_every_choice_is_noted_in_order(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     notes = chosen(40, 120, out=None).notes
-    said = [note.split(" (")[0] for note in notes if not note.startswith("overrides")]
-    assert said == [
+    given = [note.split(" (")[0] for note in notes if not note.startswith("overrides")]
+    assert given == [
         "model = ViT-Ti/16", "image_size = 128", "batch_size = 16", "augmentation = TrivialAugment, for 40 images",
         "epochs = 150", "evaluate_every = 13", "lr = 1.8e-4", "workers = 2", "out = runs/pictures",
     ]  # fmt: skip
@@ -49,7 +49,7 @@ def test_every_choice_is_noted_in_order(monkeypatch: pytest.MonkeyPatch, tmp_pat
         (120, "cuda", 1, 1, 16), (144, "cuda", 1, 1, 18),  # or sixteen
         (15, "cpu", 1, 1, 14), (3, "cpu", 1, 1, 2),  # all, in pairs
         (100_000, "cuda", 3, 1, 510), (400, "cpu", 2, 4, 48), (400, "cpu", 4, 2, 48),  # even shares of pairs
-        (15, "cpu", 8, 1, 16),  # too few images, as will be said
+        (15, "cpu", 8, 1, 16),  # too few images, so a warning follows
     ],
 )  # fmt: skip
 def test_batch_size_divides_into_pairs_for_every_process(
@@ -111,7 +111,7 @@ PLAIN = Augmentation(crop_scale=(0.2, 1.0))
 
 
 @pytest.mark.parametrize(
-    ("task", "count", "init", "expected", "said"),
+    ("task", "count", "init", "expected", "given"),
     [
         ("classify", 4_999, False, LIGHT, "TrivialAugment, for 4999 images"),
         ("classify", 5_000, False, STRONG, "TrivialAugment, mixup and CutMix"),
@@ -122,11 +122,11 @@ PLAIN = Augmentation(crop_scale=(0.2, 1.0))
     ],
 )
 def test_augmentation_depends_on_task_and_number_of_images(
-    task: Any, count: int, init: bool, expected: Augmentation, said: str, vit: Path
+    task: Any, count: int, init: bool, expected: Augmentation, given: str, vit: Path
 ) -> None:
     found = chosen(count, 128, task=task, **({"init": vit} if init else {}))
     assert vars(found.config.augment) == vars(expected)
-    assert any(note.startswith(f"augmentation = {said}") for note in found.notes)
+    assert any(note.startswith(f"augmentation = {given}") for note in found.notes)
 
 
 @pytest.mark.parametrize(("task", "largest"), [("classify", 48), ("mae", 48), ("segment", 96)])
@@ -174,7 +174,7 @@ def test_epochs_depend_on_the_number_of_steps_and_the_device(
 
 
 @pytest.mark.parametrize(
-    ("per_epoch", "said", "every"),
+    ("per_epoch", "given", "every"),
     [
         (1, {"epochs": 300}, 25), (2, {"epochs": 300}, 13), (24, {"epochs": 300}, 2), (25, {"epochs": 300}, None),
         (24, {"epochs": 19}, None), (24, {"epochs": 20}, 2), (2, {"epochs": 40}, 4), (2, {"steps": 80}, 4),
@@ -183,9 +183,9 @@ def test_epochs_depend_on_the_number_of_steps_and_the_device(
     ids=str,
 )  # fmt: skip
 def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
-    per_epoch: int, said: dict[str, Any], every: int | None
+    per_epoch: int, given: dict[str, Any], every: int | None
 ) -> None:
-    found = chosen(10 * per_epoch + 9, batch_size=10, **said)
+    found = chosen(10 * per_epoch + 9, batch_size=10, **given)
     assert found.config.evaluate_every == every
     said_aloud = f"evaluate_every = {every} (epochs of {per_epoch} step{'s' if per_epoch > 1 else ''})"
     assert (said_aloud in found.notes) == (every not in (None, 1))
@@ -195,7 +195,7 @@ def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
 
 
 @pytest.mark.parametrize(
-    ("said", "init", "batch", "rate", "reason"),
+    ("given", "init", "batch", "rate", "reason"),
     [
         ({}, False, 512, 1e-3, "scaled with sqrt"), ({}, False, 128, 5e-4, "scaled with sqrt"),
         ({}, False, 1024, 1.4e-3, "scaled with sqrt"),  # two digits
@@ -209,11 +209,11 @@ def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
     ids=str,
 )  # fmt: skip
 def test_learning_rate_depends_on_trained_weights_and_batch_size(
-    said: dict[str, Any], init: bool, batch: int, rate: float, reason: str, vit: Path
+    given: dict[str, Any], init: bool, batch: int, rate: float, reason: str, vit: Path
 ) -> None:
     start = {"init": vit} if init else {}
-    found = chosen(10_000, batch_size=batch, **start, **said)
-    assert found.config.optim == dataclasses.replace(said.get("optim", Optim()), lr=rate)
+    found = chosen(10_000, batch_size=batch, **start, **given)
+    assert found.config.optim == dataclasses.replace(given.get("optim", Optim()), lr=rate)
     assert any(note.startswith("lr = ") and f"({reason}" in note for note in found.notes)
 
 

@@ -102,10 +102,10 @@ def test_parallel_wrapper_is_compiled_with_the_module(
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("task", [None, Classify])
 def test_own_task_is_compiled_without_cuda_graphs(task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = []
-    monkeypatch.setattr(setup, "compiled", lambda module, config, world, called_once: said.append(called_once))
+    seen = []
+    monkeypatch.setattr(setup, "compiled", lambda module, config, world, called_once: seen.append(called_once))
     job_of(tmp_path, task, compile=True)
-    assert said == [task is None]
+    assert seen == [task is None]
 
 
 def test_no_gradient_is_kept_after_a_step(tmp_path: Path) -> None:

@@ -41,20 +41,21 @@ def test_config_is_completed_and_choices_are_noted(fifty: Path) -> None:
     assert config.epochs is not None
     assert config.optim.lr is not None
     assert config.augment.policy == "trivial"
-    said = " ".join(chosen.notes)
+    notes = " ".join(chosen.notes)
     assert all(
-        word in said for word in ("model =", "image_size =", "batch_size =", "epochs =", "lr =", "out =", "overrides =")
+        word in notes
+        for word in ("model =", "image_size =", "batch_size =", "epochs =", "lr =", "out =", "overrides =")
     )
 
 
 def test_given_settings_are_kept(fifty: Path) -> None:
-    said = TrainConfig(
+    given = TrainConfig(
         data=str(fifty), model="ViT-S/16", image_size=(64,), batch_size=8, epochs=3, workers=1, out=Path("x"),
         overrides={"registers": 1}, optim=Optim(lr=0.1), augment=Augment(flip=0.25),
     )  # fmt: skip
-    chosen = choose(said, open_data(str(fifty)), "cpu")
+    chosen = choose(given, open_data(str(fifty)), "cpu")
     assert chosen.config.augment.flip == 0.25
-    assert dataclasses.replace(chosen.config, augment=said.augment) == said
+    assert dataclasses.replace(chosen.config, augment=given.augment) == given
     assert chosen.notes == []
 
 
@@ -142,8 +143,8 @@ def test_auto_batch_size_includes_the_decoder(how: Segmenting, monkeypatch: pyte
     each = []
     for task in ("classify", "segment"):
         monkeypatch.setattr(defaults, "fitting_batch", lambda model, memory: each.append(cost(model)) or 16)
-        said = how if task == "segment" else Segmenting()
-        choose(dataclasses.replace(config, task=task, segmenting=said, batch_size="auto"), data, "cpu")  # type: ignore[arg-type]
+        given = how if task == "segment" else Segmenting()
+        choose(dataclasses.replace(config, task=task, segmenting=given, batch_size="auto"), data, "cpu")  # type: ignore[arg-type]
     assert each[1].activation_bytes >= each[0].activation_bytes
     assert each[1].activation_bytes > each[0].activation_bytes or how.decoder != "mask"
     model = build_model(choose(dataclasses.replace(config, batch_size=16), data, "cpu").config, data)

@@ -66,9 +66,9 @@ def test_own_task_is_trained_evaluated_and_saved(tmp_path: Path, capsys: pytest.
     rows = [row for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "val_loss" in row]
     assert len(rows) == 2
     assert metrics["loss"] < 0.5
-    said = capsys.readouterr().out
-    assert "loss" in said
-    assert "--probe knn" in said  # not the commands for a classifier
+    output = capsys.readouterr().out
+    assert "loss" in output
+    assert "--probe knn" in output  # not the commands for a classifier
     assert "Small, evaluated on the val split" in (tmp_path / "run" / "report.html").read_text()
     model = vitreous.load(tmp_path / "run" / "best")
     images = torch.zeros(2, 1, 8, 8)

@@ -295,7 +295,7 @@ def test_an_image_that_needs_too_much_memory_is_rejected_with_size_and_limit(kin
 def test_images_are_decoded_at_the_same_time_within_the_limit(
     together: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of six threads, as many decode at the same time as the limit allows, and always at least one."""
+    """Six threads decode; the memory limit allows some of them at a time, and always at least one."""
     data = encoded(np.zeros((50, 50, 3), np.uint8))
     needed = decoding.bytes_to_decode(decoding.open_image(data))
     most, running, change = 0, 0, threading.Condition()

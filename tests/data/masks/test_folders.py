@@ -389,7 +389,7 @@ def test_other_names_are_explained(tmp_path: Path) -> None:
         open_masked("nowhere", root=tmp_path)
     with pytest.raises(ValueError, match="ignore is 'sun', but must be one of the classes 'sky'"):
         open_masked(str(folder(tmp_path)), ignore=("sun",))
-    (tmp_path / "masks/a/0.png").unlink()  # a wrong name is said before any mask is read
+    (tmp_path / "masks/a/0.png").unlink()  # a wrong name is reported before any mask is read
     with pytest.raises(ValueError, match="ignore is 'sun'"):
         open_masked(str(tmp_path), ignore=("sun",))
 

@@ -173,7 +173,7 @@ def table(  # type: ignore[no-untyped-def]
     struct: bool = True,
     names: list[str] | None = NAMES,
 ):
-    """As the hub's library writes it: images as {bytes, path}, labels as indices, their names in the metadata."""
+    """Write a table like the hub's library: images as {bytes, path}, labels as indices, their names in the metadata."""
     numbers = range(start, start + count)
     cells = [os.urandom(50 + 13 * i % 97) if i % 7 else f"image {i}".encode() for i in numbers]
     cells = [f"image {i} ".encode() + cell for i, cell in zip(numbers, cells, strict=True)]

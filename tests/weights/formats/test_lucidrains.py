@@ -218,7 +218,7 @@ def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"channels": 1}, r"patches of 64 values, which are no square with 3 channels: give overrides="),
         ({"heads": 4, "dim_head": 24}, r"heads.*\(96\) is no multiple of 64: give overrides="),
@@ -226,7 +226,7 @@ def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -
     ],
     ids=str,
 )
-def test_ambiguous_shapes_require_overrides(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_ambiguous_shapes_require_overrides(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     torch.save(theirs(**given).state_dict(), tmp_path / "m.pth")
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "m.pth")

@@ -165,12 +165,12 @@ BARE: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin"])
-@pytest.mark.parametrize(("format", "changes", "said"), BARE, ids=str)
+@pytest.mark.parametrize(("format", "changes", "message"), BARE, ids=str)
 def test_file_with_other_numerics_requires_lossy(
-    format: str, changes: dict[str, Any], said: str, suffix: str, tmp_path: Path
+    format: str, changes: dict[str, Any], message: str, suffix: str, tmp_path: Path
 ) -> None:
     model = noisy(build(dataclasses.replace(SMALL, **changes)))
-    with pytest.raises(CannotHold, match=f"would compute otherwise with these weights: .*{said}.*lossy"):
+    with pytest.raises(CannotHold, match=f"would compute otherwise with these weights: .*{message}.*lossy"):
         vitreous.save(model, tmp_path / f"x{suffix}", format=format)
     assert not list(tmp_path.iterdir())
     vitreous.save(model, tmp_path / f"x{suffix}", format=format, lossy=True)
@@ -221,7 +221,7 @@ TARGETS |= dict.fromkeys(("google", "big_vision"), "m.npz") | dict.fromkeys(("pa
 
 @pytest.mark.parametrize("format", TARGETS)
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"mlp": Squared("erf")}, "mlp Squared"),
         ({"pool": Strongest("after"), "class_token": False}, "pool Strongest"),
@@ -229,10 +229,10 @@ TARGETS |= dict.fromkeys(("google", "big_vision"), "m.npz") | dict.fromkeys(("pa
     ids=["mlp", "pool"],
 )
 def test_new_options_are_rejected_by_every_format(
-    changes: dict[str, Any], said: str, format: str, tmp_path: Path
+    changes: dict[str, Any], message: str, format: str, tmp_path: Path
 ) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
-    with pytest.raises(CannotHold, match=f"cannot hold this model: {said}: no other system has it"):
+    with pytest.raises(CannotHold, match=f"cannot hold this model: {message}: no other system has it"):
         vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
 
 

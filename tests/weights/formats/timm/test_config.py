@@ -62,8 +62,8 @@ def test_unsupported_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> 
     del document["pretrained_cfg"]["mean"], document["pretrained_cfg"]["std"]
     (folder / "config.json").write_text(json.dumps(document))
     found = vitreous.load(folder)
-    said = " ".join(found.provenance["assumed"])
-    assert "timm resizes by 'lanczos', here bicubic is used; timm crops by 'random'" in said
+    message = " ".join(found.provenance["assumed"])
+    assert "timm resizes by 'lanczos', here bicubic is used; timm crops by 'random'" in message
     assert (found.config.preprocessing.mean, found.config.preprocessing.std) == (IMAGENET.mean, IMAGENET.std)
 
 
@@ -99,7 +99,7 @@ def test_architectures_with_ambiguous_tensors_are_rejected(name: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"global_pool": "max"}, "global_pool 'max', but must have one of token, avg, map"),
         ({"global_pool": "map"}, "global_pool 'map', but tensors of ClassToken"),
@@ -112,10 +112,10 @@ def test_architectures_with_ambiguous_tensors_are_rejected(name: str, tmp_path: 
     ],
     ids=str,
 )
-def test_contradicting_config_is_rejected(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_contradicting_config_is_rejected(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     timm = import_timm()
     timm.models.save_for_hf(theirs("plain"), tmp_path / "m", model_args=SIZES)
     file = tmp_path / "m" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "m")

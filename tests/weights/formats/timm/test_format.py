@@ -115,9 +115,9 @@ def test_pre_logits_layer_is_read(tmp_path: Path) -> None:
 
 def test_provenance_lists_assumed_fields(tmp_path: Path) -> None:
     torch.save(theirs("plain").state_dict(), tmp_path / "m.pth")
-    said = " ".join(vitreous.load(tmp_path / "m.pth").provenance["assumed"])
+    assumed = " ".join(vitreous.load(tmp_path / "m.pth").provenance["assumed"])
     for field in ("num_heads", "image_size", "norm_eps", "mlp", "preprocessing"):
-        assert f"{field}: " in said
+        assert f"{field}: " in assumed
     given = vitreous.load(tmp_path / "m.pth", overrides={"num_heads": 4, "norm_eps": 1e-5})
     assert (given.config.num_heads, given.config.norm_eps) == (4, 1e-5)
     assert "num_heads" not in " ".join(given.provenance["assumed"])

@@ -94,16 +94,16 @@ def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: s
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"norm_eps": 1e-5}, "eps is 1e-05, and timm's is 1e-06"),
         ({"stem": ResNetStem((), 64, "google"), "image_size": (32, 32)}, "Google's eps, not timm's"),
     ],
     ids=str,
 )
-def test_other_numerics_require_lossy(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_other_numerics_require_lossy(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
-    with pytest.raises(CannotHold, match=said):
+    with pytest.raises(CannotHold, match=message):
         vitreous.save(model, tmp_path / "m", format="timm")
     vitreous.save(model, tmp_path / "m", format="timm", lossy=True)
     assert (tmp_path / "m" / "model.safetensors").is_file()
