@@ -117,7 +117,7 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["inof"], 2, "there is no verb 'inof' (did you mean 'info'?)"),
+        (["inof"], 2, "unknown command 'inof' (did you mean 'info'?)"),
         (["info", "--jsn"], 2, "--json"),
         (["info", "--num-classes", "many"], 2, "--num-classes"),
         (["info", "ViT-B16"], 2, "there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?)"),

@@ -49,7 +49,7 @@ def main() -> None:
         print(f"vitreous {vitreous.__version__}")
         return
     if word and not word.startswith("-") and word not in VERBS:
-        print(f"vitreous: there is no verb {word!r}{suggestion(word, VERBS)}: use {', '.join(VERBS)}", file=sys.stderr)
+        print(f"vitreous: unknown command {word!r}{suggestion(word, VERBS)}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
     try:
         try:
