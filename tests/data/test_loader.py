@@ -472,7 +472,7 @@ def test_masks_are_read_only_on_request_and_do_not_change_images() -> None:
     )
     assert plain.masks is None
     assert torch.equal(plain.images, masked.images)
-    with pytest.raises(ValueError, match="labels for images only, but masks are required"):
+    with pytest.raises(ValueError, match="image labels but no masks"):
         Reader(
             ArraySource(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2), ("a",), "x"),
             (4, 4),
@@ -480,7 +480,7 @@ def test_masks_are_read_only_on_request_and_do_not_change_images() -> None:
             Preprocessing(),
             masks=True,
         )
-    with pytest.raises(ValueError, match=r"x\[1\] has no mask: this data set has labels for images"):
+    with pytest.raises(ValueError, match=r"x\[1\] has no mask: this data set has only image labels"):
         ArraySource(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2), ("a",), "x").mask(1)
 
 
@@ -540,9 +540,9 @@ def test_unreadable_images_and_masks_are_named_and_ignored() -> None:
     assert batch.labels.tolist() == [0, -1, -1, 0, -1, -1]
     assert batch.problems == [
         "image 1: the file is empty",
-        "image 2: its mask: not a PNG file",
-        "image 4: its mask: [Errno 2] No such file or directory",
-        "image 5: the mask has 30 x 20 pixels, but the image 20 x 30",
+        "image 2: cannot read the mask: not a PNG file",
+        "image 4: cannot read the mask: [Errno 2] No such file or directory",
+        "image 5: the mask is 30 x 20 pixels, but the image is 20 x 30",
     ]
     assert (batch.masks[[1, 2, 4, 5]] == 255).all()
     assert torch.equal(batch.masks[[0, 3]], whole.masks[[0, 3]])

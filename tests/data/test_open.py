@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitreous.data.open import open_data
+from vitreous.data.doctor import check_data
+from vitreous.data.open import open_data, open_masked
 
 
 def test_kinds_of_data_sets_are_recognised(tmp_path: Path) -> None:
@@ -28,13 +29,13 @@ def test_kinds_of_data_sets_are_recognised(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("cifar11", r"there is no data set 'cifar11' \(did you mean 'cifar10'\?\)"),
-        ("Digits", r"there is no data set 'Digits' \(did you mean 'digits'\?\)"),
-        ("{}/flowrs", r"there is no data set '.*flowrs' \(did you mean 'flowers102'\?\)"),
-        ("{}/zzz", "there is no data set '.*/zzz': it must be a folder"),
-        ("{}/none/zzz", "there is no data set"),
+        ("cifar11", r"data set 'cifar11' not found \(did you mean 'cifar10'\?\)"),
+        ("Digits", r"data set 'Digits' not found \(did you mean 'digits'\?\)"),
+        ("{}/flowrs", r"data set '.*flowrs' not found \(did you mean '.*/flowers102/'\?\)"),
+        ("{}/zzz", "data set '.*/zzz' not found; expected a folder"),
+        ("{}/none/zzz", "data set '.*/none/zzz' not found: '.*/none' does not exist"),
         ("{}/one.jpg", "is a single image"),
-        ("{}/notes.txt", r"is not a data set: it must be a folder, \.csv"),
+        ("{}/notes.txt", r"is not a data set; expected a folder, a \.csv"),
     ],
 )
 def test_missing_or_unknown_data_names_what_is_accepted(tmp_path: Path, spec: str, message: str) -> None:
@@ -44,6 +45,23 @@ def test_missing_or_unknown_data_names_what_is_accepted(tmp_path: Path, spec: st
     with pytest.raises(ValueError, match=message) as caught:
         open_data(spec.format(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["imges", "imges/", "imagees", "IMAGE", "./imges"])
+def test_misspelt_folder_suggests_its_sibling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    """Even if a built-in name, imagenette, is similar."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks.txt").touch()
+    for read in (open_data, open_masked, check_data):
+        with pytest.raises(ValueError, match=r"'.*' not found \(did you mean 'images/'\?\); expected"):
+            read(spec)
+
+
+def test_misspelt_file_suggests_its_sibling(tmp_path: Path) -> None:
+    (tmp_path / "Labels.csv").touch()
+    with pytest.raises(ValueError, match=r"not found \(did you mean '.*/Labels\.csv'\?\)"):
+        open_data(str(tmp_path / "lables.csv"))
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])

@@ -69,7 +69,7 @@ def test_one_split_is_divided(part: str) -> None:
     whole = source(*[0, 1] * 10)
     inner = Subset(whole, np.arange(10, 20))  # a part of a part comes from the whole directly
     data = make_splits(FoundData("x", {part: inner}), 0.2, 3)
-    assert "20% of every class, drawn by seed 3" in data.note
+    assert "20% of each class, drawn with seed 3" in data.note
     assert isinstance(data.val, Subset)
     assert data.val.source is whole
     names = [s.name(i) for s in (data.train, data.val) for i in range(len(s))]
@@ -81,8 +81,8 @@ def test_one_split_is_divided(part: str) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({UNSPLIT: source(1, 1)}, "has 'dog' as its only class"),
-        ({"val": source(0, 1)}, "has val, but no train"),
+        ({UNSPLIT: source(1, 1)}, "only one class, 'dog'"),
+        ({"val": source(0, 1)}, "no train split, only val"),
         (
             {"train": source(0, 1), "val": source(0, 2)},
             "val has 'owl', which train lacks; train has 'dog', which val lacks",

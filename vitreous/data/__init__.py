@@ -1,6 +1,6 @@
-"""Data sets: find them, read and decode their images, augment them and put them into batches.
+"""Data pipeline: open data sets, decode and augment images, and load batches.
 
-open.py: from `--data` to train, val and test. loader.py: batches, and the random numbers of a sample. sources/: kinds
-of storage. image/: decoding and cropping. augment/: augmentation on the device. masks/: segmentation masks. doctor/:
-`vitreous data check`. Nothing is imported here, so that `vitreous --help` does not import torch.
+open.py: resolves `--data` and makes the train, val and test splits. loader.py: batches and sample order. sources/:
+readers for each storage format. image/: decoding and cropping. augment/: augmentation on the device. masks/:
+segmentation masks. doctor/: `vitreous data check`. Imports nothing, because `vitreous --help` must not import torch.
 """

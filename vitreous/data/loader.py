@@ -1,8 +1,8 @@
-"""Batches of images, in an order that is a pure function of (seed, epoch): the same on any number of workers.
+"""Data loaders. The sample order is a pure function of (seed, epoch), independent of the number of workers.
 
-A small set of equal images lives on the device whole; everything else is read by worker processes. A worker turns the
-indices of a batch into decoded, cropped uint8 images (and masks, cropped by the same random numbers). Augmentation
-follows on the device, for the whole batch at once (vitreous.data.augment).
+Small in-memory data sets are kept on the device; all others are read by worker processes, which decode and crop the
+images of a batch to uint8, and their masks with the same random numbers. Augmentation (vitreous.data.augment) then
+runs on the device, on whole batches.
 
 b: batch; c: channels; h, w: height and width.
 """
@@ -32,15 +32,15 @@ from vitreous.model.options import IGNORED, Preprocessing
 
 
 class Batch(NamedTuple):
-    """One process's slice of a step. Indices and keys stay on the CPU, where drawing from them waits for no device."""
+    """One process's share of a batch. Indices and keys stay on the CPU, so that random numbers need no device sync."""
 
     images: UInt8[Tensor, "b c h w"]
-    labels: Int[Tensor, "b"]  # -1 if the image, or its mask, could not be read
+    labels: Int[Tensor, "b"]  # -1 if the image or its mask is unreadable
     indices: Int[Tensor, "b"]
-    keys: Int[Tensor, "b"]  # of the random numbers: the index combined with the repetition
+    keys: Int[Tensor, "b"]  # keys of the sample RNG: the index combined with the repeat
     epoch: int
-    problems: list[str]  # name and reason of every image that could not be read
-    masks: UInt8[Tensor, "b h w"] | None = None  # indices into the source's mask_classes, or IGNORED
+    problems: list[str]  # "name: reason" for each unreadable image
+    masks: UInt8[Tensor, "b h w"] | None = None  # indices into mask_classes, or IGNORED
 
     def to(self, device: torch.device) -> "Batch":
         """Copy images, labels and masks to a device."""
@@ -49,14 +49,14 @@ class Batch(NamedTuple):
         return self._replace(images=images, labels=labels, masks=masks)
 
     def pick(self, request: "Request") -> "Batch":
-        """The requested samples of a batch that holds the whole source."""
+        """Select the requested samples from a batch of the whole source."""
         which = request.indices.to(self.images.device, non_blocking=True)
         masks = self.masks[which] if self.masks is not None else None
         return Batch(self.images[which], self.labels[which], request.indices, request.keys, request.epoch, [], masks)
 
 
 class Request(NamedTuple):
-    """The samples of one batch."""
+    """Indices and RNG keys of the samples in one batch."""
 
     epoch: int
     indices: Int[Tensor, "b"]
@@ -64,9 +64,9 @@ class Request(NamedTuple):
 
 
 class Reader(Dataset[Batch]):
-    """Turns a request into a batch, in a worker. Without augmentation, images are fitted as in evaluation.
+    """Reads requested batches in a worker process. Without augmentation, images are preprocessed as for evaluation.
 
-    exact_from: first epoch whose JPEGs are decoded exactly; before it, large ones come at a reduced scale.
+    Before epoch `exact_from`, large JPEGs are decoded at a reduced scale, which is faster.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class Reader(Dataset[Batch]):
         exact_from: int = 0,
     ):
         if masks and not source.mask_classes:
-            raise ValueError("this data set has labels for images only, but masks are required")
+            raise ValueError("this data set has image labels but no masks, which segmentation requires")
         self.source, self.size, self.channels, self.masks = source, size, channels, masks
         self.preprocessing, self.augmentation, self.seed = preprocessing, augmentation, seed
         self.exact_from = exact_from
         self.crop_scale: tuple[float, float] | None = None
         if augmentation is not None and augmentation.crop == "resized":
             self.crop_scale = augmentation.crop_scale
-        elif augmentation is not None:  # the whole image: the padded crop of the batch decides what to cut off
+        elif augmentation is not None:  # keep the whole image; padded crops follow on the device
             self.preprocessing = dataclasses.replace(preprocessing, crop_fraction=1.0)
 
     def __getitem__(self, request: Request) -> Batch:
         epoch, indices, keys = request
         numbers = SampleRng(self.seed, epoch, keys).uniform("crop", 4).tolist()
-        # Channels last in memory, as images are decoded: no transposition for each of them.
+        # Channels last in memory, like decoded images, which avoids a transpose per image.
         images = torch.zeros(len(indices), *self.size, self.channels, dtype=torch.uint8).permute(0, 3, 1, 2)
         labels = torch.from_numpy(self.source.labels[indices.numpy()])
         masks = torch.full((len(indices), *self.size), IGNORED, dtype=torch.uint8) if self.masks else None
@@ -120,11 +120,10 @@ class Reader(Dataset[Batch]):
         )
 
     def _read_mask(self, index: int, image: StoredImage, numbers: Sequence[float], fast: bool) -> Tensor:
-        """Read a mask and crop it as `_read` does its image."""
         try:
             ids = self.source.mask(index)
         except (UnreadableImage, OSError) as problem:
-            raise UnreadableImage(f"its mask: {problem}") from problem
+            raise UnreadableImage(f"cannot read the mask: {problem}") from problem
         if self.crop_scale is None:
             return fit_mask(ids, image, self.size, self.preprocessing, fast)
         return crop_mask(ids, image, self.size, numbers, self.crop_scale, fast=fast)
@@ -135,7 +134,7 @@ class Reader(Dataset[Batch]):
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """The slice of every global batch that one process reads."""
+    """One process's slice of the global batch."""
 
     batch_size: int  # over all processes
     rank: int = 0
@@ -148,7 +147,7 @@ class BatchSlice:
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
-    """The shuffled indices of an epoch, and their keys. Repeats are adjacent, so that one batch has them."""
+    """Return the shuffled indices of an epoch and their RNG keys. Repeats are adjacent, so they share a batch."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = torch.randperm(count, generator=generator)
     if repeats == 1:
@@ -159,7 +158,7 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[In
 
 
 def schedule(count: int, seed: int, batch_slice: BatchSlice, repeats: int, start: int, stop: int) -> Iterator[Request]:
-    """The samples of every step from `start` to `stop`. Each epoch drops its last incomplete batch."""
+    """Yield the samples of steps `start` to `stop`. Each epoch drops its last incomplete batch."""
     steps = count // batch_slice.batch_size
     order: tuple[Tensor, Tensor] | None = None
     for step in range(start, stop):
@@ -175,13 +174,13 @@ def schedule(count: int, seed: int, batch_slice: BatchSlice, repeats: int, start
 
 @runtime_checkable
 class TrainLoader(Protocol):
-    """Batches of a run, from one step to another."""
+    """Iterates over training batches."""
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]: ...
 
 
 class ResidentLoader:
-    """Holds the whole set on the device, at the model's size; a batch is an indexing operation."""
+    """Keeps the whole data set on the device at the model's image size, and indexes into it."""
 
     def __init__(self, held: Batch, seed: int, batch_slice: BatchSlice, repeats: int):
         self.held, self.seed, self.batch_slice, self.repeats = held, seed, batch_slice, repeats
@@ -192,7 +191,7 @@ class ResidentLoader:
 
 
 class StreamLoader:
-    """Reads batches in workers, a few batches ahead."""
+    """Reads and prefetches batches in worker processes."""
 
     def __init__(self, reader: Reader, batch_slice: BatchSlice, workers: int, device: torch.device):
         self.reader, self.batch_slice, self.workers, self.device = reader, batch_slice, workers, device
@@ -201,14 +200,14 @@ class StreamLoader:
         reader = self.reader
         repeats = reader.augmentation.repeats if reader.augmentation is not None else 1
         requests = schedule(len(reader.source), reader.seed, self.batch_slice, repeats, start, stop)
-        pinned = self.device.type == "cuda"  # lets the device copy while the host continues
+        pinned = self.device.type == "cuda"  # for asynchronous copies
         return (batch.to(self.device) for batch in _read(reader, requests, self.workers, pinned))
 
 
 class EvalLoader:
-    """Every image, in order, fitted to the model's size; this process reads its slice.
+    """Iterates over this process's share of the images, in order and resized for evaluation.
 
-    All processes get the same number of batches, as FSDP needs: at the end the last image may be repeated.
+    All processes get the same number of batches, as FSDP requires, so the last image may be repeated.
     """
 
     def __init__(self, reader: Reader, batch_slice: BatchSlice, workers: int, resident: torch.device | None = None):
@@ -227,12 +226,12 @@ class EvalLoader:
 
 
 def can_reside(source: Source, size: Size, channels: int) -> bool:
-    """True for a set of arrays or drawings that is small enough to live on the device."""
+    """True if a data set of arrays or generated images is small enough to keep on the device."""
     return len(source) * channels * size[0] * size[1] <= source.resident_bytes
 
 
 def is_array(source: Source) -> bool:
-    """True if the images are in memory, decoded and of one size."""
+    """True if the images are an array in memory."""
     return isinstance(source.source if isinstance(source, Subset) else source, ArraySource)
 
 
@@ -243,11 +242,10 @@ def load_resident(reader: Reader, device: torch.device) -> Batch:
 
 
 def _read(reader: Reader, requests: Iterator[Request], workers: int, pinned: bool = False) -> Iterator[Batch]:
-    """Read the requested batches, in order, with this many worker processes."""
     loader: DataLoader[Batch] = DataLoader(
         reader,
         sampler=requests,
-        batch_size=None,  # a request is a batch already
+        batch_size=None,  # each request is a whole batch
         num_workers=workers,
         prefetch_factor=4 if workers else None,
         pin_memory=pinned,
@@ -257,10 +255,10 @@ def _read(reader: Reader, requests: Iterator[Request], workers: int, pinned: boo
 
 
 def _prepare_worker(worker: int) -> None:
-    """Ignore signals and lower the priority of a worker.
+    """Ignore termination signals in a worker and lower its priority.
 
-    Ctrl-C and most schedulers signal every process, but the parent needs its workers to finish its step and save. The
-    parent has priority if there are as many workers as cores: a GPU waits only for it.
+    Ctrl-C and most schedulers signal every process, but the parent needs its workers to finish the current step. The
+    GPU waits only for the parent, which must not compete with workers for a core.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,18 +1,20 @@
-"""From `--data` to a data set in splits: a folder, a table, shards, arrays, a data set of the hub, or a built-in name.
+"""Opens the data set given by `--data`: a folder, table, shards, arrays, Hugging Face data set or built-in name.
 
-A reader returns a `FoundData` with everything it found and every problem. `make_splits` turns it into a `DataSet` or
-raises the first problem; `vitreous data check` reports all of them. No image is decoded here.
+Every reader returns a `FoundData` with the images and problems it found. `make_splits` converts it to a `DataSet`, or
+raises the first problem; `vitreous data check` reports all of them. Images are not decoded.
 """
 
+import difflib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from vitreous.common.checks import check_real, fail, path_suggestion, suggestion
+from vitreous.common.checks import check_real, fail, path_suggestion
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
 from vitreous.data.masks.folders import EXPECTED, count_pairs, open_mask_folder, open_unmasked
@@ -29,11 +31,14 @@ from vitreous.data.sources.tables import SUFFIXES, choose_files, open_parquet, o
 def open_data(
     spec: str, *, root: Path | None = None, val_fraction: float = 0.2, seed: int = 0, labelled: bool = True
 ) -> DataSet:
-    """Open the data set that `spec` names, in splits; raises ValueError for the first problem with it.
+    """Open a data set and split it into train, val and test; raises ValueError for the first problem.
 
-    A built-in name takes precedence over a folder: write `./digits` for the folder. `root` is the folder of a local
-    copy of a published set, of the paths in a table, and the first place to search any other path. With
-    `labelled=False` only images are needed, and classes are ignored.
+    Args:
+        spec: Path, `hf:owner/name` or built-in name. Built-in names take precedence: use `./digits` for a folder.
+        root: Local copy of a published data set, or the base folder of relative paths.
+        val_fraction: Fraction of each class to hold out if there is no val or test split.
+        seed: Seed of the random split, and of generated data.
+        labelled: False to ignore classes.
     """
     check_real("val_fraction", val_fraction, 0, 1)
     found = find_data(spec, root, seed, labelled)
@@ -50,25 +55,26 @@ def open_masked(
     ignore: Sequence[str] = (),
     order: Sequence[str] = (),
 ) -> DataSet:
-    """Open the images and masks that `spec` names, in splits; raises ValueError with a line for every problem.
+    """Open a segmentation data set and split it; `spec`, `root`, `val_fraction` and `seed` are as in `open_data`.
 
-    `ignore` names classes whose pixels do not count. `order` is the order of a model that may have the same classes.
-    `root` is the first place to search a path.
+    Args:
+        ignore: Classes to exclude from the loss and the metrics.
+        order: Class order of an existing model, used if the data set has the same classes.
     """
     check_real("val_fraction", val_fraction, 0, 1)
     name, _, options = spec.partition(":")
     if name == "shapes":
         return make_splits(open_shapes(parse_options(name, options), seed, ignore), val_fraction, seed)
     if name in NAMES:
-        raise ValueError(f"{name} has labels for its images, but no masks: {EXPECTED.format(f'./{name}')}")
+        raise ValueError(f"{name} has image labels but no masks; {EXPECTED.format(f'./{name}')}")
     path = local_path(spec, root)
     if not path.is_dir():
-        raise ValueError(f"there is no folder {spec!r}{path_suggestion(path)}: {EXPECTED.format('DIR')}")
+        raise ValueError(f"folder {spec!r} not found{_suggest(path)}; {EXPECTED.format('DIR')}")
     return make_splits(open_mask_folder(path, ignore, order), val_fraction, seed)
 
 
 def find_data(spec: str, root: Path | None = None, seed: int = 0, labelled: bool = True) -> FoundData:
-    """Find the data set that `spec` names, with its problems, not yet divided."""
+    """Read a data set and collect its problems, without splitting it."""
     name, _, options = spec.partition(":")
     if name in NAMES:
         return open_named(name, options, root, seed)
@@ -79,25 +85,35 @@ def find_data(spec: str, root: Path | None = None, seed: int = 0, labelled: bool
         return _open_directory(path, labelled)
     if ".tar" in spec and (spec.startswith(("http://", "https://")) or not path.is_file() or path.suffix == ".tar"):
         return open_shards(spec, root)
-    kinds = f"a folder, {', '.join(SUFFIXES)}, .npz, .tar, hf:owner/name, or one of {', '.join(NAMES)}"
+    kinds = f"a folder, a {', '.join(SUFFIXES)}, .npz or .tar file, hf:owner/name, or one of {', '.join(NAMES)}"
     if not path.exists():
-        hint = suggestion(spec, NAMES) or path_suggestion(path)
-        raise ValueError(f"there is no data set {spec!r}{hint}: it must be {kinds}")
+        raise ValueError(f"data set {spec!r} not found{_suggest(path, NAMES)}; expected {kinds}")
     if path.suffix.lower() in SUFFIXES:
         return open_table(path, root)
     if path.suffix.lower() == ".npz":
         return open_arrays(path)
     if is_image_file(path.name):
-        raise ValueError(f"{spec} is a single image, but a data set is a folder of images, in a folder for each class")
-    raise ValueError(f"{spec} is not a data set: it must be {kinds}")
+        raise ValueError(f"{spec} is a single image; expected a folder with one subfolder of images per class")
+    raise ValueError(f"{spec} is not a data set; expected {kinds}")
+
+
+def _suggest(path: Path, names: Sequence[str] = ()) -> str:
+    """Suggest the sibling, or the built-in name, that is most similar to a missing path."""
+    if not path.parent.is_dir():
+        return path_suggestion(path)
+    near = {name: name for name in names if path.parent == Path()}
+    with suppress(OSError):
+        siblings = [sibling for sibling in path.parent.iterdir() if sibling.name != path.name]  # may be a dangling link
+        near |= {sibling.name.lower(): f"{sibling}{'/' * sibling.is_dir()}" for sibling in siblings}
+    close = difflib.get_close_matches(path.name.lower(), list(near), n=1)
+    return f" (did you mean {near[close[0]]!r}?)" if close else ""
 
 
 def _open_directory(path: Path, labelled: bool) -> FoundData:
-    """Open a folder of class folders, of shards, or of Parquet files."""
     if has_masks(path) and count_pairs(path):
         if not labelled:
             return open_unmasked(path)
-        raise ValueError(f"{path} has images and masks, but no class folders: use --task segment")
+        raise ValueError(f"{path} has images and masks but no class folders; use --task segment")
     suffixes = _suffixes(path, depth=2)
     if ".tar" in suffixes:
         return open_shards(str(path))
@@ -109,7 +125,7 @@ def _open_directory(path: Path, labelled: bool) -> FoundData:
 
 
 def _suffixes(path: Path, depth: int) -> set[str]:
-    """Suffixes of the first few files in a folder and its subfolders, which may have millions of images."""
+    """Collect the file suffixes in a folder, and in the first 20 entries of each subfolder, which may be huge."""
     found: set[str] = set()
     with os.scandir(path) as entries:
         for entry in entries if depth == 2 else islice(entries, 20):
@@ -126,11 +142,11 @@ def _suffixes(path: Path, depth: int) -> set[str]:
 
 
 def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
-    """Make the data set to train on; raises the first problem of what was found."""
+    """Split the data set for training; raises ValueError for its first problem."""
     if problems := found.problems + label_problems(found):
         raise ValueError(f"{found.name}: {problems[0]}")
     splits, notes = dict(found.splits), [*found.notes, *(f"damaged: {line}" for line in found.damaged)]
-    if UNSPLIT in splits and len(splits) > 1:  # x and y beside x_test and y_test: train on the rest
+    if UNSPLIT in splits and len(splits) > 1:  # e.g. arrays x and y beside x_test and y_test
         splits["train"] = splits.pop(UNSPLIT)
     val_drawn = not {"val", "test"} & splits.keys()
     if val_drawn:
@@ -138,11 +154,11 @@ def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
         labels, classes = (whole.labels, whole.classes) if found.labelled else (np.zeros(len(whole), np.int64), ("",))
         train, val = stratified(labels, classes, val_fraction, seed, found.name)
         splits["train"], splits["val"] = pick(whole, train), pick(whole, val)
-        whose = "every class" if found.labelled else "the images"
-        notes.insert(0, f"val is {val_fraction:.0%} of {whose}, drawn by seed {seed}")
+        drawn_from = "each class" if found.labelled else "the images"
+        notes.insert(0, f"val is {val_fraction:.0%} of {drawn_from}, drawn with seed {seed}")
     elif "val" not in splits:
         splits["val"] = splits.pop("test")
-        notes.insert(0, "the test split is used as val, so its metrics also choose the best epoch")
+        notes.insert(0, "the test split is used as val, so it also selects the best epoch")
     counts = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS if split in splits)
     note = "; ".join([counts, *notes])
     return DataSet(found.name, splits["train"], splits["val"], splits.get("test"), note, val_drawn)
@@ -151,17 +167,17 @@ def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
 def stratified(
     labels: np.ndarray, classes: Sequence[str], fraction: float, seed: int, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to keep and to hold out: the given fraction of every class, at least one image and not all."""
+    """Return the indices to train on and to hold out: a fraction of each class, with at least one image in both."""
     if not 0 < fraction < 1:
         fail("val_fraction", fraction, "more than 0 and less than 1")
     counts = np.bincount(labels, minlength=len(classes))
     if single := [classes[c] for c in np.flatnonzero(counts == 1).tolist()]:
         raise ValueError(
-            f"{name}: {listed(single)} {'has' if len(single) == 1 else 'have'} only one image, "
-            "which cannot be in both train and val: add more images, or a val split"
+            f"{name}: {listed(single)} {'has' if len(single) == 1 else 'have'} only one image, too few to split into "
+            "train and val; add more images or provide a val split"
         )
     numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("split").numpy()
-    order = np.lexsort((numbers, labels))  # class by class, within each in random order
+    order = np.lexsort((numbers, labels))  # grouped by class, shuffled within each
     rank = np.empty(len(labels), np.int64)
     rank[order] = np.arange(len(labels)) - (np.cumsum(counts) - counts)[labels[order]]
     quota = np.clip(np.floor(counts * fraction + 0.5).astype(np.int64), 1, np.maximum(counts - 1, 1))

@@ -11,9 +11,9 @@ from vitreous.data.augment.config import Augmentation
     ("field", "value", "message"),
     [
         ("crop", "resize", "one of 'resized', 'padded', 'none' .did you mean 'resized'"),
-        ("crop_scale", 0.5, "a .from, to. pair"),
-        ("crop_scale", (0.0, 1.0), "a .from, to. pair"),
-        ("crop_scale", (0.9, 0.1), "a .from, to. pair"),
+        ("crop_scale", 0.5, "a pair of numbers .low, high."),
+        ("crop_scale", (0.0, 1.0), "a pair of numbers .low, high."),
+        ("crop_scale", (0.9, 0.1), "a pair of numbers .low, high."),
         ("crop_scale", (0.1, 1.5), "a number from 0 to 1"),
         ("flip", 50, "a number from 0 to 1"),
         ("flip", float("nan"), "a number from 0 to 1"),

@@ -132,10 +132,10 @@ def test_colours_and_erasing_leave_masks_alone() -> None:
     [
         (
             Augmentation(policy="trivial"),
-            "policy is 'trivial', but must be 'none' or 'three' for images with masks",
+            "policy is 'trivial', but must be 'none' or 'three' for segmentation",
         ),
-        (Augmentation(policy="randaugment"), "policy is 'randaugment'.*but not masks"),
-        (Augmentation(mixup=0.2), "mixup is 0.2, but must be 0 for images with masks"),
+        (Augmentation(policy="randaugment"), "policy is 'randaugment'.*masks are not warped"),
+        (Augmentation(mixup=0.2), "mixup is 0.2, but must be 0 for segmentation"),
         (Augmentation(cutmix=1.0), "cutmix is 1.0, but must be 0"),
     ],
 )

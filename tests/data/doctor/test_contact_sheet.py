@@ -61,7 +61,7 @@ def test_unreadable_images_are_skipped() -> None:
 
 @pytest.mark.parametrize("name", ["sheet.txt", "sheet", "sheet.jpg"])
 def test_a_sheet_is_a_png_and_nothing_else_is_made(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadValue, match=f"{name}', but must be a file name that ends in .png"):
+    with pytest.raises(BadValue, match=f"{name}', but must be a .png file name"):
         write_sheet({"train": source([0, 1, 2])}, tmp_path / name)
     assert not list(tmp_path.iterdir())
 

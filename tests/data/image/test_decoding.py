@@ -61,12 +61,12 @@ BROKEN: dict[str, tuple[Callable[[], bytes | np.ndarray], str]] = {
     "jpeg without its end": (lambda: encoded(smooth(50, 60), "JPEG")[:-2], "truncated"),
     "cut png": (lambda: encoded(smooth(50, 60))[:-3000], "truncated|broken"),
     "cut gif": (lambda: encoded(smooth(50, 60), "GIF")[:-500], "truncated"),
-    "bomb": (lambda: bomb(60_000, 60_000), "too large to be decoded safely"),
-    "smaller bomb": (lambda: bomb(MAX_PIXELS // 10_000 + 1, 10_000), "too large to be decoded safely"),
-    "jpeg bomb": (lambda: tall_jpeg(60_000), "60000 x 60000 pixels are more than"),
-    "floats": (lambda: np.zeros((5, 5, 3)), "an array of 5 x 5 x 3 float64, not of height x width"),
-    "two channels": (lambda: np.zeros((5, 5, 2), dtype=np.uint8), "not of height x width"),
-    "no pixels": (lambda: np.zeros((0, 5, 3), dtype=np.uint8), "not of height x width"),
+    "bomb": (lambda: bomb(60_000, 60_000), "exceeds? the limit of 178,956,970 pixels"),
+    "smaller bomb": (lambda: bomb(MAX_PIXELS // 10_000 + 1, 10_000), "exceeds? the limit of 178,956,970 pixels"),
+    "jpeg bomb": (lambda: tall_jpeg(60_000), "60000 x 60000 pixels exceed the limit"),
+    "floats": (lambda: np.zeros((5, 5, 3)), r"expected a uint8 array .* got float64 \[5, 5, 3\]"),
+    "two channels": (lambda: np.zeros((5, 5, 2), dtype=np.uint8), "with 1, 3 or 4 channels"),
+    "no pixels": (lambda: np.zeros((0, 5, 3), dtype=np.uint8), r"got uint8 \[0, 5, 3\]"),
 }
 
 
@@ -121,7 +121,7 @@ def test_decoding_leaves_the_warnings_of_other_threads_alone(monkeypatch: pytest
 
 
 def test_channels_are_one_or_three() -> None:
-    with pytest.raises(ValueError, match="channels is 4, but images are decoded to 1"):
+    with pytest.raises(ValueError, match=r"channels must be 1 .* got 4"):
         decode(smooth(4, 4), channels=4)
 
 

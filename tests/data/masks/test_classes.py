@@ -36,15 +36,15 @@ def test_lines_are_names_or_ids_and_names(text: str, expected: dict[int, str], t
     [
         ("", "lists no class"),
         ("# nothing\n\n", "lists no class"),
-        ("0 cat\ndog\n", "line 2 is 'dog', but others are 'ID NAME'"),
-        ("0 cat\n\n0 dog\n", "line 3 gives 'dog' the id 0, which 'cat' has"),
-        ("0 cat\n1 cat\n", "has 'cat' more than once"),
-        ("cat\ncat\n", "has 'cat' more than once"),
-        ("0\n1\n", "line 1 is '0', a number without a name"),
-        ("pet 1\nbus stop 2\n", r"names before ids, as 'pet 1', but the id comes first: write '1 pet' \(or '0 pet 1'"),
+        ("0 cat\ndog\n", "line 2: expected 'ID NAME' as in other lines, got 'dog'"),
+        ("0 cat\n\n0 dog\n", "line 3: id 0 of 'dog' is already used by 'cat'"),
+        ("0 cat\n1 cat\n", "lists 'cat' more than once"),
+        ("cat\ncat\n", "lists 'cat' more than once"),
+        ("0\n1\n", "line 1: expected 'ID NAME' or 'NAME', got '0'"),
+        ("pet 1\nbus stop 2\n", "ids must precede names, got 'pet 1'; write '1 pet', or '0 pet 1'"),
         ("pet,1\nsky,2\n", "write '1 pet'"),
         ("sky : 0\n", "write '0 sky'"),
-        ("70000 cat\n1 dog\n", "line 1 has the id 70000, but a PNG holds ids from 0 to 65535"),
+        ("70000 cat\n1 dog\n", "line 1: ids must be from 0 to 65535, got 70000"),
     ],
 )
 def test_problems_of_a_class_list(text: str, message: str, tmp_path: Path) -> None:
@@ -71,11 +71,11 @@ def test_too_few_too_many_and_unknown_classes() -> None:
     names = {0: "sky", 1: "sea", 2: "border"}
     with pytest.raises(BadValue, match=r"ignore is 'boarder', but must be one of .*did you mean 'border'"):
         number_classes(names, ("boarder",))
-    with pytest.raises(ValueError, match=r"only 'sky' is left to learn, but at least 2 .*id 255 means ignored"):
+    with pytest.raises(ValueError, match=r"at least 2 classes are required, got only 'sky' .id 255 is ignored"):
         number_classes(names, ("sea", "border"))
-    with pytest.raises(ValueError, match="no class is left to learn"):
+    with pytest.raises(ValueError, match="at least 2 classes are required, got none"):
         number_classes(names, ("sky", "sea", "border"))
-    with pytest.raises(ValueError, match="300 classes, but at most 255"):
+    with pytest.raises(ValueError, match="at most 255 classes are supported, got 300"):
         number_classes({i: str(i) for i in range(300)})
     assert len(number_classes({i: str(i) for i in range(256)}, ("7",))[0]) == 255
 

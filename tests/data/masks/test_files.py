@@ -58,7 +58,7 @@ def test_colours_are_no_ids(mode: str) -> None:
     image = Image.new("RGB", (6, 4), (0, 0, 0))
     image.paste((128, 0, 0), (0, 0, 2, 4))
     data = encoded(image.convert(mode))
-    with pytest.raises(ColouredMask, match=r"shows colours .* but a mask holds class ids"):
+    with pytest.raises(ColouredMask, match=r"contains colours .* instead of class ids"):
         read_ids(data)
     colours = colours_in(data)
     assert colours[0] == (0, 0, 0)
@@ -80,7 +80,7 @@ def test_grey_saved_as_rgb_keeps_its_levels() -> None:
     tinted[4, 4, 2] ^= 1
     clear[4, 4, 3] = 0
     for pixels in (tinted, clear):
-        with pytest.raises(ColouredMask, match="shows colours"):
+        with pytest.raises(ColouredMask, match="contains colours"):
             read_ids(encoded(pixels))
 
 
@@ -90,8 +90,8 @@ BROKEN = {
     "JPEG": (encoded(smooth(8, 8)[..., 0], "JPEG"), "not a PNG file"),
     "short": (encoded(smooth(8, 8)[..., 0])[:20], "not a PNG file"),
     "cut off": (encoded(smooth(60, 60)[..., 0])[:900], "cannot be decoded"),
-    "huge": (png(np.zeros((1, 1), int), 8).replace(struct.pack(">II", 1, 1), b"\0\1\0\0" * 2), "too large"),
-    "no pixels": (png(np.zeros((1, 1), int), 8).replace(struct.pack(">II", 1, 1), bytes(8)), "broken header"),
+    "huge": (png(np.zeros((1, 1), int), 8).replace(struct.pack(">II", 1, 1), b"\0\1\0\0" * 2), "exceed the limit"),
+    "no pixels": (png(np.zeros((1, 1), int), 8).replace(struct.pack(">II", 1, 1), bytes(8)), "header is invalid"),
 }
 
 

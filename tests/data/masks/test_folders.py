@@ -21,7 +21,7 @@ def names(source: Source) -> list[str]:
 def test_images_beside_masks(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path / "set", 10)), val_fraction=0.3, seed=1)
     assert (len(data.train), len(data.val), data.test) == (7, 3, None)
-    assert data.note == "train 7, val 3; val is 30% of the images, drawn by seed 1"
+    assert data.note == "train 7, val 3; val is 30% of the images, drawn with seed 1"
     assert data.mask_classes == data.val.mask_classes == ("sky", "sea", "border")
     assert data.classes == ("picture",)
     for source in (data.train, data.val):
@@ -76,7 +76,7 @@ def test_of_two_mask_folders_the_one_with_images_is_used(tmp_path: Path) -> None
     (tmp_path / "Annotations/0.xml").write_text("<annotation/>")
     assert len(open_masked(str(tmp_path)).train) == 3
     (tmp_path / "Annotations/0.png").write_bytes(encoded(ids_of(0)))
-    with pytest.raises(ValueError, match="has 'Annotations', 'SegmentationClass', which mean the same: keep one"):
+    with pytest.raises(ValueError, match="the same purpose: 'Annotations', 'SegmentationClass'; keep one"):
         open_masked(str(tmp_path))
 
 
@@ -92,7 +92,7 @@ def test_pascal_voc_layout(tmp_path: Path) -> None:
     data = open_masked(str(tmp_path))
     assert sorted(data.train.name(i) for i in range(2)) == ["JPEGImages/2007_0.jpg", "JPEGImages/2007_3.jpg"]
     assert [data.val.name(i) for i in range(len(data.val))] == ["JPEGImages/2007_1.jpg"]
-    assert "splits by ImageSets/Segmentation, 4 images ignored" in data.note
+    assert "splits from ImageSets/Segmentation, 4 images ignored" in data.note
     (tmp_path / "ImageSets/Segmentation/test.txt").write_text("more\n2007_4\n")  # of which one has a mask
     assert open_masked(str(tmp_path)).test.name(0) == "JPEGImages/2007_4.jpg"  # type: ignore[union-attr]
     (tmp_path / "ImageSets/Segmentation/val.txt").write_text("boxes")
@@ -111,12 +111,12 @@ def test_class_that_train_lacks_is_noted(tmp_path: Path) -> None:
     for i, part in enumerate(("train", "train", "val")):
         write(tmp_path, f"{part}/{i}", i)
     (tmp_path / "classes.txt").write_text("0 sky\n1 sea\n3 border\n5 ship\n")
-    assert "no mask of train" not in open_masked(str(tmp_path)).note
+    assert "no train mask" not in open_masked(str(tmp_path)).note
     ids = ids_of(2)
     ids[1] = 5
     (tmp_path / "masks/val/2.png").write_bytes(encoded(ids))
-    assert "no mask of train has 'ship', which cannot be learned" in open_masked(str(tmp_path)).note
-    assert "no mask of train" not in open_masked(str(tmp_path), ignore=("ship",)).note
+    assert "no train mask contains 'ship', which cannot be learned" in open_masked(str(tmp_path)).note
+    assert "no train mask" not in open_masked(str(tmp_path), ignore=("ship",)).note
 
 
 def test_splits_above_the_two_folders(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def _renamed(folder: Path) -> Path:
 def test_ids_are_classes_without_a_list_with_a_note(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=None)), ignore=("3",))
     assert data.mask_classes == ("0", "1")
-    assert "there is no classes.txt: the classes are the ids found, '0', '1', '3'; '3' ignored" in data.note
+    assert "no classes.txt, so the classes are the ids found: '0', '1', '3'; '3' ignored" in data.note
 
 
 def test_class_without_pixels_is_noted(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=CLASSES + "9 sun\n")))
     assert data.mask_classes == ("sky", "sea", "border", "sun")
-    assert "no mask has 'sun'" in data.note
+    assert "no mask contains 'sun'" in data.note
 
 
 def test_255_is_a_class_where_it_is_listed(tmp_path: Path) -> None:
@@ -198,25 +198,22 @@ BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "unknown ids": (
         several(put("masks/a/0.png", stray(7)), put("masks/b/1.png", stray(2)), put("masks/a/2.png", stray(7))),
         [
-            "3 masks have ids that classes.txt does not list: 7 (in 2 masks), 2 (in 1 mask); "
+            "3 masks have ids that are not in classes.txt: 7 (in 2 masks), 2 (in 1 mask); "
             "see 'masks/a/0.png', 'masks/a/2.png', 'masks/b/1.png'"
         ],
     ),
     "other sizes": (
         several(put("masks/a/0.png", ids_of(0, 16, 12)), put("masks/a/2.png", ids_of(0, 6, 8))),
         [
-            "2 masks of another size than the image: 'masks/a/0.png' (the mask is 16 x 12, the image 12 x 16); "
-            "'masks/a/2.png' (the mask is 6 x 8, the image 12 x 16)"
+            "2 masks have a different size than the image: 'masks/a/0.png' (mask 16 x 12, image 12 x 16); "
+            "'masks/a/2.png' (mask 6 x 8, image 12 x 16)"
         ],
     ),
     "missing masks": (
         remove("masks/a/0.png", "masks/b/3.png"),
-        [
-            "2 of 6 images have no mask: 'images/a/0.jpg', 'images/b/3.jpg'; "
-            "expected 'masks/a/0.png' for 'images/a/0.jpg'"
-        ],
+        ["2 of 6 images have no mask: 'images/a/0.jpg', 'images/b/3.jpg'; expected e.g. 'masks/a/0.png'"],
     ),
-    "masks alone": (remove("images/a/4.jpg"), ["1 mask without an image: 'masks/a/4.png'"]),
+    "masks alone": (remove("images/a/4.jpg"), ["1 mask has no image: 'masks/a/4.png'"]),
     "unreadable masks": (
         several(
             lambda root: (root / "masks/a/0.png").write_bytes(b"") and None,
@@ -231,21 +228,21 @@ BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "colours": (
         put("masks/a/0.png", Image.new("RGB", (16, 12), (128, 64, 0))),
         [
-            "1 mask has colours, as (128, 64, 0), but a mask holds class ids, as grey levels or as indices into "
-            "a palette: 'masks/a/0.png'; give each colour a number, and save the numbers as grey PNG"
+            "1 mask contains colours such as (128, 64, 0) instead of class ids: 'masks/a/0.png'; "
+            "convert each colour to an id"
         ],
     ),
     "unlabelled": (
         several(remove("classes.txt"), lambda root: (root / "classes.txt").write_text("1 sea\n3 border\n") and None),
         [
-            "6 masks have ids that classes.txt does not list: 0 (in 6 masks); see 'masks/a/0.png', 'masks/a/2.png', "
+            "6 masks have ids that are not in classes.txt: 0 (in 6 masks); see 'masks/a/0.png', 'masks/a/2.png', "
             "'masks/a/4.png' and 3 more; "
-            'if 0 means unlabelled, list it as "0 unlabelled" and add --ignore unlabelled'
+            'if 0 means unlabelled, add the line "0 unlabelled" and use --ignore unlabelled'
         ],
     ),
     "JPEG masks": (
         lambda root: (root / "masks/a/0.png").rename(root / "masks/a/0.jpg") and None,
-        ["1 of 6 images has no mask", "1 mask not in PNG, which keeps ids as they are: 'masks/a/0.jpg'"],
+        ["1 of 6 images has no mask", "1 mask not in PNG format: 'masks/a/0.jpg'"],
     ),
     "broken images": (
         lambda root: (root / "images/a/0.jpg").write_bytes(b"<html>") and None,
@@ -261,10 +258,10 @@ BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         ),
         [
             "1 of 5 images has no mask",
-            "1 mask without an image",
+            "1 mask has no image",
             "1 mask cannot be read",
-            "1 mask has colours",
-            "1 mask of another size",
+            "1 mask contains colours",
+            "1 mask has a different size",
             "1 mask has ids",
         ],
     ),
@@ -303,12 +300,10 @@ def test_two_colours_of_black_and_white_are_explained(tmp_path: Path) -> None:
     for i in range(4):
         write(tmp_path, str(i), i)
         (tmp_path / f"masks/{i}.png").write_bytes(encoded(np.where(ids_of(i) == 1, 255, 0).astype(np.uint8)))
-    with pytest.raises(ValueError, match=r"only '0' is left.*id 255 means ignored, unless classes.txt lists it"):
+    with pytest.raises(ValueError, match=r"got only '0' \(id 255 is ignored unless classes.txt lists it"):
         open_masked(str(tmp_path))
     (tmp_path / "classes.txt").write_text("background\nship\n")
-    with pytest.raises(
-        ValueError, match=r'only 0 and 255, which means ignored unless classes.txt lists it: "255 ship"'
-    ):
+    with pytest.raises(ValueError, match=r'only 0 and 255, which is ignored; if it is a class, add "255 ship"'):
         open_masked(str(tmp_path))
     (tmp_path / "classes.txt").write_text("0 background\n255 ship\n")
     assert open_masked(str(tmp_path)).mask_classes == ("background", "ship")
@@ -321,7 +316,7 @@ def test_smoothed_masks_are_detected_by_their_many_ids(each: list[int] | None, t
         ids = np.resize(np.array(each or range(60 * i, 60 * i + 60), np.uint8), (12, 16))
         (tmp_path / f"masks/{i}.png").write_bytes(encoded(ids))
     found = "101" if each else "240"
-    with pytest.raises(ValueError, match=f"have {found} different ids.*smoothed, or saved as JPEG.*classes.txt"):
+    with pytest.raises(ValueError, match=f"have {found} different ids.*smoothed or saved as JPEG.*classes.txt"):
         open_masked(str(tmp_path))
     (tmp_path / "classes.txt").write_text("".join(f"{i} c{i}\n" for i in range(250)))
     assert len(open_masked(str(tmp_path)).mask_classes) == 250
@@ -343,9 +338,7 @@ def test_test_split_with_masks_in_another_format_is_a_problem(ending: str, tmp_p
     (tmp_path / "masks/test/0.png").rename(tmp_path / f"masks/test/0.{ending}")
     with pytest.raises(ValueError, match=r"1 of 3 images has no mask: 'images/test/0.jpg'") as caught:
         open_masked(str(tmp_path))
-    assert ("1 mask not in PNG, which keeps ids as they are: 'masks/test/0.jpg'" in str(caught.value)) == (
-        ending == "jpg"
-    )
+    assert ("1 mask not in PNG format: 'masks/test/0.jpg'" in str(caught.value)) == (ending == "jpg")
     (tmp_path / f"masks/test/0.{ending}").rename(tmp_path / "masks/test/.hidden")
     assert "images/test has no masks and is ignored" in open_masked(str(tmp_path)).note
 
@@ -360,18 +353,18 @@ def test_an_image_turned_by_exif_is_as_large_as_it_is_upright(tmp_path: Path) ->
     (tmp_path / "images/a/0.jpg").write_bytes(encoded(smooth(16, 12), "JPEG", exif=tag, icc_profile=bytes(200_000)))
     assert len(open_masked(str(tmp_path)).train) == 3
     (tmp_path / "images/a/0.jpg").write_bytes(encoded(smooth(12, 16), "JPEG", exif=tag))
-    with pytest.raises(ValueError, match="the mask is 12 x 16, the image 16 x 12"):
+    with pytest.raises(ValueError, match="mask 12 x 16, image 16 x 12"):
         open_masked(str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        ([], "has no folders: expected DIR/masks beside DIR/images"),
-        (["cats", "dogs"], "has 'cats', 'dogs', but no images beside masks: expected DIR/masks beside"),
-        (["images", "masks"], "has no images in 'images'"),
-        (["images", "img", "masks"], "has 'images', 'img', which mean the same: keep one"),
-        (["images/train", "images/training", "masks"], "'train', 'training', which mean the same split"),
+        ([], "has no folders; expected DIR/images and DIR/masks"),
+        (["cats", "dogs"], "has only 'cats', 'dogs'; expected DIR/images and DIR/masks"),
+        (["images", "masks"], "no images in 'images'"),
+        (["images", "img", "masks"], "the same purpose: 'images', 'img'; keep one"),
+        (["images/train", "images/training", "masks"], "the same split: 'train', 'training'; keep one"),
     ],
     ids=str,
 )
@@ -383,9 +376,9 @@ def test_other_folders_are_explained(make: list[str], message: str, tmp_path: Pa
 
 
 def test_other_names_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="digits has labels for its images, but no masks"):
+    with pytest.raises(ValueError, match="digits has image labels but no masks"):
         open_masked("digits")
-    with pytest.raises(ValueError, match="there is no folder 'nowhere'"):
+    with pytest.raises(ValueError, match="folder 'nowhere' not found"):
         open_masked("nowhere", root=tmp_path)
     with pytest.raises(ValueError, match="ignore is 'sun', but must be one of the classes 'sky'"):
         open_masked(str(folder(tmp_path)), ignore=("sun",))
@@ -396,5 +389,5 @@ def test_other_names_are_explained(tmp_path: Path) -> None:
 
 def test_a_val_split_alone_is_not_enough(tmp_path: Path) -> None:
     folder(tmp_path, 3, "val/")
-    with pytest.raises(ValueError, match="has val, but no train"):
+    with pytest.raises(ValueError, match="no train split, only val"):
         open_masked(str(tmp_path))

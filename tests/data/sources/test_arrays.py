@@ -71,30 +71,30 @@ def test_class_names_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x_train": noise(4, 2, 2)}, "has the arrays 'x_train', but needs x_train and y_train"),
-        ({"a": np.zeros(3)}, "has the arrays 'a'"),
+        ({"x_train": noise(4, 2, 2)}, "expected arrays x_train and y_train, .* got 'x_train'"),
+        ({"a": np.zeros(3)}, "expected arrays .* got 'a'"),
         (
             {"x": noise(4, 2, 2).astype(np.float32), "y": np.zeros(4, int)},
-            r"float32 \[4, 2, 2, 1\], but must be uint8",
+            r"images must be uint8 .* got float32 \[4, 2, 2, 1\]",
         ),
         (
             {"x": noise(4, 3, 8, 8), "y": np.zeros(4, int)},
-            r"uint8 \[4, 3, 8, 8\], but must be uint8 \[n, h, w\]",
+            r"images must be uint8 \[n, h, w\].* got uint8 \[4, 3, 8, 8\]",
         ),
         (
             {"x": noise(4, 2, 2), "y": np.zeros(3, int)},
-            r"labels are int64 \[3\], but must be integers or strings",
+            r"labels must be integers or strings .* got int64 \[3\]",
         ),
-        ({"x": noise(4, 2, 2), "y": np.zeros((4, 3), int)}, r"labels are int64 \[4, 3\]"),
-        ({"x": noise(4, 2, 2), "y": np.zeros(4, int)}, "'0' as its only class"),
+        ({"x": noise(4, 2, 2), "y": np.zeros((4, 3), int)}, r"labels must be .* got int64 \[4, 3\]"),
+        ({"x": noise(4, 2, 2), "y": np.zeros(4, int)}, "only one class, '0'"),
         ({"x": noise(0, 2, 2), "y": np.zeros(0, int)}, "is empty"),
         (
             {"x": noise(2, 2, 2), "images": noise(2, 2, 2), "y": np.array([0, 1])},
-            "two arrays of all like 'images'",
+            "array 'images' duplicates another array",
         ),
         (
             {"x": noise(2, 2, 2), "y": np.array([0, 5]), "classes": np.array(["a", "b"])},
-            "'5', but there are 2 class names",
+            "2 class names, but the labels include '5'",
         ),
         (
             {"x": noise(2, 2, 2), "y": np.array([{}, 1], dtype=object)},

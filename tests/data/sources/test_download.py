@@ -65,7 +65,7 @@ def test_server_without_content_length(web, tmp_path) -> None:  # type: ignore[n
 
 def test_wrong_checksum_raises_and_removes_the_file(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY + b"!"
-    with pytest.raises(ValueError, match=f"a.bin has the checksum [0-9a-f]{{32}}, but should have {MD5}"):
+    with pytest.raises(ValueError, match=f"checksum mismatch for .*a.bin: expected {MD5}, got [0-9a-f]{{32}}"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5)
     assert not list(tmp_path.glob("a.bin")) + list(tmp_path.glob("*.part*"))
     web.files["/a.bin"] = BODY
@@ -75,7 +75,7 @@ def test_wrong_checksum_raises_and_removes_the_file(web, tmp_path) -> None:  # t
 @pytest.mark.parametrize("length", [True, False], ids=["declared", "undeclared"])
 def test_too_long_file_is_rejected(web, tmp_path, length: bool) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.length = BODY, length
-    with pytest.raises(OSError, match=r"127.*a\.bin (has 3,000,000|is longer than the limit of 1,000) bytes"):
+    with pytest.raises(OSError, match=r"127.*a\.bin exceeds the limit of 1,000 bytes"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin", max_bytes=1000)
     assert not (tmp_path / "a.bin").exists()
 
@@ -96,13 +96,13 @@ def test_stalled_connection_is_resumed(web, tmp_path, monkeypatch: pytest.Monkey
 
 def test_endless_restarts_are_abandoned(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.ranges, web.breaks = BODY, False, 100
-    with pytest.raises(OSError, match=r"127.*a\.bin: it restarted \d times"):
+    with pytest.raises(OSError, match=r"127.*a\.bin: restarted \d times"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
     assert len(web.asked) < 10
 
 
 def test_errors_name_the_address(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(OSError, match=r"could not download http://127.*/none: the server answers 404"):
+    with pytest.raises(OSError, match=r"could not download http://127.*/none: HTTP 404"):
         fetch(f"{web.url}/none", tmp_path / "none")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -13,13 +13,13 @@ def test_numbers_are_indices_and_text_is_a_name() -> None:
 
 @pytest.mark.parametrize("value", [3, "owl", 1.5])
 def test_labels_beyond_the_names(value: object) -> None:
-    with pytest.raises(ValueError, match=r"a label is .* but there are 2 classes: cat, dog"):
+    with pytest.raises(ValueError, match=r"label .* is not one of the 2 classes 'cat', 'dog'"):
         class_labels([0, value], ("cat", "dog"))
 
 
 def test_cells() -> None:
     assert [cell_text(value) for value in (" a ", 3, 3.0, 3.5, None, float("nan"))] == ["a", "3", "3", "3.5", "", ""]
-    with pytest.raises(ValueError, match="must hold one path or one label"):
+    with pytest.raises(ValueError, match="must contain a single path or label"):
         cell_text(["a", "b"])
 
 

@@ -134,11 +134,11 @@ def test_shards_at_an_address_are_downloaded_once(web, tmp_path: Path) -> None: 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"1.txt": b""}, "no images in 1 shard"),
-        ({"1.jpg": b"", "2.jpg": b"", "2.cls": b"0"}, "1 of 2 rows have no label, the first: 1"),
-        ({"1.jpg": b"", "1.cls": b"cat"}, r"1.cls is b'cat', but must be an index"),
-        ({"1.jpg": b"", "1.json": b"{"}, r"1.json is b'{', but must be JSON"),
-        ({"1.jpg": b"", "1.cls": b"0"}, "'0' as its only class"),
+        ({"1.txt": b""}, "no images found in 1 shard"),
+        ({"1.jpg": b"", "2.jpg": b"", "2.cls": b"0"}, "1 of 2 rows have no label; first rows: 1"),
+        ({"1.jpg": b"", "1.cls": b"cat"}, r"1.cls must be an integer, got b'cat'"),
+        ({"1.jpg": b"", "1.json": b"{"}, r"1.json must be valid JSON, got b'{'"),
+        ({"1.jpg": b"", "1.cls": b"0"}, "only one class, '0'"),
     ],
 )
 def test_mistakes(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
@@ -148,9 +148,9 @@ def test_mistakes(tmp_path: Path, files: dict[str, bytes], message: str) -> None
 
 def test_no_such_shard(tmp_path: Path) -> None:
     write(tmp_path / "a-0.tar", samples(0, 4))
-    with pytest.raises(ValueError, match=r"there is no shard '.*a-1.tar'"):
+    with pytest.raises(ValueError, match=r"shard '.*a-1.tar' not found"):
         open_data(f"{tmp_path}/a-{{0..1}}.tar")
-    with pytest.raises(ValueError, match="there is no shard"):
+    with pytest.raises(ValueError, match=r"shard .* not found"):
         open_data(f"{tmp_path}/b-*.tar")
 
 
@@ -158,7 +158,7 @@ def test_a_shard_that_changed_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", samples(0, 10))
     source = open_data(str(path)).train
     path.write_bytes(path.read_bytes()[:600])
-    with pytest.raises(OSError, match="has changed"):
+    with pytest.raises(OSError, match="was modified"):
         source.image(len(source) - 1)
 
 
@@ -179,7 +179,7 @@ def test_truncated_shard_is_reported_and_used_without_its_end(tmp_path: Path) ->
     for cut in cuts:
         (tmp_path / "a.tar").write_bytes(whole[:cut])
         data = open_data(str(tmp_path / "a.tar"))
-        assert "damaged: a.tar: it " in data.note
+        assert "damaged: a.tar: " in data.note
         read = {data.train.name(i): data.train.labels[i] for i in range(len(data.train))}
         read |= {data.val.name(i): data.val.labels[i] for i in range(len(data.val))}
         assert {name: label for name, label in read.items() if "09" not in name} == {
@@ -188,7 +188,7 @@ def test_truncated_shard_is_reported_and_used_without_its_end(tmp_path: Path) ->
         assert data.classes == ("10", "11")  # no label was read from half of one
         report = check_data(str(tmp_path / "a.tar"))
         assert report.problems == 1
-        assert "a.tar: it " in str(report)
+        assert "damaged: a.tar: " in str(report)
 
 
 def test_truncated_image_of_a_shard_is_unreadable(tmp_path: Path) -> None:
@@ -296,4 +296,4 @@ def test_archives_that_were_joined_are_reported(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"a.jpg": b"1"}, tarfile.PAX_FORMAT)
     whole = (tmp_path / "a.tar").read_bytes()
     (tmp_path / "a.tar").write_bytes(whole + whole)
-    assert "more after its end" in str(list_members(tmp_path / "a.tar")[1])
+    assert "data after the end of the archive" in str(list_members(tmp_path / "a.tar")[1])

@@ -1,7 +1,7 @@
 """Augmentation of training batches.
 
-config.py: `Augmentation`, plain numbers without torch. batch.py: flips, RandAugment, TrivialAugment, 3-Augment, colour
-jitter, erasing, mixup and CutMix, and their single operations, on whole batches.
+config.py: the `Augmentation` config, which does not import torch. batch.py: flips, RandAugment, TrivialAugment,
+3-Augment, colour jitter, random erasing, mixup and CutMix on whole batches.
 """
 
 from vitreous.data.augment.config import Augmentation

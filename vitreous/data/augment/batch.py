@@ -1,10 +1,9 @@
-"""Augment a batch on its device: crop, flip, policy, colour jitter and erasing; then mixup and CutMix.
+"""Batch augmentation on the device: padded crop, flip, policy, colour jitter, random erasing, mixup and CutMix.
 
-The random resized crop happens in the workers (vitreous.data.image.crop); everything after it is here. The random
-numbers of an image do not depend on the rest of its batch, and pixels stay uint8 until the end. With the RNG on the
-CPU, no GPU queue is waited for.
+The random resized crop runs earlier, in the workers (vitreous.data.image.crop). The random numbers of an image do not
+depend on the rest of its batch, and pixels stay uint8 until the end. The RNG runs on the CPU to avoid GPU syncs.
 
-b: batch, c: channels, h, w: height and width; n: images that are erased.
+b: batch; c: channels; h, w: height and width; n: erased images.
 """
 
 import functools
@@ -25,14 +24,14 @@ from vitreous.data.augment.config import Augmentation, check_with_masks
 Images = UInt8[Tensor, "b c h w"]
 Numbers = Float[Tensor, "b"]
 
-ERASED_AREA = (0.02, 1 / 3)  # as a fraction of the image, from and to
+ERASED_AREA = (0.02, 1 / 3)  # range, as a fraction of the image
 ERASED_ASPECT = (0.3, 1 / 0.3)
-FILL = 128.0  # grey level outside of the image after an affine map, as in AutoAugment
+FILL = 128.0  # grey level outside the image after an affine transform, as in AutoAugment
 SHEAR_X, SHEAR_Y, RIGHT, DOWN, ROTATE = range(1, 6)
 
 
 def augment(images: Images, rng: SampleRng, config: Augmentation) -> Float[Tensor, "b c h w"]:
-    """Crop, flip, apply the policy, jitter colours and erase, by `config`; the result is in [0, 1]."""
+    """Apply padded crop, flip, policy, colour jitter and random erasing; the result is in [0, 1]."""
     images = _crop_and_flip(images, rng, config)
     match config.policy:
         case "randaugment":
@@ -55,16 +54,16 @@ def augment(images: Images, rng: SampleRng, config: Augmentation) -> Float[Tenso
 def augment_with_masks(
     images: Images, masks: UInt8[Tensor, "b h w"], rng: SampleRng, config: Augmentation
 ) -> tuple[Float[Tensor, "b c h w"], UInt8[Tensor, "b h w"]]:
-    """Augment images and crop and flip their masks in the same way; policies that rotate and shear are rejected.
+    """Augment images, and crop and flip their masks in the same way; raises BadValue for policies that warp images.
 
-    The padding of a padded crop is reflected in the mask as well, and an erased rectangle keeps its labels.
+    Masks are reflection-padded like images, and keep their labels in erased rectangles.
     """
     check_with_masks(config)
     return augment(images, rng, config), _crop_and_flip(masks[:, None], rng, config)[:, 0]
 
 
 def _crop_and_flip(images: Images, rng: SampleRng, config: Augmentation) -> Images:
-    images = images.contiguous()  # a loader's batch may have its channels last in memory
+    images = images.contiguous()  # batches from the loader may be channels-last
     if config.crop == "padded":
         positions = rng.uniform("padded crop", 2).to(images.device, non_blocking=True)
         images = padded_crop(images, positions)
@@ -76,8 +75,8 @@ def _crop_and_flip(images: Images, rng: SampleRng, config: Augmentation) -> Imag
 
 # ---- Policies: RandAugment, TrivialAugment and 3-Augment -------------------------------------------------------------
 #
-# Operations are drawn for each image; images with the same one are processed together, so that each is read and
-# written once per layer. Grouping needs the drawn operations on the CPU.
+# Each image draws its own operation. Images with the same operation are processed together, so every image is read and
+# written once per layer. Grouping requires the drawn operations on the CPU.
 
 
 class Choice(NamedTuple):
@@ -93,17 +92,17 @@ Operation = Callable[[Images, Choice], Images]
 
 @dataclass(frozen=True)
 class Space:
-    """Strength of the operations at level 1."""
+    """Search space of a policy: the strength of each operation at level 1."""
 
     shear: float
-    right: float  # pixels
+    right: float  # shift in pixels
     down: float
     degrees: float
-    factor: float  # of brightness, contrast, saturation and sharpness: distance from 1
+    factor: float  # brightness, contrast, saturation and sharpness: deviation from 1
     bits: int  # removed by posterize
 
     def operations(self) -> list[Operation]:
-        """The fourteen operations that both papers draw from, with equal probability."""
+        """Return the fourteen operations of RandAugment and TrivialAugment, drawn with equal probability."""
 
         def move(x: Images, drawn: Choice) -> Images:
             def amount(kind: int, most: float) -> Numbers:
@@ -123,7 +122,7 @@ class Space:
 
         return [
             keep,
-            *[move] * 5,  # in the order of SHEAR_X and so on, all at once
+            *[move] * 5,  # shear x, shear y, shift right, shift down, rotate: one kernel
             enhance(brightness),
             enhance(contrast),
             enhance(saturation),
@@ -140,17 +139,17 @@ def keep(x: Images, drawn: Choice) -> Images:
 
 
 def randaugment_space(size: Sequence[int]) -> Space:
-    """AutoAugment's space, which RandAugment uses; shifts are 150 pixels of 331."""
+    """Return AutoAugment's search space, as used by RandAugment; shifts are 150/331 of the image size."""
     return Space(0.3, 150 / 331 * size[1], 150 / 331 * size[0], 30.0, 0.9, 4)
 
 
 def trivial_space(size: Sequence[int]) -> Space:
-    """TrivialAugment's wide space; shifts are 32 pixels, or the whole of a smaller image."""
+    """Return TrivialAugment's wide search space; shifts are 32 pixels, or the size of a smaller image."""
     return Space(0.99, min(32, size[1]), min(32, size[0]), 135.0, 0.99, 6)
 
 
 def randaugment(images: Images, rng: SampleRng, layers: int, magnitude: float) -> Images:
-    """Apply `layers` operations in sequence, all of strength `magnitude` (of 10)."""
+    """Apply `layers` random operations in sequence, with strength `magnitude` / 10."""
     operations = randaugment_space(images.shape[2:]).operations()
     for layer in range(layers):
         images = apply(images, operations, draw_randaugment(rng, layer, magnitude))
@@ -163,7 +162,7 @@ def draw_randaugment(rng: SampleRng, layer: int, magnitude: float) -> Choice:
 
 
 def trivial(images: Images, rng: SampleRng) -> Images:
-    """Apply one operation of one of 31 strengths."""
+    """Apply one random operation with one of 31 random strengths."""
     return apply(images, trivial_space(images.shape[2:]).operations(), draw_trivial(rng))
 
 
@@ -173,7 +172,7 @@ def draw_trivial(rng: SampleRng) -> Choice:
 
 
 def three(images: Images, rng: SampleRng) -> Images:
-    """Apply one of DeiT-III's three: greyscale, solarize, or blur by a sigma from 0.1 to 2 pixels."""
+    """Apply one of DeiT-III's three operations: greyscale, solarize, or Gaussian blur with sigma from 0.1 to 2."""
     operations: list[Operation] = [
         lambda x, drawn: saturation(x, torch.zeros_like(drawn.level)),
         lambda x, drawn: solarize(x, torch.full_like(drawn.level, 128)),
@@ -188,7 +187,7 @@ def draw_three(rng: SampleRng) -> Choice:
 
 
 def apply(images: Images, operations: list[Operation], drawn: Choice) -> Images:
-    """Apply to each image the operation of its kind; equal neighbours in the list are applied together."""
+    """Apply the drawn operation to each image; consecutive equal `operations` run as one batch."""
     counts = torch.bincount(drawn.kind, minlength=len(operations)).tolist()
     order = drawn.kind.argsort()
     kind, level, sign = (x[order].to(images.device, non_blocking=True) for x in drawn)
@@ -212,9 +211,9 @@ def _signs(uniform: Numbers) -> Numbers:
 
 
 def erase(images: Images, rng: SampleRng, probability: float) -> Images:
-    """Replace a rectangle by uniform noise in some images, as in the paper.
+    """Replace a rectangle with uniform noise in a random subset of the images.
 
-    A rectangle higher or wider than the image ends at its border instead of being drawn again.
+    Unlike in the paper, a rectangle larger than the image is clipped instead of redrawn.
     """
     _, c, h, w = images.shape
     chosen = (rng.uniform("erasing") < probability).nonzero()[:, 0]
@@ -234,14 +233,14 @@ def erase(images: Images, rng: SampleRng, probability: float) -> Images:
 
 
 def _interval(position: Float[Tensor, "n"], length: Float[Tensor, "n"], side: int) -> Tensor:
-    """Mark the pixels of an interval of this length; `position` in [0, 1) places it within the side."""
+    """Mask of an interval along one side; `position` in [0, 1) places it between the two ends."""
     start = (position * (side - length + 1)).floor()[:, None]
     at = torch.arange(side, device=position.device)
     return (at >= start) & (at < start + length[:, None])
 
 
 def noise(seeds: Int[Tensor, "n"], shape: tuple[int, int, int]) -> UInt8[Tensor, "n c h w"]:
-    """Random bytes that depend only on the seed and the position; every hashed number gives eight of them."""
+    """Generate random bytes that depend only on the seed and the pixel position."""
     count = math.prod(shape)
     counter = torch.arange(-(-count // 8), device=seeds.device)
     hashed = hash_bits(hash_bits(seeds)[:, None] + counter)
@@ -250,22 +249,22 @@ def noise(seeds: Int[Tensor, "n"], shape: tuple[int, int, int]) -> UInt8[Tensor,
 
 # ---- Mixup and CutMix (arXiv 1710.09412, 1905.04899) -----------------------------------------------------------------
 #
-# Image i is mixed with image i ^ 1, its neighbour, with one weight for the pair. A batch that is divided evenly between
-# processes, an even number to each, has the same pairs as the whole.
+# Image i is mixed with its neighbour i ^ 1, with one weight per pair. If each process has an even number of images, the
+# pairs do not depend on the number of processes.
 
 
 def mix(
     images: Float[Tensor, "b c h w"], targets: Float[Tensor, "b classes"], rng: SampleRng, config: Augmentation
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b classes"]]:
-    """Mix half of the pairs by mixup and half by CutMix, or all by the one that is on.
+    """Apply mixup to half of the pairs and CutMix to the other half, or one of them to all if only one is enabled.
 
-    An image whose target is all zeros could not be read: it is not mixed into another. Its neighbour stays unchanged,
-    and so does the last image of an odd batch.
+    An all-zero target marks an unreadable image. It is not mixed, and neither are its neighbour and the last image of
+    an odd batch.
     """
     if not config.mixup and not config.cutmix:
         return images, targets
     b, _, h, w = images.shape
-    # A pair uses the numbers of its first image.
+    # Both images of a pair use the random numbers of the first.
     first = torch.arange(b, device=rng.keys.device) // 2 * 2
     kind, lam, y, x = rng.uniform("mix", 4)[first].unbind(1)
     cut = kind < (0.5 if config.mixup and config.cutmix else float(config.cutmix > 0))
@@ -273,7 +272,7 @@ def mix(
     lam, y, x = (numbers.to(images.device, non_blocking=True) for numbers in (lam, y, x))
     cut = cut.to(images.device, non_blocking=True)
 
-    # One weight for every pixel: 0 or 1 in CutMix, lambda everywhere in mixup.
+    # Per-pixel weight: 0 or 1 for CutMix, lambda everywhere for mixup.
     inside, outside = box(lam, y, x, (h, w))
     weight = torch.where(cut[:, None, None], 1 - inside.float(), lam[:, None, None])
     lam = torch.where(cut, outside, lam)
@@ -290,9 +289,9 @@ def mix(
 def box(
     lam: Float[Tensor, "b"], y: Float[Tensor, "b"], x: Float[Tensor, "b"], size: tuple[int, int]
 ) -> tuple[Bool[Tensor, "b h w"], Float[Tensor, "b"]]:
-    """CutMix's rectangles, and the fraction of the image outside of them.
+    """Return CutMix's rectangles as masks, and the fraction of the image outside them.
 
-    They have the image's aspect and 1 - lambda of its area, are centred anywhere and end at the borders.
+    A rectangle has the image's aspect ratio and 1 - lambda of its area, a random centre, and is clipped at the borders.
     """
 
     def interval(centre: Tensor, side: int) -> Tensor:
@@ -307,7 +306,7 @@ def box(
 
 
 def beta(uniform: Float[Tensor, "b"], a: float) -> Float[Tensor, "b"]:
-    """Map uniform numbers to Beta(a, a), by a table of the inverse of its distribution function."""
+    """Map uniform numbers to Beta(a, a) with a table of its inverse CDF."""
     table = _quantiles(a).to(uniform.device)
     lower = torch.minimum(uniform, 1 - uniform)  # the distribution is symmetric about 1/2
     at = lower * (2 * (len(table) - 1))
@@ -318,10 +317,10 @@ def beta(uniform: Float[Tensor, "b"], a: float) -> Float[Tensor, "b"]:
 
 @functools.lru_cache(16)
 def _quantiles(a: float) -> Float[Tensor, "n"]:
-    """t = x^min(a, 1) for the quantiles x of Beta(a, a), at evenly spaced probabilities from 0 to 1/2.
+    """Tabulate t = x^min(a, 1) for the quantiles x of Beta(a, a), at evenly spaced probabilities from 0 to 1/2.
 
-    The density x^(a-1) (1-x)^(a-1) has a pole at 0 if a < 1. In t it has none: (1-x)^(a-1) dt / a is nearly constant
-    there, so that both integrating and interpolating are exact enough.
+    For a < 1 the density x^(a-1) (1-x)^(a-1) has a pole at 0. The density of t, (1-x)^(a-1) / a, is nearly constant
+    there, which makes integration and interpolation accurate.
     """
     power = min(a, 1)
     t = torch.linspace(0, 0.5**power, 8193, dtype=torch.float64)
@@ -337,7 +336,6 @@ def _quantiles(a: float) -> Float[Tensor, "n"]:
 
 
 def _per_image(numbers: Tensor) -> Tensor:
-    """Add dimensions so that one number for each image broadcasts over its pixels."""
     return numbers[:, None, None, None]
 
 
@@ -349,15 +347,14 @@ def _to_uint8(images: Tensor) -> Images:
 
 
 def flip(images: Images, which: Bool[Tensor, "b"]) -> Images:
-    """Mirror some of the images left to right."""
+    """Flip the selected images horizontally."""
     return torch.where(_per_image(which), images.flip(-1), images)
 
 
 def padded_crop(images: Images, positions: Float[Tensor, "b 2"]) -> Images:
-    """Shift by up to an eighth of the size: pad by that much on every side, and crop to the old size.
+    """Shift by up to an eighth of the size: reflection-pad each side, then crop to the original size.
 
-    The padding reflects the image, so that no artificial edge appears. `positions` in [0, 1) are the tops and lefts of
-    the crops.
+    `positions` in [0, 1) determine the top and left of each crop.
     """
     b, _, h, w = images.shape
     pad_h, pad_w = h // 8, w // 8
@@ -375,10 +372,10 @@ def warp(
     down: Numbers | float = 0,
     degrees: Numbers | float = 0,
 ) -> Images:
-    """Shear, shift by whole pixels, or rotate counter-clockwise about the centre: one of them for each image.
+    """Shear, shift by whole pixels, or rotate counter-clockwise about the centre; one of these for each image.
 
-    A shear moves rows by `shear_x` times their distance from the upper edge, or columns from the left one, as in
-    AutoAugment. Each pixel is sampled bilinearly from where its matrix maps it, in pixels (x, y) from the centre.
+    As in AutoAugment, shears move rows in proportion to their distance from the top, and columns from the left. The
+    affine matrix maps output to input pixels, relative to the centre; sampling is bilinear.
     """
     count, _, h, w = images.shape
     shear_x, shear_y, right, down, degrees = (
@@ -390,14 +387,14 @@ def warp(
     to_y = (shear_y + sine, cosine, shear_y * (w / 2) - down.trunc())
     x = torch.arange(w, device=images.device) + 0.5 - w / 2
     y = torch.arange(h, device=images.device)[:, None] + 0.5 - h / 2
-    # Written out: as a matrix product a GPU might round it to TF32, which is a tenth of a pixel.
+    # Not a matmul, because a GPU may round it to TF32, an error of a tenth of a pixel.
     from_x, from_y = (a[:, None, None] * x + b[:, None, None] * y + c[:, None, None] for a, b, c in (to_x, to_y))
-    grid = torch.stack([from_x * (2 / w), from_y * (2 / h)], dim=-1)  # grid_sample's borders are at -1 and 1
+    grid = torch.stack([from_x * (2 / w), from_y * (2 / h)], dim=-1)  # grid_sample expects [-1, 1]
     sampled = F.grid_sample(images.float() - FILL, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return (sampled + FILL).round().to(torch.uint8)
 
 
-# ---- Blends with a degenerate image: factor 0 gives that, 1 the image, above 1 exaggerates ---------------------------
+# ---- Blending: factor 0 gives the degenerate image, 1 the original; above 1 extrapolates -----------------------------
 
 
 def _blend(degenerate: Tensor, images: Tensor, factor: Numbers) -> Tensor:
@@ -405,7 +402,7 @@ def _blend(degenerate: Tensor, images: Tensor, factor: Numbers) -> Tensor:
 
 
 def luma(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 1 h w"]:
-    """Brightness of pixels (ITU-R 601); the mean of channels that are not RGB."""
+    """Compute ITU-R 601 luma, or the channel mean of images that are not RGB."""
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
     red, green, blue = images.unbind(1)
@@ -423,13 +420,13 @@ def contrast(images: Images, factor: Numbers) -> Images:
 
 
 def saturation(images: Images, factor: Numbers) -> Images:
-    """Blend with the grey image."""
+    """Blend with the greyscale image."""
     x = images.float()
     return _to_uint8(_blend(luma(x), x, factor))
 
 
 def sharpness(images: Images, factor: Numbers) -> Images:
-    """Blend with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; the border, which lacks neighbours, stays."""
+    """Blend with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; border pixels are unchanged."""
     if min(images.shape[2:]) < 3:
         return images
     x = images.float()
@@ -441,7 +438,7 @@ def sharpness(images: Images, factor: Numbers) -> Images:
 
 
 def jitter(images: Images, factors: Float[Tensor, "b 3"], order: Int[Tensor, "b"]) -> Images:
-    """Change brightness, contrast and saturation by their factors, in one of the six orders (0 to 5)."""
+    """Scale brightness, contrast and saturation by their factors; `order` selects one of the six permutations."""
     orders = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
     orders = orders.to(images.device, non_blocking=True)
     x = images.float()
@@ -452,11 +449,11 @@ def jitter(images: Images, factors: Float[Tensor, "b 3"], order: Int[Tensor, "b"
     return _to_uint8(x)
 
 
-# ---- Tables ----------------------------------------------------------------------------------------------------------
+# ---- Tone ------------------------------------------------------------------------------------------------------------
 
 
 def posterize(images: Images, bits: Numbers) -> Images:
-    """Keep only the highest bits."""
+    """Keep only the `bits` most significant bits."""
     return images & _per_image(256 - 2 ** (8 - bits)).to(torch.uint8)
 
 
@@ -466,7 +463,7 @@ def solarize(images: Images, threshold: Numbers) -> Images:
 
 
 def autocontrast(images: Images) -> Images:
-    """Stretch every channel to the full range."""
+    """Stretch each channel to the full range."""
     low, high = (extreme((2, 3), keepdim=True).float() for extreme in (images.amin, images.amax))
     flat = high <= low
     scale = torch.where(flat, 1, 255 / (high - low))
@@ -474,7 +471,7 @@ def autocontrast(images: Images) -> Images:
 
 
 def equalize(images: Images) -> Images:
-    """Flatten the histogram of every channel, by a table of 256 entries for each."""
+    """Equalize the histogram of each channel."""
     b, c, h, w = images.shape
     values = images.reshape(b * c, h * w).long()
     histogram = torch.zeros(b * c, 256, dtype=torch.long, device=images.device)
@@ -483,7 +480,7 @@ def equalize(images: Images) -> Images:
     step = (h * w - brightest) // 255  # target number of pixels per level
     below = histogram.cumsum(1) - histogram
     table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
-    table = torch.where(step == 0, torch.arange(256, device=images.device), table)  # too few pixels to spread
+    table = torch.where(step == 0, torch.arange(256, device=images.device), table)  # too few pixels to equalize
     return table.gather(1, values).to(torch.uint8).reshape(b, c, h, w)
 
 
@@ -491,7 +488,7 @@ def equalize(images: Images) -> Images:
 
 
 def blur(images: Images, sigma: Numbers) -> Images:
-    """Gaussian blur: rows and columns are multiplied by matrices whose rows are a softmax of -distance^2."""
+    """Apply a Gaussian blur as two matrix products; each kernel row is a softmax over negative squared distances."""
 
     def kernels(n: int) -> Tensor:
         at = torch.arange(n, device=images.device, dtype=torch.float32)

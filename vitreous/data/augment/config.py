@@ -1,4 +1,4 @@
-"""Configuration of augmentation: plain numbers, without torch, so that the command line can import it."""
+"""Augmentation config. Does not import torch, so the command line can import it quickly."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,37 +7,37 @@ from vitreous.common.checks import check_choice, check_real, check_whole, fail
 
 CROPS = ("resized", "padded", "none")
 POLICIES = ("none", "randaugment", "trivial", "three")
-SCALE = "a (from, to) pair of numbers with 0 < from <= to <= 1"
+SCALE = "a pair of numbers (low, high) with 0 < low <= high <= 1"
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentation of training images, applied in this order. The default is the usual crop and flip."""
+    """Augmentation of training images, in the order of application. The default is the standard crop and flip."""
 
     crop: Literal["resized", "padded", "none"] = "resized"
-    """"resized": a random crop of random scale and aspect. "padded", for small images: pad by an eighth of the size on
-    every side, by reflection, and crop to the old size."""
+    """"resized": random crop with random scale and aspect ratio. "padded" (for small images): reflection-pad each side
+    by an eighth of the size, then crop at random to the original size."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Smallest and largest fraction of the image's area in a resized crop."""
+    """Range of the area of a resized crop, as a fraction of the image."""
     flip: float = 0.5
     """Probability of a horizontal flip."""
     policy: Literal["none", "randaugment", "trivial", "three"] = "none"
     """"trivial": TrivialAugment (wide), one operation of random strength. "three": DeiT-III's 3-Augment, one of
-    greyscale, solarize and blur; its recipe adds colour_jitter=0.3."""
+    greyscale, solarize and blur; the paper combines it with colour_jitter=0.3."""
     policy_layers: int = 2
-    """RandAugment: number of operations, in sequence."""
+    """RandAugment: number of operations applied in sequence."""
     policy_magnitude: float = 9.0
-    """RandAugment: strength of the operations; 10 is the full strength of AutoAugment's table."""
+    """RandAugment: strength of the operations; 10 is AutoAugment's maximum."""
     colour_jitter: float = 0.0
-    """Largest distance from 1 of the factors of brightness, contrast and saturation."""
+    """Maximum deviation from 1 of the brightness, contrast and saturation factors."""
     erasing: float = 0.0
-    """Probability that a rectangle is replaced by noise."""
+    """Probability of random erasing, which replaces a rectangle with noise."""
     mixup: float = 0.0
-    """Mixup's Beta parameter; 0 is off. With cutmix as well, each is applied to half of the pairs."""
+    """Mixup's Beta parameter; 0 disables it. If cutmix is enabled too, each is applied to half of the pairs."""
     cutmix: float = 0.0
-    """CutMix's Beta parameter; 0 is off."""
+    """CutMix's Beta parameter; 0 disables it."""
     repeats: int = 1
-    """Variants of an image in one epoch (repeated augmentation); the number of images per epoch is unchanged."""
+    """Repeated augmentation: copies of an image per epoch. The number of images per epoch stays the same."""
 
     def __post_init__(self) -> None:
         check_choice("augmentation.crop", self.crop, CROPS)
@@ -55,16 +55,15 @@ class Augmentation:
         check_real("augmentation.erasing", self.erasing, 0, 1)
         for name, beta in (("augmentation.mixup", self.mixup), ("augmentation.cutmix", self.cutmix)):
             check_real(name, beta, 0, 32)
-            if 0 < beta < 0.01:  # Beta's quantiles cannot be computed
+            if 0 < beta < 0.01:  # too small to compute the quantiles of Beta
                 fail(name, beta, "0 (off) or a number from 0.01 to 32")
         check_whole("augmentation.repeats", self.repeats, 1, 16)
 
 
 def check_with_masks(augmentation: Augmentation) -> None:
-    """Reject augmentation that masks cannot follow: they follow crops and flips only."""
+    """Reject augmentations that are not implemented for masks, which can only be cropped and flipped."""
     if augmentation.policy in ("randaugment", "trivial"):
-        why = "it rotates, shears and shifts images, but not masks"
-        fail("augmentation.policy", augmentation.policy, f"'none' or 'three' for images with masks: {why}")
+        fail("augmentation.policy", augmentation.policy, "'none' or 'three' for segmentation (masks are not warped)")
     for name in ("mixup", "cutmix"):
         if value := getattr(augmentation, name):
-            fail(f"augmentation.{name}", value, "0 for images with masks: it mixes labels, but not masks")
+            fail(f"augmentation.{name}", value, "0 for segmentation (masks are not mixed)")

@@ -1,6 +1,6 @@
-"""Check a data set: read and decode every image once, and report everything that is wrong or odd.
+"""Data set check: decodes every image once and reports problems and unusual images.
 
-Unlike opening a data set for training, a check does not stop at the first problem.
+Unlike `open_data`, it does not stop at the first problem.
 """
 
 import hashlib
@@ -8,6 +8,7 @@ import io
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,12 @@ from vitreous.data.sources.base import FoundData, Source, StoredImage, class_cou
 from vitreous.data.sources.folders import has_masks, local_path
 from vitreous.model.options import IGNORED
 
-SMALL = 32  # pixels of the shorter side
-EXTREME = 4  # ratio of the longer to the shorter side
-SHOWN = 10  # items of a long list
-IMBALANCE = 10  # ratio of the largest to the smallest class
+SMALL = 32  # minimum shorter side in pixels
+EXTREME = 4  # maximum ratio of the longer to the shorter side
+SHOWN = 10  # maximum number of items printed per list
+IMBALANCE = 10  # maximum ratio of the largest to the smallest class
 
-# Odd properties of an image, in the order of the report.
+# Unusual properties of an image, in the order of the report; also keys of the JSON output.
 ODDITIES = (
     "grey",
     "CMYK",
@@ -51,7 +52,7 @@ ODDITIES = (
 
 @dataclass(frozen=True)
 class Sample:
-    """An image by its split, class and name; the label is empty if images have no classes."""
+    """Split, class and name of an image; the label is empty for unlabelled data."""
 
     split: str
     label: str
@@ -67,16 +68,16 @@ class UnreadableSample(Sample):
 
 @dataclass(frozen=True)
 class MaskCoverage:
-    """The pixels of one split."""
+    """Pixel statistics of the masks of one split."""
 
-    images: list[int]  # that have each class
-    fractions: list[float]  # of each class among all labelled pixels
+    images: list[int]  # per class: number of images that contain it
+    fractions: list[float]  # per class: fraction of the labelled pixels
     ignored: float  # fraction of all pixels
 
 
 @dataclass(frozen=True)
 class MaskReport:
-    """Problems of masks, and the coverage of their classes by split; empty if the masks cannot be used."""
+    """Mask problems, and class coverage per split; coverage is empty if the masks cannot be used."""
 
     problems: list[str]
     classes: tuple[str, ...] = ()
@@ -85,31 +86,31 @@ class MaskReport:
 
 @dataclass(frozen=True)
 class DataReport:
-    """Everything that `vitreous data check` found. `problems` counts what must be fixed before training."""
+    """Result of `vitreous data check`. `problems` counts the issues to fix before training."""
 
     name: str
     note: str = ""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # images by split and class
     label_problems: list[str] = field(default_factory=list)
     unreadable: list[UnreadableSample] = field(default_factory=list)
-    leaks: list[list[Sample]] = field(default_factory=list)  # the same image in several splits
-    conflicts: list[list[Sample]] = field(default_factory=list)  # the same image in several classes
-    duplicates: list[list[Sample]] = field(default_factory=list)  # the same image repeated in one split and class
+    leaks: list[list[Sample]] = field(default_factory=list)  # identical images in different splits
+    conflicts: list[list[Sample]] = field(default_factory=list)  # identical images with different labels
+    duplicates: list[list[Sample]] = field(default_factory=list)  # identical images, same split and label
     odd: dict[str, list[Sample]] = field(default_factory=dict)
-    sizes: dict[str, Size] = field(default_factory=dict)  # the smallest, median and largest by area
-    damaged: list[str] = field(default_factory=list)  # files that have lost something, such as truncated shards
+    sizes: dict[str, Size] = field(default_factory=dict)  # smallest, median and largest by area
+    damaged: list[str] = field(default_factory=list)  # e.g. truncated shards
     masks: MaskReport | None = None
     contact_sheet: str | None = None
 
     @property
     def problems(self) -> int:
-        """Number of problems; an image that is both a leak and in two classes counts once."""
+        """Number of problems; a leak that is also a label conflict counts once."""
         masks = len(self.masks.problems) if self.masks is not None else 0
         return len(self.label_problems) + len(self.unreadable) + len(self._copies()) + len(self.damaged) + masks
 
     @property
     def balance(self) -> tuple[str, int, str, int] | None:
-        """The largest and the smallest class of the first split, with their numbers of images."""
+        """Name and image count of the largest and of the smallest class in the first split."""
         counts = next(iter(self.counts.values()), {})
         if not counts:
             return None
@@ -117,12 +118,12 @@ class DataReport:
         return large, counts[large], small, counts[small]
 
     def _copies(self) -> list[tuple[str, list[Sample]]]:
-        """Every group of copies that is a problem, once, with its title."""
+        """Titled groups of identical images that count as problems, each listed once."""
         leaks = [
-            ("leak" if len({one.label for one in group}) == 1 else "leak, two labels", group) for group in self.leaks
+            ("leak" if len({s.label for s in group}) == 1 else "leak, label conflict", group) for group in self.leaks
         ]
         in_one_split = [group for group in self.conflicts if len({one.split for one in group}) == 1]
-        return leaks + [("two labels", group) for group in in_one_split]
+        return leaks + [("label conflict", group) for group in in_one_split]
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON types."""
@@ -138,7 +139,7 @@ class DataReport:
         return text.rstrip()
 
     def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
-        yield f"[bold]{escape(self.name)}[/bold]  {escape(self.note)}"
+        yield f"[bold]{escape(self.name)}[/bold]" + (f": {escape(self.note)}" if self.note else "")
         if self.masks is None:
             yield self._class_table()
         elif self.masks.coverage:
@@ -154,18 +155,18 @@ class DataReport:
         if self.contact_sheet is not None:
             yield f"contact sheet: {escape(self.contact_sheet)}"
         if self.problems:
-            yield f"[bold red]{plural(self.problems, 'problem')}[/bold red]"
+            yield f"[bold red]{plural(self.problems, 'problem')} found[/bold red]"
         else:
-            yield "[bold green]no problems[/bold green]"
+            yield "[bold green]no problems found[/bold green]"
 
     def _shown(self, sample: Sample) -> str:
-        """A name with its class and split, without those that are the same for all."""
-        about = [one_line(sample.label)] if sample.label else []
-        about += [f"in {sample.split}"] if len(self.counts) > 1 else []
+        """Image name, with its label and split unless its path contains them."""
+        about = [sample.label, sample.split] if len(self.counts) > 1 else [sample.label]
+        about = [one_line(word) for word in about if word and word not in sample.name.split("/")]
         return one_line(sample.name) + (f" ({', '.join(about)})" if about else "")
 
     def _class_table(self) -> Table:
-        """Images by class and split; of many classes, the largest and the smallest."""
+        """Table of images per class and split; truncated to the largest and smallest classes if there are many."""
         splits = list(self.counts)
         table = Table("class", *splits, box=None)
         for column in table.columns[1:]:
@@ -184,42 +185,43 @@ class DataReport:
         return table
 
     def _remarks(self) -> Iterator[str]:
-        """Facts to know that do not prevent training."""
+        """Yield remarks that do not count as problems."""
         if self.balance is not None:
             large, most, small, least = self.balance
             if most > IMBALANCE * max(least, 1):
                 yield escape(f"imbalance: {large!r} has {most:,} images, {small!r} has {least:,}")
         if self.sizes:
             sizes = ", ".join(f"{name} {height} x {width}" for name, (height, width) in self.sizes.items())
-            yield f"sizes (height x width): {sizes}"
+            yield f"image sizes (height x width): {sizes}"
         for kind, samples in self.odd.items():
-            yield escape(f"{kind}: {len(samples):,}, such as {self._shown(samples[0])}")
+            yield escape(f"{kind}: {plural(len(samples), 'image')}, e.g. {self._shown(samples[0])}")
         if self.duplicates:
             extra = sum(len(group) - 1 for group in self.duplicates)
             first = " = ".join(map(self._shown, self.duplicates[0]))
-            yield escape(f"duplicates within a split: {plural(extra, 'image')}, such as {first}")
+            yield escape(f"duplicates within a split: {plural(extra, 'image')}, e.g. {first}")
 
 
 def _unlearnable(classes: tuple[str, ...], coverage: dict[str, MaskCoverage]) -> list[str]:
-    """A problem for every split with classes that train has no pixel of."""
+    """Describe, for each split, the classes that are missing from the train masks."""
     problems = []
     for split, one in coverage.items():
         lacking = [i for i, n in enumerate(one.images) if n and "train" in coverage and not coverage["train"].images[i]]
         if lacking:
-            shown = ", ".join(f"{classes[i]!r} ({one.fractions[i]:.1%} of its pixels)" for i in lacking[:5])
+            shown = ", ".join(f"{classes[i]!r} ({one.fractions[i]:.1%} of {split} pixels)" for i in lacking[:5])
             more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-            problems.append(
-                f"{split} has {shown}{more}, which no mask of train has: add some to train, or exclude it with --ignore"
-            )
+            problems.append(f"no train mask contains {shown}{more}; add examples to train or use --ignore")
     return problems
 
 
 def _mask_table(masks: MaskReport) -> Table:
-    table = Table("class of pixels", *(f"{split}: images, fraction" for split in masks.coverage), box=None)
+    table = Table("class", box=None)
+    for split in masks.coverage:
+        table.add_column(f"{split} images", justify="right")
+        table.add_column(f"{split} pixels", justify="right")
     for index, name in enumerate(masks.classes):
-        cells = [f"{one.images[index]:,}, {one.fractions[index]:.1%}" for one in masks.coverage.values()]
-        table.add_row(escape(name), *cells)
-    table.add_row("ignored", *(f"{one.ignored:.1%}" for one in masks.coverage.values()))
+        cells = [(f"{one.images[index]:,}", f"{one.fractions[index]:.1%}") for one in masks.coverage.values()]
+        table.add_row(escape(name), *chain(*cells))
+    table.add_row("ignored", *chain(*(("", f"{one.ignored:.1%}") for one in masks.coverage.values())))
     return table
 
 
@@ -237,14 +239,14 @@ def _shortened(lines: Sequence[str]) -> Iterator[str]:
 
 
 def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None = None) -> DataReport:
-    """Check every image, and every mask, of a data set; raises only if there is nothing to check.
+    """Check every image and mask of a data set; raises ValueError only if it cannot be opened.
 
-    `spec` and `root` are as in `open_data`. `contact_sheet` is the PNG file to draw some images of every class to.
+    `spec` and `root` are as in `open_data`. `contact_sheet` is an optional path for a PNG of sample images.
     """
     path = local_path(spec, root)
     if has_masks(path):
         if contact_sheet is not None:
-            fail("out", contact_sheet, "omitted for images with masks: the contact sheet shows classes of images")
+            fail("out", contact_sheet, "omitted for segmentation data, because a contact sheet needs image labels")
         return _check_masked(path)
     if contact_sheet is not None:
         check_name(contact_sheet)
@@ -270,11 +272,11 @@ def _check_masked(path: Path) -> DataReport:
 
 
 def _divide(found: FoundData) -> tuple[dict[str, Source], str]:
-    """The splits as for training, or as found if that fails; and a note on their origin."""
+    """Split as for training, or keep the splits found if that fails; also return a note about them."""
     try:
         data = make_splits(found, val_fraction=0.2, seed=0)
     except ValueError as error:
-        if not found.problems and not label_problems(found):  # then dividing it failed
+        if not found.problems and not label_problems(found):  # the split itself failed
             found.problems.append(str(error).removeprefix(f"{found.name}: "))
         return found.splits, "; ".join(found.notes)
     splits = {"train": data.train, "val": data.val} | ({"test": data.test} if data.test is not None else {})
@@ -282,7 +284,6 @@ def _divide(found: FoundData) -> tuple[dict[str, Source], str]:
 
 
 def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataReport:
-    """Check every image of the splits."""
     keys = [(split, index) for split, source in splits.items() for index in range(len(source))]
 
     def check(key: tuple[str, int]) -> ImageCheck:
@@ -300,7 +301,7 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
         source = splits[split]
         label = source.classes[source.labels[index]] if found.labelled else ""
         sample = Sample(split, label, source.name(index))
-        if checked.size is None:  # one problem, even if another file is the same
+        if checked.size is None:  # count copies of a broken file as unreadable, not as leaks
             unreadable.append(UnreadableSample(split, label, sample.name, checked.error))
             continue
         sizes.append(checked.size)
@@ -331,16 +332,16 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """The size and oddities of an image, or the reason why it cannot be read."""
+    """Size and unusual properties of an image, or the reason why it cannot be read."""
 
-    digest: bytes = b""  # of the stored bytes: equal for copies of a file
+    digest: bytes = b""  # hash of the stored bytes, to find copies
     size: Size | None = None
     odd: tuple[str, ...] = ()
     error: str = ""
 
 
 def check_image(image: StoredImage) -> ImageCheck:
-    """Decode the image, as training will."""
+    """Decode an image and collect its unusual properties."""
     stored = image if isinstance(image, bytes) else repr(image.shape).encode() + image.tobytes()
     digest = hashlib.blake2b(stored, digest_size=16).digest()
     try:
@@ -357,13 +358,13 @@ def check_image(image: StoredImage) -> ImageCheck:
 
 
 def _oddities(stored: StoredImage) -> set[str]:
-    """Oddities by the header, or by the channels of an array."""
+    """Find unusual properties in the file header, or in an array's shape."""
     if isinstance(stored, np.ndarray):
         channels = stored.shape[2] if stored.ndim == 3 else 1
         return {"grey"} if channels == 1 else {"alpha"} if channels == 4 else set()
     image = open_image(stored)
     deep = image.mode == "F" or image.mode.startswith("I")
-    # A phone's MPO file has several frames too, but they are one image and its preview.
+    # A phone's MPO file also has several frames, but they are an image and its preview.
     animated = image.format != "MPO" and bool(getattr(image, "is_animated", False))
     present = {
         "grey": deep or image.mode in ("1", "L", "LA", "La"),
@@ -381,7 +382,6 @@ def _oddities(stored: StoredImage) -> set[str]:
 
 
 def _coverage(source: Source) -> MaskCoverage:
-    """Count the pixels of every class in the masks of a split."""
     k = len(source.mask_classes)
 
     def count(index: int) -> np.ndarray:

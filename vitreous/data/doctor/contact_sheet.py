@@ -1,4 +1,4 @@
-"""A contact sheet: some images of every class, with its name and number of images."""
+"""Contact sheet with sample images of every class."""
 
 import math
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ THUMB, GAP, CAPTION = 96, 6, 18
 
 
 def check_name(path: Path) -> None:
-    """Reject file names that are not PNG."""
+    """Check that the file name ends in .png."""
     if path.suffix.lower() != ".png" or path.is_dir():
-        fail("out", path, "a file name that ends in .png")
+        fail("out", path, "a .png file name")
 
 
 def write_sheet(splits: Mapping[str, Source], path: Path) -> Path:
-    """Write the sheet as a PNG, and create its folder."""
+    """Write the contact sheet, creating its folder if necessary."""
     check_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     contact_sheet(splits).save(path)
@@ -30,7 +30,7 @@ def write_sheet(splits: Mapping[str, Source], path: Path) -> Path:
 
 
 def contact_sheet(splits: Mapping[str, Source]) -> Image.Image:
-    """Draw a strip of images for each class; with many classes, shorter strips side by side."""
+    """Draw one row of images per class; many classes get shorter rows in several columns."""
     classes = next(iter(splits.values())).classes
     each = 8 if len(classes) <= 20 else 4 if len(classes) <= 200 else 2
     across = 1 if len(classes) <= 20 else max(1, round(math.sqrt(len(classes) / each)))
@@ -52,7 +52,7 @@ def contact_sheet(splits: Mapping[str, Source]) -> Image.Image:
 
 
 def _thumbnails(splits: Mapping[str, Source], label: int, count: int) -> list[Image.Image]:
-    """Thumbnails of a class, evenly spread over its images, from each split in turn until there are enough."""
+    """Thumbnails of up to `count` images of a class, evenly spaced, taken from the first splits that have them."""
     thumbs: list[Image.Image] = []
     for source in splits.values():
         inside = np.flatnonzero(source.labels == label)

@@ -1,7 +1,7 @@
-"""From an image as it is stored to uint8 pixels of the size a model needs.
+"""Image decoding, resizing and cropping to uint8 tensors.
 
-decoding.py: memory limits, headers, decoding of JPEG and of all formats and colour modes that Pillow opens (palettes,
-alpha, CMYK, 16 bits, floats), and resizing. crop.py: the centre and random crops of images and masks.
+decoding.py: memory limits, headers, resizing, and decoding of JPEG and of all formats and colour modes that Pillow
+supports (palettes, alpha, CMYK, 16-bit, float). crop.py: centre and random crops of images and masks.
 """
 
 from vitreous.data.image.crop import fit, random_resized_crop

@@ -1,9 +1,9 @@
-"""Fit images to a model's size: a centre crop or padding for evaluation, a random resized crop for training.
+"""Crops images to the model's size: centre crop or padding for evaluation, random resized crop for training.
 
-Masks are cropped exactly as their images, by taking the nearest pixel. Everything here runs in the loader's workers, on
-one image, with one antialiased resize on uint8.
+Masks are cropped in exactly the same way as their images, with nearest-neighbour interpolation. Everything here runs in
+the loader's workers, on one image at a time, with a single antialiased resize on uint8.
 
-c: channels, h, w: height and width in pixels.
+c: channels; h, w: height and width in pixels.
 """
 
 import functools
@@ -37,7 +37,7 @@ from vitreous.model.options import IGNORED, Preprocessing
 def fit(
     image: StoredImage, size: Size, preprocessing: Preprocessing, channels: int = 3, fast: bool = False
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
-    """Resize and crop (or pad) an image for evaluation, as `preprocessing` describes."""
+    """Resize and crop (or pad) an image for evaluation, according to `preprocessing`."""
     header = read_image_header(image)
     resized = resized_for(header.size, size, preprocessing)
     with reserve_memory(header.bytes):
@@ -53,14 +53,14 @@ def fit(
 
 
 def _fit_factor(header: ImageHeader, resized: Size) -> int:
-    """The reduction that leaves twice the size needed, so that most of the smoothing is the resize's."""
+    """Choose the reduction that leaves twice the target size, so that the resize does most of the filtering."""
     return reduction_factor(header.size, (2 * resized[0], 2 * resized[1])) if header.jpeg else 1
 
 
 def _pad(
     image: UInt8[Tensor, "c h w"], top: int, left: int, size: Size, preprocessing: Preprocessing
 ) -> tuple[UInt8[Tensor, "c h2 w2"], int, int]:
-    """Surround an image that is smaller than `size` with the mean colour; return it with the window's new origin."""
+    """Pad an image to `size` with the mean colour; also return the crop window's new top and left."""
     mean = preprocessing.mean * (len(image) if len(preprocessing.mean) == 1 else 1)
     colour = torch.tensor([min(max(round(255 * value), 0), 255) for value in mean], dtype=torch.uint8)
     height, width = (max(side, want) for side, want in zip(image.shape[1:], size, strict=True))
@@ -71,10 +71,10 @@ def _pad(
 
 
 def _trim(image: UInt8[Tensor, "c h w"], dim: int, resized: int, wanted: int) -> tuple[Tensor, int]:
-    """Cut off both ends of a side that is far too long, before the resize instead of after it.
+    """Trim both ends of a very long side before the resize instead of after it.
 
-    1 x 10000 pixels would become 256 x 2,560,000. Four times the crop and a margin remain, so that neither the new
-    ends nor the rounding of the new length affect the crop.
+    Otherwise 1 x 10,000 pixels would be resized to 256 x 2,560,000. What remains is four times the crop plus a margin,
+    so neither the new borders nor the rounding of the new length affect the crop.
     """
     if resized <= 16 * wanted:
         return image, resized
@@ -100,7 +100,7 @@ def random_resized_crop(
     channels: int = 3,
     fast: bool = False,
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
-    """Resize a crop, chosen by four uniform `numbers` (see `crop_box`), to `size`; channels are last in memory."""
+    """Crop at random, using four uniform `numbers` (see `crop_box`), and resize to `size`; channels last in memory."""
     header = read_image_header(image)
     top, left, height, width = crop_box(header.size, numbers, scale, ratio)
     reduced = reduction_factor((height, width), size) if fast else 1
@@ -113,15 +113,15 @@ def random_resized_crop(
 def crop_box(
     image: Size, numbers: Sequence[float], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """Top, left, height and width of Inception's random crop, distributed as torchvision's but without its retries.
+    """Return (top, left, height, width) of an Inception-style crop: torchvision's distribution without its retries.
 
-    torchvision draws the fraction of the area uniformly from `scale` and the logarithm of the aspect (width / height)
-    uniformly from `ratio`'s, up to ten times, until such a crop lies within the image. That is the uniform distribution
-    over the pairs that do. A crop of log-aspect x in an image of log-aspect y lies within it if its fraction of the
-    area is at most exp(-|x - y|); so the density of x is proportional to what that leaves of `scale`. The first number
-    is put through the inverse of x's distribution function, tabulated; given x, the second draws the area, and the
-    others the position. If no pair fits, because the image is too long, the crop is the largest of the nearest allowed
-    aspect, anywhere in it (torchvision: in its centre).
+    torchvision draws the area fraction uniformly from `scale` and the log aspect ratio (width / height) uniformly from
+    log `ratio`, up to ten times, until the crop fits into the image. This is a uniform distribution over the (area,
+    aspect) pairs that fit. In an image of log aspect y, a crop of log aspect x fits if its area fraction is at most
+    exp(-|x - y|), so the density of x is proportional to the part of `scale` below that. The first number is mapped
+    through a tabulated inverse CDF of x; given x, the second number determines the area, and the other two the
+    position. If no pair fits because the image is too elongated, use the largest crop of the nearest allowed aspect, at
+    a random position (torchvision centres it).
     """
     height, width = image
     own = math.log(width / height)
@@ -139,11 +139,11 @@ def crop_box(
     return top, left, crop_height, crop_width
 
 
-@functools.lru_cache(4096)  # images of a data set share few sizes, and this takes longer than the rest of a crop
+@functools.lru_cache(4096)  # data sets have few distinct sizes, and this is slower than the rest of the crop
 def _aspects(
     own: float, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Log-aspects, evenly spaced, and the probability of a crop below each; None if no crop fits."""
+    """Evenly spaced log aspects and the CDF of the crop's aspect at each; None if no crop fits."""
     aspects = np.linspace(math.log(ratio[0]), math.log(ratio[1]), 65)
     room = np.maximum(np.minimum(np.exp(-np.abs(aspects - own)), scale[1]) - scale[0], 0)
     mass = np.concatenate([[0], np.cumsum(room[1:] + room[:-1])])
@@ -156,7 +156,7 @@ def _aspects(
 def fit_mask(
     ids: UInt8[np.ndarray, "h w"], image: StoredImage, size: Size, preprocessing: Preprocessing, fast: bool = False
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
-    """Resize and crop a mask exactly as `fit` does its image, taking the nearest id; padding is ignored."""
+    """Resize and crop a mask exactly as `fit` does its image; padding becomes IGNORED."""
     header = _header_for_mask(ids, image)
     resized = resized_for(header.size, size, preprocessing)
     factor = _fit_factor(header, resized) if fast else 1
@@ -180,30 +180,30 @@ def crop_mask(
 
 
 def _header_for_mask(ids: np.ndarray, image: StoredImage) -> ImageHeader:
-    """The image's header; a mask of another size would be cropped at different places."""
+    """Read the image's header and check that the mask has the same size."""
     header = read_image_header(image)
     if ids.shape != header.size:
         sizes = [" x ".join(map(str, shape)) for shape in (ids.shape, header.size)]
-        raise UnreadableImage(f"the mask has {sizes[0]} pixels, but the image {sizes[1]}")
+        raise UnreadableImage(f"the mask is {sizes[0]} pixels, but the image is {sizes[1]}")
     return header
 
 
 def _sample_mask(
     ids: np.ndarray, box: tuple[int, int, int, int], factor: int, resized: Size, start: Size, size: Size
 ) -> Tensor:
-    """Resize a box of the mask to `resized` and return the window of `size` that begins at `start`.
+    """Resize a box of the mask to `resized` and return the window of `size` that starts at `start`.
 
-    A JPEG that was decoded at 1 / factor shows whole groups of `factor` pixels. The mask's box must begin and end with
-    one as well, or the two would be apart by up to a pixel.
+    Each pixel of a JPEG decoded at 1 / factor covers a block of `factor` x `factor` pixels. The box is aligned to these
+    blocks; otherwise image and mask would be misaligned by up to a pixel.
     """
     rows_columns, inside = [], []
     for axis in (0, 1):
         first = box[axis] // factor * factor
         length = -(-(box[axis] + box[2 + axis]) // factor) * factor - first
         window = np.arange(start[axis], start[axis] + size[axis])
-        # The nearest pixel by its centre, as in a resize that mixes pixels.
+        # Align pixel centres, as interpolating resizes do.
         nearest = first + (2 * window + 1) * length // (2 * resized[axis])
-        rows_columns.append(np.clip(nearest, 0, ids.shape[axis] - 1))  # the last group may reach beyond the end
+        rows_columns.append(np.clip(nearest, 0, ids.shape[axis] - 1))  # the last block may extend past the border
         inside.append((window >= 0) & (window < resized[axis]))
     sampled = ids.take(rows_columns[0], axis=0).take(rows_columns[1], axis=1)
     return torch.from_numpy(np.where(np.logical_and.outer(*inside), sampled, np.uint8(IGNORED)))

@@ -1,9 +1,9 @@
-"""Decode a stored image to uint8 pixels, upright, grey or RGB, within limits on memory.
+"""Decodes images to upright grey or RGB uint8 tensors, with a limit on memory.
 
-Decoding is exact unless a reduction factor is given: a JPEG much larger than needed then comes at a reduced scale,
-which is faster and changes pixels by a few levels.
+Decoding is exact unless a reduction factor is given. JPEGs much larger than needed are then decoded at a reduced scale,
+which is faster and changes pixel values by a few levels.
 
-c: channels, h, w: height and width in pixels.
+c: channels; h, w: height and width in pixels.
 """
 
 import functools
@@ -34,25 +34,25 @@ from vitreous.data.sources.base import StoredImage
 Interpolation = Literal["bilinear", "bicubic"]
 Pixels = TypeVar("Pixels", np.ndarray, Image.Image)
 
-# Larger images are rejected by their header: a small file can require all of a machine's memory. Pillow's limit.
+# Images with more pixels are rejected before decoding, to prevent decompression bombs. The same limit as Pillow's.
 MAX_PIXELS = 178_956_970
-# Memory to decode, estimated from headers: of one image, and of all large ones that a process decodes together.
+# Limit on the estimated decoding memory of one image, and of all large images that a process decodes concurrently.
 MAX_BYTES = 1 << 30
-LARGE_BYTES = 1 << 27
+LARGE_BYTES = 1 << 27  # smaller images are not counted
 
 
 class UnreadableImage(ValueError):
-    """An image that cannot be read, with the reason; the caller adds its name."""
+    """Raised for an image that cannot be decoded. The message is the reason; callers add the file name."""
 
 
 # ---- Limits ----------------------------------------------------------------------------------------------------------
 
 
 class _MemoryBudget:
-    """Lets threads decode large images at the same time while they need at most MAX_BYTES together."""
+    """Lets threads decode large images concurrently as long as they need at most MAX_BYTES together."""
 
     def __init__(self) -> None:
-        self._queue = threading.Lock()  # in order of arrival, or smaller images would keep the largest waiting
+        self._queue = threading.Lock()  # first come, first served, so that the largest images do not starve
         self._change = threading.Condition()
         self._used = 0
 
@@ -73,7 +73,7 @@ _memory = _MemoryBudget()
 
 
 def _after_fork() -> None:
-    """Reset the budget in a forked worker: other threads of the parent may have held locks and memory."""
+    """Reset the budget in a forked worker, because other threads of the parent may have held its locks."""
     global _memory
     _memory = _MemoryBudget()
 
@@ -83,23 +83,23 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_memory(size: Size, needed: int) -> None:
-    """Reject an image of this size, before it is decoded, if it has too many pixels or needs too much memory."""
+    """Raise UnreadableImage if an image has too many pixels or needs too much memory to decode."""
     shown = f"{size[0]} x {size[1]} pixels"
     if math.prod(size) > MAX_PIXELS:
-        raise UnreadableImage(f"{shown} are more than {MAX_PIXELS:,}: too large to be decoded safely")
+        raise UnreadableImage(f"{shown} exceed the limit of {MAX_PIXELS:,} pixels for safe decoding")
     if needed > MAX_BYTES:
         limit = f"more than the limit of {MAX_BYTES >> 20:,} MiB"
-        raise UnreadableImage(f"{shown} need {needed >> 20:,} MiB to decode, {limit}: too large to be decoded safely")
+        raise UnreadableImage(f"{shown} need {needed >> 20:,} MiB to decode, {limit}")
 
 
 def reserve_memory(needed: int) -> AbstractContextManager[None]:
-    """Make a large image wait for the memory that others use; small ones never wait."""
+    """Wait until there is memory to decode a large image; small images never wait."""
     return _memory.reserved(needed) if needed > LARGE_BYTES else nullcontext()
 
 
 @contextmanager
 def decode_errors() -> Iterator[None]:
-    """Turn the many exceptions that decoders raise for broken files into UnreadableImage with a one-line reason."""
+    """Convert any exception of a decoder to UnreadableImage with a one-line reason."""
     try:
         yield
     except (UnreadableImage, MemoryError):
@@ -107,7 +107,7 @@ def decode_errors() -> Iterator[None]:
     except UnidentifiedImageError:
         raise UnreadableImage("not an image in a supported format") from None
     except Image.DecompressionBombError:
-        raise UnreadableImage(f"more than {MAX_PIXELS:,} pixels: too large to be decoded safely") from None
+        raise UnreadableImage(f"exceeds the limit of {MAX_PIXELS:,} pixels for safe decoding") from None
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnreadableImage(f"cannot be decoded: {reason}") from error
@@ -118,10 +118,10 @@ def decode_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """Header of an array, a JPEG, or an image that Pillow has opened."""
+    """Size, orientation and decoding memory of an image."""
 
-    size: Size  # upright
-    bytes: int  # needed to decode it
+    size: Size  # after rotation by EXIF
+    bytes: int  # memory needed to decode it
     orientation: int = 1
     jpeg: "JpegHeader | None" = None
     opened: Image.Image | None = None
@@ -132,8 +132,8 @@ def read_image_header(image: StoredImage) -> ImageHeader:
     if isinstance(image, np.ndarray):
         right = image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))
         if image.dtype != np.uint8 or not right or image.size == 0:
-            shape = " x ".join(map(str, image.shape))
-            raise UnreadableImage(f"an array of {shape} {image.dtype}, not of height x width [x 1, 3 or 4] uint8")
+            got = f"{image.dtype} {list(image.shape)}"
+            raise UnreadableImage(f"expected a uint8 array [h, w] or [h, w, c] with 1, 3 or 4 channels, got {got}")
         return ImageHeader((image.shape[0], image.shape[1]), image.nbytes)
     if not image:
         raise UnreadableImage("the file is empty")
@@ -146,16 +146,16 @@ def read_image_header(image: StoredImage) -> ImageHeader:
         else:
             opened = open_image(image)
             stored, needed = (opened.height, opened.width), bytes_to_decode(opened)
-            check_memory(stored, needed)  # before Pillow reads EXIF, which may decode the image
+            check_memory(stored, needed)  # before reading EXIF, for which Pillow may decode the image
             orientation = orientation_of(opened, image)
-        if orientation != 1:  # turning it upright takes another copy
+        if orientation != 1:  # rotating it needs another copy
             needed += 3 * math.prod(stored)
             check_memory(stored, needed)
     return ImageHeader(stored[::-1] if orientation >= 5 else stored, needed, orientation, jpeg, opened)
 
 
 def size_of(image: StoredImage) -> Size:
-    """Height and width of the upright image, from its header alone."""
+    """Read the (height, width) of the upright image from its header."""
     return read_image_header(image).size
 
 
@@ -163,7 +163,7 @@ def size_of(image: StoredImage) -> Size:
 
 
 def reduction_factor(size: Size, at_least: Size) -> int:
-    """The largest reduction of `size` that leaves `at_least`."""
+    """Return the largest JPEG reduction factor that keeps both sides of `size` at or above `at_least`."""
     fits = (f for f in FACTORS if all(side // f >= low for side, low in zip(size, at_least, strict=True)))
     return next(fits, 1)
 
@@ -171,12 +171,13 @@ def reduction_factor(size: Size, at_least: Size) -> int:
 def decode_pixels(
     image: StoredImage, header: ImageHeader, channels: int, factor: int = 1, bottom: int | None = None
 ) -> tuple[UInt8[Tensor, "c h w"], int]:
-    """Decode at 1 / factor of the size if the format can, at least down to row `bottom`; also return the factor used.
+    """Decode an image, at 1 / factor of its size if the format supports it; also return the factor used.
 
-    A grey image has one channel even for `channels=3`: repeating it after the resize saves memory.
+    Rows below `bottom` may be skipped. A grey image keeps one channel even for `channels=3`; repeating the channel
+    after the resize saves memory.
     """
     if channels not in (1, 3):
-        raise ValueError(f"channels is {channels}, but images are decoded to 1 (grey) or 3 (RGB)")
+        raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
     with decode_errors():
         pixels = None
         if isinstance(image, np.ndarray):
@@ -190,14 +191,14 @@ def decode_pixels(
             opened = header.opened or open_image(image)
             factor = reduce(opened, channels == 1, factor)
             pixels = pixels_of(opened)
-            opened.close()  # frees its copy before the resize takes memory
+            opened.close()  # free its copy before the resize allocates memory
         if channels == 1 and pixels.shape[2] == 3:
             pixels = _in_strips(pixels, grey_of, 1)
         return torch.from_numpy(upright(pixels, header.orientation)).permute(2, 0, 1), factor
 
 
 def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Rotate and mirror pixels [h, w, c] by EXIF's orientation."""
+    """Rotate and flip pixels [h, w, c] according to the EXIF orientation."""
     if orientation == 1:
         return pixels
     if orientation >= 5:
@@ -208,17 +209,17 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def repeat_grey(image: UInt8[Tensor, "c1 h w"], channels: int) -> UInt8[Tensor, "c2 h w"]:
-    """Repeat the one channel of a grey image; channels stay last in memory."""
+    """Repeat the channel of a grey image, keeping channels last in memory."""
     if len(image) == channels:
         return image
     return image.permute(1, 2, 0).repeat(1, 1, channels).permute(2, 0, 1)
 
 
 def decode(image: StoredImage, channels: int = 3, at_least: Size | None = None) -> UInt8[Tensor, "c h w"]:
-    """Decode to grey (1 channel) or RGB (3), upright, with channels last in memory.
+    """Decode an image to upright grey (1 channel) or RGB (3 channels), channels last in memory.
 
-    With `at_least`, for display, a JPEG may come at 1/2, 1/4 or 1/8 of its size as long as neither side falls below.
-    Alpha is laid on white, an animation shows its first frame. A file that cannot be read raises UnreadableImage.
+    Transparent images are blended over white; animations are reduced to their first frame. With `at_least`, a JPEG may
+    be decoded at 1/2, 1/4 or 1/8 of its size if neither side becomes shorter than that. Raises UnreadableImage.
     """
     header = read_image_header(image)
     with reserve_memory(header.bytes):
@@ -229,47 +230,47 @@ def decode(image: StoredImage, channels: int = 3, at_least: Size | None = None) 
 def resize(
     image: UInt8[Tensor, "c h w"], size: Size, interpolation: Interpolation
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
-    """Resize with antialiasing as Pillow does, several times as fast; the result has its channels last in memory."""
+    """Resize with antialiasing like Pillow, but several times faster; the result has channels last in memory."""
     batch = image[None]
     if len(image) > 1:
         batch = batch.contiguous(memory_format=torch.channels_last)
     return F.interpolate(batch, size, mode=interpolation, antialias=True)[0]
 
 
-# ---- JPEG: headers, and only the rows and the scale that are needed, with simplejpeg if installed --------------------
+# ---- JPEG: partial decoding at a reduced scale, with simplejpeg if installed -----------------------------------------
 #
-# An image can be decoded at 1/2, 1/4 or 1/8 of its size, straight from its DCT coefficients. And rows are stored from
-# top to bottom, so decoding can stop where a crop ends: it does if the height in the header is lowered. simplejpeg
-# wraps libjpeg-turbo, as Pillow does, with less overhead.
+# A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size directly from its DCT coefficients. Rows are stored from top to
+# bottom, so decoding can stop at the end of a crop; this is done by reducing the height in the header. simplejpeg wraps
+# libjpeg-turbo, as Pillow does, with less overhead.
 
-# Scales other than these have no vectorised code in libjpeg-turbo: 5/8 takes longer than the full size.
+# libjpeg-turbo has no SIMD code for other scales: 5/8 is slower than full size.
 FACTORS = (8, 4, 2, 1)
-# Rows decoded below the last one needed: chroma upsampling reads one row ahead, at any scale.
+# Extra rows to decode, because chroma upsampling reads one row ahead at any scale.
 _MARGIN = 16
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 
 
 @dataclass(frozen=True)
 class JpegHeader:
-    """Header of the image as stored; `orientation` is EXIF's, from 1 (upright) to 8."""
+    """JPEG header, with the size before rotation by EXIF."""
 
     height: int
     width: int
     components: int
-    orientation: int
-    height_at: int  # offset of the height
-    scan_at: int  # offset of the coded pixels
-    one_scan: bool  # rows follow each other from top to bottom; a progressive file has several passes over all rows
+    orientation: int  # EXIF orientation, 1 (upright) to 8
+    height_at: int  # byte offset of the height
+    scan_at: int  # byte offset of the compressed pixels
+    one_scan: bool  # False for progressive files, which have several passes over all rows
 
     @property
     def bytes(self) -> int:
-        """Memory to decode it: the pixels, Pillow's copy if it decodes, and the coefficients of several passes."""
+        """Decoding memory: pixels, Pillow's copy if it is used, and the coefficients of progressive files."""
         copy = 4 if self.components == 4 or _simplejpeg() is None else 0
         return self.height * self.width * (3 + copy + (0 if self.one_scan else 2 * self.components))
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Parse the segments up to the coded pixels; None if this is not a JPEG, or an unusual one."""
+    """Parse the segments before the compressed pixels; None if this is not a JPEG, or an unusual one."""
     if not data.startswith(_START):
         return None
     at, orientation = 2, 1
@@ -292,13 +293,13 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
             elif marker == 0xE1 and data.startswith(b"Exif\0\0", at + 4):
                 orientation = _exif_orientation(data[at + 10 : at + 2 + length])
             at += 2 + length
-    except (IndexError, struct.error):  # a segment reaches beyond the end
+    except (IndexError, struct.error):  # a segment extends past the end
         pass
     return None
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    """Read the orientation from EXIF, a small TIFF: a byte order, then a table of 12-byte entries."""
+    """Read the orientation from EXIF, a small TIFF: byte order, then a table of 12-byte entries."""
     order = "<" if tiff.startswith(b"II") else ">"
     try:
         (table,) = struct.unpack_from(order + "I", tiff, 4)
@@ -314,16 +315,16 @@ def _exif_orientation(tiff: bytes) -> int:
 
 
 def decode_rows(data: bytes, header: JpegHeader, grey: bool, factor: int, bottom: int) -> np.ndarray | None:
-    """Decode uint8 [h, w, 1 or 3] at 1 / factor of the size, at least down to row `bottom` of the full size.
+    """Decode to uint8 [h, w, 1 or 3] at 1 / factor of the size; rows below `bottom` (at full size) may be skipped.
 
-    None if that needs Pillow: without simplejpeg, for CMYK, and for data that is slightly invalid.
+    Returns None if Pillow must decode it: without simplejpeg, for CMYK, and for slightly invalid data.
     """
     simplejpeg = _simplejpeg()
     if simplejpeg is None or header.components not in (1, 3):
         return None
     height, source = header.height, data
     lowered = bottom + _MARGIN
-    # A file without an end was truncated. It is decoded whole, so that it fails for every crop.
+    # A file without an end marker is truncated. Decode all of it, so that every crop raises an error.
     if header.one_scan and lowered < height and data.rfind(_END, header.scan_at) >= 0:
         height, source = lowered, _with_height(data, header, lowered)
     size = -(-height // factor), -(-header.width // factor)
@@ -333,9 +334,9 @@ def decode_rows(data: bytes, header: JpegHeader, grey: bool, factor: int, bottom
             colorspace="GRAY" if grey else "RGB",
             min_height=size[0],
             min_width=size[1],
-            strict=source is data,  # the rows that remain count as a recoverable error
-            # Not worth it: fastdct saves 3% and moves pixels by a level on average, fastupsample saves 5% and moves
-            # colours at hard edges by up to 37 levels after the resize.
+            strict=source is data,  # the unread rows are a recoverable error
+            # fastdct is only 3% faster and changes pixels by one level on average; fastupsample is 5% faster and
+            # changes colours at sharp edges by up to 37 levels after the resize.
             fastdct=False,
             fastupsample=False,
         )
@@ -348,7 +349,7 @@ def _with_height(data: bytes, header: JpegHeader, height: int) -> bytes:
     return b"".join((data[: header.height_at], height.to_bytes(2, "big"), data[header.height_at + 2 :]))
 
 
-@functools.cache  # a failed import searches the disk every time
+@functools.cache  # failed imports are not cached by Python
 def _simplejpeg() -> ModuleType | None:
     try:
         return importlib.import_module("simplejpeg")
@@ -356,22 +357,22 @@ def _simplejpeg() -> ModuleType | None:
         return None
 
 
-# ---- Other formats, and all colour modes that Pillow opens, as 8-bit grey or RGB -------------------------------------
+# ---- Other formats and colour modes, decoded with Pillow -------------------------------------------------------------
 
-STRIP = 1 << 20  # pixels that are converted at a time
-# Bytes for each pixel that Pillow's decoders allocate beside the image: canvases of an animation, whole frames.
+STRIP = 1 << 20  # pixels to convert at a time
+# Bytes per pixel that Pillow's decoders allocate in addition to the image, e.g. for animation frames.
 DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
 
-PROGRAMS = ("EPS", "WMF")  # Pillow would pass these to Ghostscript or Windows to execute
+PROGRAMS = ("EPS", "WMF")  # formats that Pillow would pass to Ghostscript or Windows to execute
 
-_PILLOW = r"PIL\."  # its modules
-_FROM_PILLOW = ("ignore", None, Warning, re.compile(_PILLOW), 0)  # the filter, as Python keeps it
+_PILLOW = r"PIL\."  # module pattern
+_FROM_PILLOW = ("ignore", None, Warning, re.compile(_PILLOW), 0)  # entry in warnings.filters
 
 
 def open_image(data: bytes) -> Image.Image:
-    """Read the header; an animation is at its first frame."""
-    # Ignore Pillow's warnings of odd metadata and large images. Permanently: `catch_warnings` sets and restores the
-    # filters of the whole process, so threads that decode images would undo what other threads have set meanwhile.
+    """Open an image with Pillow without decoding it."""
+    # Ignore Pillow's warnings about odd metadata and large images. The filter stays in place because `catch_warnings`
+    # is not thread-safe: it restores the filters of the whole process.
     if _FROM_PILLOW not in warnings.filters:
         warnings.filterwarnings("ignore", module=_PILLOW)
     image = Image.open(io.BytesIO(data))
@@ -381,17 +382,17 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def orientation_of(image: Image.Image, data: bytes) -> int:
-    """Return EXIF's orientation, 1 to 8, without decoding."""
-    if image.format == "TIFF":  # Pillow turns it on loading, and reports the size after that
+    """Return the EXIF orientation, 1 to 8, without decoding."""
+    if image.format == "TIFF":  # Pillow rotates it when loading, and reports the rotated size
         return 1
-    if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the image to search behind it
+    if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the image to look for EXIF after it
         return 1
     value = image.getexif().get(0x0112, 1)
     return value if value in range(1, 9) else 1
 
 
 def reduce(image: Image.Image, grey: bool, factor: int) -> int:
-    """Make a JPEG decode at 1 / factor of its size, if Pillow can; return the factor it will decode at."""
+    """Make Pillow decode a JPEG at 1 / factor of its size if possible; return the actual factor."""
     width, height = image.size
     if factor == 1 or image.format not in ("JPEG", "MPO"):
         return 1
@@ -400,16 +401,16 @@ def reduce(image: Image.Image, grey: bool, factor: int) -> int:
 
 
 def bytes_to_decode(image: Image.Image) -> int:
-    """Estimate the memory to decode and resize an image: Pillow's copy, its decoder's, and the result."""
+    """Estimate the memory to decode and resize an image: Pillow's image, its decoder's buffers and the result."""
     own = 2 if image.mode.startswith("I;16") else 1 if image.mode in ("1", "L", "P") else 4
     result = 1 if _is_grey(image) else 3
-    resizing = 4 if result == 1 else 0  # torch's kernel widens one channel to four
+    resizing = 4 if result == 1 else 0  # torch's kernel expands one channel to four
     each = result + max(own + DECODER_BYTES.get(image.format or "", 0), resizing)
     return image.width * image.height * each
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:
-    """Decode to uint8: [h, w, 1] for a grey image, else [h, w, 3]. The conversion needs little extra memory."""
+    """Decode to uint8 [h, w, 1] for a grey image, otherwise [h, w, 3], with little extra memory."""
     image.load()
     if _is_deep(image):
         return _eight_bits(image)
@@ -417,7 +418,7 @@ def pixels_of(image: Image.Image) -> np.ndarray:
         return _in_strips(image, lambda strip: over_white(np.asarray(strip.convert("RGBA"))), 3)
     if image.mode in ("1", "L"):
         return _in_strips(image, lambda strip: np.asarray(strip.convert("L"))[..., None], 1)
-    # Adobe stores CMYK inverted and marks the file. Pillow assumes that every CMYK JPEG is Adobe's.
+    # Adobe stores CMYK inverted and marks the file. Pillow assumes that every CMYK JPEG is from Adobe.
     if image.mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
         return _in_strips(image, lambda strip: np.asarray(ImageChops.invert(strip).convert("RGB")), 3)
     return _in_strips(image, lambda strip: np.asarray(strip.convert("RGB")), 3)
@@ -432,7 +433,7 @@ def _is_grey(image: Image.Image) -> bool:
 
 
 def _strips(image: Pixels) -> Iterator[tuple[slice, Pixels]]:
-    """A few rows at a time: the intermediate numbers of a conversion are several times as large as pixels."""
+    """Yield a few rows at a time, because conversions need several times the memory of the pixels."""
     height, width = image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
     count = max(STRIP // width, 1)
     for top in range(0, height, count):
@@ -441,7 +442,6 @@ def _strips(image: Pixels) -> Iterator[tuple[slice, Pixels]]:
 
 
 def _in_strips(image: Pixels, convert: Callable[[Pixels], np.ndarray], channels: int) -> np.ndarray:
-    """Convert a few rows at a time."""
     height, width = image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
     result = np.empty((height, width, channels), np.uint8)
     for rows, strip in _strips(image):
@@ -450,10 +450,10 @@ def _in_strips(image: Pixels, convert: Callable[[Pixels], np.ndarray], channels:
 
 
 def _eight_bits(image: Image.Image) -> np.ndarray:
-    """Scale the format's range to 0..255; Pillow's own conversion clips it.
+    """Scale the value range to 0..255; Pillow's conversion would clip it.
 
-    The range of 16-bit files is known. For 32-bit integers and floats it is the smallest usual one that holds the
-    image: 1 (floats), 255 (floats), 65535, or else up to the brightest pixel.
+    The range of 16-bit files is known. For 32-bit integers and floats, take the smallest common range that contains all
+    values: 1 (floats only), 255 (floats only), 65535, or else the brightest pixel.
     """
     if image.mode.startswith("I;16") or image.format == "PNG":
         return _in_strips(image, lambda strip: ((np.asarray(strip).astype(np.uint32) + 128) // 257)[..., None], 1)
@@ -468,15 +468,15 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
 
 
 def over_white(rgba: np.ndarray) -> np.ndarray:
-    """Blend an image with alpha over white.
+    """Blend an RGBA image over white.
 
-    Dropping alpha, as `convert("RGB")` does, would show the arbitrary colours of invisible pixels.
+    Dropping alpha, as `convert("RGB")` does, would expose the arbitrary colours of transparent pixels.
     """
     colour, alpha = rgba[..., :3].astype(np.uint16), rgba[..., 3:].astype(np.uint16)
     return ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
 
 
 def grey_of(rgb: np.ndarray) -> np.ndarray:
-    """Luma by ITU-R 601 (as Pillow's mode L and JPEG's Y), uint8 [h, w, 1]."""
+    """Convert RGB to ITU-R 601 luma (Pillow's mode L, JPEG's Y), uint8 [h, w, 1]."""
     weighted = rgb @ np.array([19595, 38470, 7471], dtype=np.uint32)
     return ((weighted + 0x8000) >> 16).astype(np.uint8)[..., None]

@@ -1,5 +1,4 @@
-"""Images with masks, for segmentation.
+"""Segmentation masks.
 
-folders.py pairs the images and masks of a folder. files.py: the classes of pixels, from `classes.txt`, with their ids;
-reads mask files, and checks all of them before training.
+folders.py: pairs images with masks. files.py: reads `classes.txt` and mask files, and checks all masks before training.
 """

@@ -1,8 +1,8 @@
-"""Folders of images with masks: `images/[train|val|test/]...` beside `masks/[train|val|test/]...`, or
-`train/images` beside `train/masks` and so on.
+"""Reader for folders with `images/[train|val|test/]...` and `masks/[train|val|test/]...`, or with `train/images` and
+`train/masks`, `val/images` and `val/masks`, and so on.
 
-A mask is a PNG of class ids (files.py) with its image's path; `classes.txt` names the ids. Pascal VOC's
-folder is accepted as it is: its lists name the images for segmentation, and their split.
+A mask is a PNG of class ids (files.py) with the same relative path as its image; `classes.txt` names the ids. Pascal
+VOC's folder layout is also supported; its image lists define the splits.
 """
 
 import os
@@ -27,12 +27,12 @@ from vitreous.data.masks.files import (
 from vitreous.data.sources.base import SPLITS, UNSPLIT, FileSource, FoundData, by_split, split_folders
 from vitreous.data.sources.folders import IMAGES, MASKS, UNLABELLED, images_below, list_folder
 
-EXPECTED = "expected {0}/masks beside {0}/images, with a PNG of class ids for each image; or use shapes"
-LISTS = "ImageSets/Segmentation"  # of Pascal VOC: train.txt, val.txt, ... with an image's name in each line
+EXPECTED = "expected {0}/images and {0}/masks, with one PNG of class ids per image (or use the built-in 'shapes')"
+LISTS = "ImageSets/Segmentation"  # Pascal VOC: train.txt, val.txt, ... with one image name per line
 
 
 class MaskedFiles(FileSource):
-    """One file per image and one for its mask. `table` maps the ids in masks to indices into mask_classes."""
+    """Images and masks in separate files. `table` maps mask ids to indices into mask_classes."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class MaskedFiles(FileSource):
 
 
 def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str] = ()) -> FoundData:
-    """Open a folder and read every mask; raises every problem with them."""
+    """Open a folder and check every mask; raises ValueError with all problems, one per line."""
     name, listing = root.resolve().name, root / FILE
     names = read_classes(listing) if listing.is_file() else None
     if names is not None:
-        number_classes(names, ignore)  # report its problems before all masks are read
+        number_classes(names, ignore)  # fail before reading all masks
     folders, notes = _find_folders(root)
     splits, pairs, problems = _pair(root, folders, notes)
     checks = check_masks(root, pairs)
@@ -64,15 +64,15 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str
     present = {index for check in checks for index in check.ids}
     if names is None:
         names = found_classes(present)
-        notes.append(f"there is no {FILE}: the classes are the ids found, {listed(list(names.values()), 10)}")
+        notes.append(f"no {FILE}, so the classes are the ids found: {listed(list(names.values()), 10)}")
     elif unused := [name for index, name in names.items() if index not in present]:
-        notes.append(f"no mask has {listed(unused)}")
+        notes.append(f"no mask contains {listed(unused)}")
     in_train = {
         i for split, check in zip(splits, checks, strict=True) if split in ("train", UNSPLIT) for i in check.ids
     }
     held = [name for index, name in names.items() if index in present - in_train and name not in ignore]
     if held and in_train:
-        notes.append(f"no mask of train has {listed(held)}, which cannot be learned")
+        notes.append(f"no train mask contains {listed(held)}, which cannot be learned")
     if ignore:
         notes.append(f"{listed(ignore)} ignored")
     try:
@@ -83,7 +83,7 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str
 
 
 def open_unmasked(root: Path) -> FoundData:
-    """Open the images alone, without their masks."""
+    """Open the images without their masks."""
     folders, notes = _find_folders(root)
     items = [(pair.split, path) for pair in folders for path in images_below(root, pair.images)]
     source = FileSource(root, [path for _, path in items], np.zeros(len(items), np.int64), (UNLABELLED,))
@@ -94,7 +94,7 @@ def open_unmasked(root: Path) -> FoundData:
 
 
 class FolderPair(NamedTuple):
-    """The folders of images and masks of one split, below the root."""
+    """Image and mask folders of one split, relative to the root."""
 
     split: str
     images: str
@@ -102,7 +102,7 @@ class FolderPair(NamedTuple):
 
 
 def count_pairs(root: Path) -> int:
-    """Number of images with a mask of the same name, in a folder that `has_masks`."""
+    """Count the images that have a mask with the same name."""
 
     def keys(folder: str) -> set[str]:
         return {_key(path, folder) for path in images_below(root, folder)}
@@ -112,7 +112,7 @@ def count_pairs(root: Path) -> int:
 
 
 def _find_folders(root: Path) -> tuple[list[FolderPair], list[str]]:
-    """Find the folders of images and masks, and note those that are ignored."""
+    """Find the image and mask folders; also return a note about ignored folders."""
     folders = list_folder(root)[0]
     images, masks = _find(root, folders, IMAGES), _find(root, folders, MASKS)
     if images and masks:
@@ -124,15 +124,14 @@ def _find_folders(root: Path) -> tuple[list[FolderPair], list[str]]:
         if images and masks:
             found.append(FolderPair(split, os.path.join(folder, images), os.path.join(folder, masks)))
     if not found:
-        inside = f"{listed(folders)}, but no images beside masks" if folders else "no folders"
-        raise ValueError(f"{root} has {inside}: {EXPECTED.format('DIR')}")
+        inside = f"only {listed(folders)}" if folders else "no folders"
+        raise ValueError(f"{root} has {inside}; {EXPECTED.format('DIR')}")
     used = {os.path.dirname(pair.images) for pair in found}
     others = [folder for folder in folders if folder not in used]
     return found, [f"{listed(others)} ignored"] if others else []
 
 
 def _find_splits(root: Path, images: str, masks: str) -> tuple[list[FolderPair], list[str]]:
-    """Find the splits inside a folder of images and one of masks."""
     folders, loose, _ = list_folder(root / images)
     splits = split_folders(folders, root / images)
     if not splits or ("train" not in splits.values() and len(splits) < len(folders)):
@@ -149,10 +148,10 @@ def _find_splits(root: Path, images: str, masks: str) -> tuple[list[FolderPair],
 
 def _find(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
     found = [folder for folder in folders if folder.lower() in names]
-    if len(found) > 1:  # one may hold something else, as the XML files in Annotations of Pascal VOC
+    if len(found) > 1:  # one may have other files, e.g. XML files in Pascal VOC's Annotations
         found = [folder for folder in found if images_below(root, folder)] or found
     if len(found) > 1:
-        raise ValueError(f"{root} has {listed(found)}, which mean the same: keep one")
+        raise ValueError(f"{root} has several folders for the same purpose: {listed(found)}; keep one")
     return found[0] if found else None
 
 
@@ -160,7 +159,7 @@ def _find(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
 
 
 def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[list[str], list[Pair], list[str]]:
-    """The split of each pair, the pairs, and problems with their names. A test split may lack masks altogether."""
+    """Pair images with masks; return splits, pairs and problems. A test split without any masks is ignored."""
     splits, pairs = [], []
     missing, alone, others, total = [], [], [], 0
     lists, unlisted = _read_lists(root), 0
@@ -168,7 +167,7 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
         files = images_below(root, masks) if (root / masks).is_dir() else []
         pngs = {path for path in files if path.lower().endswith(".png")}
         by_key = {_key(path, masks): path for path in sorted(pngs)}
-        if split == "test" and not files and not _holds_files(root / masks):
+        if split == "test" and not files and not _has_files(root / masks):
             notes.append(f"{images} has no masks and is ignored")
             continue
         others += [path for path in files if path not in pngs]
@@ -177,7 +176,7 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
             key = _key(path, images)
             with_image.add(key)
             if lists and (key not in lists or (lists[key] == "test" and key not in by_key)):
-                unlisted += 1  # or of a test split whose masks are secret
+                unlisted += 1  # or in a test split without public masks
                 continue
             total += 1
             if key in by_key:
@@ -187,33 +186,34 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
                 missing.append((path, os.path.join(masks, f"{key}.png")))
         alone += [path for key, path in by_key.items() if key not in with_image]
     if not total:
-        raise ValueError(f"{root} has no images in {listed([pair.images for pair in folders])}")
+        raise ValueError(f"{root}: no images in {listed([pair.images for pair in folders])}")
     problems = []
     if lists:
-        notes.append(f"splits by {LISTS}, {plural(unlisted, 'image')} ignored")
+        notes.append(f"splits from {LISTS}, {plural(unlisted, 'image')} ignored")
     if missing:
-        where = f"; expected {missing[0][1]!r} for {missing[0][0]!r}"
+        where = f"; expected e.g. {missing[0][1]!r}"
         have = "has" if len(missing) == 1 else "have"
         names = listed([path for path, _ in missing], 3)
         problems.append(f"{len(missing):,} of {plural(total, 'image')} {have} no mask: {names}{where}")
     if alone:
-        problems.append(f"{plural(len(alone), 'mask')} without an image: {listed(alone, 3)}")
+        have = "has" if len(alone) == 1 else "have"
+        problems.append(f"{plural(len(alone), 'mask')} {have} no image: {listed(alone, 3)}")
     if others:
-        problems.append(f"{plural(len(others), 'mask')} not in PNG, which keeps ids as they are: {listed(others, 3)}")
+        problems.append(f"{plural(len(others), 'mask')} not in PNG format: {listed(others, 3)}")
     return splits, pairs, problems
 
 
 def _read_lists(root: Path) -> dict[str, str]:
-    """The split of every image that Pascal VOC's lists name; empty without lists."""
+    """Split of each image in Pascal VOC's lists; empty if there are no lists."""
     files = {split: root / LISTS / f"{split}.txt" for split in SPLITS}
     return {name: split for split, file in files.items() if file.is_file() for name in file.read_text().split()}
 
 
-def _holds_files(folder: Path) -> bool:
-    """True if there is any file, in any format, except hidden ones."""
+def _has_files(folder: Path) -> bool:
+    """True if a folder contains any file that is not hidden."""
     return any(not name.startswith(".") for _, _, names in os.walk(folder) for name in names)
 
 
 def _key(path: str, folder: str) -> str:
-    """The path below its folder without the extension, which an image shares with its mask."""
+    """Path relative to `folder` without extension, which is the same for an image and its mask."""
     return os.path.splitext(os.path.relpath(path, folder))[0]

@@ -1,6 +1,6 @@
-"""Arrays in an .npz file: `x_train`, `y_train`, `x_test`, `y_test`, or `images` and `labels`, or similar names.
+"""Reader for .npz files with arrays `x_train`, `y_train`, `x_test`, `y_test`, or `images` and `labels`, or similar.
 
-Images are uint8, [n, h, w] or [n, h, w, c]. `classes` may hold class names. Pickled objects are never loaded.
+Images are uint8 [n, h, w] or [n, h, w, c]; `classes` may contain class names. Pickled objects are never loaded.
 """
 
 import re
@@ -20,13 +20,13 @@ CLASSES = ("classes", "class_names", "label_names", "names")
 
 
 def open_arrays(path: Path, classes: tuple[str, ...] | None = None) -> FoundData:
-    """Open an .npz file; `classes` names its labels if the file does not."""
+    """Open an .npz file; `classes` are the class names if the file has none."""
     arrays = read_npz(path)
     named = next((tuple(map(str, arrays[key].tolist())) for key in CLASSES if key in arrays), classes)
     images, labels = _by_split(path, arrays, IMAGES), _by_split(path, arrays, LABELS)
     if not images or images.keys() != labels.keys():
         raise ValueError(
-            f"{path} has the arrays {listed(arrays, 20)}, but needs x_train and y_train, images and labels, or similar"
+            f"{path}: expected arrays x_train and y_train, images and labels, or similar; got {listed(arrays, 20)}"
         )
     return from_arrays(path.name, {split: (images[split], labels[split]) for split in images}, named)
 
@@ -34,7 +34,7 @@ def open_arrays(path: Path, classes: tuple[str, ...] | None = None) -> FoundData
 def from_arrays(
     name: str, splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: tuple[str, ...] | None
 ) -> FoundData:
-    """Make a data set from the (images, labels) of every split."""
+    """Build a data set from the (images, labels) arrays of each split."""
     checked = {split: _check(f"{name}: {split}", images, labels) for split, (images, labels) in splits.items()}
     texts = [label for _, labels in checked.values() for label in np.unique(labels).tolist()]
     if classes is None:
@@ -43,7 +43,7 @@ def from_arrays(
     else:
         position = {str(i): i for i in range(len(classes))}
         if unknown := sorted({str(label) for label in texts} - position.keys()):
-            raise ValueError(f"{name}: labels hold {listed(unknown)}, but there are {len(classes)} class names")
+            raise ValueError(f"{name}: there are {len(classes)} class names, but the labels include {listed(unknown)}")
     sources: dict[str, Source] = {}
     for split, (images, labels) in checked.items():
         values, inverse = np.unique(labels, return_inverse=True)
@@ -63,7 +63,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _by_split(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The arrays of images, or of labels, by split: a key is one of the names, optionally with a split name."""
+    """Find the arrays for images or labels by split. A key is one of `names`, optionally with a split name."""
     found: dict[str, np.ndarray] = {}
     for key, array in arrays.items():
         words = [word for word in re.split(r"[^a-z]+", key.lower()) if word]
@@ -72,7 +72,7 @@ def _by_split(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ..
             continue
         split = splits[0] if splits else UNSPLIT
         if split in found:
-            raise ValueError(f"{path} has two arrays of {split} like {key!r}: keep one")
+            raise ValueError(f"{path}: array {key!r} duplicates another array of split {split!r}; keep one")
         found[split] = array
     return found
 
@@ -82,15 +82,15 @@ def _check(where: str, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
         images = images[..., None]
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
         raise ValueError(
-            f"{where}: images are {images.dtype} {list(images.shape)}, but must be uint8 "
-            "[n, h, w] or [n, h, w, c] with 1, 3 or 4 channels"
+            f"{where}: images must be uint8 [n, h, w] or [n, h, w, c] with 1, 3 or 4 channels, "
+            f"got {images.dtype} {list(images.shape)}"
         )
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iuU" or len(labels) != len(images):
         raise ValueError(
-            f"{where}: labels are {labels.dtype} {list(labels.shape)}, but must be integers or "
-            f"strings of shape [{len(images)}]"
+            f"{where}: labels must be integers or strings of shape [{len(images)}], "
+            f"got {labels.dtype} {list(labels.shape)}"
         )
     if not len(labels):
         raise ValueError(f"{where} is empty")

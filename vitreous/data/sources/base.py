@@ -1,8 +1,8 @@
-"""Sources of labelled images that are read by index: from memory, from files, or from ranges of bytes in bigger files.
+"""Sources of labelled images, read by index from memory, from files, or from byte ranges of larger files.
 
-A label belongs to an image, a mask to its pixels. Masks are optional: a source that has them lists their classes in
-`mask_classes`. No file stays open between two reads, so a source can be copied to any number of workers. A reader of a
-data set returns a `FoundData` with the sources of its splits and every problem with their labels.
+A label applies to an image, a mask to its pixels. Masks are optional; sources with masks list their classes in
+`mask_classes`. Sources keep no files open, so they can be copied to any number of workers. Data set readers return a
+`FoundData`, which has a source for each split and a list of problems.
 """
 
 import os
@@ -18,53 +18,50 @@ import numpy as np
 from vitreous.common.text import listed
 from vitreous.common.untrusted_files import open_regular, read_regular
 
-# An encoded file (JPEG, PNG, ...), or pixels [height, width, channels] of uint8.
+# An encoded file (JPEG, PNG, ...) or uint8 pixels [height, width, channels].
 StoredImage = bytes | np.ndarray
 
 SPLITS = ("train", "val", "test")
 ALIASES = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
-UNSPLIT = "all"  # the split of images that are not divided yet
+UNSPLIT = "all"  # images without a split
 EXTENSIONS = frozenset(["jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"])
 
 
 class Source(ABC):
-    """Images, their labels and their names, read by index."""
+    """Images, labels and names, accessed by index."""
 
     classes: tuple[str, ...]
     labels: np.ndarray  # int64 [n], indices into classes
-    mask_classes: tuple[str, ...] = ()  # classes of pixels; empty without masks
-    mask_ids: tuple[int, ...] = ()  # the id of each of these classes in the files; empty without masks
-    resident_bytes: int = 0  # as many bytes of pixels may live on the device, instead of being read by workers
+    mask_classes: tuple[str, ...] = ()  # empty if there are no masks
+    mask_ids: tuple[int, ...] = ()  # id of each mask class in the mask files
+    resident_bytes: int = 0  # keep the images on the device if they are at most this large
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def image(self, index: int) -> StoredImage:
-        """Return the image as stored; the loader's workers decode it."""
+        """Return the stored image, which the loader's workers decode."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Name for reports and errors: a path below the data's root, a member of a shard, `digits[17]`."""
+        """Return a name for reports and errors: a relative path, a shard member, or e.g. `digits[17]`."""
 
     def mask(self, index: int) -> np.ndarray:
-        """Class of every pixel: uint8 [h, w] of the upright image's size, indices into mask_classes or IGNORED.
-
-        Decoded, unlike an image: only the source can map stored ids to classes.
-        """
-        raise ValueError(f"{self.name(index)} has no mask: this data set has labels for images, not for pixels")
+        """Return the decoded mask of the upright image: uint8 [h, w], indices into mask_classes or IGNORED."""
+        raise ValueError(f"{self.name(index)} has no mask: this data set has only image labels")
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """The splits of a data set, which share the same classes in the same order."""
+    """Splits of a data set, with the same classes in the same order."""
 
     name: str
     train: Source
     val: Source
     test: Source | None
-    note: str  # sizes and origin of the splits, for the user
-    val_drawn: bool = False  # True if val was drawn from the images here, by seed and fraction
+    note: str  # user-facing summary of the splits
+    val_drawn: bool = False  # True if val was drawn at random from the train images
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -76,7 +73,7 @@ class DataSet:
 
 
 class ArraySource(Source):
-    """Images of one size in memory."""
+    """Images of equal size in memory."""
 
     resident_bytes = 2 << 30
 
@@ -94,7 +91,7 @@ class ArraySource(Source):
 
 @dataclass(eq=False)
 class FileSource(Source):
-    """One file per image, by its path below a root (or an absolute one)."""
+    """Images in separate files, with paths that are absolute or relative to `root`."""
 
     root: Path
     paths: Sequence[str]
@@ -110,10 +107,10 @@ class FileSource(Source):
 
 @dataclass(eq=False)
 class SpanSource(Source):
-    """Images that are ranges of bytes in a few big files: members of tars, rows of tables."""
+    """Images stored as byte ranges of large files, e.g. tar members or table rows."""
 
     files: Sequence[Path]
-    spans: np.ndarray  # int64 [n, 3]: index of the file, offset, number of bytes
+    spans: np.ndarray  # int64 [n, 3]: file index, offset, number of bytes
     names: Sequence[str]
     labels: np.ndarray
     classes: tuple[str, ...]
@@ -124,7 +121,7 @@ class SpanSource(Source):
             stream.seek(start)
             data = stream.read(size)
         if len(data) != size:
-            raise OSError(f"{self.files[file].name} ends inside this image: it is truncated, or has changed")
+            raise OSError(f"{self.files[file].name} ends inside this image; the file is truncated or was modified")
         return data
 
     def name(self, index: int) -> str:
@@ -132,7 +129,7 @@ class SpanSource(Source):
 
 
 class Subset(Source):
-    """Some images of another source, in a given order, with their masks if it has any."""
+    """Selected images of another source, with their masks."""
 
     def __init__(self, source: Source, indices: np.ndarray):
         self.source, self.indices = source, indices
@@ -151,12 +148,12 @@ class Subset(Source):
 
 
 def is_image_file(name: str) -> bool:
-    """True for the name of an image file by its extension, in any case; hidden files are not images."""
+    """True if a file name has an image extension and is not hidden."""
     return not name.startswith(".") and os.path.splitext(name)[1][1:].lower() in EXTENSIONS
 
 
 def missing_files(root: Path, paths: Sequence[str]) -> set[int]:
-    """Indices of the paths that do not exist; each folder is listed once, which is faster than a stat per file."""
+    """Return the indices of missing paths. Lists each folder once, which is faster than one stat per file."""
     rows = defaultdict(list)
     for row, path in enumerate(paths):
         rows[os.path.dirname(path)].append(row)
@@ -175,27 +172,27 @@ def missing_files(root: Path, paths: Sequence[str]) -> set[int]:
 
 @dataclass
 class FoundData:
-    """The content of a data set on disk. All splits have the same classes: those of every split together."""
+    """Images and problems found by a reader. All splits share one class list, the union over the splits."""
 
     name: str
-    splits: dict[str, Source]  # by "train", "val" and "test", or "all"
+    splits: dict[str, Source]  # keys: "train", "val" and "test", or "all"
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)  # truncated files: training warns, a check counts them
-    same_classes: bool = False  # True if it is a problem when val lacks a class of train
-    labelled: bool = True  # True if images have classes to distinguish
+    damaged: list[str] = field(default_factory=list)  # truncated files; training only warns about them
+    same_classes: bool = False  # True if every class of train must be in val
+    labelled: bool = True  # False if images have no classes
 
 
 def label_problems(found: FoundData) -> list[str]:
-    """Every problem with splits and classes that prevents training."""
+    """List the problems with splits and classes that prevent training."""
     if UNSPLIT not in found.splits and "train" not in found.splits:
-        return [f"has {' and '.join(found.splits) or 'no split'}, but no train split"]
+        return [f"no train split, only {' and '.join(found.splits)}" if found.splits else "no train split"]
     if not found.labelled:
         return []
     known = class_counts(found.splits[UNSPLIT if UNSPLIT in found.splits else "train"])
     problems = []
     if len(known) < 2:
-        problems.append(f"has {listed(known)} as its only class, but needs at least 2")
+        problems.append(f"only one class, {listed(known)}; at least 2 are required")
     for split, source in found.splits.items():
         present = class_counts(source)
         extra = [name for name in present if name not in known]
@@ -208,13 +205,13 @@ def label_problems(found: FoundData) -> list[str]:
 
 
 def class_counts(source: Source) -> dict[str, int]:
-    """Number of images of every class that has any."""
+    """Count the images per class, without empty classes."""
     counts = np.bincount(source.labels, minlength=len(source.classes))
     return {name: int(n) for name, n in zip(source.classes, counts, strict=True) if n}
 
 
 def by_split(source: Source, splits: Iterable[str]) -> dict[str, Source]:
-    """Divide a source by the split of each of its images."""
+    """Divide a source into splits, given the split of each image."""
     words = np.asarray(list(splits))
     names = sorted(set(words.tolist()), key=[*SPLITS, UNSPLIT].index)
     if len(names) == 1:
@@ -223,44 +220,44 @@ def by_split(source: Source, splits: Iterable[str]) -> dict[str, Source]:
 
 
 def pick(source: Source, indices: np.ndarray) -> Subset:
-    """Some images of a source; a subset of a subset refers to the whole directly."""
+    """Select images of a source, without nesting subsets."""
     if isinstance(source, Subset):
         return Subset(source.source, source.indices[indices])
     return Subset(source, indices)
 
 
 def split_name(word: str) -> str | None:
-    """The split that a folder, file or column name means, perhaps with a year; None if it means none."""
+    """Return the split for a name such as "Training" or "val2017", or None."""
     word = re.sub(r"[-_]?\d+$", "", word.strip().lower())
     return word if word in SPLITS else ALIASES.get(word)
 
 
 def split_folders(folders: Sequence[str], where: object) -> dict[str, str]:
-    """The split that each of the folders means, for those that mean one; two folders of one split are an error."""
+    """Map folder names to splits, ignoring other folders; raises ValueError if two folders are the same split."""
     splits = {folder: split for folder in folders if (split := split_name(folder))}
     if doubled := [folder for folder, split in splits.items() if list(splits.values()).count(split) > 1]:
-        raise ValueError(f"{where} has {listed(doubled)}, which mean the same split: keep one")
+        raise ValueError(f"{where} has several folders for the same split: {listed(doubled)}; keep one")
     return splits
 
 
-# ---- Rows of (image, label, split), which tables, Parquet files and shards have in common ----------------------------
+# ---- Rows of (image, label, split), shared by tables, Parquet files and shards ---------------------------------------
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A label and a split for each image; `classes` if the format names them."""
+    """Label and split of each image."""
 
-    labels: list[str]  # empty text for a missing label
+    labels: list[str]  # empty string for a missing label
     splits: list[str]
-    classes: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None  # class names, if the format stores them
 
 
-# From the rows to keep, their labels and the classes to a source.
+# Function (rows to keep, their labels, classes) -> source.
 Make = Callable[[list[int], np.ndarray, tuple[str, ...]], Source]
 
 
 def from_rows(name: str, rows: Rows, make: Make, problems: list[str], skip: Collection[int] = ()) -> FoundData:
-    """Make splits from the rows that have a label and are not in `skip`."""
+    """Build the splits from all labelled rows that are not in `skip`."""
     notes: list[str] = []
     bare = {row for row, label in enumerate(rows.labels) if not label}
     keep = [row for row in range(len(rows.labels)) if row not in bare and row not in skip]
@@ -268,9 +265,9 @@ def from_rows(name: str, rows: Rows, make: Make, problems: list[str], skip: Coll
         notes.append("the test split has no labels and is ignored")
     elif bare:
         first = ", ".join(str(row + 1) for row in sorted(bare)[:3])
-        problems = [*problems, f"{len(bare):,} of {len(rows.labels):,} rows have no label, the first: {first}"]
+        problems = [*problems, f"{len(bare):,} of {len(rows.labels):,} rows have no label; first rows: {first}"]
     if not keep:
-        raise ValueError(f"{name}: {problems[0] if problems else 'there are no labelled images'}")
+        raise ValueError(f"{name}: {problems[0] if problems else 'no labelled images'}")
     labels = [rows.labels[row] for row in keep]
     classes = rows.classes or order_labels(labels)
     index = {label: i for i, label in enumerate(classes)}
@@ -282,7 +279,7 @@ def from_rows(name: str, rows: Rows, make: Make, problems: list[str], skip: Coll
 
 
 def order_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """The distinct labels in order: by value if all are whole numbers, otherwise as text."""
+    """Sort the distinct labels, numerically if all are integers."""
     distinct = set(labels)
     if all(label.removeprefix("-").isdecimal() for label in distinct):
         return tuple(sorted(distinct, key=lambda label: (int(label), label)))
@@ -290,10 +287,10 @@ def order_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def cell_text(value: object) -> str:
-    """A cell as text: empty for a missing value, and without '.0' for a whole number stored as a float."""
+    """Convert a cell to text: empty for a missing value, and without '.0' for an integer stored as float."""
     if isinstance(value, list | tuple | dict | np.ndarray):
-        raise ValueError(f"a cell holds {str(value)[:60]}, but must hold one path or one label")
-    if value is None or value != value:  # a NaN differs from itself
+        raise ValueError(f"each cell must contain a single path or label, got {str(value)[:60]}")
+    if value is None or value != value:  # None or NaN
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -301,12 +298,12 @@ def cell_text(value: object) -> str:
 
 
 def class_labels(values: Iterable[object], names: tuple[str, ...] | None) -> list[str]:
-    """Labels as text. Numbers are indices into names, if given; hidden labels, below 0, are empty."""
+    """Convert labels to text. Numbers index into `names`, if given; negative ones (hidden labels) become empty."""
     seen: dict[str, str] = {}
     labels = []
     for value in values:
         text = cell_text(value)
-        key = text if names is None or isinstance(value, str) else f"index {text}"  # "1" may be the name of class 0
+        key = text if names is None or isinstance(value, str) else f"index {text}"  # "1" may be a class name
         if key not in seen:
             seen[key] = text if names is None or key in names or not text else _class_at(text, names)
         labels.append(seen[key])
@@ -315,5 +312,5 @@ def class_labels(values: Iterable[object], names: tuple[str, ...] | None) -> lis
 
 def _class_at(index: str, names: tuple[str, ...]) -> str:
     if not index.removeprefix("-").isdecimal() or int(index) >= len(names):
-        raise ValueError(f"a label is {index!r}, but there are {len(names)} classes: {', '.join(names[:5])}, ...")
+        raise ValueError(f"label {index!r} is not one of the {len(names)} classes {listed(names)}")
     return names[int(index)] if int(index) >= 0 else ""

@@ -1,7 +1,7 @@
-"""Files from the network, downloaded once into the cache: resumable, bounded, verified and never half complete.
+"""Resumable, size-limited and verified downloads to the cache.
 
-A file grows as `NAME.part`, is compared with its published checksum, and only then gets its name. So a file that
-exists is complete, and is not downloaded again. (pooch and urlretrieve neither resume nor bound bytes or time.)
+A file is downloaded as `NAME.part` and renamed once its checksum is verified, so a file that exists is complete and is
+not downloaded again. (pooch and urlretrieve neither resume nor limit bytes or time.)
 """
 
 import contextlib
@@ -24,28 +24,28 @@ from vitreous.common.network import WINDOW_SECONDS, BackgroundReader, BadAnswer,
 from vitreous.common.text import SafeConsole, printable
 
 CHUNK = 1 << 20
-TIMEOUT = 20.0  # seconds without a byte, after which the connection counts as broken
+TIMEOUT = 20.0  # seconds without data before a connection counts as broken
 MAX_BYTES = 1 << 36  # 64 GiB
-MAX_RESTARTS = 5  # of a download from its first byte
+MAX_RESTARTS = 5  # from the first byte
 
 
 def cache_folder(*below: str) -> Path:
-    """The folder of downloads and indices, VITREOUS_CACHE or ~/.cache/vitreous; created if it does not exist."""
+    """Return a folder below VITREOUS_CACHE or ~/.cache/vitreous, creating it if necessary."""
     folder = Path(os.environ.get("VITREOUS_CACHE") or Path.home() / ".cache" / "vitreous").expanduser().joinpath(*below)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def fetch(url: str, target: Path, checksum: str | None = None, max_bytes: int = MAX_BYTES) -> Path:
-    """Download `url` to `target`, unless it exists. A broken connection is resumed.
+    """Download `url` to `target` unless it exists, resuming after broken connections.
 
-    `checksum` is the published md5 (32 digits) or sha256 (64).
+    `checksum` is an MD5 (32 digits) or SHA-256 (64 digits) hash.
     """
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with file_lock(target):
-        if target.exists():  # made by another process while this one waited
+        if target.exists():  # downloaded by another process in the meantime
             return target
         download = _Download(url, target, max_bytes)
         with progress(f"downloading {url}") as advance:
@@ -58,14 +58,14 @@ def fetch(url: str, target: Path, checksum: str | None = None, max_bytes: int = 
             if actual != checksum:
                 download.part.unlink()
                 raise ValueError(
-                    f"{url} has the checksum {actual}, but should have {checksum}; the download is deleted"
+                    f"checksum mismatch for {url}: expected {checksum}, got {actual}; the download was deleted"
                 )
         download.part.replace(target)
     return target
 
 
 class _Download:
-    """A download over as many connections as it takes, within the bounds of vitreous.common.network."""
+    """A download over any number of connections, with the minimum speed of vitreous.common.network."""
 
     def __init__(self, url: str, target: Path, max_bytes: int) -> None:
         self.url, self.max_bytes = url, max_bytes
@@ -74,7 +74,7 @@ class _Download:
         self.restarts = 0
 
     def resume(self, advance: Callable[[int, int | None], None]) -> bool:
-        """Append the missing bytes; return False if the connection broke after some of them."""
+        """Download the remaining bytes; return False if another attempt is needed."""
         have = self.part.stat().st_size if self.part.exists() else 0
         reader: BackgroundReader[Any] = BackgroundReader(lambda: self._receive(have))
         with contextlib.closing(reader):
@@ -86,8 +86,8 @@ class _Download:
             if have and not start:
                 self.restarts += 1
                 if self.restarts > MAX_RESTARTS:
-                    raise self._failed(f"it restarted {self.restarts} times")
-            if response is None:  # no bytes follow: a process died just before the end, or the file changed
+                    raise self._failed(f"restarted {self.restarts} times")
+            if response is None:  # the server has no more bytes: the part is complete, or the file changed
                 self.part.unlink()
                 return False
             return self._append(start, self._total(start, response.headers), reader, advance)
@@ -102,44 +102,44 @@ class _Download:
                 while (chunk := self.pace.next(reader)) is not None:
                     size += len(chunk)
                     if size > self.max_bytes:
-                        raise BadAnswer(f"{self.url} is longer than the limit of {self.max_bytes:,} bytes")
+                        raise BadAnswer(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes")
                     file.write(chunk)
                     advance(size, total)
             except (ConnectionError, TimeoutError, http.client.HTTPException):
                 broken = True
         if size == start and (broken or total not in (None, size)):
-            raise self._failed(f"the connection broke after {size:,} bytes; try again to continue", OSError)
+            raise self._failed(f"the connection broke after {size:,} bytes; run again to resume", OSError)
         return not broken and total in (None, size)
 
     def _total(self, start: int, headers: Message) -> int | None:
-        """Return the size of the whole file, if the server declares it, and remember the file's ETag."""
+        """Return the total size if the server sends it, and save the ETag."""
         mark = headers.get("ETag") or headers.get("Last-Modified") or "W/"
-        if not mark.startswith("W/"):  # a weak tag does not promise the same bytes
+        if not mark.startswith("W/"):  # a weak ETag does not guarantee identical bytes
             self.tag.write_text(mark)
         length = headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()):
             return None
         total, free = start + int(length), shutil.disk_usage(self.part.parent).free
         if total > self.max_bytes:
-            raise BadAnswer(f"{self.url} has {total:,} bytes, but must have at most {self.max_bytes:,}")
+            raise BadAnswer(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes: it has {total:,}")
         if int(length) > free:
-            raise OSError(f"{self.url} has {total:,} bytes, but {self.part.parent} has only {free:,} free")
+            raise OSError(f"{self.url} has {total:,} bytes, but only {free:,} are free in {self.part.parent}")
         return total
 
     def _receive(self, have: int) -> Generator[http.client.HTTPResponse | bytes | None, None, None]:
-        """Yield the response to a request for the bytes after `have`, or None if there are none; then its bytes."""
+        """Request the bytes from `have` on; yield the response (None if there are no more bytes), then its chunks."""
         headers = {"User-Agent": "vitreous"}
         if have:
             headers["Range"] = f"bytes={have}-"
             if self.tag.exists():
-                headers["If-Range"] = self.tag.read_text()  # a file that has changed is sent whole again
+                headers["If-Range"] = self.tag.read_text()  # if the file changed, the server sends all of it
         try:
             request = urllib.request.Request(self.url, headers=headers)
             response = urllib.request.build_opener(_SafeRedirects).open(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code != 416 or not have:
-                raise self._failed(f"the server answers {error.code} {error.reason}", OSError) from None
+                raise self._failed(f"HTTP {error.code} {error.reason}", OSError) from None
             yield None
             return
         except (OSError, http.client.HTTPException) as error:
@@ -159,13 +159,13 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request: Any, *arguments: Any) -> urllib.request.Request | None:
         *_, url = arguments
         if request.type == "https" and not url.startswith("https:"):
-            raise OSError(f"it redirects to {url!r:.200}, which is not encrypted")
+            raise OSError(f"redirected from https to {url!r:.200}, which is not encrypted")
         return super().redirect_request(request, *arguments)
 
 
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar on a terminal, otherwise one plain line; yields a function of bytes done and in total."""
+    """Show a progress bar on a terminal, or print one line; yields a callback `advance(done, total)` in bytes."""
     console = SafeConsole(stderr=True)
     if not console.is_terminal:
         print(printable(title), file=sys.stderr)
@@ -180,13 +180,13 @@ def progress(title: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextlib.contextmanager
 def file_lock(target: Path) -> Iterator[None]:
-    """Let one of several processes make a file while the others wait for it."""
+    """Hold an exclusive lock on a file while creating it; other processes wait."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system: then at worst the work is done twice
+    except ImportError:  # not available on Windows, where the work may be done twice
         yield
         return
-    # The lock file stays: removing it would let two processes hold the locks of two files with that name.
+    # Keep the lock file: if it were deleted, two processes could lock two different files with that name.
     with open(target.with_name(target.name + ".lock"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,6 +1,6 @@
-"""A folder of images: `class/...`, or `train/class/...` beside `val` and perhaps `test`.
+"""Reader for image folders: `class/...`, or `train/class/...` with `val` and optionally `test`.
 
-Classes are the sorted names of the class folders; below a class, folders may be nested.
+Classes are the sorted names of the class folders, which may have nested subfolders.
 """
 
 import os
@@ -19,22 +19,22 @@ from vitreous.data.sources.base import (
     split_name,
 )
 
-Item = tuple[str, str, str]  # split, class, path below the root
-# Usual names of the folders of images and masks.
+Item = tuple[str, str, str]  # split, class, path relative to the root
+# Common folder names for images and masks.
 IMAGES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
 MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass")
-ACCEPTED = "accepted: .jpg .png .webp .bmp .gif .tif .ppm"
-UNLABELLED = "picture"  # the class of images without a label; run folders have recorded this name
+ACCEPTED = "supported: .jpg .png .webp .bmp .gif .tif .ppm"
+UNLABELLED = "picture"  # class name for unlabelled images; existing run folders contain it
 
 
 def open_folder(root: Path, labelled: bool = True) -> FoundData:
-    """Open a folder by its file names alone. Without labels, images may be outside of class folders."""
+    """Open an image folder by listing it. With `labelled=False`, images may be outside class folders."""
     folders, images, others = list_folder(root)
     splits = [folder for folder in folders if split_name(folder)]
     if "train" in map(split_name, splits) and (len(splits) > 1 or len(folders) == 1):
         return _open_splits(root, split_folders(splits, root), labelled)
     if splits and len(splits) == len(folders):
-        raise ValueError(f"{root} has {listed(folders)}, but no folder 'train'")
+        raise ValueError(f"{root} has {listed(folders)} but no 'train' folder")
     if not folders and (labelled or not images):
         raise ValueError(_no_classes(root, images, others))
     items, problems = _read_classes(root, "", UNSPLIT, folders)
@@ -58,12 +58,12 @@ def _open_splits(root: Path, splits: dict[str, str], labelled: bool) -> FoundDat
             notes.append(f"{folder} has no class folders and is ignored")
         else:
             inside = plural(len(images), "image") if images else "no images"
-            raise ValueError(f"{root / folder} has {inside} and no class folders: put images in {folder}/<class>/")
+            raise ValueError(f"{root / folder} has {inside} and no class folders; expected {folder}/<class>/*.jpg")
     return _found(root, items, problems, notes)
 
 
 def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tuple[list[Item], list[str]]:
-    """The images of class folders, and a problem if some are empty."""
+    """List the images in class folders, and report empty folders as a problem."""
     items, empty = [], []
     for folder in folders:
         paths = images_below(root, os.path.join(below, folder))
@@ -72,13 +72,13 @@ def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tup
             empty.append(os.path.join(below, folder))
     if not empty:
         return items, []
-    verb = "is an empty class: it has" if len(empty) == 1 else "are empty classes: they have"
-    return items, [f"{listed(empty)} {verb} no images ({ACCEPTED})"]
+    noun = "class folder" if len(empty) == 1 else "class folders"
+    return items, [f"empty {noun}: no images in {listed(empty)} ({ACCEPTED})"]
 
 
 def _found(root: Path, items: list[Item], problems: list[str], notes: list[str]) -> FoundData:
     if not items:
-        raise ValueError(f"{root} has folders, but no images in them ({ACCEPTED})")
+        raise ValueError(f"no images in the folders of {root} ({ACCEPTED})")
     classes = tuple(sorted({label for _, label, _ in items}))
     index = {label: i for i, label in enumerate(classes)}
     labels = np.array([index[label] for _, label, _ in items], np.int64)
@@ -88,13 +88,13 @@ def _found(root: Path, items: list[Item], problems: list[str], notes: list[str])
 
 
 def local_path(spec: str, root: Path | None) -> Path:
-    """The path that `spec` names, below `root` if it exists there."""
+    """Resolve a path relative to `root` if it exists there, otherwise to the working directory."""
     path = Path(spec).expanduser()
     return root / path if root is not None and (root / path).exists() else path
 
 
 def has_masks(root: Path) -> bool:
-    """True if a folder has one of images beside one of masks, in it or in its splits."""
+    """True if a folder, or one of its split folders, has an images folder and a masks folder."""
 
     def names(folder: Path) -> set[str]:
         return {entry.name.lower() for entry in folder.iterdir() if entry.is_dir()}
@@ -106,7 +106,7 @@ def has_masks(root: Path) -> bool:
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Sorted names of the folders, images and other files in a folder, without hidden ones."""
+    """List the subfolders, images and other files in a folder, sorted and without hidden ones."""
     folders: list[str] = []
     images: list[str] = []
     others: list[str] = []
@@ -120,7 +120,7 @@ def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
 
 def images_below(root: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> list[str]:
-    """Paths of all images in a folder and its subfolders; links are followed, but not in circles."""
+    """List all images in a folder and its subfolders, following links without cycles."""
     stat = os.stat(root / below)
     if (stat.st_dev, stat.st_ino) in above:
         return []
@@ -134,8 +134,8 @@ def images_below(root: Path, below: str, above: frozenset[tuple[int, int]] = fro
 
 def _no_classes(root: Path, images: list[str], others: list[str]) -> str:
     if tables := [name for name in others if name.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".npz"))]:
-        return f"{root} has no class folders; is {str(root / tables[0])!r} the data set?"
+        return f"{root} has no class folders; did you mean {str(root / tables[0])!r}?"
     if images:
-        return f"{root} has {plural(len(images), 'image')} but no class folders: put images in <class>/"
+        return f"{root} has {plural(len(images), 'image')} but no class folders; expected <class>/*.jpg"
     content = f"has no images, only {listed(others, 3)}" if others else "is empty"
-    return f"{root} {content}: put images in <class>/ ({ACCEPTED})"
+    return f"{root} {content}; expected images in <class>/ ({ACCEPTED})"

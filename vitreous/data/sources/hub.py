@@ -1,7 +1,7 @@
-"""Data sets of the Hugging Face hub: `hf:owner/name`, or `hf:owner/name:config`, either with `@revision`.
+"""Data sets on the Hugging Face Hub: `hf:owner/name`, or `hf:owner/name:config`, optionally with `@revision`.
 
-Their Parquet files are used, from the repository itself or from the hub's own conversion of it. Everything is stored
-in huggingface_hub's cache; with HF_HUB_OFFLINE=1, or without a network, only the cache is used.
+Reads the Parquet files of the repository, or those of the Hub's automatic conversion. Files are stored in
+huggingface_hub's cache; with HF_HUB_OFFLINE=1 or without a network, only the cache is used.
 """
 
 import re
@@ -15,10 +15,10 @@ CONVERTED = "refs/convert/parquet"
 
 
 def open_hub(spec: str) -> FoundData:
-    """Open the data set that `hf:...` names."""
+    """Open a data set given as `hf:...`."""
     match = re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@([\w./-]+))?", spec)
     if match is None:
-        raise ValueError(f"{spec!r} is not of the form hf:owner/name, hf:owner/name:config or hf:owner/name@revision")
+        raise ValueError(f"expected hf:owner/name, hf:owner/name:config or hf:owner/name@revision, got {spec!r}")
     repo, config, revision = match.groups()
     for candidate in [revision] if revision else [None, CONVERTED]:
         files, folder = _list(spec, repo, candidate)
@@ -28,13 +28,13 @@ def open_hub(spec: str) -> FoundData:
                 wanted = [files[file] for inside in chosen.values() for file in inside]
                 folder = _download(spec, repo, candidate, wanted)
             return open_parquet(spec, {split: [folder / file for file in inside] for split, inside in chosen.items()})
-    raise ValueError(f"{spec}: the repository has no Parquet files, and the hub has not converted it")
+    raise ValueError(f"{spec}: the repository has no Parquet files, and the Hub has not converted it to Parquet")
 
 
 def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, Any], Path | None]:
-    """List the Parquet files of a revision by name, as the hub describes them; none if there is no such revision.
+    """List the Parquet files of a revision by name; empty if the revision does not exist.
 
-    Without a network, list the cache and return its folder as well.
+    Without a network, list the files in the cache, and also return the cache folder.
     """
     import huggingface_hub
     from huggingface_hub import constants
@@ -45,7 +45,7 @@ def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, Any], P
     reason = "HF_HUB_OFFLINE is set"
     if not constants.HF_HUB_OFFLINE:
         try:
-            # One request: listing the tree would retry for half a minute without a network.
+            # A single request. Without a network, listing the tree would retry for half a minute.
             with metadata():
                 about = huggingface_hub.HfApi().dataset_info(repo, revision=revision, timeout=10, files_metadata=True)
             files = [file for file in about.siblings or [] if str(file.rfilename).endswith(".parquet")]
@@ -53,12 +53,12 @@ def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, Any], P
         except RevisionNotFoundError:
             return {}, None
         except GatedRepoError:
-            raise OSError(f"{spec}: accept the terms on its page first, then log in with `hf auth login`") from None
+            raise OSError(f"{spec} is gated: accept the terms on its page, then run `hf auth login`") from None
         except RepositoryNotFoundError:
-            raise ValueError(f"{spec}: the hub has no such data set, or it is private") from None
+            raise ValueError(f"{spec} does not exist on the Hub or is private") from None
         except HfHubHTTPError as error:
             raise OSError(f"{spec}: {_line(error)}") from None
-        except Exception as error:  # the exceptions without a network depend on the HTTP library
+        except Exception as error:  # network errors depend on the HTTP library
             reason = _line(error)
     try:
         folder = Path(
@@ -75,14 +75,13 @@ def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, Any], P
 
 
 def _download(spec: str, repo: str, revision: str | None, files: list[Any]) -> Path:
-    """Download files into the cache, and return their folder there."""
     from vitreous.common.hub_client import check_space, fetch
 
     try:
         check_space(spec, sum(file.size or 0 for file in files))
         return fetch(repo, files, revision, repo_type="dataset")
     except Exception as error:
-        raise OSError(f"{spec}: could not be downloaded: {_line(error)}") from error
+        raise OSError(f"could not download {spec}: {_line(error)}") from error
 
 
 def _line(error: Exception) -> str:

@@ -1,9 +1,9 @@
-"""Data sets with a name: `digits` and `shapes`, which come with the package, and published ones such as CIFAR-10.
+"""Built-in data sets: `digits` and `shapes`, which come with the package, and published ones such as CIFAR-10.
 
-Published data sets are downloaded once from their official addresses, compared with the published checksums and
-unpacked into the cache. A local copy may be the official files, packed or not, or something simpler: `NAME.npz`, or a
-folder of images. Pickles are never opened, so CIFAR's "python version" is not read; its binary version holds the same.
-`shapes` takes options, as in `shapes:size=96,count=4000`.
+Published data sets are downloaded once from their official URLs, verified against the published checksums and unpacked
+into the cache. A local copy may be the official files, packed or unpacked, `NAME.npz`, or an image folder. Pickles are
+never loaded, so CIFAR's "python version" is not supported; use the binary version. `shapes` takes options, e.g.
+`shapes:size=96,count=4000`.
 """
 
 import gzip
@@ -30,14 +30,14 @@ from vitreous.data.sources.folders import open_folder
 from vitreous.data.sources.shapes import open_shapes
 
 FILES = Path(__file__).parent / "files"
-MAX_BYTES = 1 << 30  # of one published file: the largest, the images of pets, has 0.8 GB
+MAX_BYTES = 1 << 30  # per published file; the largest, the pets images, is 0.8 GB
 OPTIONS = {"shapes": ("size", "count", "val")}
 
 
 def open_named(name: str, options: str, root: Path | None, seed: int) -> FoundData:
-    """Open the data set with this name; `options` is the text after its colon."""
+    """Open a built-in data set; `options` is the text after the colon."""
     chosen = parse_options(name, options)
-    if name == "digits":  # 1,797 handwritten digits of 8 x 8 grey pixels; files/digits.txt has source and licence
+    if name == "digits":  # 1,797 handwritten digits, 8 x 8 grey; see files/digits.txt for source and licence
         arrays = read_npz(FILES / "digits.npz")
         return from_arrays("digits", {UNSPLIT: (arrays["images"], arrays["labels"])}, None)
     if name == "shapes":
@@ -46,17 +46,17 @@ def open_named(name: str, options: str, root: Path | None, seed: int) -> FoundDa
 
 
 def parse_options(name: str, options: str) -> dict[str, int]:
-    """Whole numbers by name."""
+    """Parse `key=integer` pairs, separated by commas."""
     allowed = OPTIONS.get(name, ())
     if options and not allowed:
-        raise ValueError(f"{name} takes no options, but has {options!r}")
+        raise ValueError(f"{name} takes no options, got {options!r}")
     chosen = {}
     for option in options.split(",") if options else ():
         key, _, value = option.partition("=")
         if key not in allowed:
-            raise ValueError(f"{name} has no option {key!r}{suggestion(key, allowed)}: use {', '.join(allowed)}")
+            raise ValueError(f"{name} has no option {key!r}{suggestion(key, allowed)}; options: {', '.join(allowed)}")
         if not value.isdecimal():
-            raise ValueError(f"{name}: {key} is {value!r}, but must be a whole number, as in {name}:{key}=96")
+            raise ValueError(f"{name}: {key} must be an integer, e.g. {name}:{key}=96, got {value!r}")
         chosen[key] = int(value)
     return chosen
 
@@ -72,14 +72,14 @@ def class_names(name: str) -> tuple[str, ...]:
 class Published:
     """A data set that can be downloaded."""
 
-    files: tuple[tuple[str, str], ...]  # addresses with their checksums
-    landmark: str  # a path that identifies the unpacked files
-    folders: tuple[str, ...]  # that may contain them; the first is where unpacking puts them
+    files: tuple[tuple[str, str], ...]  # (URL, checksum) pairs
+    landmark: str  # path pattern that identifies the unpacked files
+    folders: tuple[str, ...]  # folders that may contain them; the first is the one in the archive
     read: Callable[[Path], FoundData]
 
 
 def open_published(name: str, root: Path | None) -> FoundData:
-    """Open a published data set from `root` if given, otherwise from the cache or its address."""
+    """Open a published data set from `root` if given, otherwise from the cache, downloading it if necessary."""
     published = PUBLISHED[name]
     if root is not None:
         return _open_local(name, published, root)
@@ -89,7 +89,7 @@ def open_published(name: str, root: Path | None) -> FoundData:
             try:
                 files = [fetch(url, cache / Path(url).name, checksum, MAX_BYTES) for url, checksum in published.files]
             except OSError as error:
-                raise OSError(f"{name}: {error}; to use a local copy: --data-root DIR") from None
+                raise OSError(f"{name}: {error}; use --data-root DIR to read a local copy") from None
             unpack(files, cache / "unpacked")
             for file in files:
                 file.unlink()
@@ -97,7 +97,7 @@ def open_published(name: str, root: Path | None) -> FoundData:
 
 
 def unpack(files: Sequence[Path], target: Path) -> Path:
-    """Unpack archives, and copy other files, into one folder that appears when it is complete."""
+    """Unpack archives and copy other files into `target`, which is created only when complete."""
     with file_lock(target):
         if target.exists():
             return target
@@ -119,7 +119,7 @@ def unpack(files: Sequence[Path], target: Path) -> Path:
 
 def _open_local(name: str, published: Published, root: Path) -> FoundData:
     if not root.is_dir():
-        raise ValueError(f"the data root {root} is not a folder")
+        raise ValueError(f"data root {root} is not a folder")
     bases = [base for base in (root, root / name) if base.is_dir()]
     for base in bases:
         if (base / f"{name}.npz").is_file():
@@ -139,8 +139,8 @@ def _open_local(name: str, published: Published, root: Path) -> FoundData:
     pickles = [path.name for path in root.glob("cifar-10*-py*")]
     wanted = [f"{name}.npz", f"{published.folders[0]}/{published.landmark}", Path(published.files[0][0]).name, "train/"]
     raise ValueError(
-        f"the data root {root} has no copy of {name}: none of {listed(wanted)} exists"
-        + (f" ({pickles[0]} holds pickles, which are never opened)" if pickles else "")
+        f"{name} not found in {root}; expected one of {listed(wanted)}"
+        + (f" ({pickles[0]} contains pickles, which are never loaded)" if pickles else "")
     )
 
 
@@ -154,7 +154,7 @@ def _candidates(published: Published, bases: Sequence[Path]) -> Iterator[Path]:
 def _read_from(published: Published, bases: Sequence[Path]) -> FoundData:
     folder = next(_candidates(published, bases), None)
     if folder is None:
-        raise ValueError(f"{bases[0]} has no {published.folders[0]}/{published.landmark}: remove it, and try again")
+        raise ValueError(f"{bases[0]} has no {published.folders[0]}/{published.landmark}; delete it and try again")
     return published.read(folder)
 
 
@@ -180,7 +180,7 @@ def _fashion_mnist(folder: Path) -> FoundData:
 
 
 def _pets(folder: Path) -> FoundData:
-    """Read lines of `Abyssinian_100 1 1 1`: an image, and the number of its breed from 1."""
+    """Read lines such as `Abyssinian_100 1 1 1`: image name, then breed number starting at 1."""
     rows, breeds = [], {}
     for split, file in (("train", "trainval.txt"), ("test", "test.txt")):
         for line in (folder / "annotations" / file).read_text().splitlines():
@@ -192,7 +192,7 @@ def _pets(folder: Path) -> FoundData:
 
 
 def _flowers(folder: Path) -> FoundData:
-    """Read the numbers of the images of each split, and the class of every image, from 1."""
+    """Read image numbers per split and the class of each image; both start at 1."""
     labels, ids = read_mat(folder / "imagelabels.mat")["labels"], read_mat(folder / "setid.mat")
     keys = {"train": "trnid", "val": "valid", "test": "tstid"}
     rows = [
@@ -204,7 +204,7 @@ def _flowers(folder: Path) -> FoundData:
 
 
 def _imagenette(folder: Path) -> FoundData:
-    """Read folders named by WordNet ids, in whose order the classes are."""
+    """Read folders named by WordNet ids; the class names are in the order of these ids."""
     found = replace(open_folder(folder), name="imagenette")
     for source in found.splits.values():
         if len(source.classes) == 10:
@@ -218,7 +218,7 @@ def _from_files(name: str, folder: Path, rows: list[tuple[str, str, int]], class
     problems = []
     if missing := sorted(missing_files(folder, paths)):
         first = paths[missing[0]]
-        problems.append(f"{len(missing):,} of {len(paths):,} images are missing below {folder}, the first: {first}")
+        problems.append(f"{len(missing):,} of {len(paths):,} images are missing in {folder}, e.g. {first}")
     return FoundData(name, by_split(source, splits), problems=problems)
 
 
@@ -279,22 +279,22 @@ PUBLISHED = {
 NAMES = ("digits", "shapes", *PUBLISHED)
 
 
-# ---- Their file formats ----------------------------------------------------------------------------------------------
+# ---- File formats ----------------------------------------------------------------------------------------------------
 
 
 def read_cifar(files: Sequence[Path], label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read CIFAR's binary version: records of labels, the fine one last, and 32 x 32 red, green and blue values."""
+    """Read CIFAR's binary version; a record has one or two labels (fine label last) and a 3 x 32 x 32 image."""
     record = label_bytes + 3 * 32 * 32
     for file in files:
         if file.stat().st_size == 0 or file.stat().st_size % record:
-            raise ValueError(f"{file} has {file.stat().st_size:,} bytes, which is not a multiple of {record}")
+            raise ValueError(f"{file}: size must be a positive multiple of {record} bytes, got {file.stat().st_size:,}")
     rows = np.concatenate([np.fromfile(file, np.uint8) for file in files]).reshape(-1, record)
     images = rows[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), rows[:, label_bytes - 1].copy()
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read MNIST's format, gzipped or not: two zeros, the type (8: uint8), the dimensions, the values."""
+    """Read MNIST's IDX format, gzipped or not: two zero bytes, type (8: uint8), dimensions, values."""
     data = path.read_bytes()
     if path.suffix == ".gz":
         try:
@@ -302,24 +302,24 @@ def read_idx(path: Path) -> np.ndarray:
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path} cannot be unpacked: {error}") from None
     if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise ValueError(f"{path} is not an IDX file of bytes")
+        raise ValueError(f"{path} is not a uint8 IDX file")
     shape = struct.unpack_from(f">{data[3]}I", data, 4)
     values = np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape))
     if values.size != math.prod(shape):
-        raise ValueError(f"{path} has {values.size:,} values, but declares {' x '.join(map(str, shape))}")
+        raise ValueError(f"{path} has {values.size:,} values, but its header declares {' x '.join(map(str, shape))}")
     return values.reshape(shape)
 
 
-# The numeric types of MATLAB's format, by their code.
+# Numeric types in MATLAB 5 files, by type code.
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _MATRIX, _COMPRESSED = 14, 15
 
 
 def read_mat(path: Path) -> dict[str, np.ndarray]:
-    """Read the real arrays of a MATLAB 5 file, flattened, by name."""
+    """Read the numeric arrays of a MATLAB 5 file, flattened, by name."""
     data = path.read_bytes()
     if not data.startswith(b"MATLAB 5.0") or data[126:128] != b"IM":
-        raise ValueError(f"{path} is not a MATLAB 5 file of little-endian numbers")
+        raise ValueError(f"{path} is not a little-endian MATLAB 5 file")
     found = {}
     try:
         for kind, body in _elements(data[128:]):
@@ -333,7 +333,7 @@ def read_mat(path: Path) -> dict[str, np.ndarray]:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Type and bytes of each element. One of up to 4 bytes is packed into its header; others are padded to 8."""
+    """Yield (type, data) of each element. Up to 4 bytes are stored in the header; longer data is padded to 8 bytes."""
     at = 0
     while at < len(data):
         kind, size = struct.unpack_from("<II", data, at)

@@ -1,7 +1,7 @@
-"""Drawn images: one shape on a textured background, with an exact mask; pure functions of (seed, index).
+"""Generated images of one shape on a textured background, with exact masks.
 
-A shape is its signed distance function: below 0 inside, above 0 outside, so that edges are antialiased and the mask is
-exact. Nothing is stored: an image is drawn on every read.
+Images are pure functions of (seed, index), drawn on every read. A shape is defined by its signed distance function
+(negative inside, positive outside), which gives antialiased edges and an exact mask.
 
 h, w: height and width.
 """
@@ -21,14 +21,14 @@ from vitreous.common.text import listed
 from vitreous.data.masks.files import number_classes
 from vitreous.data.sources.base import FoundData, Source, StoredImage
 
-NUMBERS = [4, 18, 36, 1]  # random numbers for the position, the colours, the texture and the noise's strength
+NUMBERS = [4, 18, 36, 1]  # count of random numbers for position, colours, texture and noise strength
 CLASSES = ("circle", "square", "triangle", "ring", "cross", "star")
 
 
 def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = ()) -> FoundData:
-    """Open `shapes`, or `shapes:size=96,count=4000,val=1000`: pixels, training images and validation images.
+    """Open `shapes`, or e.g. `shapes:size=96,count=4000,val=1000`, with masks that ignore the classes in `ignore`.
 
-    `ignore` names classes of pixels to exclude from the masks.
+    Options are the size in pixels and the numbers of train and val images.
     """
     size, count = options.get("size", 64), options.get("count", 2000)
     val = options.get("val", max(count // 4, 2))
@@ -39,20 +39,20 @@ def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = 
         "train": ShapesSource(count, size, seed, "train", ignore),
         "val": ShapesSource(val, size, seed, "val", ignore),
     }
-    notes = [f"drawn at {size} pixels by seed {seed}", *([f"{listed(ignore)} ignored"] if ignore else [])]
+    notes = [f"drawn at {size} pixels with seed {seed}", *([f"{listed(ignore)} ignored"] if ignore else [])]
     return FoundData("shapes", splits, notes)
 
 
 class ShapesSource(Source):
-    """Any number of images; masks hold 0 for the background and 1 + the shape's class, unless classes are ignored."""
+    """Generated images. Mask ids are 0 for the background and 1 + label for the shape, before `ignore` is applied."""
 
     classes = CLASSES
-    resident_bytes = 1 << 28  # drawing more would take minutes
+    resident_bytes = 1 << 28  # drawing more takes minutes
 
     def __init__(self, count: int, size: int | Size, seed: int, split: str, ignore: Sequence[str] = ()):
         self.size, self.seed, self.split = as_size(size), seed, split
         self.mask_classes, self.mask_ids, table = number_classes(dict(enumerate(("background", *CLASSES))), ignore)
-        self.ids = table[: 1 + len(CLASSES)]  # of the background and each class
+        self.ids = table[: 1 + len(CLASSES)]  # mask values of the background and of each class
         self.labels = np.arange(count, dtype=np.int64) % len(CLASSES)
 
     def image(self, index: int) -> StoredImage:
@@ -67,7 +67,6 @@ class ShapesSource(Source):
         return (drawn + noise).clamp(0, 255).round().byte().permute(1, 2, 0).numpy()
 
     def mask(self, index: int) -> np.ndarray:
-        """Mark the pixels whose centres the shape covers."""
         place = self._rng(index).uniform("shape", sum(NUMBERS))[0].split_with_sizes(NUMBERS)[0]
         inside = (self._distance(index, place) < 0).numpy()
         return np.where(inside, self.ids[self.labels[index] + 1], self.ids[0])
@@ -76,11 +75,11 @@ class ShapesSource(Source):
         return f"shapes/{self.split}[{index}]"
 
     def _rng(self, index: int) -> SampleRng:
-        # The split takes the place of the epoch, so that images of train do not depend on their number.
+        # The split replaces the epoch, so an image does not depend on the size of its split.
         return SampleRng(self.seed, {"train": 0, "val": 1}[self.split], torch.tensor([index]))
 
     def _distance(self, index: int, place: Float[Tensor, "4"]) -> Float[Tensor, "h w"]:
-        """Signed distance, in pixels, of each pixel's centre from the shape."""
+        """Signed distance of each pixel centre from the shape, in pixels."""
         h, w = self.size
         scale, up, along, turn = place.tolist()
         radius = (0.2 + 0.2 * scale) * min(h, w)
@@ -92,7 +91,7 @@ class ShapesSource(Source):
 
 
 def _signed_distance(shape: str, x: Float[Tensor, "h w"], y: Float[Tensor, "h w"]) -> Float[Tensor, "h w"]:
-    """Signed distance from a shape that just fits into the unit circle: exact near edges, a bound elsewhere."""
+    """Signed distance from a shape inscribed in the unit circle; exact near edges, a bound elsewhere."""
     r = torch.hypot(x, y)
     match shape:
         case "circle":
@@ -108,7 +107,7 @@ def _signed_distance(shape: str, x: Float[Tensor, "h w"], y: Float[Tensor, "h w"
             flat = torch.maximum(y.abs() - 0.25, x.abs() - math.sqrt(1 - 0.25**2))
             return torch.minimum(upright, flat)
         case _:  # star
-            # Ten equal slices, folded onto one: its edge runs from the tip (1, 0) to the notch at 36 degrees.
+            # Fold ten equal sectors onto one, whose edge runs from the tip (1, 0) to the notch at 36 degrees.
             slice_ = math.pi / 5
             angle = (torch.remainder(torch.atan2(y, x) + slice_, 2 * slice_) - slice_).abs()
             notch_x, notch_y = 0.4 * math.cos(slice_), 0.4 * math.sin(slice_)
@@ -117,7 +116,7 @@ def _signed_distance(shape: str, x: Float[Tensor, "h w"], y: Float[Tensor, "h w"
 
 
 def _colours(numbers: Float[Tensor, "18"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Two similar colours for the background, and for the shape the one of four that is farthest from both."""
+    """Return two similar background colours, and the one of four random colours farthest from both."""
     paper, other, *inks = (255 * numbers).view(6, 3)
     shade = (paper + (other - 127.5) / 2).clamp(0, 255)
     apart = [min(float((ink - paper).norm()), float((ink - shade).norm())) for ink in inks]
@@ -126,7 +125,7 @@ def _colours(numbers: Float[Tensor, "18"]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _texture(size: Size, numbers: Float[Tensor, "36"]) -> Float[Tensor, "h w"]:
-    """Clouds or stripes: the fraction of the second colour in each pixel."""
+    """Clouds or stripes, as the fraction of the second background colour per pixel."""
     if numbers[0] < 0.5:
         return F.interpolate(numbers.view(1, 1, 6, 6), size, mode="bicubic", align_corners=True)[0, 0].clamp(0, 1)
     _, turn, waves, phase = numbers[:4].tolist()

@@ -1,7 +1,7 @@
-"""WebDataset shards: tar files in which `KEY.jpg` lies beside `KEY.cls` (an index) or `KEY.json` ({"label": ...}).
+"""Reader for WebDataset shards: tar files with `KEY.jpg` and `KEY.cls` (an index) or `KEY.json` ({"label": ...}).
 
-Only headers and labels are read, once; an image is then read from its place in the tar, so that access is random and no
-tar is kept in memory. Shards at an address are downloaded once.
+Opening reads only tar headers and labels; images are then read by their offset, which allows random access without
+keeping tars in memory. Shards given by URL are downloaded once.
 """
 
 import glob
@@ -31,13 +31,13 @@ from vitreous.data.sources.base import (
 )
 from vitreous.data.sources.download import cache_folder, fetch
 
-NAMES = ("classnames.txt", "classes.txt")  # one class a line, beside the shards
+NAMES = ("classnames.txt", "classes.txt")  # files beside the shards with one class per line
 BLOCK = 512
-PADDING = 1 << 16  # bytes checked after the end of an archive: writers fill up to 10,240
+PADDING = 1 << 16  # bytes to check after the end of an archive; writers pad to a multiple of 10,240
 
 
 class Member(NamedTuple):
-    """A regular file in a tar. The last one may be incomplete, if the tar is truncated."""
+    """A regular file in a tar. The last one is incomplete if the tar is truncated."""
 
     name: str
     start: int
@@ -45,7 +45,7 @@ class Member(NamedTuple):
 
 
 def open_shards(spec: str, root: Path | None = None) -> FoundData:
-    """Open shards: `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or several joined by `::`."""
+    """Open shards given as `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or several joined by `::`."""
     patterns = [one for pattern in spec.split("::") for one in expand(pattern)]
     addresses = [address for pattern in patterns for address in _matches(pattern, root or Path())]
     shards = [_local(address) for address in addresses]
@@ -62,7 +62,7 @@ def open_shards(spec: str, root: Path | None = None) -> FoundData:
             splits.append(split)
     if not labels:
         why = f" ({damaged[0]})" if damaged else ""
-        raise ValueError(f"{spec}: no images in {plural(len(shards), 'shard')}{why}")
+        raise ValueError(f"{spec}: no images found in {plural(len(shards), 'shard')}{why}")
 
     def make(keep: list[int], numbers: np.ndarray, classes: tuple[str, ...]) -> Source:
         return SpanSource(shards, np.array(spans, np.int64)[keep], [images[row] for row in keep], numbers, classes)
@@ -73,7 +73,7 @@ def open_shards(spec: str, root: Path | None = None) -> FoundData:
 
 
 def expand(pattern: str) -> list[str]:
-    """Expand braces as a shell does."""
+    """Expand braces like a shell."""
     choices = []
     for place, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
         if place % 2 == 0:
@@ -87,7 +87,6 @@ def expand(pattern: str) -> list[str]:
 
 
 def _matches(pattern: str, root: Path) -> list[str]:
-    """The shards that match a pattern without braces."""
     if pattern.startswith(("http://", "https://")):
         return [pattern]
     pattern = str(root / Path(pattern).expanduser())
@@ -95,7 +94,7 @@ def _matches(pattern: str, root: Path) -> list[str]:
         return sorted(str(path) for path in Path(pattern).rglob("*.tar") if not path.name.startswith("."))
     found = sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]
     if not found or not Path(found[0]).is_file():
-        raise ValueError(f"there is no shard {pattern!r}")
+        raise ValueError(f"shard {pattern!r} not found")
     return found
 
 
@@ -107,7 +106,7 @@ def _local(address: str) -> Path:
 
 
 def _splits(addresses: list[str]) -> list[str]:
-    """The split of each shard by its name or folder; shards without one belong to train if others have one."""
+    """Infer the split of each shard from its name or folder; if only some have one, the others are train."""
     found = []
     for address in addresses:
         folder, name = Path(address).parent.name, Path(address).name
@@ -129,9 +128,9 @@ def _class_names(folder: Path) -> tuple[str, ...] | None:
 
 
 def index(shard: Path) -> tuple[list[tuple[Member, object]], str | None]:
-    """Every image of a shard with its label, in the shard's order, and any damage at the end of the shard.
+    """List the images of a shard with their labels, and describe any damage at its end.
 
-    In a truncated shard, the last image may lack its label, and is then skipped.
+    In a truncated shard, the last image is skipped if its label is missing.
     """
     images: dict[str, Member] = {}
     labels: dict[str, object] = {}
@@ -140,19 +139,19 @@ def index(shard: Path) -> tuple[list[tuple[Member, object]], str | None]:
     with open_regular(shard) as file:
         for member in members:
             folder, _, base = member.name.rpartition("/")
-            stem, _, extension = base.partition(".")  # at the first dot: x.seg.png is not the image of x
+            stem, _, extension = base.partition(".")  # split at the first dot; x.seg.png is not the image of x
             key, extension = f"{folder}/{stem}", extension.lower()
             if stem and extension in EXTENSIONS:
                 images[key] = member
             elif stem and extension in ("cls", "json"):
                 file.seek(member.start)
                 content = file.read(member.size)
-                if len(content) < member.size:  # truncated: half a label may be another one
+                if len(content) < member.size:  # truncated, so the label may be wrong
                     continue
                 label = _label(f"{shard}: {member.name}", extension, content)
                 labels[key] = labels.get(key) if label is None else label
     if damage and key in images and labels and labels.get(key) is None:
-        damage += f"; {images.pop(key).name!r} has lost its label and is skipped"
+        damage += f"; skipped {images.pop(key).name!r}, whose label is missing"
     return [(member, labels.get(key)) for key, member in images.items()], damage
 
 
@@ -162,19 +161,19 @@ def _label(where: str, extension: str, data: bytes) -> object:
             return int(data)
         row = json.loads(data)
     except ValueError:
-        kind = "an index" if extension == "cls" else "JSON"
-        raise ValueError(f"{where} is {data[:40]!r}, but must be {kind}") from None
+        kind = "an integer" if extension == "cls" else "valid JSON"
+        raise ValueError(f"{where} must be {kind}, got {data[:40]!r}") from None
     return row.get("label") if isinstance(row, dict) else None
 
 
-# ---- Tar headers: tarfile reads them too, at several times the cost for each file ------------------------------------
+# ---- Tar headers, parsed several times faster than by tarfile --------------------------------------------------------
 #
-# A tar is a row of 512-byte headers, each followed by its file's bytes. Three kinds of header only add to the next one:
-# a long name in GNU's format ("L"), or a list of `length key=value` lines in POSIX's ("x"; "g" for all files).
+# A tar is a sequence of 512-byte headers, each followed by the content of its file. Three header types only modify the
+# next header: a long name in GNU's format ("L"), or `length key=value` records in POSIX's ("x"; "g" for all files).
 
 
 def list_members(tar: Path) -> tuple[list[Member], str | None]:
-    """Every regular file, in a truncated tar those before the cut; and any damage at the end."""
+    """List the regular files of a tar, even if it is truncated, and describe any damage at its end."""
     with open_regular(tar) as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise ValueError(f"{tar} is empty")
@@ -194,10 +193,10 @@ def _parse(data: mmap.mmap) -> tuple[list[Member], str | None]:
         header = data[at : at + BLOCK]
         if header[0] == 0 and not header.strip(b"\0"):
             more = data[at : at + PADDING].strip(b"\0")
-            return members, "there is more after its end: were several archives joined?" if more else None
+            return members, "data after the end of the archive, e.g. a second archive" if more else None
         kind, size, start = header[156:157], _number(header[124:136]), at + BLOCK
         if at == 0 and sum(header[:148]) + 8 * 32 + sum(header[156:]) != _number(header[148:156]):
-            raise ValueError("its first header is damaged, or it is compressed")
+            raise ValueError("the first header is invalid, or the file is compressed")
         if kind not in b"xgL" and long_size is not None:
             size = long_size
         at = start + -(-size // BLOCK) * BLOCK
@@ -205,7 +204,7 @@ def _parse(data: mmap.mmap) -> tuple[list[Member], str | None]:
             members.append(Member(long_name or _name(header), start, size))
         if start + size > end:
             inside = f"inside {members[-1].name!r}" if kind in (b"0", b"\0") else "inside a header"
-            return members, f"it is truncated {inside}"
+            return members, f"truncated {inside}"
         if kind == b"x":
             pairs = _pairs(data[start : start + size])
             long_name = pairs.get("path", long_name)
@@ -215,7 +214,7 @@ def _parse(data: mmap.mmap) -> tuple[list[Member], str | None]:
         elif kind != b"g":
             long_name = long_size = None
     after = f"after {members[-1].name!r}" if members else "before its first file"
-    return members, f"it has no end mark, and is probably truncated {after}"
+    return members, f"no end-of-archive marker, probably truncated {after}"
 
 
 def _name(header: bytes) -> str:

@@ -1,11 +1,11 @@
-"""Tables of images: .csv, .tsv, .jsonl, .ndjson or .parquet with a column of paths and a column of labels.
+"""Readers for tables: .csv, .tsv, .jsonl, .ndjson or .parquet with an image column and a label column.
 
-Columns are found by their usual names, in any case; a `split` column, if there is one, gives the split of each row.
-Paths are relative to the table, or to `root`.
+Columns are found by their common names, ignoring case; an optional `split` column gives the split of each row. Paths
+are relative to the table, or to `root`.
 
-A Parquet table may also hold the images, as the Hugging Face hub stores them. They are unpacked once into the cache,
-end to end in one file: then any of them is one short read, where Parquet would have to decompress a whole row group
-for each. Labels are checked before that.
+Parquet tables may also contain the images, as on the Hugging Face Hub. They are unpacked once into a single file in the
+cache, so that reading an image takes one short read instead of decompressing a whole row group. Labels are checked
+before that.
 """
 
 import csv
@@ -49,7 +49,7 @@ Columns = Mapping[str, Sequence[object]]
 
 
 def open_table(path: Path, root: Path | None = None) -> FoundData:
-    """Open a table. The files that it lists are checked for existence, not opened."""
+    """Open a table, checking that the listed files exist without opening them."""
     if path.suffix.lower() == ".parquet":
         return open_parquet(path.name, {UNSPLIT: [path]}, root)
     columns = _read_csv(path) if path.suffix.lower() in (".csv", ".tsv") else _read_jsonl(path)
@@ -59,14 +59,13 @@ def open_table(path: Path, root: Path | None = None) -> FoundData:
 
 
 def _from_paths(table: Path, cells: Sequence[object], rows: Rows, root: Path | None) -> FoundData:
-    """The data set of a table whose images are files."""
     paths = [cell_text(value) for value in cells]
     folder = root if root is not None else table.parent
     missing = missing_files(folder, paths)
     problems = []
     if missing:
         some = ", ".join(f"{paths[row]!r} (row {row + 1})" for row in sorted(missing)[:3])
-        problems.append(f"{len(missing):,} of {len(paths):,} files do not exist below {folder}, the first: {some}")
+        problems.append(f"{len(missing):,} of {len(paths):,} files do not exist in {folder}, e.g. {some}")
 
     def make(keep: list[int], labels: np.ndarray, classes: tuple[str, ...]) -> Source:
         return FileSource(folder, [paths[row] for row in keep], labels, classes)
@@ -80,7 +79,7 @@ def _from_paths(table: Path, cells: Sequence[object], rows: Rows, root: Path | N
 def _find_columns(
     table: Path, columns: Collection[str], image_columns: Sequence[str], label_columns: Sequence[str]
 ) -> tuple[str, str]:
-    """The columns of images and labels: by their usual names, or as the only candidate of their type."""
+    """Find the image and label columns by common names, or as the only candidate of a suitable type."""
     image = _named(image_columns, IMAGE) or _named(columns, IMAGE)
     label = _named(columns, LABEL)
     if len(image_columns) == 1:
@@ -90,7 +89,7 @@ def _find_columns(
     for column, kind, names in ((image, "image", IMAGE), (label, "label", LABEL)):
         if column is None:
             usual = ", ".join(names[:4])
-            raise ValueError(f"{table} has no {kind} column, but {listed(columns, 20)}: name one of them {usual}")
+            raise ValueError(f"{table} has no {kind} column; expected one of {usual}, got {listed(columns, 20)}")
     assert image is not None
     assert label is not None
     return image, label
@@ -102,13 +101,13 @@ def _named(columns: Collection[str], names: Sequence[str]) -> str | None:
 
 
 def _row_splits(table: Path, columns: Columns) -> list[str]:
-    """The split of each row by the split column; without one, all rows are undivided."""
+    """Split of each row from the split column, or UNSPLIT if there is no such column."""
     column = _named(columns, SPLIT)
     if column is None:
         return [UNSPLIT] * len(next(iter(columns.values()), ()))
     words = [cell_text(value) for value in columns[column]]
     if unknown := sorted({word for word in words if split_name(word) is None}):
-        raise ValueError(f"{table}: column {column!r} holds {listed(unknown)}, but must hold train, val or test")
+        raise ValueError(f"{table}: column {column!r} must contain train, val or test, got {listed(unknown)}")
     return [split for word in words if (split := split_name(word))]
 
 
@@ -129,7 +128,7 @@ def _read_csv(path: Path) -> Columns:
     header_row, *body = rows
     for number, row in enumerate(body, 1):
         if len(row) != len(header_row):
-            raise ValueError(f"{path}: row {number} has {len(row)} cells, but the header has {len(header_row)}")
+            raise ValueError(f"{path}: row {number} has {len(row)} columns, but the header has {len(header_row)}")
     return {column: [row[i] for row in body] for i, column in enumerate(header_row)}
 
 
@@ -143,9 +142,9 @@ def _read_jsonl(path: Path) -> Columns:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"{path}: line {number} is not JSON: {error}") from None
+                raise ValueError(f"{path}: line {number} is not valid JSON: {error}") from None
             if not isinstance(row, dict):
-                raise ValueError(f"{path}: line {number} is {str(row)[:40]!r}, but must be an object with columns")
+                raise ValueError(f"{path}: line {number} must be a JSON object, got {str(row)[:40]!r}")
             rows.append(row)
     columns = dict.fromkeys(column for row in rows for column in row)
     return {column: [row.get(column) for row in rows] for column in columns}
@@ -155,11 +154,11 @@ def _read_jsonl(path: Path) -> Columns:
 
 
 def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | None = None) -> FoundData:
-    """Open Parquet files by split; those of the split "all" may have a split column."""
+    """Open the Parquet files of each split; files in split "all" may have a split column."""
     paths = [path for inside in files.values() for path in inside]
     schema = _parquet(paths[0]).schema_arrow
     names = _class_names(schema)
-    images = [field.name for field in schema if _holds_images(field.type)]
+    images = [field.name for field in schema if _has_images(field.type)]
     image, label = _find_columns(paths[0], schema.names, images, list(names))
     split = _named(schema.names, SPLIT) if UNSPLIT in files else None
     columns = _read_columns(paths, [label] + ([split] if split else []))
@@ -170,12 +169,12 @@ def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | No
     rows = Rows(labels, _row_splits(paths[0], columns) if split else splits, names.get(label))
     if image not in images:
         if len(paths) > 1:
-            raise ValueError(f"{name}: column {image!r} holds paths, not images: open its files one by one")
+            raise ValueError(f"{name}: column {image!r} contains paths; expected images or a single Parquet file")
         return _from_paths(paths[0], _read_columns(paths, [image])[image], rows, root)
 
     bare = from_rows(name, rows, lambda _, numbers, classes: ArraySource(np.empty(0), numbers, classes, name), [])
     if problems := bare.problems + label_problems(bare):
-        raise ValueError(f"{name}: {problems[0]}")  # before anything is unpacked
+        raise ValueError(f"{name}: {problems[0]}")  # before unpacking anything
 
     def make(keep: list[int], numbers: np.ndarray, classes: tuple[str, ...]) -> Source:
         packed, spans = _unpack(name, paths, image)
@@ -186,7 +185,7 @@ def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | No
 
 
 def choose_files(spec: str, files: Iterable[str], config: str | None) -> dict[str, list[str]]:
-    """The Parquet files of one configuration by split, from their names and folders."""
+    """Select the Parquet files of one configuration and group them by split, based on their paths."""
     configs: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for file in sorted(files):
         *folders, name = file.split("/")
@@ -197,13 +196,13 @@ def choose_files(spec: str, files: Iterable[str], config: str | None) -> dict[st
     if config is None:
         config = "default" if "default" in configs else min(configs)
         if config != "default" and len(configs) > 1:
-            raise ValueError(f"{spec} has the configurations {listed(configs, 10)}: choose one, as in {spec}:{config}")
+            raise ValueError(f"{spec} has configurations {listed(configs, 10)}; choose one, e.g. {spec}:{config}")
     if config not in configs:
-        raise ValueError(f"{spec} has no configuration {config!r}, but {listed(configs, 10)}")
+        raise ValueError(f"{spec} has no configuration {config!r}; choose from {listed(configs, 10)}")
     splits = configs[config]
     for split, inside in splits.items():
         if (count := re.search(r"-of-(\d+)\.parquet$", inside[0])) and len(inside) < int(count[1]):
-            raise ValueError(f"{spec}: {split} has only {len(inside)} of {int(count[1])} files")
+            raise ValueError(f"{spec}: only {len(inside)} of {int(count[1])} files of the {split} split were found")
     known = [split for split in SPLITS if split in splits]
     return {split: splits[split] for split in (known if "train" in known else splits)}
 
@@ -212,11 +211,11 @@ def _parquet(path: Path) -> Any:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise ValueError(f'{path} is a Parquet file, which needs pyarrow: pip install "vitreous[data]"') from None
+        raise ValueError(f'reading {path} requires pyarrow: pip install "vitreous[data]"') from None
     check_regular(path)
     try:
         return parquet.ParquetFile(path)
-    except ValueError as error:  # ArrowInvalid is one
+    except ValueError as error:  # includes ArrowInvalid
         raise ValueError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
 
 
@@ -225,8 +224,8 @@ def _read_columns(paths: Sequence[Path], columns: list[str]) -> dict[str, list[o
     return {column: [value for table in tables for value in table[column].to_pylist()] for column in columns}
 
 
-def _holds_images(kind: Any) -> bool:
-    """True if a column of this type holds images: {bytes, path}, or plain bytes."""
+def _has_images(kind: Any) -> bool:
+    """True if a column of this type can contain images: {bytes, path} structs or plain bytes."""
     types = importlib.import_module("pyarrow.types")
     if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
@@ -234,7 +233,7 @@ def _holds_images(kind: Any) -> bool:
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Class names by column, which the hub's library writes into the file's metadata."""
+    """Class names by column, from the metadata written by Hugging Face's datasets library."""
     text = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
         features = json.loads(text).get("info", {}).get("features", {})
@@ -249,7 +248,7 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _unpack(name: str, paths: Sequence[Path], column: str) -> tuple[Path, np.ndarray]:
-    """Write all images end to end into one file; return it with [n, 3] of file 0, offset and size."""
+    """Write all images to one file in the cache; return its path and the spans [n, 3] for a SpanSource."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = hashlib.sha256(repr((stats, column)).encode()).hexdigest()[:24]
     packed = cache_folder("tables") / f"{key}.bin"
@@ -257,7 +256,7 @@ def _unpack(name: str, paths: Sequence[Path], column: str) -> tuple[Path, np.nda
     with file_lock(index):
         if not index.exists():
             np.save(index.with_suffix(".part.npy"), _write(name, paths, column, packed))
-            index.with_suffix(".part.npy").replace(index)  # last: if it exists, everything does
+            index.with_suffix(".part.npy").replace(index)  # last, to mark completion
     return packed, np.load(index, allow_pickle=False)
 
 
@@ -271,7 +270,7 @@ def _write(name: str, paths: Sequence[Path], column: str, packed: Path) -> np.nd
                 values = batch.column(0)
                 for value in values.field("bytes") if hasattr(values, "field") else values:
                     if not value.is_valid:
-                        raise ValueError(f"{path}: row {len(spans) + 1} of column {column!r} holds no image")
+                        raise ValueError(f"{path}: row {len(spans) + 1} of column {column!r} has no image")
                     buffer = value.as_buffer()
                     out.write(buffer)
                     spans.append((0, start, buffer.size))
