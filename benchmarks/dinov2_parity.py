@@ -24,7 +24,7 @@ from torch import Tensor
 
 import vitreous
 from benchmarks.peers import import_timm
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.model.vit import ViT
 
 ALLOWED = 1e-4  # of the features

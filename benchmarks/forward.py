@@ -17,7 +17,7 @@ import tyro
 from torch import Tensor, nn
 
 from benchmarks.peers import PEERS
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu

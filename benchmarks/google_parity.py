@@ -29,7 +29,7 @@ import torch
 import tyro
 
 import vitreous
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import tyro
 
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.training import Augment, Masking, Optim, TrainConfig

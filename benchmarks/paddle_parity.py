@@ -28,7 +28,7 @@ import torch
 import tyro
 
 import vitreous
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.model.build import build_vit
 from vitreous.model.vit import ViT
 from vitreous.weights.native import provenance_of

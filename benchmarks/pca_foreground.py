@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 import tyro
 
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.open import open_masked
 from vitreous.data.sources.base import Subset

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 import tyro
 
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.evaluation.features import FeatureSet, read_features, slices, write_features
 from vitreous.evaluation.linear import Ridge, fewshot, linear_probe
 from vitreous.evaluation.probe import knn

@@ -36,9 +36,9 @@ import uvloop
 
 import vitreous
 from benchmarks.http_load import Answer, closed_loop, open_loop, request
-from benchmarks.loading import Options as Pictures
-from benchmarks.loading import draw_pictures
-from benchmarks.table import publish
+from benchmarks.jpeg_decoding import Options as Pictures
+from benchmarks.jpeg_decoding import draw_pictures
+from benchmarks.publish_table import publish
 
 HOST = "127.0.0.1"
 

@@ -176,7 +176,7 @@ def compare(method: Method, options: Options) -> Result:
 
 
 def main(options: Options) -> list[Result]:
-    from benchmarks.table import publish
+    from benchmarks.publish_table import publish
 
     results = [compare(method, options) for method in METHODS]
     rows = [

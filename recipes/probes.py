@@ -29,7 +29,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.cli.main import refuse
 from vitreous.data.open import open_data
 from vitreous.evaluation.evaluate_model import choose_split

@@ -4,7 +4,7 @@ JPEG files of 500 x 375 pixels are read, decoded, cropped and resized by worker 
 in `vitreous train`; then the same steps run with one batch that is already on the device. The ratio of the two speeds
 is the utilisation.
 
-    python -m benchmarks.busy --models ViT-B/16 ViT-S/16
+    python -m benchmarks.gpu_utilisation --models ViT-B/16 ViT-S/16
 """
 
 import itertools
@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 import tyro
 
-from benchmarks.loading import Options as Pictures
-from benchmarks.loading import draw_pictures
-from benchmarks.table import publish
+from benchmarks.jpeg_decoding import Options as Pictures
+from benchmarks.jpeg_decoding import draw_pictures
+from benchmarks.publish_table import publish
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.training import Augment, Optim, TrainConfig
@@ -37,7 +37,7 @@ class Options:
     workers: int = os.cpu_count() or 1
     steps: int = 60
     files: int = 8192
-    out: Path = Path("runs/bench/busy.json")
+    out: Path = Path("runs/bench/gpu_utilisation.json")
 
 
 @dataclass(frozen=True)

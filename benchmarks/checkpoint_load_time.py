@@ -7,7 +7,7 @@ would flatter whoever only maps the file and leaves the reading for later.
 Memory is how far the process grows at most beyond what it was after the imports, with the pages of the file that it
 maps. The file is in the system's cache, as it is the second time that a model is used.
 
-    python -m benchmarks.load_time --model ViT-B/16
+    python -m benchmarks.checkpoint_load_time --model ViT-B/16
 """
 
 import gc
@@ -27,7 +27,7 @@ import tyro
 from torch import nn
 
 from benchmarks.peers import import_timm, transformers_vit
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.model.config import ViTConfig
 from vitreous.model.presets import preset
 
@@ -43,7 +43,7 @@ class Options:
 
     model: str = "ViT-B/16"
     rounds: int = 9
-    out: Path = Path("runs/bench/load_time.json")
+    out: Path = Path("runs/bench/checkpoint_load_time.json")
     only: System | None = None  # for the processes that measure: one system, and where the model lies
     folder: Path | None = None
 
@@ -100,7 +100,7 @@ LOADERS: dict[System, Callable[[], Load]] = {"vitreous": ours, "transformers": t
 
 
 def measured(system: System, folder: Path) -> dict[Moment, tuple[float, float]]:
-    command = [sys.executable, "-m", "benchmarks.load_time", "--only", system, "--folder", str(folder)]
+    command = [sys.executable, "-m", "benchmarks.checkpoint_load_time", "--only", system, "--folder", str(folder)]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     answer: dict[Moment, tuple[float, float]] = json.loads(said.splitlines()[-1])
     return answer

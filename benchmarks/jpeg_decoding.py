@@ -11,7 +11,7 @@ flip is left to the device, as in training. The systems take turns, so that nois
 The part that neither side can do without is JPEG's entropy decoding, more than half of our time. Bilinear resizing
 costs Pillow less than bicubic, and us hardly, so that the ratio is smaller there.
 
-    python -m benchmarks.loading
+    python -m benchmarks.jpeg_decoding
 """
 
 import io
@@ -29,7 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.peers import import_timm
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.common.rng import SampleRng
 from vitreous.data.image import random_resized_crop
 
@@ -48,7 +48,7 @@ class Options:
     size: int = 224
     pictures: int = 64
     rounds: int = 25
-    out: Path = Path("runs/bench/loading.json")
+    out: Path = Path("runs/bench/jpeg_decoding.json")
 
 
 @dataclass(frozen=True)
