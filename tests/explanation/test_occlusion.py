@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from planted import KINDS, PLACE, SHOWN, of_kind, peak, picture, planted
-from vitreous.explanation.captured import capture
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import as_patches, blurred, fill_image, occlusion
 from vitreous.model.config import ViTConfig
 

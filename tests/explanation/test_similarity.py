@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from planted import of_kind
-from vitreous.explanation.captured import capture
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.pca_and_similarity import cosines, position_similarity, token_similarity
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.build import build_vit

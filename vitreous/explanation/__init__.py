@@ -1,6 +1,6 @@
 """Explanations of a model's answers: maps of the patches that matter, tests of these maps, and the model's inside.
 
-`captured` holds one forward pass, with attention distance and logit lens; `importance_maps` computes rollout, relevance
+`attention_and_logit_lens` captures one forward pass; `importance_maps` computes rollout, relevance
 and occlusion, and their faithfulness; `pca_and_similarity` compares patches, positions and filters. `draw` lays maps
 over the image, `explain_report` writes figures and report.html. `explain.explain` is `vitreous.explain`.
 This file imports no torch, so that `vitreous --help` is quick.

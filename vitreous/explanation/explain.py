@@ -18,7 +18,7 @@ from vitreous.common.untrusted_files import read_json_object
 from vitreous.data.image import UnreadableImage, fit
 from vitreous.data.sources.base import StoredImage
 from vitreous.explanation import METHODS, Method
-from vitreous.explanation.captured import CapturedForward, capture
+from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.draw import Canvas, canvas_of
 from vitreous.explanation.explain_report import Figure, draw_figures, write_report
 from vitreous.explanation.result import Explanation, available_methods, compute, request

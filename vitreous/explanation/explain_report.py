@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.explanation import MAPS, MapName, draw
-from vitreous.explanation.captured import distances
+from vitreous.explanation.attention_and_logit_lens import distances
 from vitreous.explanation.draw import Canvas
 from vitreous.explanation.importance_maps import Faithfulness
 from vitreous.explanation.pca_and_similarity import FilterComponents, filter_images

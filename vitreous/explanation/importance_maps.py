@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.common.checks import Size, check_choice, check_fraction, check_real, check_whole
 from vitreous.explanation import MapName
-from vitreous.explanation.captured import (
+from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
     Pooling,
     check_target,

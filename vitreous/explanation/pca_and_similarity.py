@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.explanation.captured import CapturedForward, layer_indices, token_index
+from vitreous.explanation.attention_and_logit_lens import CapturedForward, layer_indices, token_index
 from vitreous.model.pooling import all_tokens
 from vitreous.model.position import AddedPosition, ConditionalPosition, PositionEmbedding
 from vitreous.model.resnet import HybridStem

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size, check_choice, check_whole, suggestion
 from vitreous.explanation import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
-from vitreous.explanation.captured import CapturedForward, attention_distance, layer_indices, token_index
+from vitreous.explanation.attention_and_logit_lens import (
+    CapturedForward,
+    attention_distance,
+    layer_indices,
+    token_index,
+)
 from vitreous.explanation.importance_maps import BATCH, Faithfulness, faithfulness, importance_map, random_faithfulness
 from vitreous.explanation.pca_and_similarity import (
     FilterComponents,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.explanation.captured import CHUNK, CapturedForward, attention_distance, distances
+from vitreous.explanation.attention_and_logit_lens import CHUNK, CapturedForward, attention_distance, distances
 from vitreous.explanation.importance_maps import (
     Fusion,
     as_pixels,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from planted import KINDS, of_kind
-from vitreous.explanation import captured as module
-from vitreous.explanation.captured import capture, pooling_weights, token_index
+from vitreous.explanation import attention_and_logit_lens as module
+from vitreous.explanation.attention_and_logit_lens import capture, pooling_weights, token_index
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Conditional, RelativeBias, Rotary2d
