@@ -24,12 +24,13 @@ from vitreous.cli.predict import predict as predict_verb
 from vitreous.cli.prediction_output import print_table
 from vitreous.common.checks import BadValue
 from vitreous.inference import Predictor
-from vitreous.inference.engine import Label, Prediction
+from vitreous.inference.engine import Prediction
 from vitreous.inference.predict_images import MasksSkipped
 from vitreous.inference.predictor import Segmentation
 from vitreous.model.build import build, build_segmenter
 from vitreous.model.config import SegmenterConfig
 from vitreous.model.presets import configure
+from vitreous.model.top_labels import Label
 from vitreous.weights.load import load, save
 
 FIELDS = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "labels": ("ant", "bee", "cat")}

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from vitreous.common.checks import BadValue
-from vitreous.inference.engine import Embedding, Label, Prediction
+from vitreous.inference.engine import Embedding, Prediction
 from vitreous.inference.prediction_files import write, writer_for
+from vitreous.model.top_labels import Label
 
 CAT = Prediction("a/cat.jpg", (Label("cat", 3, 0.75), Label("dog, small", 1, 0.25)))
 DOG = Prediction("dog\udce9.png", (Label("犬 [bold]", 0, 0.5), Label("line\nbreak", 2, 0.125)))

@@ -31,9 +31,9 @@ from vitreous.explanation.pca_and_similarity import (
     position_similarity,
     token_similarity,
 )
-from vitreous.inference.engine import Label, class_names, top_labels
 from vitreous.model.config import ViTConfig
 from vitreous.model.tokens import Layout
+from vitreous.model.top_labels import Label, class_names, top_labels
 from vitreous.model.vit import ViT
 
 TOP = 5  # predictions

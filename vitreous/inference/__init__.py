@@ -6,6 +6,5 @@
 chooses the device and checks its memory.
 """
 
-from vitreous.inference.engine import top_labels as top_labels
 from vitreous.inference.predictor import Predictor as Predictor
 from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor

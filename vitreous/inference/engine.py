@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -34,17 +34,9 @@ from vitreous.inference.device import check_memory, choose_device, choose_dtype,
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model, ModelConfig
+from vitreous.model.top_labels import Label, class_names
 
 # ---- Results ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Label:
-    """A class and its probability."""
-
-    label: str
-    index: int
-    probability: float
 
 
 @dataclass(frozen=True)
@@ -74,20 +66,6 @@ class Throughput(NamedTuple):
     @property
     def images_per_second(self) -> float:
         return self.images / self.seconds if self.seconds else 0.0
-
-
-def class_names(config: ModelConfig) -> tuple[str, ...]:
-    """The labels of a model's config, or "class 0", "class 1", ... if it has none."""
-    return config.labels or tuple(f"class {i}" for i in range(config.num_classes))
-
-
-def top_labels(probabilities: Float[Tensor, "b classes"], labels: Sequence[str], k: int) -> list[tuple[Label, ...]]:
-    """The k most probable classes of each row, most probable first. NaN ranks above every number."""
-    best = probabilities.topk(min(k, probabilities.shape[1]))
-    return [
-        tuple(Label(labels[index], index, probability) for index, probability in zip(*row, strict=True))
-        for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
 
 
 # ---- Engine ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from vitreous.inference.engine import (
     Precision,
     Prediction,
     class_scores,
-    top_labels,
 )
 from vitreous.inference.mask_images import background_of, palette
 from vitreous.model.centre_crop import covering
@@ -37,6 +36,7 @@ from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import ClassToken
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter, slide
+from vitreous.model.top_labels import top_labels
 
 # ---- Labels and features ---------------------------------------------------------------------------------------------
 
