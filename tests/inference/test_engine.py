@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from images import encoded, smooth

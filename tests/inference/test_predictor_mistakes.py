@@ -58,8 +58,10 @@ def test_outputs_that_are_not_numbers_are_errors(photos: list[Path]) -> None:
         model.head.bias[0] = float("nan")
         model.norm.bias[0] = float("inf")
     predictor = Predictor(model)
-    assert {answer.error for answer in predictor(photos)} == {"the model's answer is not a number"}
-    assert {answer.error for answer in predictor.stream_embeddings(photos)} == {"the model's answer is not a number"}
+    assert {answer.error for answer in predictor(photos)} == {"the model's output contains NaN or infinity"}
+    assert {answer.error for answer in predictor.stream_embeddings(photos)} == {
+        "the model's output contains NaN or infinity"
+    }
 
 
 def test_invalid_models_and_options_are_rejected_at_once() -> None:

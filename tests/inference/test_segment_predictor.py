@@ -97,7 +97,7 @@ def test_windows_of_a_batch_equal_those_of_each_image(model: Segmenter) -> None:
 def test_scores_that_are_not_numbers_give_an_error(model: Segmenter) -> None:
     torch.nn.init.constant_(next(model.decoder.parameters()), float("nan"))
     [answer] = SegmentPredictor(model, device="cpu")(noise(24, 32))
-    assert answer.error == "the model's answer is not a number"
+    assert answer.error == "the model's output contains NaN or infinity"
 
 
 def test_with_flip_a_mirrored_image_has_the_mirrored_mask(model: Segmenter) -> None:

@@ -71,7 +71,7 @@ class Throughput(NamedTuple):
 # ---- Engine ----------------------------------------------------------------------------------------------------------
 
 Precision = Literal["fp32", "bf16", "auto"]
-NOT_A_NUMBER = "the model's answer is not a number"
+NOT_A_NUMBER = "the model's output contains NaN or infinity"
 P = ParamSpec("P")
 T = TypeVar("T")
 _PILLOW = threading.Lock()
