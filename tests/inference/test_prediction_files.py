@@ -130,12 +130,12 @@ def test_the_file_name_is_checked_before_the_first_result(tmp_path: Path, monkey
         raise AssertionError("read")
         yield
 
-    wanted = r"x.cvs', but must be a name that ends in .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"
+    wanted = r"a file name ending in .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"
     with pytest.raises(BadValue, match=wanted):
         write(never(), tmp_path / "x.cvs", top=2)
     (tmp_path / "x.csv").mkdir()
     with pytest.raises(OSError, match="is not a file"):
         write(never(), tmp_path / "x.csv", top=2)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ValueError, match=r"pip install vitreous\[data\]"):
+    with pytest.raises(ValueError, match=r'pip install "vitreous\[data\]"'):
         writer_for("x.parquet")
