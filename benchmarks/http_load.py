@@ -1,6 +1,6 @@
-"""A fast client for load tests: one process, plain sockets, no HTTP library.
+"""Fast HTTP client for load tests: one process, plain sockets, no HTTP library.
 
-It supports the subset of HTTP/1.1 that the server uses: requests and answers with a length, and kept connections.
+It supports the subset of HTTP/1.1 that the server uses: Content-Length bodies and persistent connections.
 """
 
 import asyncio
@@ -13,23 +13,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to one request; status 0 if the connection was closed before."""
+    """Response to a request; status 0 if the connection was closed before a response."""
 
     status: int
-    began: float  # seconds, by time.monotonic
+    began: float  # time.monotonic() when the request was sent
     seconds: float
     body: bytes = b""
-    late: float = 0.0  # seconds by which the client sent the request too late
+    late: float = 0.0  # seconds by which the client missed its schedule
 
 
 def request(host: str, port: int, path: str, picture: bytes) -> bytes:
-    """Bytes of a request with an image."""
+    """Build a request that uploads an image."""
     head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}"
     return head.encode() + b"\r\n\r\n" + picture
 
 
 class Connection(asyncio.Protocol):
-    """A connection with one request at a time."""
+    """Connection that sends one request at a time."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -86,7 +86,7 @@ async def connect(host: str, port: int) -> Connection:
 async def closed_loop(
     host: str, port: int, requests: Sequence[bytes], clients: int, seconds: float, keep: list[Answer] | None = None
 ) -> list[Answer]:
-    """Clients that send the next request after each answer, until the time is over."""
+    """Run clients that each send the next request after a response, until the time is over."""
     found: list[Answer] = [] if keep is None else keep
     end = time.monotonic() + seconds
 
@@ -103,7 +103,7 @@ async def closed_loop(
 
 
 async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float, seconds: float) -> list[Answer]:
-    """Send requests at a fixed rate, regardless of answers."""
+    """Send requests at a fixed rate, without waiting for responses."""
     found: list[Answer] = []
     free: list[Connection] = []
     tasks: set[asyncio.Task[None]] = set()
