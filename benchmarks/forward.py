@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.peers import PEERS
 from benchmarks.publish_table import publish
+from vitreous.common.text import plural
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
@@ -69,7 +70,7 @@ def main(options: Options) -> None:
     base = seconds[options.against[0]]
     results = [Result(name, value, options.batch / value, base / value) for name, value in seconds.items()]
 
-    setting = f"{options.model}, batch {options.batch}, float32, {torch.get_num_threads()} threads"
+    setting = f"{options.model}, batch {options.batch}, float32, {plural(torch.get_num_threads(), 'thread')}"
     rows = [
         [one.system, f"{one.seconds * 1e3:.0f}", f"{one.images_per_second:.2f}", f"{one.speed:.2f}"] for one in results
     ]

@@ -19,6 +19,7 @@ import torch
 import tyro
 
 from benchmarks.publish_table import publish
+from vitreous.common.text import plural
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.training import Augment, Masking, Optim, TrainConfig
@@ -123,7 +124,7 @@ def main(options: Options) -> None:
     with world(options.device) as here:
         results = [measure(model, here, options) for model in options.models]
         cuda = here.device.type == "cuda"
-        where = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
+        where = torch.cuda.get_device_name() if cuda else f"CPU, {plural(torch.get_num_threads(), 'thread')}"
     how = ("bf16" if cuda else "fp32") + (", compiled" if options.compile else "")
     setting = f"{where}, {how}, batch {options.batch_size}, {options.image_size} px, {options.mask_rate:.0%} masked"
     rows = [

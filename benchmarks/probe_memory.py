@@ -23,6 +23,7 @@ import torch
 import tyro
 
 from benchmarks.publish_table import publish
+from vitreous.common.text import plural
 from vitreous.evaluation.features import FeatureSet, read_features, slices, write_features
 from vitreous.evaluation.linear import Ridge, fewshot, linear_probe
 from vitreous.evaluation.probe import knn
@@ -125,7 +126,7 @@ def main(options: Options) -> None:
                 results.append(alone.submit(measure, name, file, options).result())
     setting = (
         f"{options.count:,} float16 features of width {options.width} ({size:.2f} GB), {options.classes} classes, "
-        f"{options.queries} queries, {options.device}, {torch.get_num_threads()} threads"
+        f"{options.queries} queries, {options.device}, {plural(torch.get_num_threads(), 'thread')}"
     )
     rows = [
         [one.probe, f"{one.top1:.1%}", f"{one.seconds:.1f}", f"{one.own:.2f}", f"{one.with_file:.2f}"]

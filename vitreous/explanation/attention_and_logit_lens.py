@@ -85,10 +85,7 @@ class CapturedForward:
         return pooling_weights(self.model, self.features())
 
     def attention_map(self, layer: int = -1) -> Float[Tensor, "b gh gw"]:
-        """Return the attention of the class token, or the mean over all patches, averaged over heads.
-
-        The last layer of a model with attention pooling uses the attention of the pooling instead.
-        """
+        """Return the attention of the class token, or of the average patch, averaged over heads."""
         if isinstance(self.model.pool, AttentionPooling) and layer in (-1, self.model.config.depth - 1):
             return self.on_grid(self.pooling_weights())
         return self.on_grid(self.attention_from(layer).mean(dim=1))

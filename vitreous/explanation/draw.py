@@ -125,11 +125,8 @@ def scaled(values: np.ndarray, from_zero: bool = True) -> np.ndarray:
 
 
 def overlay(canvas: Canvas, values: np.ndarray, from_zero: bool = True) -> Rgb:
-    """Draw a heat map over the greyscale image: larger values are brighter and more opaque.
-
-    With many patches, the top 0.5% is clipped so that outliers do not darken the rest.
-    """
-    if values.size >= MANY:
+    """Draw a heat map over the greyscale image; larger values are brighter and more opaque."""
+    if values.size >= MANY:  # clip outliers, which would darken the rest
         values = np.minimum(values, np.quantile(values, 0.995))
     field = scaled(onto(canvas, values), from_zero)
     return _blended(canvas, paint(field, heat()), 0.35 + 0.55 * field)
@@ -208,10 +205,7 @@ def sheet(
     gap: int = 6,
     smooth: bool = False,
 ) -> Image.Image:
-    """Arrange tiles, resized to `tile` pixels, in a labelled grid on a transparent background.
-
-    `smooth` resizes tiles with interpolation, for images; otherwise they are drawn as blocks.
-    """
+    """Arrange tiles in a labelled grid on a transparent background. `smooth` interpolates when resizing to `tile`."""
     font = ImageFont.load_default(size=15)
     left = max((round(font.getlength(name)) for name in rows), default=-10) + 10
     top = 24 if columns else 0

@@ -118,10 +118,7 @@ def _write_files(
 
 
 def check_output(out: Path) -> None:
-    """Raise ValueError if a file in the folder would be overwritten that `explain` did not write.
-
-    An interrupted run leaves figures without numbers.json and report.html.
-    """
+    """Raise ValueError if `explain` would overwrite a file in the folder that it did not write."""
     taken = [name for name in (PAGE, NUMBERS, *FIGURES) if os.path.lexists(out / name)]
     with contextlib.suppress(ValueError):
         if NUMBERS in taken and read_json_object(out / NUMBERS).keys() >= KEYS:

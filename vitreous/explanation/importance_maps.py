@@ -68,10 +68,7 @@ def rollout_map(
     discard: float = 0.0,
     residual: float = 0.5,
 ) -> Float[Tensor, "b gh gw"]:
-    """Compute the weight of each patch in the pooled features: the pooling weights times `rollout`.
-
-    Only this row of the product is computed, starting from the last layer.
-    """
+    """Compute the weight of each patch in the pooled features: the pooling weights times `rollout`."""
     _check(fusion, discard, residual)
     row = captured.pooling_weights().float()
     for layer in reversed(layer_indices(captured.model, layers)):
@@ -114,12 +111,7 @@ def _check(fusion: Fusion, discard: float, residual: float) -> None:
 def relevance(
     captured: CapturedForward, target: int | Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "b gh gw"]:
-    """Compute the relevance of each patch for a class.
-
-    Args:
-        target: Class index for all images, or one per image. None is the top class of each image.
-        between: Callback that runs before each layer.
-    """
+    """Compute the relevance of each patch for a class: one for all images, one per image, or None for the top class."""
     model, layout = captured.model, captured.layout
     *inputs, last = captured.states
     with evaluation_mode(model), torch.enable_grad():

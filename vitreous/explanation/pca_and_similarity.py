@@ -87,10 +87,7 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PositionSimilar
 
 
 def principal(features: Float[Tensor, "n d"], count: int) -> Float[Tensor, "n k"]:
-    """Project patches onto the first principal components.
-
-    The sign of each component makes its scores positively skewed, independent of patch order and feature rotation.
-    """
+    """Project patches onto the first principal components, with signs that make the scores positively skewed."""
     wide = features.cpu().double()  # not every accelerator supports float64
     left, lengths, _ = torch.linalg.svd(wide - wide.mean(dim=0), full_matrices=False)
     scores = (left * lengths)[:, :count]
@@ -99,10 +96,7 @@ def principal(features: Float[Tensor, "n d"], count: int) -> Float[Tensor, "n k"
 
 
 def foreground(features: Float[Tensor, "n d"], grid: Size) -> tuple[Float[Tensor, "gh gw"], Bool[Tensor, "gh gw"]]:
-    """Return the first principal component and its foreground mask by Otsu's threshold.
-
-    The sign of the component makes it lower at the image border than inside.
-    """
+    """Return the first component, with a sign that makes it low at the border, and its mask by Otsu's threshold."""
     first = principal(features, 1)[:, 0].reshape(grid)
     edge = torch.ones(grid, dtype=torch.bool, device=first.device)
     edge[1:-1, 1:-1] = False

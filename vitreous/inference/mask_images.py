@@ -22,15 +22,11 @@ def background_of(classes: Sequence[str]) -> int | None:
 
 
 def palette(background: int | None = None) -> UInt8[np.ndarray, "256 3"]:
-    """Return the Pascal VOC colour of each id, with black for the background and white for ignored pixels.
-
-    The bits of a class index, starting with the lowest, set the bits of red, green and blue in turn, starting with the
-    highest. This gives distinct colours to the first classes.
-    """
+    """Return the Pascal VOC palette, with black for the background and white for ignored pixels."""
     ids = np.arange(256)
     numbers = ids + 1 if background is None else np.where(ids < background, ids + 1, ids)
     colours = np.zeros((256, 3), np.uint8)
-    for bit in range(9):
+    for bit in range(9):  # low bits of a class index set high bits of red, green and blue in turn
         colours[:, bit % 3] |= (numbers >> bit & 1).astype(np.uint8) << (7 - bit // 3)
     if background is not None:
         colours[background] = 0

@@ -27,12 +27,7 @@ ROW_GROUP = 1024  # rows per Parquet row group
 
 
 def write(results: Iterable[Result], path: str | os.PathLike[str], top: int = 0, width: int = 0) -> None:
-    """Write results to a .json (list), .jsonl (one object per line), .csv or .parquet file.
-
-    Args:
-        top: Number of labels per prediction, which sets the CSV columns.
-        width: Length of the embeddings, which sets the CSV and Parquet columns.
-    """
+    """Write predictions with `top` labels, or embeddings of length `width`, in the format of the file extension."""
     path = Path(path)
     writer = writer_for(path)
     with atomic_file(path) as temporary:
@@ -111,9 +106,7 @@ def _pyarrow() -> Any:
     try:
         importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ValueError(
-            'writing Parquet requires pyarrow: pip install "vitreous[data]", or use .csv or .jsonl'
-        ) from error
+        raise ValueError('Parquet requires pyarrow: pip install "vitreous[data]", or use .csv or .jsonl') from error
     return importlib.import_module("pyarrow")
 
 

@@ -127,17 +127,11 @@ class Predictor(Engine):
         return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
 
     def logits(self, images: Images) -> Float[Tensor, "n classes"]:
-        """Return the logits, or log probabilities with `flip`, as float32 on the CPU.
-
-        Raises ValueError if an image cannot be read.
-        """
+        """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
         return _stacked(self.stream_logits(images), self.config.num_classes)
 
     def embed(self, images: Images) -> Float[Tensor, "n d"]:
-        """Return the pooled features before the head as float32 on the CPU.
-
-        Raises ValueError if an image cannot be read.
-        """
+        """Return float32 pooled features before the head, on the CPU. All images must be readable."""
         return _stacked(self.stream_embeddings(images), self.width)
 
     def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
@@ -291,15 +285,12 @@ class SegmentPredictor(Engine):
 
 
 def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"]:
-    """Return the class with the highest score at each pixel of an image of this size.
-
-    Classes are resized one at a time, because full-size scores of many classes would take gigabytes.
-    """
+    """Return the class with the highest score at each pixel of an image of this size."""
     if tuple(scores.shape[1:]) == size:
         return scores.argmax(0).to(torch.uint8)
     highest = torch.full(size, -torch.inf, device=scores.device)
     best = torch.zeros(size, dtype=torch.uint8, device=scores.device)
-    for index, plane in enumerate(scores):
+    for index, plane in enumerate(scores):  # full-size scores of all classes could take gigabytes
         resized = F.interpolate(plane[None, None].float(), size, mode="bilinear", align_corners=False)[0, 0]
         better = resized > highest
         highest, best = torch.where(better, resized, highest), torch.where(better, index, best)

@@ -1,7 +1,4 @@
-"""Class names of a model and its top-k labels for an image.
-
-b: batch.
-"""
+"""Class names of a model and its top-k labels for an image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
