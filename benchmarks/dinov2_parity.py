@@ -99,7 +99,7 @@ def main(options: Options) -> None:
         [f"{one.size[0]} x {one.size[1]}", one.stage, f"{one.largest:.1e}", f"{one.mean:.1e}", f"{one.share:.1e}"]
         for one in results
     ]
-    setting = f"{options.checkpoint.name}, {options.images} images: difference to transformers ({options.attention})"
+    setting = f"{options.checkpoint.name}, {options.images} images: difference from transformers ({options.attention})"
     publish(setting, ["size", "stage", "largest", "mean", "relative"], rows, results, options.out)
     if any(one.stage == "features" and one.largest > ALLOWED for one in results):
         raise SystemExit(f"the features differ by more than {ALLOWED:g}")

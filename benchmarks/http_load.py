@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """Response to a request; status 0 if the connection was closed before a response."""
 
     status: int
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result((int(head[9:12]), body))
 
-    async def send(self, request_bytes: bytes) -> Answer:
+    async def send(self, request_bytes: bytes) -> Response:
         assert self.transport is not None
         began = time.monotonic()
         self.waiting = asyncio.get_running_loop().create_future()
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         else:
             self.waiting.set_result((0, b""))
         status, body = await self.waiting
-        return Answer(status, began, time.monotonic() - began, body)
+        return Response(status, began, time.monotonic() - began, body)
 
     def close(self) -> None:
         if self.transport is not None:
@@ -84,10 +84,10 @@ async def connect(host: str, port: int) -> Connection:
 
 
 async def closed_loop(
-    host: str, port: int, requests: Sequence[bytes], clients: int, seconds: float, keep: list[Answer] | None = None
-) -> list[Answer]:
+    host: str, port: int, requests: Sequence[bytes], clients: int, seconds: float, keep: list[Response] | None = None
+) -> list[Response]:
     """Run clients that each send the next request after a response, until the time is over."""
-    found: list[Answer] = [] if keep is None else keep
+    found: list[Response] = [] if keep is None else keep
     end = time.monotonic() + seconds
 
     async def client(number: int) -> None:
@@ -102,9 +102,9 @@ async def closed_loop(
     return found
 
 
-async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float, seconds: float) -> list[Answer]:
+async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float, seconds: float) -> list[Response]:
     """Send requests at a fixed rate, without waiting for responses."""
-    found: list[Answer] = []
+    found: list[Response] = []
     free: list[Connection] = []
     tasks: set[asyncio.Task[None]] = set()
 
@@ -112,8 +112,8 @@ async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float
         while free and not free[-1].open:
             free.pop()
         connection = free.pop() if free else await connect(host, port)
-        answer = await connection.send(requests[number % len(requests)])
-        found.append(dataclasses.replace(answer, late=answer.began - began - number / rate))
+        response = await connection.send(requests[number % len(requests)])
+        found.append(dataclasses.replace(response, late=response.began - began - number / rate))
         free.append(connection)
 
     began, number = time.monotonic(), 0

@@ -62,7 +62,7 @@ class Result:
 
 
 def draw_pictures(options: Options) -> list[bytes]:
-    """Generate JPEG files with roughly the statistics of photographs: 1/f spectra, and less colour than luminance."""
+    """Generate JPEG files with photograph-like statistics: power-law spectra, and less colour than luminance."""
     generator = np.random.default_rng(0)
     frequency = np.hypot(np.fft.fftfreq(options.height)[:, None], np.fft.rfftfreq(options.width))
     frequency[0, 0] = 1

@@ -35,7 +35,7 @@ import tyro
 import uvloop
 
 import vitreous
-from benchmarks.http_load import Answer, closed_loop, open_loop, request
+from benchmarks.http_load import Response, closed_loop, open_loop, request
 from benchmarks.jpeg_decoding import Options as Pictures
 from benchmarks.jpeg_decoding import draw_pictures
 from benchmarks.publish_table import publish
@@ -140,11 +140,11 @@ def raw_rate(model: torch.nn.Module, batch: int, threads: int, each: int, second
 # ---- Over HTTP -------------------------------------------------------------------------------------------------------
 
 
-def steady_rate(answers: list[Answer], lead: float = 3.0) -> float:
+def steady_rate(responses: list[Response], lead: float = 3.0) -> float:
     """Return images per second while all clients are active, ignoring the first `lead` seconds."""
-    began = min(answer.began for answer in answers) + lead
-    end = max(answer.began for answer in answers)
-    done = [answer.began + answer.seconds for answer in answers if answer.status == 200]
+    began = min(response.began for response in responses) + lead
+    end = max(response.began for response in responses)
+    done = [response.began + response.seconds for response in responses if response.status == 200]
     return sum(began <= moment <= end for moment in done) / (end - began)
 
 
@@ -154,12 +154,12 @@ def percentile(values: list[float], share: float) -> float:
 
 async def stopped(running: Running, requests: list[bytes], clients: int) -> tuple[int, int]:
     """Send SIGTERM after three seconds of load, and return the numbers of sent and answered requests."""
-    found: list[Answer] = []
+    found: list[Response] = []
     load = asyncio.create_task(closed_loop(HOST, running.port, requests, clients, 60, found))
     await asyncio.sleep(3)
     running.process.send_signal(signal.SIGTERM)
     await load
-    return len(found), sum(answer.status == 200 for answer in found)
+    return len(found), sum(response.status == 200 for response in found)
 
 
 async def soaked(running: Running, requests: list[bytes], clients: int, minutes: float) -> list[float]:
@@ -180,15 +180,15 @@ def measure_peak(model: torch.nn.Module, running: Running, requests: list[bytes]
     ways = raw_rates(model, options.seconds / 8)
     way = max(ways, key=lambda one: ways[one])
     threads, each, batch = map(int, re.findall(r"\d+", way))
-    raws, peaks, alone, together, answers = [], [], [], [], []
+    raws, peaks, alone, together, responses = [], [], [], [], []
     for _ in range(options.rounds):
         began = time.process_time()
         raws.append(raw_rate(model, batch, threads, each, options.seconds / 2))
         alone.append((time.process_time() - began) / (raws[-1] * options.seconds / 2))
         began = time.process_time() + running.processor
-        answers = uvloop.run(closed_loop(HOST, running.port, requests, options.clients, options.seconds))
-        together.append((time.process_time() + running.processor - began) / len(answers))
-        peaks.append(steady_rate(answers))
+        responses = uvloop.run(closed_loop(HOST, running.port, requests, options.clients, options.seconds))
+        together.append((time.process_time() + running.processor - began) / len(responses))
+        peaks.append(steady_rate(responses))
     raw, peak = statistics.median(raws), statistics.median(peaks)
     cost, whole = statistics.median(alone), statistics.median(together)
     return [
@@ -198,15 +198,15 @@ def measure_peak(model: torch.nn.Module, running: Running, requests: list[bytes]
         Result("peak", "fraction of raw", peak / raw, ">= 0.80"),
         Result("peak", "CPU ms per image, server and clients", 1e3 * whole, ""),
         Result("peak", "fraction of CPU time in the model", cost / whole, ">= 0.80"),
-        Result("peak", "responses other than 200", sum(answer.status != 200 for answer in answers), "0"),
-        Result("peak", "median latency, s", statistics.median(answer.seconds for answer in answers), ""),
+        Result("peak", "responses other than 200", sum(response.status != 200 for response in responses), "0"),
+        Result("peak", "median latency, s", statistics.median(response.seconds for response in responses), ""),
     ]
 
 
 def measure_overload(running: Running, requests: list[bytes], peak: float, options: Options) -> list[Result]:
     flood = uvloop.run(open_loop(HOST, running.port, requests, options.overload * peak, options.seconds))
     again = uvloop.run(closed_loop(HOST, running.port, requests, options.clients, options.seconds))
-    refused = [answer.seconds for answer in flood if answer.status == 429]
+    refused = [response.seconds for response in flood if response.status == 429]
     accepted, after = steady_rate(flood), steady_rate(again)
     return [
         Result("overload", "requests/s", len(flood) / options.seconds, f"{options.overload:g} x peak"),
@@ -222,7 +222,7 @@ def measure_overload(running: Running, requests: list[bytes], peak: float, optio
 
 
 def measure_soak(running: Running, requests: list[bytes], options: Options) -> list[Result]:
-    """Compare the first tenth of the time with the last."""
+    """Compare memory in the first and last tenth of the time."""
     samples = uvloop.run(soaked(running, requests, options.clients, options.soak_minutes))
     tenth, minutes = len(samples) // 10, options.soak_minutes / 10
     before, after = samples[:tenth], samples[-tenth:]

@@ -21,7 +21,7 @@ from vitreous.model.tokens import Features, Layout
 from vitreous.model.vit import ViT
 
 Pooling = ClassTokenPooling | AveragePooling | AttentionPooling
-CHUNK = 2**24  # attention weights computed at once: 64 MiB in float32
+CHUNK = 2**24  # attention weights per chunk: 64 MiB in float32
 
 
 def no_step() -> None:
@@ -85,7 +85,7 @@ class CapturedForward:
         return pooling_weights(self.model, self.features())
 
     def attention_map(self, layer: int = -1) -> Float[Tensor, "b gh gw"]:
-        """Return the attention of the class token, or of the average patch, averaged over heads."""
+        """Return the attention of the class token, or the mean over all patches, averaged over heads."""
         if isinstance(self.model.pool, AttentionPooling) and layer in (-1, self.model.config.depth - 1):
             return self.on_grid(self.pooling_weights())
         return self.on_grid(self.attention_from(layer).mean(dim=1))

@@ -22,7 +22,7 @@ from vitreous.model.options import Preprocessing
 from vitreous.report.plots import heat, paint, signed
 
 Rgb = UInt8[np.ndarray, "h w 3"]
-LONGEST, SHORTEST, TINY = 960, 448, 64  # of the longer side: maximum, minimum, and size below which pixels stay visible
+LONGEST, SHORTEST, TINY = 960, 448, 64  # longer side in pixels: maximum, minimum, limit below which pixels are blocks
 LABEL = (128, 132, 138)  # text colour on transparent sheets, legible on both white and black
 DIMMED = 0.35  # contrast outside the model's region
 MANY = 200  # patches; maps with at least this many are clipped
@@ -118,7 +118,7 @@ def onto(canvas: Canvas, values: np.ndarray, smooth: bool = True) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, from_zero: bool = True) -> np.ndarray:
-    """Scale values to [0, 1], starting at their minimum or, with `from_zero`, at 0 if that is lower."""
+    """Scale values to [0, 1]. The lower bound is their minimum or, with `from_zero`, 0 if all are positive."""
     low = min(float(values.min()), 0.0) if from_zero else float(values.min())
     high = float(values.max())
     return (values - low) / (high - low) if high > low else np.zeros_like(values)

@@ -139,7 +139,7 @@ def open_model(model: Model | str | Path, image_size: int | Sequence[int], devic
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
     attention = 4 * config.num_heads * config.num_tokens**2  # bytes for one layer
-    check_bytes(attention, place, f"{takes(config)} their attention", "use a smaller --image-size")
+    check_bytes(attention, place, f"{takes(config)} the attention of one layer", "use a smaller --image-size")
     return placed(opened, place, torch.float32)
 
 

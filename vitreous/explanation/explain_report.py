@@ -135,7 +135,7 @@ def _map_text(result: Explanation, config: ViTConfig, name: MapName) -> tuple[st
 
 
 def _attending(config: ViTConfig) -> str:
-    return "the class token" if config.class_token else "the average patch"
+    return "the class token" if config.class_token else "all patches (mean)"
 
 
 def _points(change: float) -> str:

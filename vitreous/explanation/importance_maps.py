@@ -46,7 +46,7 @@ def rollout(
 
     Args:
         fusion: Reduction over heads.
-        discard: Fraction of the smallest weights in each row to set to 0.
+        discard: Fraction of weights in each row to set to 0, smallest first.
         residual: Weight of the residual connection in each layer.
     """
     _check(fusion, discard, residual)
@@ -111,7 +111,7 @@ def _check(fusion: Fusion, discard: float, residual: float) -> None:
 def relevance(
     captured: CapturedForward, target: int | Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "b gh gw"]:
-    """Compute the relevance of each patch for a class: one for all images, one per image, or None for the top class."""
+    """Compute the relevance of each patch for `target`: a class index, one per image, or None for the top class."""
     model, layout = captured.model, captured.layout
     *inputs, last = captured.states
     with evaluation_mode(model), torch.enable_grad():
@@ -308,7 +308,7 @@ def faithfulness(
     """Mask and reveal patches in order of importance, in `steps` equal steps. Ties are broken by position."""
     grid, size = captured.layout.grid, (captured.images.shape[2], captured.images.shape[3])
     if tuple(importance.shape) != grid:
-        raise ValueError(f"the map must have one value per patch, shape {grid}, got {tuple(importance.shape)}")
+        raise ValueError(f"the map must have the shape of the patch grid, {grid}, got {tuple(importance.shape)}")
     check_whole("steps", steps, 1, 2**20)
     check_target(captured.model, target)
     count = importance.numel()

@@ -58,7 +58,7 @@ class Embedding:
 
 
 class Throughput(NamedTuple):
-    """Throughput of the last run, from reading the first image to the last result."""
+    """Number of images and duration of a run, from reading the first image to the last result."""
 
     images: int
     seconds: float
@@ -179,7 +179,7 @@ class Engine(ABC):
         return sum(one.numel() for one in done if isinstance(one, Tensor)) > self.max_pixels
 
     def _batches(self, decoded: Iterable[tuple[str, Tensor | str]]) -> Iterator[list[tuple[str, Tensor | str]]]:
-        """Group consecutive images of the same size. Errors can be in any batch."""
+        """Group consecutive images of the same size. Errors do not start a new batch."""
         batch: list[tuple[str, Tensor | str]] = []
         shape: torch.Size | None = None
         for name, image in decoded:

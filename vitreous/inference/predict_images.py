@@ -27,7 +27,7 @@ TOP = 5  # labels per image
 
 
 class Results(Generic[R]):
-    """Iterator over results in image order. It can be iterated once, and computes each batch on demand.
+    """Results in image order, computed batch by batch on demand. They can be iterated only once.
 
     Attributes:
         paths: Image files, if the images were given as files, folders or globs.
@@ -48,7 +48,7 @@ class Results(Generic[R]):
 
 
 class Embeddings(Results[Embedding]):
-    """Iterator over embeddings in image order."""
+    """Embeddings in image order."""
 
     def array(self) -> tuple[list[str], Float[Tensor, "n d"]]:
         """Return the names and features of all readable images."""

@@ -11,7 +11,7 @@ from vitreous.model.base_config import ModelConfig
 
 @dataclass(frozen=True)
 class Label:
-    """A class and its probability."""
+    """Class label with its probability."""
 
     label: str
     index: int
