@@ -33,7 +33,7 @@ from vitreous.model.presets import preset
 
 Load = Callable[[Path], nn.Module]
 System = Literal["vitreous", "transformers"]
-Moment = Literal["loaded", "first picture"]
+Moment = Literal["loaded", "first output"]
 PEER: System = "transformers"
 
 
@@ -79,7 +79,7 @@ def load_and_run(system: System, folder: Path) -> dict[Moment, tuple[float, floa
     loaded = (time.perf_counter() - start, memory("VmHWM") - before)
     with torch.inference_mode():
         model(image)
-    return {"loaded": loaded, "first picture": (time.perf_counter() - start, memory("VmHWM") - before)}
+    return {"loaded": loaded, "first output": (time.perf_counter() - start, memory("VmHWM") - before)}
 
 
 def vitreous_loader() -> Load:
