@@ -40,8 +40,8 @@ format: setup
 
 bench: setup
 	@$(BIN)/python -m benchmarks.forward
-	@$(BIN)/python -m benchmarks.loading
-	@$(BIN)/python -m benchmarks.load_time
+	@$(BIN)/python -m benchmarks.jpeg_decoding
+	@$(BIN)/python -m benchmarks.checkpoint_load_time
 	@$(BIN)/python -m benchmarks.masked_step --device cpu --batch-size 16 --rounds 5
 	@$(BIN)/python -m benchmarks.serving
 

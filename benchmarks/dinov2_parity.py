@@ -1,16 +1,16 @@
-"""A DINOv2 checkpoint of Meta's, read by us and written for transformers: where the two differ, and by how much.
+"""Parity of a Meta DINOv2 checkpoint between Vitreous and transformers.
 
-The file is loaded without a hint, saved in transformers' format, and loaded by its `AutoModel`, which must find no
-name missing and none too many. Both then see the same random images, at the model's own size and at one that is not
-square. Every stage is compared: the embedded tokens, the output of every layer, and the features after the last norm.
+Vitreous loads the checkpoint and saves it in the transformers format, which `AutoModel` must load without missing or
+unexpected keys. Both models then process the same random images, at the model's own size and at a non-square size. The
+embedded tokens, the output of each layer and the features after the final norm are compared.
 
-Before the norm single channels reach about a hundred, so differences are also given as a share of the largest number.
+Before the final norm, some channels reach about 100, so differences are also reported relative to the largest value.
 
     python -m benchmarks.dinov2_parity dinov2_vits14_reg4_pretrain.pth --attention eager
 
-`eager` is transformers' own arithmetic of attention; with `sdpa` it calls the same function of torch as we do. Seen
-with ViT-S/14 with registers on a CPU, at both sizes: features that differ by 1.5e-5 at most with `eager`, and by
-nothing at all with `sdpa`.
+`eager` is the attention implementation of transformers; `sdpa` calls the same torch function as Vitreous. Result for
+ViT-S/14 with registers on a CPU, at both sizes: features differ by at most 1.5e-5 with `eager` and are equal with
+`sdpa`.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ from torch import Tensor
 
 import vitreous
 from benchmarks.peers import import_timm
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.model.vit import ViT
 
 ALLOWED = 1e-4  # of the features
@@ -32,12 +32,12 @@ ALLOWED = 1e-4  # of the features
 
 @dataclass(frozen=True)
 class Options:
-    """What to compare."""
+    """Benchmark options."""
 
     checkpoint: tyro.conf.Positional[Path]
     other: tuple[int, int] = (224, 322)  # height and width
     images: int = 2
-    attention: Literal["eager", "sdpa"] = "eager"  # how transformers computes it
+    attention: Literal["eager", "sdpa"] = "eager"  # implementation in transformers
     out: Path = Path("runs/bench/dinov2_parity.json")
 
 
@@ -45,14 +45,14 @@ class Options:
 class Result:
     size: tuple[int, int]
     stage: str
-    largest: float  # of all differences
+    largest: float  # largest absolute difference
     mean: float
-    share: float  # the largest difference, relative to the largest number
+    share: float  # largest difference relative to the largest value
 
 
 def exported(ours: ViT, attention: str) -> Any:
-    """The same model in transformers."""
-    import_timm()  # transformers imports torchvision where it finds one
+    """Convert the model to transformers."""
+    import_timm()  # transformers imports torchvision if it is installed
     from transformers import AutoModel
 
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ def exported(ours: ViT, attention: str) -> Any:
             Path(folder) / "model", output_loading_info=True, attn_implementation=attention
         )
     if wrong := {kind: names for kind, names in about.items() if names}:
-        raise SystemExit(f"transformers does not load it strictly: {wrong}")
+        raise SystemExit(f"transformers found missing or unexpected keys: {wrong}")
     return theirs.eval()
 
 
@@ -99,8 +99,8 @@ def main(options: Options) -> None:
         [f"{one.size[0]} x {one.size[1]}", one.stage, f"{one.largest:.1e}", f"{one.mean:.1e}", f"{one.share:.1e}"]
         for one in results
     ]
-    setting = f"{options.checkpoint.name}, {options.images} images: ours and transformers' ({options.attention})"
-    publish(setting, ["size", "stage", "largest", "mean", "largest / number"], rows, results, options.out)
+    setting = f"{options.checkpoint.name}, {options.images} images: difference from transformers ({options.attention})"
+    publish(setting, ["size", "stage", "largest", "mean", "relative"], rows, results, options.out)
     if any(one.stage == "features" and one.largest > ALLOWED for one in results):
         raise SystemExit(f"the features differ by more than {ALLOWED:g}")
 

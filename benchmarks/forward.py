@@ -1,7 +1,6 @@
-"""Forward passes of the same architecture in several systems, side by side in one run.
+"""Forward pass speed of the same ViT in Vitreous, transformers and timm.
 
-Each system takes its turn in every round, so that noise of the machine falls on all of them alike; what counts is the
-ratio. Prints one table and writes JSON.
+The systems alternate in each round, so that machine noise affects all of them; compare the ratios.
 
     python -m benchmarks.forward --model ViT-B/16 --batch 8
 """
@@ -17,7 +16,8 @@ import tyro
 from torch import Tensor, nn
 
 from benchmarks.peers import PEERS
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
+from vitreous.common.text import plural
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
@@ -26,7 +26,7 @@ from vitreous.model.presets import preset
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Benchmark options."""
 
     model: str = "ViT-B/16"
     batch: int = 8
@@ -38,20 +38,20 @@ class Options:
 @dataclass(frozen=True)
 class Result:
     system: str
-    seconds: float  # the median of a batch
+    seconds: float  # per batch, median
     images_per_second: float
     speed: float  # relative to the first peer; above 1 is faster
 
 
 def measure(models: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, float]:
-    """The median time of a batch, the systems taking turns."""
+    """Return the median time per batch. The systems alternate."""
     times: dict[str, list[float]] = {name: [] for name in models}
     with torch.inference_mode():
         for turn in range(rounds + 2):
-            for name, model in sorted(models.items(), reverse=turn % 2 == 1):  # nobody always goes first
+            for name, model in sorted(models.items(), reverse=turn % 2 == 1):  # alternate the order
                 start = time.perf_counter()
                 model(images)
-                if turn >= 2:  # the first rounds warm up
+                if turn >= 2:  # skip warm-up rounds
                     times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -60,7 +60,7 @@ def main(options: Options) -> None:
     torch.manual_seed(0)
     config = preset(options.model)
     assert isinstance(config, ViTConfig), f"{options.model} is not a ViT"
-    config = dataclasses.replace(config, mlp=Gelu("erf"))  # as the peers compute it; tanh takes longer on a CPU
+    config = dataclasses.replace(config, mlp=Gelu("erf"))  # like the peers; tanh is slower on a CPU
     models = {"vitreous": build(config)} | {name: PEERS[name](config) for name in options.against}
     seconds = measure(
         {name: model.eval() for name, model in models.items()},
@@ -70,7 +70,7 @@ def main(options: Options) -> None:
     base = seconds[options.against[0]]
     results = [Result(name, value, options.batch / value, base / value) for name, value in seconds.items()]
 
-    setting = f"{options.model}, batch {options.batch}, float32, {torch.get_num_threads()} threads"
+    setting = f"{options.model}, batch {options.batch}, float32, {plural(torch.get_num_threads(), 'thread')}"
     rows = [
         [one.system, f"{one.seconds * 1e3:.0f}", f"{one.images_per_second:.2f}", f"{one.speed:.2f}"] for one in results
     ]

@@ -1,19 +1,19 @@
-"""Our models beside Google's own code: vit_jax and big_vision run for real, with the same random weights.
+"""Parity with Google's vit_jax and big_vision, run with the same random weights.
 
-Three differences for each model, the largest over all logits. *Read*: their parameters, saved with `np.savez`, loaded
-by us. *Written*: our file, loaded by their own function, which is strict about names and shapes. *Resized*: our file
-again, loaded by both at another size, with resampled positions.
+For each model, the largest logit difference is reported in three cases. *Read*: Vitreous loads the JAX parameters,
+saved with `np.savez`. *Written*: the JAX code loads a file written by Vitreous, with strict names and shapes.
+*Resized*: both load that file at another image size, with resampled position embeddings.
 
-Both codebases are read from source. Neither is a package, so their repositories have to be on the path:
+Neither codebase is a package, so their repositories must be on the path:
 
     pip install jax flax tensorflow-cpu einops ml_collections pandas scipy tqdm
     git clone https://github.com/google-research/vision_transformer
     git clone https://github.com/google-research/big_vision
     PYTHONPATH=vision_transformer:big_vision python -m benchmarks.google_parity
 
-Seen with jax 0.10.2 and flax 0.12.8 on a CPU, where the largest logit is between 1 and 4: at most 2e-6 without a
-ResNet. Random ResNets amplify float32's rounding, to 4e-5 where they are deepest. With `--double` only the encoders
-still round, as their code asks for float32, and all differences are below 2e-6.
+Result with jax 0.10.2 and flax 0.12.8 on a CPU, where the largest logit is between 1 and 4: differences are at most
+2e-6 without a ResNet. Random ResNets amplify float32 rounding, up to 4e-5 for the deepest. With `--double`, only the
+encoders round to float32, because the JAX code requests it, and all differences are below 2e-6.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ import torch
 import tyro
 
 import vitreous
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -41,23 +41,23 @@ Forward = Callable[[np.ndarray], np.ndarray]  # images [b, h, w, c] to logits
 
 @dataclass(frozen=True)
 class Options:
-    """What to write."""
+    """Benchmark options."""
 
     seed: int = 0
-    double: bool = False  # weights and pictures in float64
+    double: bool = False  # weights and images in float64
     out: Path = Path("runs/bench/google_parity.json")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model of theirs, as what its configuration has beside the usual, and the sizes it is tried at."""
+    """JAX model, given by its changes to the default config and the image sizes to test."""
 
     system: str
     name: str
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     size: tuple[int, int] = (64, 64)
-    other: tuple[int, int] | None = (96, 96)  # their code resamples squares only
-    entry: bool = False  # whether the class token has a position, as in files of big_vision's from before 2022
+    other: tuple[int, int] | None = (96, 96)  # the JAX code resamples only square grids
+    entry: bool = False  # class token with a position embedding, as in big_vision files from before 2022
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ def cases() -> list[Case]:
     ]
 
 
-# ---- Theirs ----------------------------------------------------------------------------------------------------------
+# ---- JAX models ------------------------------------------------------------------------------------------------------
 
 
-def build_theirs(case: Case) -> Any:
+def build_jax(case: Case) -> Any:
     if case.system == "vit_jax":
         from ml_collections import ConfigDict
         from vit_jax.models_vit import VisionTransformer
@@ -118,24 +118,24 @@ def build_theirs(case: Case) -> Any:
 
 
 def fresh(case: Case, size: tuple[int, int]) -> Tree:
-    """Their parameters as they initialise them."""
+    """Return the initial parameters of the JAX model."""
     import jax
 
-    return build_theirs(case).init(jax.random.key(0), np.zeros((1, *size, 3), np.float32), train=False)["params"]
+    return build_jax(case).init(jax.random.key(0), np.zeros((1, *size, 3), np.float32), train=False)["params"]
 
 
 def forward(case: Case, parameters: Tree) -> Forward:
     import jax
 
-    model = build_theirs(case)
+    model = build_jax(case)
     apply = jax.jit(lambda images: model.apply({"params": parameters}, images, train=False))
     if case.system == "vit_jax":
         return lambda images: np.asarray(apply(images))
     return lambda images: np.asarray(apply(images)[0])
 
 
-def load_theirs(case: Case, file: Path, size: tuple[int, int]) -> Tree:
-    """By their own function, into a model for images of `size`."""
+def load_jax(case: Case, file: Path, size: tuple[int, int]) -> Tree:
+    """Load a file with the JAX code, for images of `size`."""
     import jax
 
     expected = jax.tree.map(np.asarray, fresh(case, size))
@@ -146,7 +146,7 @@ def load_theirs(case: Case, file: Path, size: tuple[int, int]) -> Tree:
         stored = checkpoint.inspect_params(params=checkpoint.load(str(file)), expected=expected)
         if size == case.size:
             return stored
-        # Made for fine-tuning, it keeps the head of the model that it loads into.
+        # load_pretrained is made for fine-tuning and does not load the head.
         config = ConfigDict({"classifier": "token", **case.config})
         start = expected | {"head": stored["head"]}
         return checkpoint.load_pretrained(pretrained_path=str(file), init_params=start, model_config=config)
@@ -155,11 +155,11 @@ def load_theirs(case: Case, file: Path, size: tuple[int, int]) -> Tree:
     return vit.load(expected, str(file), dict(case.config))
 
 
-# ---- Beside each other -----------------------------------------------------------------------------------------------
+# ---- Comparison ------------------------------------------------------------------------------------------------------
 
 
-def drawn(parameters: Tree, rng: np.random.Generator, dtype: type) -> dict[str, np.ndarray]:
-    """Random numbers for every parameter, by name, of a size that keeps activations near 1."""
+def random_parameters(parameters: Tree, rng: np.random.Generator, dtype: type) -> dict[str, np.ndarray]:
+    """Return random values for each parameter, scaled to keep activations near 1."""
     from flax.traverse_util import flatten_dict
 
     result = {}
@@ -172,7 +172,7 @@ def drawn(parameters: Tree, rng: np.random.Generator, dtype: type) -> dict[str, 
     return result
 
 
-def drawn_images(rng: np.random.Generator, size: tuple[int, int], dtype: type) -> np.ndarray:
+def random_images(rng: np.random.Generator, size: tuple[int, int], dtype: type) -> np.ndarray:
     return rng.uniform(-1, 1, (2, *size, 3)).astype(dtype)
 
 
@@ -180,34 +180,34 @@ def save(file: Path, arrays: dict[str, Any]) -> None:
     np.savez(file, **arrays)
 
 
-def ours(model: torch.nn.Module, images: np.ndarray) -> np.ndarray:
+def logits_of(model: torch.nn.Module, images: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
         return model(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()).numpy()
 
 
 def compare(case: Case, rng: np.random.Generator, dtype: type, folder: Path) -> Result:
-    arrays = drawn(fresh(case, case.size), rng, dtype)
+    arrays = random_parameters(fresh(case, case.size), rng, dtype)
     if case.entry:
         arrays["pos_embedding"] = np.pad(arrays["pos_embedding"], ((0, 0), (1, 0), (0, 0)), constant_values=0.5)
     prefix = "" if case.system == "vit_jax" else "params/"
-    save(folder / "theirs.npz", {prefix + name: array for name, array in arrays.items()})
-    images = drawn_images(rng, case.size, dtype)
-    expected = forward(case, load_theirs(case, folder / "theirs.npz", case.size))(images)
+    save(folder / "jax.npz", {prefix + name: array for name, array in arrays.items()})
+    images = random_images(rng, case.size, dtype)
+    expected = forward(case, load_jax(case, folder / "jax.npz", case.size))(images)
 
-    model = vitreous.load(folder / "theirs.npz", overrides={"image_size": case.size})
-    read = np.abs(ours(model, images) - expected).max()
+    model = vitreous.load(folder / "jax.npz", overrides={"image_size": case.size})
+    read = np.abs(logits_of(model, images) - expected).max()
 
-    file, format = folder / "ours.npz", "google" if case.system == "vit_jax" else "big_vision"
+    file, format = folder / "vitreous.npz", "google" if case.system == "vit_jax" else "big_vision"
     vitreous.save(model, file, format=format)
-    loaded = forward(case, load_theirs(case, file, case.size))(images)
-    written = np.abs(loaded - ours(model, images)).max()
+    loaded = forward(case, load_jax(case, file, case.size))(images)
+    written = np.abs(loaded - logits_of(model, images)).max()
 
     resized = None
     if case.other is not None:
-        images = drawn_images(rng, case.other, dtype)
-        loaded = forward(case, load_theirs(case, file, case.other))(images)
+        images = random_images(rng, case.other, dtype)
+        loaded = forward(case, load_jax(case, file, case.other))(images)
         model = vitreous.load(file, image_size=case.other)
-        resized = float(np.abs(loaded - ours(model, images)).max())
+        resized = float(np.abs(loaded - logits_of(model, images)).max())
     return Result(case.system, case.name, float(read), float(written), resized, float(np.abs(expected).max()))
 
 
@@ -222,7 +222,7 @@ def main(options: Options) -> None:
         [one.system, one.model, *("" if x is None else f"{x:.1e}" for x in (one.read, one.written, one.resized))]
         for one in results
     ]
-    setting = f"width {WIDTH}, {DEPTH} layers, {HEADS} heads: largest difference of logits"
+    setting = f"width {WIDTH}, {DEPTH} layers, {HEADS} heads: largest logit difference"
     publish(setting, ["system", "model", "read", "written", "resized"], rows, results, options.out)
 
 

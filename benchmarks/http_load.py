@@ -1,6 +1,6 @@
-"""A fast client for load tests: one process, plain sockets, no HTTP library.
+"""Fast HTTP client for load tests: one process, plain sockets, no HTTP library.
 
-It supports the subset of HTTP/1.1 that the server uses: requests and answers with a length, and kept connections.
+It supports the subset of HTTP/1.1 that the server uses: Content-Length bodies and persistent connections.
 """
 
 import asyncio
@@ -12,24 +12,24 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Answer to one request; status 0 if the connection was closed before."""
+class Response:
+    """Response to a request; status 0 if the connection was closed before a response."""
 
     status: int
-    began: float  # seconds, by time.monotonic
+    began: float  # time.monotonic() when the request was sent
     seconds: float
     body: bytes = b""
-    late: float = 0.0  # seconds by which the client sent the request too late
+    late: float = 0.0  # seconds by which the client missed its schedule
 
 
 def request(host: str, port: int, path: str, picture: bytes) -> bytes:
-    """Bytes of a request with an image."""
+    """Build a request that uploads an image."""
     head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}"
     return head.encode() + b"\r\n\r\n" + picture
 
 
 class Connection(asyncio.Protocol):
-    """A connection with one request at a time."""
+    """Connection that sends one request at a time."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result((int(head[9:12]), body))
 
-    async def send(self, request_bytes: bytes) -> Answer:
+    async def send(self, request_bytes: bytes) -> Response:
         assert self.transport is not None
         began = time.monotonic()
         self.waiting = asyncio.get_running_loop().create_future()
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         else:
             self.waiting.set_result((0, b""))
         status, body = await self.waiting
-        return Answer(status, began, time.monotonic() - began, body)
+        return Response(status, began, time.monotonic() - began, body)
 
     def close(self) -> None:
         if self.transport is not None:
@@ -84,10 +84,10 @@ async def connect(host: str, port: int) -> Connection:
 
 
 async def closed_loop(
-    host: str, port: int, requests: Sequence[bytes], clients: int, seconds: float, keep: list[Answer] | None = None
-) -> list[Answer]:
-    """Clients that send the next request after each answer, until the time is over."""
-    found: list[Answer] = [] if keep is None else keep
+    host: str, port: int, requests: Sequence[bytes], clients: int, seconds: float, keep: list[Response] | None = None
+) -> list[Response]:
+    """Run clients that each send the next request after a response, until the time is over."""
+    found: list[Response] = [] if keep is None else keep
     end = time.monotonic() + seconds
 
     async def client(number: int) -> None:
@@ -102,9 +102,9 @@ async def closed_loop(
     return found
 
 
-async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float, seconds: float) -> list[Answer]:
-    """Send requests at a fixed rate, regardless of answers."""
-    found: list[Answer] = []
+async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float, seconds: float) -> list[Response]:
+    """Send requests at a fixed rate, without waiting for responses."""
+    found: list[Response] = []
     free: list[Connection] = []
     tasks: set[asyncio.Task[None]] = set()
 
@@ -112,8 +112,8 @@ async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float
         while free and not free[-1].open:
             free.pop()
         connection = free.pop() if free else await connect(host, port)
-        answer = await connection.send(requests[number % len(requests)])
-        found.append(dataclasses.replace(answer, late=answer.began - began - number / rate))
+        response = await connection.send(requests[number % len(requests)])
+        found.append(dataclasses.replace(response, late=response.began - began - number / rate))
         free.append(connection)
 
     began, number = time.monotonic(), 0

@@ -1,8 +1,8 @@
-"""What it saves to encode only the patches that are seen: a step of MAE beside the full encoder's training step.
+"""Training step time of MAE, which encodes only visible patches, compared with classification.
 
-Both are steps of `vitreous train`, of the same preset on the same batch, from augmentation to moved weights: those of
-`--task classify`, whose encoder works on every patch, and those of `--task mae`, whose encoder works on a quarter of
-them and whose light decoder paints the others. They take turns in every round; what counts is the ratio.
+Both are complete steps of `vitreous train` with the same model and batch, from augmentation to the optimizer update.
+With `--task classify`, the encoder processes all patches; with `--task mae`, it processes a quarter of them, and a
+small decoder predicts the rest. The two alternate in each round; compare the ratio.
 
     python -m benchmarks.masked_step --device cpu --batch-size 16 --rounds 5
     python -m benchmarks.masked_step --device cuda --batch-size 256 --compile
@@ -18,29 +18,30 @@ import numpy as np
 import torch
 import tyro
 
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
+from vitreous.common.text import plural
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.training import Augment, Masking, Optim, TrainConfig
 from vitreous.training.distributed import World, world
 from vitreous.training.setup import Job, choose, set_up
 
-WARM_UP = 3  # rounds; compiling and the choice of kernels are over then
+WARM_UP = 3  # rounds, for compilation and kernel selection
 CLASSES = ("a", "b")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Benchmark options."""
 
     models: tuple[str, ...] = ("ViT-B/16", "ViT-S/16")
     batch_size: int = 256
     image_size: int = 224
     mask_rate: float = 0.75
-    decoder_width: int | None = None  # left out: what `vitreous train --task mae` takes
+    decoder_width: int | None = None  # None is the default of `vitreous train --task mae`
     decoder_depth: int | None = None
     rounds: int = 15
-    steps: int | None = None  # in a round, without waiting for the device between them, as in training; 10 on a GPU
+    steps: int | None = None  # per round, without synchronisation in between; None is 10 on a GPU, else 1
     device: str = "auto"
     compile: bool = False
     out: Path = Path("runs/bench/masked_step.json")
@@ -49,21 +50,21 @@ class Options:
 @dataclass(frozen=True)
 class Result:
     model: str
-    full_seconds: float  # the median step
+    full_seconds: float  # per step, median
     mae_seconds: float
-    ratio: float  # the median of the rounds' ratios; above 1, the masked step is faster
-    decoder_share: float  # of the parameters in blocks, decoder / encoder: its work on a token, compared
+    ratio: float  # full / MAE, median over rounds; above 1, MAE is faster
+    decoder_share: float  # block parameters of the decoder / encoder
 
 
 def noise(batch_size: int, side: int) -> DataSet:
-    """A batch of pictures in memory: what they show costs nothing."""
+    """Return a data set with one batch of random images in memory."""
     pixels = np.random.default_rng(0).integers(0, 256, (batch_size, side, side, 3), dtype=np.uint8)
     source = ArraySource(pixels, np.arange(batch_size) % len(CLASSES), CLASSES, "noise")
     return DataSet("noise", source, source, None, "one batch")
 
 
 def job_of(task: Literal["classify", "mae"], model: str, data: DataSet, here: World, options: Options) -> Job:
-    """A run that is ready to go, as `vitreous train` makes it."""
+    """Set up a training run like `vitreous train`."""
     config = TrainConfig(
         data=data.name,
         model=model,
@@ -85,11 +86,11 @@ def job_of(task: Literal["classify", "mae"], model: str, data: DataSet, here: Wo
 
 
 def seconds(job: Job, batch: Batch, steps: int) -> float:
-    """Of a step, from the batch to moved weights."""
+    """Measure the time of a training step."""
     start = time.perf_counter()
     for _ in range(steps):
         result = job.stepper(batch)
-    result.loss.item()  # waits for the device
+    result.loss.item()  # synchronises with the device
     return (time.perf_counter() - start) / steps
 
 
@@ -99,7 +100,7 @@ def measure(model: str, here: World, options: Options) -> Result:
     batch, steps = next(iter(full.loader.batches(0, 1))), options.steps or (1 if here.device.type == "cpu" else 10)
     times: list[tuple[float, float]] = []
     for turn in range(WARM_UP + options.rounds):
-        if turn % 2:  # nobody always goes first
+        if turn % 2:  # alternate the order
             one = seconds(mae, batch, steps)
             pair = seconds(full, batch, steps), one
         else:
@@ -123,9 +124,9 @@ def main(options: Options) -> None:
     with world(options.device) as here:
         results = [measure(model, here, options) for model in options.models]
         cuda = here.device.type == "cuda"
-        where = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
+        where = torch.cuda.get_device_name() if cuda else f"CPU, {plural(torch.get_num_threads(), 'thread')}"
     how = ("bf16" if cuda else "fp32") + (", compiled" if options.compile else "")
-    setting = f"{where}, {how}, batch {options.batch_size}, {options.image_size} px, {options.mask_rate:.0%} hidden"
+    setting = f"{where}, {how}, batch {options.batch_size}, {options.image_size} px, {options.mask_rate:.0%} masked"
     rows = [
         [one.model, f"{one.full_seconds * 1e3:.1f}", f"{one.mae_seconds * 1e3:.1f}", f"{one.ratio:.2f}",
          f"{one.decoder_share:.1%}"]

@@ -1,9 +1,9 @@
-"""ViTs in Paddle, for `benchmarks.paddle_parity`, which starts this file with a Python that has paddlepaddle.
+"""Paddle ViTs for `benchmarks.paddle_parity`, which runs this file with a Python that has paddlepaddle.
 
-    python benchmarks/paddle_models.py write FOLDER    # models with random weights, and what they answer
-    python benchmarks/paddle_models.py read FOLDER     # the same models with the weights that we wrote
+    python benchmarks/paddle_models.py write FOLDER    # write models with random weights and their logits
+    python benchmarks/paddle_models.py read FOLDER     # run the same models with weights written by Vitreous
 
-Neither torch nor Vitreous is imported here: what comes out is Paddle's alone.
+This file imports neither torch nor Vitreous.
 """
 
 import json
@@ -20,7 +20,7 @@ from paddle.nn import functional as F
 
 @dataclass(frozen=True)
 class Words:
-    """What a system calls the parts of a ViT. {i} is the number of a layer."""
+    """Parameter names of a ViT in a library. {i} is the layer number."""
 
     patch: str
     position: str
@@ -60,7 +60,7 @@ WORDS = {"paddle": CLAS, "paddlevit": VIT}
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the format that its file should be taken for, and what its file cannot tell."""
+    """Model to test, the format that should be detected, and overrides for values that its file does not contain."""
 
     name: str
     format: str = "paddle"
@@ -80,9 +80,9 @@ class Case:
 
 TINY: dict[str, Any] = {"width": 192, "heads": 3, "mlp_width": 768}
 CASES = [
-    # As a tutorial defines it, with all its defaults: no bias on queries, keys and values, eps 1e-5.
+    # As defined in a tutorial, with its defaults: no qkv bias, eps 1e-5.
     Case("tutorial", qkv_bias=False, eps=1e-5),
-    Case("tutorial, with that bias", eps=1e-5, overrides={"norm_eps": 1e-5}, **TINY),
+    Case("tutorial, with qkv bias", eps=1e-5, overrides={"norm_eps": 1e-5}, **TINY),
     Case("ViT_base_patch16_224"),
     Case("ViT_small_patch16_224", depth=8, heads=8, mlp_width=2304, qkv_bias=False, eps=1e-5, scale=768**-0.5),
     Case("ViT_base_patch32_384", patch=32, image=384),
@@ -93,7 +93,7 @@ CASES = [
 
 
 class ViT(nn.Layer):
-    """One ViT whose parts hang where a system's names say; `parts` finds them by those names."""
+    """ViT with the layer names of a library; `parts` maps these names to layers."""
 
     def __init__(self, case: Case, words: Words):
         super().__init__()
@@ -117,7 +117,7 @@ class ViT(nn.Layer):
             self.hang(head, nn.Linear(case.width, case.classes))
 
     def hang(self, path: str, part: nn.Layer, layer: int = 0) -> None:
-        """Put a part where its dotted name says, on branches that are layers without anything of their own."""
+        """Register a layer under a dotted name, creating empty parent layers as needed."""
         path = path.replace("{i}", str(layer))
         *branches, last = path.split(".")
         at: nn.Layer = self
@@ -141,8 +141,8 @@ class ViT(nn.Layer):
             hidden = F.gelu(self.part(words.mlp[0], i)(self.part(words.norms[1], i)(x)))
             x = x + self.part(words.mlp[1], i)(hidden)
         x = self.part(words.norm)(x)
-        answers = [self.part(words.heads[i])(x[:, i]) for i in range(len(self.tokens))]
-        return sum(answers) / len(answers)
+        logits = [self.part(words.heads[i])(x[:, i]) for i in range(len(self.tokens))]
+        return sum(logits) / len(logits)
 
     def attend(self, x: Any, layer: int) -> Any:
         b, t, d = x.shape
@@ -153,9 +153,9 @@ class ViT(nn.Layer):
 
 
 def build(case: Case, seed: int) -> ViT:
-    """Every tensor random, so that none can be forgotten or taken for another.
+    """Build a model with random values in all tensors, so that missing or swapped tensors are detected.
 
-    The embedded tokens are small: only then does it show which eps their first norm adds to their variance.
+    The embedded tokens are small, so that the eps of the first norm affects the output.
     """
     generator = np.random.default_rng(seed)
     model = ViT(case, WORDS[case.format])
@@ -186,7 +186,7 @@ def write(folder: Path) -> None:
 
 
 def read(folder: Path) -> None:
-    """What Paddle makes of our files: names that it misses or does not expect, and its answers to the same images."""
+    """Load the files written by Vitreous; save missing and unexpected names and the logits of the same images."""
     for case in CASES:
         model = ViT(case, WORDS[case.format])
         model.eval()

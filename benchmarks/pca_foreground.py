@@ -1,9 +1,9 @@
-"""Whether the first principal component of a picture's patches finds its object: mean IoU with the masks of Pets.
+"""Foreground segmentation by the first principal component of patch features: mean IoU on Oxford-IIIT Pets.
 
-What is measured is what `vitreous explain` draws as "foreground": the component, parted at Otsu's threshold, for each
-picture by itself; nothing is learned. Patches become pixels by repetition; pixels of the border are not counted.
+The foreground is the one that `vitreous explain` draws: the first component of each image, thresholded with Otsu's
+method, without any training. Patches are upsampled to pixels by repetition, and border pixels are ignored.
 
-    python -m benchmarks.pca_foreground dinov2s_reg4.pt PETS       (PETS holds images/, masks/ and classes.txt)
+    python -m benchmarks.pca_foreground dinov2s_reg4.pt PETS       (PETS contains images/, masks/ and classes.txt)
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 import tyro
 
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.open import open_masked
 from vitreous.data.sources.base import Subset
@@ -28,12 +28,12 @@ from vitreous.weights.load import load_encoder
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Benchmark options."""
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
     data: Annotated[str, tyro.conf.Positional]
     image_size: int = 224
-    pictures: int = 500  # evenly spread over the part that is not for training
+    pictures: int = 500  # evenly spaced in the test or val split
     object: str = "pet"
     ignore: tuple[str, ...] = ("border",)
     device: str = "auto"
@@ -44,9 +44,9 @@ class Options:
 class Result:
     checkpoint: str
     pictures: int
-    iou: float  # of the object, the mean over pictures
-    above_half: float  # the share of pictures with an IoU above 0.5
-    everything: float  # the IoU of calling every pixel the object
+    iou: float  # of the object, mean over images
+    above_half: float  # fraction of images with an IoU above 0.5
+    everything: float  # baseline: IoU if all pixels are foreground
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def main(options: Options) -> Result:
     )
     row = [result.checkpoint, str(result.pictures)]
     row += [f"{value:.4f}" for value in (result.iou, result.above_half, result.everything)]
-    columns = ["checkpoint", "pictures", "mean IoU", "above 0.5", "IoU of everything"]
+    columns = ["checkpoint", "images", "mean IoU", "above 0.5", "all-foreground IoU"]
     publish(f"first component, {options.image_size} px", columns, [row], [result], options.out)
     return result
 

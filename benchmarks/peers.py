@@ -1,4 +1,4 @@
-"""Other systems' models of the architecture that a preset describes, to compare with."""
+"""Models of transformers and timm with the architecture of a ViTConfig."""
 
 import warnings
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from vitreous.model.config import ViTConfig
 
 
 def import_timm() -> ModuleType:
-    """Import timm, and with it a torchvision whose package may have been built for another torch.
+    """Import timm, even if torchvision was built for another torch version.
 
-    Such a torchvision finds none of its own operators and fails to import; timm's ViTs need none of them, so the two
-    that it asks for by name are declared, without any code behind them.
+    Such a torchvision fails to import because its operators are missing. The ViTs in timm do not use them, so the two
+    that are looked up at import are declared without an implementation.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -29,7 +29,7 @@ def import_timm() -> ModuleType:
 
 
 def transformers_vit(config: ViTConfig) -> nn.Module:
-    import_timm()  # transformers imports torchvision where it finds one
+    import_timm()  # transformers imports torchvision if it is installed
     from transformers import ViTConfig as Config
     from transformers import ViTForImageClassification
 

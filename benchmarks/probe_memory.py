@@ -1,8 +1,8 @@
-"""Probes on a million features: what they take of memory, and how long they take.
+"""Peak memory and run time of the probes on a million features.
 
-The features lie in a file, as `eval --probe` keeps them, and are memory-mapped. Every probe runs in a process of its
-own. `own` is what it allocated at the most, beyond what it had before; `with file` counts the pages of the file that
-were in memory too, which the system may drop at any time.
+The features are memory-mapped from a file, as in `eval --probe`. Each probe runs in a new process. `own` is the peak
+memory that the probe allocated; `with file` includes the resident pages of the mapped file, which the system can drop
+at any time.
 
     python -m benchmarks.probe_memory --probes knn ridge fewshot
 """
@@ -22,7 +22,8 @@ from typing import Literal
 import torch
 import tyro
 
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
+from vitreous.common.text import plural
 from vitreous.evaluation.features import FeatureSet, read_features, slices, write_features
 from vitreous.evaluation.linear import Ridge, fewshot, linear_probe
 from vitreous.evaluation.probe import knn
@@ -33,9 +34,9 @@ Probe = Literal["knn", "ridge", "fewshot", "linear"]
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Benchmark options."""
 
-    probes: tuple[Probe, ...] = ("knn", "ridge", "fewshot", "linear")  # linear: ridge and SGD, each with its sweep
+    probes: tuple[Probe, ...] = ("knn", "ridge", "fewshot", "linear")  # linear: ridge and SGD with their sweeps
     count: int = 1_000_000
     width: int = 384
     classes: int = 100
@@ -54,7 +55,7 @@ class Result:
 
 
 def planted(count: int, width: int, classes: int, seed: int) -> FeatureSet:
-    """Points around a centre for each class, near enough to each other to be confused."""
+    """Generate overlapping Gaussian clusters, one per class."""
     centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
     generator, features = torch.Generator().manual_seed(seed), torch.empty(count, width, dtype=torch.float16)
     labels = torch.randint(classes, (count,), generator=generator)
@@ -65,7 +66,7 @@ def planted(count: int, width: int, classes: int, seed: int) -> FeatureSet:
 
 
 def probe(name: Probe, bank: FeatureSet, queries: FeatureSet, classes: int, device: torch.device) -> float:
-    """Its top-1."""
+    """Run a probe and return its top-1 accuracy."""
     match name:
         case "knn":
             return knn(bank, queries, classes, device=device)[0].top1
@@ -78,21 +79,21 @@ def probe(name: Probe, bank: FeatureSet, queries: FeatureSet, classes: int, devi
 
 
 def memory(kind: str) -> int:
-    """Of this process in bytes, now: RssAnon is its own, VmRSS has what it maps from files too."""
+    """Return the memory of this process in bytes: RssAnon without mapped files, VmRSS including them."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith(f"{kind}:"))
 
 
 @contextmanager
 def watched() -> Iterator[Callable[[], tuple[int, int]]]:
-    """The most memory, own and with files, that was seen in between; looked at fifty times a second."""
-    own, all_of_it, most, done = memory("RssAnon"), memory("VmRSS"), [0, 0], threading.Event()
+    """Sample memory fifty times per second. Yields a function that returns the peak growth without and with files."""
+    own, resident, most, done = memory("RssAnon"), memory("VmRSS"), [0, 0], threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         while not done.wait(0.02):
-            most[:] = max(most[0], memory("RssAnon") - own), max(most[1], memory("VmRSS") - all_of_it)
+            most[:] = max(most[0], memory("RssAnon") - own), max(most[1], memory("VmRSS") - resident)
 
-    watcher = threading.Thread(target=look)
+    watcher = threading.Thread(target=sample)
     watcher.start()
     try:
         yield lambda: (most[0], most[1])
@@ -125,13 +126,13 @@ def main(options: Options) -> None:
                 results.append(alone.submit(measure, name, file, options).result())
     setting = (
         f"{options.count:,} float16 features of width {options.width} ({size:.2f} GB), {options.classes} classes, "
-        f"{options.queries} queries, {options.device}, {torch.get_num_threads()} threads"
+        f"{options.queries} queries, {options.device}, {plural(torch.get_num_threads(), 'thread')}"
     )
     rows = [
         [one.probe, f"{one.top1:.1%}", f"{one.seconds:.1f}", f"{one.own:.2f}", f"{one.with_file:.2f}"]
         for one in results
     ]
-    publish(setting, ["probe", "top-1", "s", "own, GB", "with file, GB"], rows, results, options.out)
+    publish(setting, ["probe", "top-1", "s", "own (GB)", "with file (GB)"], rows, results, options.out)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Cost of serving: a ViT-Ti/16 behind `vitreous serve` with many clients, all on this machine.
+"""Serving overhead: a ViT-Ti/16 behind `vitreous serve` with many clients on the same machine.
 
-Raw is the model alone in this process: batches that are decoded, normalised and in memory, with the best of several
-batch sizes and ways to use the cores (one computation on all of them, or one on each). Everything else is measured end
-to end over HTTP with JPEG files; the clients (one process, plain sockets) run on the same cores.
+Raw is the model alone in this process, on preprocessed batches in memory, with the best of several batch sizes and
+thread layouts (one forward pass on all cores, or one on each). All other phases are measured end to end over HTTP with
+JPEG files; the clients (one process, plain sockets) run on the same cores.
 
-- peak: clients on open connections that send the next request after each answer. Raw and peak alternate, so that noise
-  affects both; medians are reported. On a machine with other load, compare CPU time: the model's own as a fraction of
-  the CPU time of server and clients per image.
-- overload: ten times the peak's rate, sent regardless of answers. Accepted work should stay near the peak, and other
-  requests should get 429 at once. The delay of the clients shows how busy the machine is.
-- soak (--soak-minutes): the peak's load for a long time, to see if the server's memory grows.
-- stop: SIGTERM under the peak's load. Every request that the server has read must be answered.
+- peak: clients with persistent connections send the next request after each response. Raw and peak alternate, so that
+  noise affects both, and medians are reported. On a machine with other load, compare CPU time instead: the model's
+  share of the CPU time that server and clients spend per image.
+- overload: requests at ten times the peak rate, without waiting for responses. The accepted rate should stay near the
+  peak, and all other requests should get 429 immediately. The delay of the clients shows how busy the machine is.
+- soak (--soak-minutes): the peak load for a long time, to check that the server's memory does not grow.
+- stop: SIGTERM under peak load. The server must respond to every request that it has read.
 
     python -m benchmarks.serving --soak-minutes 10
 """
@@ -35,24 +35,24 @@ import tyro
 import uvloop
 
 import vitreous
-from benchmarks.http_load import Answer, closed_loop, open_loop, request
-from benchmarks.loading import Options as Pictures
-from benchmarks.loading import draw_pictures
-from benchmarks.table import publish
+from benchmarks.http_load import Response, closed_loop, open_loop, request
+from benchmarks.jpeg_decoding import Options as Pictures
+from benchmarks.jpeg_decoding import draw_pictures
+from benchmarks.publish_table import publish
 
 HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the benchmark."""
+    """Benchmark options."""
 
     model: str = "ViT-Ti/16"
-    side: int = 256  # of the JPEG files, in pixels
+    side: int = 256  # image size of the JPEG files in pixels
     clients: int = 48
-    seconds: float = 20.0  # of a round
-    rounds: int = 3  # of raw and peak in turn
-    overload: float = 10.0  # times the peak's rate
+    seconds: float = 20.0  # per round
+    rounds: int = 3  # of raw and peak
+    overload: float = 10.0  # multiple of the peak rate
     soak_minutes: float = 0.0
     out: Path = Path("runs/bench/serving.json")
 
@@ -67,7 +67,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Running:
-    """A server process."""
+    """Server process."""
 
     process: "subprocess.Popen[str]"
     port: int
@@ -105,7 +105,7 @@ def served(checkpoint: Path) -> Iterator[Running]:
 
 
 def raw_rates(model: torch.nn.Module, seconds: float) -> dict[str, float]:
-    """Images per second by batch size and use of the cores."""
+    """Measure images per second by thread layout and batch size."""
     cores = os.cpu_count() or 1
     rates = {}
     for batch in (4, 8, 16, 32):
@@ -137,14 +137,14 @@ def raw_rate(model: torch.nn.Module, batch: int, threads: int, each: int, second
     return sum(counts) / (time.monotonic() - began)
 
 
-# ---- Behind HTTP -----------------------------------------------------------------------------------------------------
+# ---- Over HTTP -------------------------------------------------------------------------------------------------------
 
 
-def steady_rate(answers: list[Answer], lead: float = 3.0) -> float:
-    """Images per second, from `lead` seconds after the first request to the last one, when all clients are active."""
-    began = min(answer.began for answer in answers) + lead
-    end = max(answer.began for answer in answers)
-    done = [answer.began + answer.seconds for answer in answers if answer.status == 200]
+def steady_rate(responses: list[Response], lead: float = 3.0) -> float:
+    """Return images per second while all clients are active, ignoring the first `lead` seconds."""
+    began = min(response.began for response in responses) + lead
+    end = max(response.began for response in responses)
+    done = [response.began + response.seconds for response in responses if response.status == 200]
     return sum(began <= moment <= end for moment in done) / (end - began)
 
 
@@ -153,96 +153,94 @@ def percentile(values: list[float], share: float) -> float:
 
 
 async def stopped(running: Running, requests: list[bytes], clients: int) -> tuple[int, int]:
-    """Numbers of sent and answered requests, with SIGTERM after three seconds of load."""
-    found: list[Answer] = []
+    """Send SIGTERM after three seconds of load, and return the numbers of sent and answered requests."""
+    found: list[Response] = []
     load = asyncio.create_task(closed_loop(HOST, running.port, requests, clients, 60, found))
     await asyncio.sleep(3)
     running.process.send_signal(signal.SIGTERM)
     await load
-    return len(found), sum(answer.status == 200 for answer in found)
+    return len(found), sum(response.status == 200 for response in found)
 
 
 async def soaked(running: Running, requests: list[bytes], clients: int, minutes: float) -> list[float]:
-    """Sample the memory twice a second: it varies by a tenth with every batch."""
+    """Sample the memory twice a second, because it varies by 10% from batch to batch."""
     load = asyncio.create_task(closed_loop(HOST, running.port, requests, clients, 60 * minutes))
-    looks = []
+    samples = []
     while not load.done():
-        looks.append(running.memory)
+        samples.append(running.memory)
         await asyncio.sleep(0.5)
     await load
-    return looks
+    return samples
 
 
-# ---- The phases ------------------------------------------------------------------------------------------------------
+# ---- Phases ----------------------------------------------------------------------------------------------------------
 
 
 def measure_peak(model: torch.nn.Module, running: Running, requests: list[bytes], options: Options) -> list[Result]:
     ways = raw_rates(model, options.seconds / 8)
     way = max(ways, key=lambda one: ways[one])
     threads, each, batch = map(int, re.findall(r"\d+", way))
-    raws, peaks, alone, together, answers = [], [], [], [], []
+    raws, peaks, alone, together, responses = [], [], [], [], []
     for _ in range(options.rounds):
         began = time.process_time()
         raws.append(raw_rate(model, batch, threads, each, options.seconds / 2))
         alone.append((time.process_time() - began) / (raws[-1] * options.seconds / 2))
         began = time.process_time() + running.processor
-        answers = uvloop.run(closed_loop(HOST, running.port, requests, options.clients, options.seconds))
-        together.append((time.process_time() + running.processor - began) / len(answers))
-        peaks.append(steady_rate(answers))
+        responses = uvloop.run(closed_loop(HOST, running.port, requests, options.clients, options.seconds))
+        together.append((time.process_time() + running.processor - began) / len(responses))
+        peaks.append(steady_rate(responses))
     raw, peak = statistics.median(raws), statistics.median(peaks)
     cost, whole = statistics.median(alone), statistics.median(together)
     return [
         Result("raw", f"images/s ({way})", raw, ""),
-        Result("raw", "processor ms an image", 1e3 * cost, ""),
+        Result("raw", "CPU ms per image", 1e3 * cost, ""),
         Result("peak", f"images/s, {options.clients} clients", peak, ""),
-        Result("peak", "share of raw", peak / raw, ">= 0.80"),
-        Result("peak", "processor ms an image, with clients", 1e3 * whole, ""),
-        Result("peak", "raw's share of that", cost / whole, ">= 0.80"),
-        Result("peak", "answers other than 200", sum(answer.status != 200 for answer in answers), "0"),
-        Result("peak", "median wait, s", statistics.median(answer.seconds for answer in answers), ""),
+        Result("peak", "fraction of raw", peak / raw, ">= 0.80"),
+        Result("peak", "CPU ms per image, server and clients", 1e3 * whole, ""),
+        Result("peak", "fraction of CPU time in the model", cost / whole, ">= 0.80"),
+        Result("peak", "responses other than 200", sum(response.status != 200 for response in responses), "0"),
+        Result("peak", "median latency, s", statistics.median(response.seconds for response in responses), ""),
     ]
 
 
 def measure_overload(running: Running, requests: list[bytes], peak: float, options: Options) -> list[Result]:
     flood = uvloop.run(open_loop(HOST, running.port, requests, options.overload * peak, options.seconds))
     again = uvloop.run(closed_loop(HOST, running.port, requests, options.clients, options.seconds))
-    refused = [answer.seconds for answer in flood if answer.status == 429]
+    refused = [response.seconds for response in flood if response.status == 429]
     accepted, after = steady_rate(flood), steady_rate(again)
     return [
-        Result("overload", "questions/s", len(flood) / options.seconds, f"{options.overload:g} x peak"),
+        Result("overload", "requests/s", len(flood) / options.seconds, f"{options.overload:g} x peak"),
         Result("overload", "accepted/s", accepted, ""),
-        Result("overload", "accepted, share of peak", accepted / statistics.median([peak, after]), ">= 0.80"),
+        Result("overload", "accepted, fraction of peak", accepted / statistics.median([peak, after]), ">= 0.80"),
         Result("overload", "429", len(refused), ""),
         Result("overload", "429, p50 ms", 1e3 * percentile(refused, 0.5), ""),
         Result("overload", "429, p99 ms", 1e3 * percentile(refused, 0.99), "< 50"),
-        Result(
-            "overload", "clients late by themselves, p99 ms", 1e3 * percentile([one.late for one in flood], 0.99), ""
-        ),
+        Result("overload", "client delay, p99 ms", 1e3 * percentile([one.late for one in flood], 0.99), ""),
         Result("overload", "neither 200 nor 429", sum(one.status not in (200, 429) for one in flood), "0"),
-        Result("overload", "peak again, images/s", after, ""),
+        Result("overload", "peak after overload, images/s", after, ""),
     ]
 
 
 def measure_soak(running: Running, requests: list[bytes], options: Options) -> list[Result]:
-    """Compare the first tenth of the time with the last."""
-    looks = uvloop.run(soaked(running, requests, options.clients, options.soak_minutes))
-    tenth, minutes = len(looks) // 10, options.soak_minutes / 10
-    before, after = looks[:tenth], looks[-tenth:]
+    """Compare memory in the first and last tenth of the time."""
+    samples = uvloop.run(soaked(running, requests, options.clients, options.soak_minutes))
+    tenth, minutes = len(samples) // 10, options.soak_minutes / 10
+    before, after = samples[:tenth], samples[-tenth:]
     growth, highest = statistics.median(after) / statistics.median(before) - 1, max(after) / max(before) - 1
     return [
         Result("soak", f"median MB in the first {minutes:g} min", statistics.median(before), ""),
         Result("soak", f"median MB in the last {minutes:g} min", statistics.median(after), ""),
-        Result("soak", "growth", growth, "< 0.05"),
-        Result("soak", f"highest MB in the first {minutes:g} min", max(before), ""),
-        Result("soak", f"highest MB in the last {minutes:g} min", max(after), ""),
-        Result("soak", "growth of the highest", highest, "< 0.05"),
+        Result("soak", "growth of the median", growth, "< 0.05"),
+        Result("soak", f"maximum MB in the first {minutes:g} min", max(before), ""),
+        Result("soak", f"maximum MB in the last {minutes:g} min", max(after), ""),
+        Result("soak", "growth of the maximum", highest, "< 0.05"),
     ]
 
 
 def measure_stop(running: Running, requests: list[bytes], options: Options) -> list[Result]:
     sent, answered = uvloop.run(stopped(running, requests, options.clients))
     return [
-        Result("stop", "asked", sent, ""),
+        Result("stop", "sent", sent, ""),
         Result("stop", "answered", answered, ""),
         Result("stop", "lost", sent - answered, "0"),
         Result("stop", "exit status", running.process.wait(timeout=60), "0"),
@@ -267,7 +265,7 @@ def main(options: Options) -> None:
             results += measure_stop(running, requests, options)
     setting = f"{options.model}, {len(os.sched_getaffinity(0))} CPU cores, {options.side}-pixel JPEG files over HTTP"
     rows = [[one.phase, one.figure, f"{one.value:.4g}", one.wanted] for one in results]
-    publish(setting, ["phase", "figure", "measured", "wanted"], rows, results, options.out)
+    publish(setting, ["phase", "metric", "measured", "target"], rows, results, options.out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Read every ViT of timm's from a bare file of its weights, and compare the outputs with those of timm's live model.
+"""Parity with every ViT in timm, loaded from a bare weight file without a config.
 
-Each architecture is built with one block and random weights, and saved twice: under a neutral name, and under its own.
-A model must be read exactly, or refused; under a neutral name, where tensors leave a choice, a wrong one must have come
-with a warning. `python -m benchmarks.timm_bare_files [PATTERN]` prints one line for each name, and counts; it exits
-with 1 if any model was read wrongly without a warning, or wrongly though the file had its name.
+Each architecture is built with one block and random weights, and saved twice: under a neutral file name and under the
+model name. Vitreous must load a model exactly or reject it. With a neutral name, where the tensors can be ambiguous, a
+wrong guess is allowed if Vitreous warned about it. `python -m benchmarks.timm_bare_files [PATTERN]` prints one line per
+file and the counts. It exits with status 1 if a model was wrong without a warning, or wrong despite its name.
 """
 
 import sys
@@ -25,7 +25,7 @@ MODULES = (
     *("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam"),
     *("beit", "eva", "naflexvit"),
 )
-TOLERANCE = 1e-5  # of the largest output
+TOLERANCE = 1e-5  # relative to the largest output
 
 
 def architectures(pattern: str = "*") -> list[str]:
@@ -35,7 +35,7 @@ def architectures(pattern: str = "*") -> list[str]:
 
 @torch.no_grad()
 def build(name: str, **options: Any) -> nn.Module:
-    """Build timm's model with one block and with random numbers in all of its parameters."""
+    """Build a timm model with one block and random values in all parameters."""
     torch.manual_seed(0)
     if "sapiens2" in name:
         options["num_kv_heads"] = (None,)  # for the one block
@@ -50,7 +50,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
 @torch.no_grad()
 def outcome(model: nn.Module, file: Path) -> str:
-    """Load a file of the model's weights; "exact" or "wrong", "warned" or "silent", or "refused" and why."""
+    """Load a weight file and return "exact" or "wrong" with "warned" or "silent", or "refused" with the reason."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -58,7 +58,7 @@ def outcome(model: nn.Module, file: Path) -> str:
         except BadCheckpoint as reason:
             return f"refused: {str(reason).replace(str(file), 'it')}"
     warned = "warned" if any(issubclass(one.category, UserWarning) for one in caught) else "silent"
-    height, width = found.config.image_size  # less than timm's where patches do not cover all of its images
+    height, width = found.config.image_size  # smaller than in timm if patches do not cover the image
     size: tuple[int, int] = model.get_submodule("patch_embed").img_size  # type: ignore[assignment]
     images = torch.randn(2, 3, *size)
     expected, actual = model(images), found(images[:, :, :height, :width])
@@ -69,7 +69,7 @@ def outcome(model: nn.Module, file: Path) -> str:
 
 
 def main() -> None:
-    """Print the table and the counts."""
+    """Print the results and their counts."""
     counts: dict[str, Counter[str]] = {"neutral name": Counter(), "own name": Counter()}
     failed = []
     for name in architectures(*sys.argv[1:]):
@@ -86,7 +86,7 @@ def main() -> None:
                     failed.append(f"{name} ({kind})")
     for kind, results in counts.items():
         print(f"{kind}: " + ", ".join(f"{count} {result}" for result, count in results.most_common()))
-    print(f"wrong without a warning, or with the name: {', '.join(failed) or 'none'}")
+    print(f"wrong without a warning or despite the model name: {', '.join(failed) or 'none'}")
     sys.exit(bool(failed))
 
 

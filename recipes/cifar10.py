@@ -1,12 +1,13 @@
-"""CIFAR-10 from scratch: a ViT-S with patches of 4 pixels on 50,000 images, no other data.
+"""CIFAR-10 from scratch: a ViT-S/4 trained on the 50,000 training images only.
 
-Command:  python -m recipes.cifar10 --data-root DIR      (DIR contains cifar10.npz; without it the data is downloaded)
-Result:   top-1 96.28 % on the 10,000 test images, the averaged weights after the last epoch (also the best of the six
+Command:  python -m recipes.cifar10 --data-root DIR      (DIR contains cifar10.npz; if omitted, the data is downloaded)
+Result:   top-1 96.28 % on the 10,000 test images with the EMA weights after the last epoch (also the best of the six
           evaluations); top-5 99.88 %, calibration error 3.0 %
 Cost:     369 s on one NVIDIA H200 including compilation, six evaluations and the report; 24,000 images/s
 
-A depth-wise convolution after every block and the mean of the patches replace position embeddings and class token: at
-epoch 26 of a run of 40 the training loss was 1.114, and 1.175 with the convolution after the first block only.
+A depthwise convolution after every block replaces position embeddings, and average pooling replaces the class token. At
+epoch 26 of a 40-epoch run, the training loss was 1.114, compared with 1.175 with a convolution after the first block
+only.
 """
 
 from vitreous.model.options import Conditional, GlobalAverage

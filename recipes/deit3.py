@@ -1,11 +1,12 @@
-"""DeiT-III (arXiv 2204.07118): a plain ViT on ImageNet alone, with three simple augmentations and strong mixing.
+"""DeiT-III (arXiv 2204.07118): a plain ViT trained on ImageNet-1k with 3-Augment, mixup and CutMix.
 
-Its settings for 400 epochs at 224 pixels: batches of 2048, 3-Augment with colour jitter, mixup, CutMix, repeated
-augmentation, little stochastic depth, LayerScale from the preset. Two things differ: the loss is cross-entropy instead
-of a binary one per class, and the optimizer is AdamW, with its own learning rate and weight decay, instead of LAMB.
+The settings are those of the paper for 400 epochs at 224 pixels: batch size 2048, 3-Augment with colour jitter, mixup,
+CutMix, repeated augmentation, low stochastic depth, and LayerScale from the preset. There are two differences: the loss
+is cross-entropy instead of binary cross-entropy, and the optimizer is AdamW, with its own learning rate and weight
+decay, instead of LAMB.
 
 Command:  python -m recipes.deit3 --data imagenet/
-Result:   not measured by us; the paper reports 80.4 % for S after 400 epochs
+Result:   not measured; the paper reports 80.4 % for S after 400 epochs
 """
 
 from vitreous.training import Augment, Optim, TrainConfig

@@ -1,15 +1,15 @@
-"""CIFAR-10 without labels first: MAE and the paper's masked patch prediction, beside the same model from scratch.
+"""Self-supervised pre-training on CIFAR-10: MAE and masked patch prediction compared with training from scratch.
 
-A ViT-Lite-7/4 (3.7 million weights) learns to predict hidden patches of the 50,000 training images in four ways: as
-MAE, and with each of the three targets of the paper's appendix B.1.2 (the mean colour of a patch in 3 bits per channel,
-the colours of its 4 x 4 cells, all of its pixels in L2). Each model is then fine-tuned with the labels, with the same
-settings and number of epochs. The same is done twice from scratch: with the same settings, and without layer decay,
-which only helps layers that are pre-trained.
+A ViT-Lite-7/4 (3.7 million parameters) is pre-trained on the 50,000 training images in four ways: with MAE, and with
+each target of masked patch prediction in appendix B.1.2 of the paper (the mean 3-bit colour of a patch, the colours of
+its 4 x 4 cells, and L2 regression of all pixels). Each model is then fine-tuned with the same settings and number of
+epochs. Two models are trained from scratch: with the same settings, and without layer decay, which only helps
+pre-trained layers.
 
-Nothing is selected on the test images: a run is evaluated once, after its last epoch.
+Each run is evaluated once, after the last epoch, so nothing is selected on the test images.
 
-Command:  python -m recipes.masked_cifar10 --data-root DIR   (with cifar10.npz; without it the data is downloaded)
-Result:   top-1 on the 10,000 test images after 60 epochs of pre-training and 20 with labels:
+Command:  python -m recipes.masked_cifar10 --data-root DIR   (DIR contains cifar10.npz; if omitted, it is downloaded)
+Result:   top-1 on the 10,000 test images after 60 epochs of pre-training and 20 epochs of fine-tuning:
 
               from scratch                    63.80 %      MPP, mean colour        82.82 %
               from scratch, no layer decay    72.18 %      MPP, 4 x 4 colours      84.55 %
@@ -17,8 +17,8 @@ Result:   top-1 on the 10,000 test images after 60 epochs of pre-training and 20
 
 Cost:     9.5 minutes on one NVIDIA H200, with all six methods in parallel processes
 
-Every stage is a run folder with its report. Finished stages are not repeated and stopped ones are resumed, so the
-command can be repeated until it prints the table.
+Each stage has its own run folder and report. If the command is repeated, it skips finished stages and resumes
+interrupted ones.
 """
 
 import dataclasses
@@ -42,32 +42,32 @@ CROP = Augment(crop="padded", flip=0.5, policy="none", mixup=0.0, cutmix=0.0)
 
 @dataclass(frozen=True)
 class Options:
-    """Size of the comparison."""
+    """Options of the comparison."""
 
     data: str = "cifar10"
-    """The name, or an .npz with its images."""
+    """Data set name, or an .npz file with the images."""
     data_root: Path | None = None
-    """Folder of a local copy."""
+    """Folder with a local copy of the data."""
     out: Path = Path("runs/masked_cifar10")
-    """Folder of all runs and of results.json."""
+    """Output folder for all runs and results.json."""
     model: str = "ViT-Lite-7/4"
     set: tuple[str, ...] = ()
-    """Other fields of the model's config, as field=JSON."""
+    """Model config overrides, as field=JSON."""
     epochs: int = 60
-    """Epochs of pre-training."""
+    """Number of pre-training epochs."""
     finetune_epochs: int = 20
-    """Epochs of fine-tuning with labels."""
+    """Number of fine-tuning epochs."""
     batch_size: int = 1024
-    """Batch size of pre-training; fine-tuning uses half of it."""
+    """Batch size for pre-training; fine-tuning uses half of it."""
     device: str = "auto"
     compile: bool = False
-    """Takes a minute per run, which pays off from several hundred epochs on."""
+    """Use torch.compile, which takes a minute per run and is worth it only for several hundred epochs."""
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to get the weights that fine-tuning starts from."""
+    """Pre-training method and fine-tuning settings."""
 
     name: str
     folder: str
@@ -90,14 +90,14 @@ METHODS = (
 class Result:
     pretraining: str
     epochs: int
-    seconds: float  # of pre-training
+    seconds: float  # for pre-training
     finetune_epochs: int
     finetune_seconds: float
     top1: float
 
 
 def fresh(options: Options) -> TrainConfig:
-    """Settings of all runs from random weights."""
+    """Return the settings that all runs share."""
     return TrainConfig(
         data=options.data,
         data_root=options.data_root,
@@ -147,7 +147,7 @@ def rate(lr: float, batch_size: int, usual: int) -> float:
 
 
 def finished(config: TrainConfig) -> dict[str, Any]:
-    """Metrics of a run: trained now, resumed, or read if it is already finished with the same settings."""
+    """Train or resume a run and return its metrics. A finished run with the same settings is not repeated."""
     import vitreous
     from vitreous.training.run_folder import resumed_config
 
@@ -176,7 +176,7 @@ def compare(method: Method, options: Options) -> Result:
 
 
 def main(options: Options) -> list[Result]:
-    from benchmarks.table import publish
+    from benchmarks.publish_table import publish
 
     results = [compare(method, options) for method in METHODS]
     rows = [

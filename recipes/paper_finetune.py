@@ -1,10 +1,10 @@
-"""The paper's fine-tuning (Table 4 of arXiv 2010.11929): SGD with momentum at 384 pixels, no decay, cosine, batch 512.
+"""Fine-tuning as in the paper (Table 4 of arXiv 2010.11929): SGD with momentum, cosine schedule, 384 pixels, batch 512.
 
-Position embeddings are resampled for the higher resolution and the head is new (section 3.2). The learning rate is the
-middle of the paper's sweep for ImageNet; try 0.001, 0.003 and 0.01 for small data.
+Position embeddings are resampled to the higher resolution, and the head is replaced (section 3.2). There is no weight
+decay. The learning rate is the middle of the paper's sweep for ImageNet; try 0.001, 0.003 and 0.01 for small data sets.
 
-Command:  python -m recipes.paper_finetune --data DIR --init CHECKPOINT        any format, such as Google's .npz
-Result:   not measured by us; the paper's results at 384 pixels use these settings
+Command:  python -m recipes.paper_finetune --data DIR --init CHECKPOINT        (any format, such as Google's .npz)
+Result:   not measured; the paper's results at 384 pixels use these settings
 """
 
 from pathlib import Path

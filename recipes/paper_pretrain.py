@@ -1,11 +1,11 @@
-"""The paper's pre-training on ImageNet (Table 3 of arXiv 2010.11929): ViT-B/16 from scratch, 300 epochs at 224 pixels.
+"""ImageNet pre-training as in the paper (Table 3 of arXiv 2010.11929): ViT-B/16, 300 epochs at 224 pixels.
 
-Adam with decoupled decay of 0.3, batches of 4096, a warm-up of 10,000 steps, cosine to zero, dropout 0.1, gradients
-clipped at norm 1, and the head with one hidden layer that section 3.1 describes.
+Adam with decoupled weight decay 0.3, batch size 4096, 10,000 warm-up steps, cosine decay to zero, dropout 0.1, gradient
+clipping at norm 1, and the head with one hidden layer of section 3.1.
 
 Command:  python -m recipes.paper_pretrain --data imagenet/        (train/CLASS/... and val/CLASS/...)
           torchrun --nproc-per-node 8 -m recipes.paper_pretrain --data imagenet/        on eight GPUs
-Result:   not measured by us; the paper reports 77.91 % for this model after fine-tuning at 384 pixels (Table 5)
+Result:   not measured; the paper reports 77.91 % for this model after fine-tuning at 384 pixels (Table 5)
 """
 
 from vitreous.model.options import TanhHead

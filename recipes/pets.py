@@ -1,13 +1,13 @@
-"""Oxford-IIIT Pets, 37 breeds, 3,680 training images: a fine-tuned DINOv2-S, compared with other methods.
+"""Oxford-IIIT Pets (37 breeds, 3,680 training images): fine-tuning DINOv2-S, compared with other methods.
 
-Images of 160 pixels (resized to a square) are enlarged to 224. The checkpoint is a ViT-S/14 with four registers in
-DINOv2's own format; its position embeddings are resampled from 37 x 37 to 16 x 16 as DINOv2 does it.
+Images of 160 x 160 pixels are enlarged to 224. The checkpoint is a ViT-S/14 with four registers in the DINOv2 format;
+its position embeddings are resampled from 37 x 37 to 16 x 16 as in DINOv2.
 
 Command:  python -m recipes.pets --data DIR --init dinov2s_reg4.pt     (DIR contains train/BREED/... and test/BREED/...)
-Result:   top-1 92.75 % of the 3,669 test images after the last of 20 epochs, the best of four evaluations on them
+Result:   top-1 92.75 % on the 3,669 test images after 20 epochs (also the best of the four evaluations)
 Cost:     48 s on one NVIDIA H200
 
-The same images and size with other methods:
+Other methods with the same images and size:
 
     from scratch, 100 epochs        26.7 %    220 s    --init None --model DINOv2-S/14-reg --epochs 100 --layer-decay 1
                                                        --lr 1e-3 --compile --evaluate-every 20

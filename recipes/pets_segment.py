@@ -1,13 +1,12 @@
-"""Segmentation of Oxford-IIIT Pets: pet, background and the border between them, with a DINOv2-S.
+"""Oxford-IIIT Pets segmentation with DINOv2-S: pet, background and the border between them.
 
-Images of 160 pixels (resized to a square) are enlarged to 224 and evaluated at 160. The checkpoint is a ViT-S/14 with
-four registers in DINOv2's own format: 16 x 16 patches. Only the last epoch is evaluated, so that the test split selects
-nothing.
+Images of 160 x 160 pixels are enlarged to 224 (16 x 16 patches) and evaluated at 160. The checkpoint is a ViT-S/14 with
+four registers in the DINOv2 format. Only the last epoch is evaluated, so nothing is selected on the test split.
 
 Command:  python -m recipes.pets_segment --data DIR --init dinov2s_reg4.pt
           (DIR contains images/train/..., images/test/..., masks/train/..., masks/test/... and classes.txt with
           the lines "1 pet", "2 background", "3 border")
-Result:   on the 3,669 test images, at their own 160 pixels,
+Result:   on the 3,669 test images at 160 pixels:
 
                                                           mean IoU    pixel accuracy    boundary F
               fine-tuned, mask decoder: pet, background     96.4 %        98.3 %           89.7 %     --ignore border
@@ -15,10 +14,10 @@ Result:   on the 3,669 test images, at their own 160 pixels,
               frozen, linear decoder: pet, background       92.6 %        96.5 %           78.6 %     --ignore border
               the same, with the border as a class          68.4 %        87.7 %           45.1 %
 
-          Some of the worst predictions have wrong masks: inverted, or empty where a face fills the image.
+          Some of the worst predictions are due to wrong labels: masks that are inverted, or empty in close-ups.
           Frozen: --decoder linear --cells 1 --train-only head --lr 3e-3 --layer-decay 1 --epochs 10 --evaluate-every 10
           --stochastic-depth 0
-Cost:     100 s (fine-tuned) and 42 s (frozen) on one NVIDIA H200 with all four runs at once
+Cost:     100 s (fine-tuned) and 42 s (frozen) on one NVIDIA H200 with all four runs in parallel
 """
 
 from pathlib import Path

@@ -1,13 +1,13 @@
-"""Probes of a frozen encoder on several data sets, compared with the same architecture with random weights.
+"""Probes of a frozen encoder on several data sets, compared with a randomly initialised control.
 
-Four probes: weighted k-NN, a linear probe by ridge regression and one by SGD, and least squares on 5 and on 10 images
-per class (mean and std over five draws). All use the same features, which are computed once per encoder and data set
-and cached on disk. The control has the checkpoint's config and random weights; its LayerScale starts at 1, because with
+There are four probes: weighted k-NN, linear probes with ridge regression and with SGD, and few-shot least squares with
+5 and 10 images per class (mean and std over five draws). All use the same features, which are computed once per encoder
+and data set and cached on disk. The control has the same config with random weights and a LayerScale of 1, because with
 DINOv2's initial 1e-5 the class token would hardly depend on the image.
 
 Command:  python -m recipes.probes dinov2s_reg4.pt --data PETS cifar10.npz
-          (PETS contains train/BREED/... and test/BREED/...; a data set is anything that `vitreous eval --data` takes)
-Result:   top-1 in %, with --precision bf16, by a DINOv2-S with four registers at 224 pixels:
+          (PETS contains train/BREED/... and test/BREED/...; any data set of `vitreous eval --data` is accepted)
+Result:   top-1 in % for a DINOv2-S with four registers at 224 pixels, with --precision bf16:
 
               data        encoder           20-NN    5-shot        10-shot       ridge    SGD
               Pets        DINOv2-S          52.3     38.2 ± 2.0    46.7 ± 1.5    66.0     72.2
@@ -15,7 +15,7 @@ Result:   top-1 in %, with --precision bf16, by a DINOv2-S with four registers a
               CIFAR-10    DINOv2-S          81.9     59.9 ± 2.6    68.2 ± 1.2    85.5     89.1
               CIFAR-10    random weights    35.3     19.5 ± 1.0    21.5 ± 1.2    45.3     46.3
 
-          The checkpoint had been trained further for another purpose: these are not results of the published DINOv2.
+          The checkpoint was trained further for another purpose, so these are not results of the published DINOv2.
           Pets has 3,680 training and 3,669 test images of 160 pixels.
 Cost:     44 s on one NVIDIA H200
 """
@@ -29,7 +29,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.cli.main import refuse
 from vitreous.data.open import open_data
 from vitreous.evaluation.evaluate_model import choose_split
@@ -46,36 +46,36 @@ from vitreous.weights.load import load_encoder
 
 @dataclass(frozen=True)
 class Options:
-    """Encoder, data sets and settings of the probes."""
+    """Options of the probes."""
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
-    """A checkpoint of any format."""
+    """Checkpoint in any supported format."""
     data: tuple[str, ...]
-    """Data sets with a training part."""
+    """Data sets with a train split."""
     image_size: tuple[int, ...] = (224,)
     features: Literal["pooled", "class+mean"] = "pooled"
-    """The input of the head, or the class token and the mean of the patches."""
+    """Pooled features, or the class token concatenated with the mean patch token."""
     neighbours: int = 20
     shots: tuple[int, ...] = (5, 10)
     data_root: Path | None = None
-    """Folder of local copies of named data sets."""
+    """Folder with local copies of named data sets."""
     batch_size: int = 256
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     workers: int = 8
     seed: int = 0
-    """Of the control's weights, of the draws, and of what is held out to choose a setting."""
+    """Seed for the control's weights, the few-shot draws and the held-out images."""
     cache: Path = Path("runs/probes/features")
     out: Path = Path("runs/probes/results.json")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Results of the probes for one encoder and one data set."""
+    """Probe results for one encoder and one data set."""
 
     data: str
     encoder: str
-    part: str  # that was measured
+    part: str  # evaluated split
     count: int
     train_count: int
     results: list[Result]
@@ -83,7 +83,7 @@ class Row:
 
 
 def control(model: ViT | ResNet, seed: int) -> ViT | ResNet:
-    """The same architecture, with weights that nothing has been learned by."""
+    """Build the same architecture with random weights."""
     config = model.config
     if isinstance(config, ViTConfig) and config.layer_scale is not None:
         config = dataclasses.replace(config, layer_scale=1.0)
@@ -92,7 +92,7 @@ def control(model: ViT | ResNet, seed: int) -> ViT | ResNet:
 
 
 def probe(name: str, model: ViT | ResNet, data: str, options: Options) -> Row:
-    """All probes of one encoder on one data set."""
+    """Run all probes of one encoder on one data set."""
     started = time.perf_counter()
     found = open_data(data, root=options.data_root, seed=options.seed)
     part, source = choose_split(found)
@@ -111,7 +111,7 @@ def probe(name: str, model: ViT | ResNet, data: str, options: Options) -> Row:
 
 
 def table(row: Row) -> dict[str, str]:
-    """Its columns. Of the linear probes the better one came first, whichever that was: here they have an order."""
+    """Return the table cells of a row by column, with the linear probes in a fixed order."""
     cells = {}
     for result in sorted(row.results, key=lambda one: one.method if isinstance(one, LinearResult) else ""):
         match result:
@@ -130,7 +130,7 @@ def main(options: Options) -> list[Row]:
     rows = [probe(name, model, data, options) for data in options.data for name, model in encoders.items()]
     cells = [table(row) for row in rows]
     size = " x ".join(map(str, learned.config.image_size))
-    setting = f"top-1 in % with frozen features ({options.features}), pictures of {size}"
+    setting = f"top-1 in % with frozen features ({options.features}), {size} pixels"
     publish(setting, list(cells[0]), [list(one.values()) for one in cells], rows, options.out)
     return rows
 

@@ -94,7 +94,7 @@ def test_a_model_too_large_for_this_machine_is_rejected(tmp_path: Path, monkeypa
     assert '"image_size": [' in config.read_text()
     config.write_text(re.sub(r'"image_size": \[[^]]*\]', '"image_size": [16384, 16384]', config.read_text()))
     monkeypatch.setattr(capacity, "total_memory", lambda device: 10**12)  # enough for one image
-    with pytest.raises(ValueError, match="small takes images of 16384 x 16384 pixels: a batch of 4096 needs"):
+    with pytest.raises(ValueError, match="small takes images of 16384 x 16384 pixels, and a batch of 4096 needs"):
         run_server([tmp_path / "small"], Settings(port=0, max_batch=4096), device="cpu")
     [served] = load_models([tmp_path / "small"], device="cpu")
     with pytest.raises(ValueError, match="operations, which take longer than the timeout"):

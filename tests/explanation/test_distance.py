@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from planted import KINDS, of_kind
-from vitreous.explanation import captured as module
-from vitreous.explanation.captured import attention_distance, capture, distances
+from vitreous.explanation import attention_and_logit_lens as module
+from vitreous.explanation.attention_and_logit_lens import attention_distance, capture, distances
 from vitreous.model.config import ViTConfig
 
 

@@ -118,19 +118,19 @@ def test_without_a_head(monkeypatch, capsys, small: ViTConfig, picture: Path, tm
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert drawn == FILES - {"relevance", "occlusion", "faithfulness", "lens", "distance"}
     said = capsys.readouterr().out
-    assert "skipped: relevance, occlusion, faithfulness, lens (the checkpoint has no head" in said
-    assert "matplotlib is missing" in said
+    assert "skipped: relevance, occlusion, faithfulness, lens (the model has no classification head" in said
+    assert "matplotlib is not installed" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--layers", "2"], 2, "layer is 2, but must be from 0 to 1"),
-        (["--heads", "4"], 2, "head is 4, but must be a whole number from 0 to 3"),
-        (["--class", "cats"], 2, "class is 'cats', but must be a label of the model (did you mean 'cat'?)"),
+        (["--layers", "2"], 2, "from 0 to 1"),
+        (["--heads", "4"], 2, "from 0 to 3"),
+        (["--class", "cats"], 2, "one of the model's labels (did you mean 'cat'?)"),
         (["--class", "5"], 2, "or a number from 0 to 4"),
-        (["--query", "3", "0"], 2, "query is (3, 0), but must be a row from 0 to 2"),
-        (["--query", "3"], 2, "query is '3', but must be the row and the column of a patch"),
+        (["--query", "3", "0"], 2, "row 0 to 2"),
+        (["--query", "3"], 2, "the row and column of a patch"),
         (["--methods", "atention"], 2, "attention"),
         (["--batch-size", "0"], 2, "batch_size is 0"),
         (["--image-size", "25"], 2, "nearest sizes that fit"),
@@ -151,11 +151,11 @@ def test_unreadable_files_are_errors(monkeypatch, capsys, checkpoint: Path, tmp_
     assert run(monkeypatch, checkpoint, tmp_path / "text.png", "--out", tmp_path / "out") == 1
     assert "text.png: not an image" in capsys.readouterr().err
     assert run(monkeypatch, checkpoint, tmp_path / "cat.png", "--out", tmp_path / "out") == 1
-    assert "there is no image" in capsys.readouterr().err
+    assert "cat.png' does not exist" in capsys.readouterr().err
     assert run(monkeypatch, checkpoint, tmp_path, "--out", tmp_path / "out") == 1
-    assert "is a folder, but explain takes one image" in capsys.readouterr().err
+    assert "is a folder; explain takes a single image" in capsys.readouterr().err
     assert run(monkeypatch, checkpoint, "none", "--methods", "pca", "--out", tmp_path / "out") == 2
-    assert "methods has 'pca', but no image was given" in capsys.readouterr().err
+    assert "method 'pca' is not available: no image was given" in capsys.readouterr().err
 
 
 def test_a_resnet_has_no_attention(monkeypatch, capsys, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -222,5 +222,5 @@ def test_answers_that_are_not_numbers_are_an_error(small: ViTConfig, picture: Pa
     model = of_kind(small, "class token")
     with torch.no_grad():
         model.head.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="not a number"):
+    with pytest.raises(ValueError, match="NaN or infinity"):
         vitreous.explain(model, picture, device="cpu")

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from planted import KINDS, PLACE, SHOWN, picture, planted
-from vitreous.explanation.captured import capture
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import (
     as_patches,
     as_pixels,
@@ -48,7 +48,7 @@ def test_pixels_and_patches() -> None:
 
 
 def test_a_map_of_another_grid_is_an_error(small: ViTConfig) -> None:
-    with pytest.raises(ValueError, match=r"the map has \(4, 3\) places, but the image has \(3, 4\) patches"):
+    with pytest.raises(ValueError, match=r"\(3, 4\), got \(4, 3\)"):
         faithfulness(capture(planted(small, "class token"), picture()), SHOWN, torch.rand(4, 3))
 
 

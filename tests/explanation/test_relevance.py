@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from planted import KINDS, PLACE, SHOWN, of_kind, peak, picture, planted
-from vitreous.explanation.captured import capture
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import relevance
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
@@ -57,10 +57,10 @@ def test_each_class_and_each_image_has_its_own_map(small: ViTConfig, kind: str) 
 
 def test_a_class_that_does_not_exist_is_an_error(small: ViTConfig) -> None:
     model = of_kind(small, "class token")
-    with pytest.raises(ValueError, match="target is 5, but must be a whole number from 0 to 4"):
+    with pytest.raises(ValueError, match=r"target .*from 0 to 4"):
         relevance(capture(model, picture()), 5)
     headless = build_vit(dataclasses.replace(small, num_classes=0))
-    with pytest.raises(ValueError, match="num_classes is 0"):
+    with pytest.raises(ValueError, match="num_classes"):
         relevance(capture(headless, picture()), 0)
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from planted import KINDS, PLACE, of_kind, peak, picture, planted
-from vitreous.explanation.captured import capture
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import fuse, rollout, rollout_map
 from vitreous.model.config import ViTConfig
 
@@ -45,7 +45,7 @@ def test_the_peak_is_the_patch_that_all_tokens_attend_to(small: ViTConfig, kind:
 
 def test_invalid_options_are_errors(unchecked: None, small: ViTConfig) -> None:
     captured = capture(of_kind(small, "class token"), IMAGES)
-    with pytest.raises(ValueError, match="fusion is 'median', but must be one of 'mean', 'max', 'min'"):
+    with pytest.raises(ValueError, match="'mean', 'max', 'min'"):
         rollout(captured, fusion="median")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="discard is 1"):
+    with pytest.raises(ValueError, match="discard"):
         rollout(captured, discard=1.0)

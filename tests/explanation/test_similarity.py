@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from planted import of_kind
-from vitreous.explanation.captured import capture
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.pca_and_similarity import cosines, position_similarity, token_similarity
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.build import build_vit
@@ -95,10 +95,12 @@ def test_a_new_kind_is_compared_by_its_attention_terms(small: ViTConfig) -> None
     assert values is not None
     assert values[1, 0, 0, 2] == -2  # positions 4 and 2
     model.position = Between()
-    assert "Between has neither a table" in position_similarity(model).text
+    assert "Between has no position table" in position_similarity(model).text
 
 
-@pytest.mark.parametrize(("position", "text"), [(Conditional(), "convolution"), (NoPosition(), "bag of patches")])
+@pytest.mark.parametrize(
+    ("position", "text"), [(Conditional(), "convolution"), (NoPosition(), "no position embedding")]
+)
 def test_kinds_without_positions_give_a_reason(small: ViTConfig, position, text: str) -> None:  # type: ignore[no-untyped-def]
     found = position_similarity(build_vit(dataclasses.replace(small, position=position)))
     assert found.values is None

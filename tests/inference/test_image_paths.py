@@ -94,8 +94,8 @@ def test_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ),
         ("nothing-like-it", r"there is no file or folder 'nothing-like-it'$"),
         ("b/10.jpg/x", r"there is no file or folder 'b/10.jpg/x'$"),
-        ("b/*.gif", r"nothing matches 'b/\*.gif'$"),
-        ("empty", r"no images found in 'empty': images end in .*\.jpeg, \.jpg"),
+        ("b/*.gif", r"no files match 'b/\*.gif'$"),
+        ("empty", r"no images found in 'empty'; supported extensions are .*\.jpeg, \.jpg"),
         ("*.data", r"no images found in '\*.data'"),
     ],
 )
@@ -105,7 +105,7 @@ def test_missing_files_are_named(argument: str, message: str) -> None:
 
 
 def test_no_argument_is_an_error() -> None:
-    with pytest.raises(BadValue, match="images is '', but must be files, folders, globs"):
+    with pytest.raises(BadValue, match="files, folders, globs"):
         found()
 
 
@@ -131,7 +131,7 @@ def make(*names: str) -> None:
 def test_masks_beside_images_are_skipped_with_a_warning(images: list[str], masks: list[str]) -> None:
     make(*(f"set/{name}" for name in (*images, *masks)))
     count = "1 mask" if len(masks) == 1 else f"{len(masks)} masks"
-    with pytest.warns(MasksSkipped, match=f"set .*: {count} skipped"):
+    with pytest.warns(MasksSkipped, match=f"{count} skipped .* set$"):
         assert found("set") == [f"set/{name}" for name in images]
     assert found(f"set/{masks[0]}") == [f"set/{masks[0]}"]  # a mask that is named explicitly is used
 

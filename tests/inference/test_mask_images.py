@@ -20,7 +20,7 @@ def test_masks_keep_ids_and_show_colours(tmp_path: Path) -> None:
     few = np.array([[0, 1], [1, 0]], np.uint8)
     write_mask(few, tmp_path / "few.png")
     assert np.array_equal(read_ids((tmp_path / "few.png").read_bytes()), few)
-    with pytest.raises(BadValue, match=r"mask\.jpg.*must be a file that ends in \.png"):
+    with pytest.raises(BadValue, match=r"a \.png file"):
         write_mask(few, tmp_path / "mask.jpg")
 
 
@@ -71,9 +71,9 @@ def test_an_overlay_tints_all_but_the_background() -> None:
 
 def test_invalid_overlays_are_rejected(unchecked: None) -> None:
     image = np.zeros((4, 5, 3), np.uint8)
-    with pytest.raises(ValueError, match="the image is 4 x 5 pixels and its mask 5 x 4"):
+    with pytest.raises(ValueError, match="got 4 x 5 and 5 x 4 pixels"):
         overlay(image, np.zeros((5, 4), np.uint8))
-    with pytest.raises(BadValue, match="alpha is 2"):
+    with pytest.raises(BadValue, match="alpha"):
         overlay(image, np.zeros((4, 5), np.uint8), alpha=2)
 
 

@@ -36,8 +36,10 @@ def test_models_too_large_for_the_machine_are_rejected(monkeypatch: pytest.Monke
     model = build_vit(configure("ViT-Ti/16", 3, 2304, {"position": NoPosition(), "depth": 1}))
     Predictor(model, device="cpu")
     save(model, tmp_path / "model")
-    with pytest.raises(ValueError, match=r"2304 x 2304 pixels: its attention needs about 5\.2 GB.* has 1\.0 GB"):
+    with pytest.raises(
+        ValueError, match=r"2304 x 2304 pixels, and the attention of one layer needs about 5\.2 GB.* has 1\.0 GB"
+    ):
         open_model(tmp_path / "model", (), "cpu")
     limit(monkeypatch, tmp_path, "100000000\n")
-    with pytest.raises(ValueError, match=r"2304 x 2304 pixels: one needs about 0\.\d GB, but .* 0\.1 GB"):
+    with pytest.raises(ValueError, match=r"2304 x 2304 pixels, and one image needs about 0\.\d GB .* 0\.1 GB"):
         Predictor(model, device="cpu")

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from vitreous.common.checks import BadValue
-from vitreous.inference.engine import Embedding, Label, Prediction
+from vitreous.inference.engine import Embedding, Prediction
 from vitreous.inference.prediction_files import write, writer_for
+from vitreous.model.top_labels import Label
 
 CAT = Prediction("a/cat.jpg", (Label("cat", 3, 0.75), Label("dog, small", 1, 0.25)))
 DOG = Prediction("dog\udce9.png", (Label("犬 [bold]", 0, 0.5), Label("line\nbreak", 2, 0.125)))
@@ -129,12 +130,12 @@ def test_the_file_name_is_checked_before_the_first_result(tmp_path: Path, monkey
         raise AssertionError("read")
         yield
 
-    wanted = r"x.cvs', but must be a name that ends in .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"
+    wanted = r"a file name ending in .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"
     with pytest.raises(BadValue, match=wanted):
         write(never(), tmp_path / "x.cvs", top=2)
     (tmp_path / "x.csv").mkdir()
     with pytest.raises(OSError, match="is not a file"):
         write(never(), tmp_path / "x.csv", top=2)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ValueError, match=r"pip install vitreous\[data\]"):
+    with pytest.raises(ValueError, match=r'pip install "vitreous\[data\]"'):
         writer_for("x.parquet")

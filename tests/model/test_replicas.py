@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from every_model import EVERY, VITS, every_model, inputs_of, output_of
-from vitreous.explanation.captured import capture
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.model.vit import ViT
 
 replicate = importlib.import_module("torch.nn.parallel.replicate")  # the package has a function of this name

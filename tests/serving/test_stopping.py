@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.http_load import Answer, closed_loop, request
+from benchmarks.http_load import Response, closed_loop, request
 from images import encoded, smooth
 from live_server import HOST, process, read_reply
 
@@ -25,7 +25,7 @@ def test_no_accepted_request_is_lost(checkpoint: Path, order: signal.Signals) ->
     """Clients send requests without a pause until they are disconnected; every request is answered."""
     with process([checkpoint], "--max-batch", "4") as live:
         assert live.process is not None
-        found: list[Answer] = []
+        found: list[Response] = []
         questions = [request(HOST, live.port, "/v1/classify", JPEG)]
 
         async def load() -> None:

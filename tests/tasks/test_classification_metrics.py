@@ -326,5 +326,5 @@ def test_scores_that_are_not_numbers_are_an_error() -> None:
     model = random_model("class token")
     nn.init.constant_(model.head.bias, torch.nan)  # type: ignore[arg-type]
     source = ArraySource(np.zeros((3, 30, 40, 3), np.uint8), np.arange(3), tuple("abcdefg"), "set")
-    with pytest.raises(ValueError, match=r"set\[0\]: .*not a number"):
+    with pytest.raises(ValueError, match=r"set\[0\]: .*NaN or infinity"):
         classify_source(Predictor(model, "cpu"), source, source.classes)

@@ -10,7 +10,7 @@ import vitreous
 from every_model import CONFIGS, EVERY, VITS, every_model, inputs_of, output_of
 from foreign_models import EVERY as FILES
 from foreign_models import loaded, written
-from vitreous.explanation.captured import capture
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.model.build import build
 from vitreous.model.vit import ViT
 from vitreous.weights.load import describe

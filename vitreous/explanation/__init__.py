@@ -1,16 +1,16 @@
-"""Explanations of a model's answers: maps of the patches that matter, tests of these maps, and the model's inside.
+"""Explanations of a model's predictions: patch importance maps, faithfulness tests, and figures of the weights.
 
-`captured` holds one forward pass, with attention distance and logit lens; `importance_maps` computes rollout, relevance
-and occlusion, and their faithfulness; `pca_and_similarity` compares patches, positions and filters. `draw` lays maps
-over the image, `explain_report` writes figures and report.html. `explain.explain` is `vitreous.explain`.
-This file imports no torch, so that `vitreous --help` is quick.
+`attention_and_logit_lens` captures one forward pass; `importance_maps` computes rollout, relevance and occlusion, and
+tests how faithful they are; `pca_and_similarity` compares patches, positions and filters. `draw` overlays maps on the
+image, `explain_report` writes figures and report.html, and `explain.explain` is `vitreous.explain`.
+This file does not import torch, which keeps `vitreous --help` fast.
 """
 
 from typing import Literal, get_args
 
-MapName = Literal["relevance", "occlusion", "rollout", "attention"]  # importance of every patch
+MapName = Literal["relevance", "occlusion", "rollout", "attention"]  # patch importance maps
 MAPS: tuple[MapName, ...] = get_args(MapName)
-CLASS_MAPS = ("relevance", "occlusion")  # those about one class
+CLASS_MAPS = ("relevance", "occlusion")  # maps that explain one class
 
 Method = Literal[
     "relevance", "occlusion", "rollout", "attention", "faithfulness",

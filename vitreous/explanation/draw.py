@@ -1,4 +1,4 @@
-"""Maps drawn over the image, in the region that preprocessing gives to the model, and sheets of small maps.
+"""Map overlays on the image region that the model receives, and contact sheets of small maps.
 
 h, w: height and width; images are uint8.
 """
@@ -22,16 +22,16 @@ from vitreous.model.options import Preprocessing
 from vitreous.report.plots import heat, paint, signed
 
 Rgb = UInt8[np.ndarray, "h w 3"]
-LONGEST, SHORTEST, TINY = 960, 448, 64  # longer side in pixels: maximum, minimum, and limit below which pixels show
-LABEL = (128, 132, 138)  # colour of text on transparent sheets: legible on white and on black
-DIMMED = 0.35  # contrast outside of the model's region
-MANY = 200  # patches
+LONGEST, SHORTEST, TINY = 960, 448, 64  # longer side in pixels: maximum, minimum, limit below which pixels are blocks
+LABEL = (128, 132, 138)  # text colour on transparent sheets, legible on both white and black
+DIMMED = 0.35  # contrast outside the model's region
+MANY = 200  # patches; maps with at least this many are clipped
 
-# ---- The image, and the region of it that the model receives ---------------------------------------------------------
+# ---- The image and the region of it that the model receives ----------------------------------------------------------
 
 
 class Box(NamedTuple):
-    """A rectangle in an image, in fractional pixels."""
+    """Rectangle in an image, in fractional pixels."""
 
     top: float
     left: float
@@ -39,25 +39,25 @@ class Box(NamedTuple):
     width: float
 
     def pixels(self) -> tuple[slice, slice]:
-        """Rows and columns of the nearest whole pixels."""
+        """Round to pixel rows and columns."""
         rows = slice(round(self.top), round(self.top + self.height))
         return rows, slice(round(self.left), round(self.left + self.width))
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """An RGB image at display size with the region that the model receives."""
+    """RGB image at display size with the region that the model receives."""
 
     pixels: Rgb
     region: Box
     image_size: Size  # of the model's input
     patch_stride: Size  # in pixels of the model's input
     grid: Size
-    blocky: bool  # few pixels, enlarged without smoothing
+    blocky: bool  # tiny image, enlarged without smoothing
 
 
 def model_region(image: Size, size: Size, how: Preprocessing) -> Box:
-    """Region of an image that the model receives, in the image's pixels. It extends beyond a padded image."""
+    """Return the image region that the model receives, in image pixels. With padding it exceeds the image."""
     resized = resized_for(image, size, how)
     scale = [there / here for there, here in zip(image, resized, strict=True)]
     top, left = centre(resized, size, how)
@@ -65,7 +65,7 @@ def model_region(image: Size, size: Size, how: Preprocessing) -> Box:
 
 
 def canvas_of(image: StoredImage, config: ViTConfig) -> Canvas:
-    """Decode an image at display size: at most LONGEST, at least SHORTEST, at its aspect ratio."""
+    """Decode an image and resize its longer side to between SHORTEST and LONGEST pixels."""
     height, width = size_of(image)
     longest = max(height, width)
     scale = min(LONGEST / longest, 1.0)
@@ -87,7 +87,7 @@ def canvas_of(image: StoredImage, config: ViTConfig) -> Canvas:
 
 
 def _padded(pixels: Rgb, box: Box) -> tuple[UInt8[np.ndarray, "h2 w2 3"], Box]:
-    """Add white margins to an image that the model receives padded, so that the box lies within."""
+    """Add white margins so that the box lies inside the image."""
     height, width, _ = pixels.shape
     above, left = math.ceil(max(-box.top, 0)), math.ceil(max(-box.left, 0))
     below = math.ceil(max(box.top + box.height - height, 0))
@@ -97,9 +97,9 @@ def _padded(pixels: Rgb, box: Box) -> tuple[UInt8[np.ndarray, "h2 w2 3"], Box]:
 
 
 def onto(canvas: Canvas, values: np.ndarray, smooth: bool = True) -> np.ndarray:
-    """Resize a map of patches, [gh, gw] or [gh, gw, 3], to the region of the canvas. Few patches are drawn as blocks.
+    """Resize a patch map, [gh, gw] or [gh, gw, 3], to the canvas region. Small grids are drawn as blocks.
 
-    A grid may extend beyond the image; that part is cut off.
+    The part of a grid that extends beyond the image is cropped.
     """
     rows, columns = canvas.region.pixels()
     target = (rows.stop - rows.start, columns.stop - columns.start)
@@ -118,32 +118,29 @@ def onto(canvas: Canvas, values: np.ndarray, smooth: bool = True) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, from_zero: bool = True) -> np.ndarray:
-    """Scale values so that the largest is 1 and 0, or without `from_zero` the smallest, is 0."""
+    """Scale values to [0, 1]. The lower bound is their minimum or, with `from_zero`, 0 if all are positive."""
     low = min(float(values.min()), 0.0) if from_zero else float(values.min())
     high = float(values.max())
     return (values - low) / (high - low) if high > low else np.zeros_like(values)
 
 
 def overlay(canvas: Canvas, values: np.ndarray, from_zero: bool = True) -> Rgb:
-    """Draw a map as heat over the grey image: larger values are brighter and more opaque.
-
-    With many patches the largest half per cent is clipped, so that an outlier does not darken the others.
-    """
-    if values.size >= MANY:
+    """Draw a heat map over the greyscale image; larger values are brighter and more opaque."""
+    if values.size >= MANY:  # clip outliers, which would darken the rest
         values = np.minimum(values, np.quantile(values, 0.995))
     field = scaled(onto(canvas, values), from_zero)
     return _blended(canvas, paint(field, heat()), 0.35 + 0.55 * field)
 
 
 def signed_overlay(canvas: Canvas, values: np.ndarray) -> Rgb:
-    """Draw positive values in red and negative ones in blue over the grey image; 0 is transparent."""
+    """Draw positive values in red and negative values in blue over the greyscale image; 0 is transparent."""
     field = onto(canvas, values)
     field = field / max(float(np.abs(field).max()), 1e-12)
     return _blended(canvas, paint(np.where(field < 0, 0.0, 1.0), signed()), 0.9 * np.abs(field))
 
 
 def coloured(canvas: Canvas, colours: np.ndarray) -> Rgb:
-    """Draw colours [gh, gw, 3] from 0 to 1 as blocks; where they are NaN, the darkened grey image."""
+    """Draw colours [gh, gw, 3] in [0, 1] as blocks; NaN shows the darkened greyscale image."""
     region = onto(canvas, colours, smooth=False) * 255
     return _with_region(canvas, np.where(np.isnan(region), 0.35 * _grey(_region(canvas)), region))
 
@@ -163,7 +160,7 @@ def patches(canvas: Canvas) -> Rgb:
 
 
 def marked(canvas: Canvas, pixels: Rgb, place: Size) -> Rgb:
-    """Draw a frame around one patch."""
+    """Frame one patch."""
     rows, columns = canvas.region.pixels()
     (ph, pw), (h, w) = canvas.patch_stride, canvas.image_size
     down, across = (rows.stop - rows.start) / h, (columns.stop - columns.start) / w
@@ -181,7 +178,7 @@ def _region(canvas: Canvas) -> np.ndarray:
 
 
 def _grey(pixels: np.ndarray) -> np.ndarray:
-    """Luma in all three channels."""
+    """Convert to greyscale with three channels."""
     luma: np.ndarray = pixels @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     return luma[..., None].repeat(3, axis=-1)
 
@@ -191,7 +188,7 @@ def _blended(canvas: Canvas, colours: np.ndarray, alpha: np.ndarray) -> Rgb:
 
 
 def _with_region(canvas: Canvas, region: np.ndarray) -> Rgb:
-    """Replace the region of the canvas and dim the rest."""
+    """Replace the model's region of the canvas and dim the rest."""
     whole = DIMMED * _grey(canvas.pixels.astype(np.float32)) + (1 - DIMMED) * 128
     whole[canvas.region.pixels()] = region
     return whole.clip(0, 255).round().astype(np.uint8)
@@ -208,10 +205,7 @@ def sheet(
     gap: int = 6,
     smooth: bool = False,
 ) -> Image.Image:
-    """Arrange tiles of `tile` pixels in rows, with names of rows and columns, on a transparent background.
-
-    `smooth` is for images; maps are drawn as blocks.
-    """
+    """Arrange tiles in a labelled grid on a transparent background. `smooth` interpolates when resizing to `tile`."""
     font = ImageFont.load_default(size=15)
     left = max((round(font.getlength(name)) for name in rows), default=-10) + 10
     top = 24 if columns else 0
@@ -232,7 +226,7 @@ def sheet(
 
 
 def tile_for(grid: Size, most: int) -> Size:
-    """Size of a tile that shows a grid at its aspect ratio, in whole pixels for each patch if possible."""
+    """Return a tile size of at most `most` pixels for a grid, a multiple of the grid if possible."""
     each = max(most // max(grid), 1)
     if max(grid) * each <= most:
         return (grid[0] * each, grid[1] * each)

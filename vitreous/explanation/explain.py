@@ -1,4 +1,4 @@
-"""`vitreous.explain`: from a model and an image to maps, tests of these maps, and optionally figures and a report."""
+"""`vitreous.explain`: explain a model's prediction for an image and optionally write figures and a report."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from vitreous.common.untrusted_files import read_json_object
 from vitreous.data.image import UnreadableImage, fit
 from vitreous.data.sources.base import StoredImage
 from vitreous.explanation import METHODS, Method
-from vitreous.explanation.captured import CapturedForward, capture
+from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.draw import Canvas, canvas_of
 from vitreous.explanation.explain_report import Figure, draw_figures, write_report
 from vitreous.explanation.result import Explanation, available_methods, compute, request
@@ -51,22 +51,22 @@ def explain(
     command: str = "vitreous.explain(...)",
     begin: Callable[[str], None] = lambda method: None,
 ) -> Explanation:
-    """Explain a model's answer for one image.
+    """Explain a model's prediction for one image.
 
     Args:
-        model: A Vision Transformer, a segmenter around one, or a checkpoint: folder, file, or hf-hub:owner/name.
-        image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image; None for the figures of the weights.
-        out: Folder for figures, numbers.json and report.html; None writes nothing.
-        target: The class to explain, by label or index; None is the top class.
-        methods: Methods to run; empty for all that the model supports. occlusion and faithfulness are slow.
-        layers: Layers from 0, or negative from the end; empty for all.
-        heads: Heads of "heads"; empty for all.
-        query: Row and column of the patch whose attention and similarity are computed.
-        image_size: Resample the positions of a checkpoint to another input size.
-        batch_size: Images at once in occlusion and faithfulness.
-        device: auto, cpu, cuda or mps.
-        command: The command to print in the report.
-        begin: Called with the name of each method before it runs.
+        model: A Vision Transformer, a segmenter with a ViT encoder, or a checkpoint (folder, file, hf-hub:owner/name).
+        image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image. None explains only the weights.
+        out: Output folder for figures, numbers.json and report.html. None writes no files.
+        target: Label or index of the class to explain. Default: the top prediction.
+        methods: Methods to run. Default: all that the model supports. Occlusion and faithfulness are slow.
+        layers: Layers to show, from 0, or negative to count from the end. Default: all.
+        heads: Heads to show for the "heads" method. Default: all.
+        query: Row and column of the patch to use as query for attention and similarity.
+        image_size: Input size, if not the model's own. Position embeddings are resampled.
+        batch_size: Batch size for occlusion and faithfulness.
+        device: Device name: auto, cpu, cuda or mps.
+        command: Command line to show in the report.
+        begin: Callback that receives the name of each method before it runs.
 
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=3)
     >>> result = vitreous.explain(model, np.zeros((32, 32, 3), np.uint8), methods=["rollout"], device="cpu")
@@ -77,9 +77,9 @@ def explain(
     if isinstance(image, str | os.PathLike):
         image = Path(image).expanduser()
         if image.is_dir():
-            raise ValueError(f"{str(image)!r} is a folder, but explain takes one image")
+            raise ValueError(f"{str(image)!r} is a folder; explain takes a single image")
         if not image.is_file():
-            raise ValueError(f"there is no image {str(image)!r}")
+            raise ValueError(f"image {str(image)!r} does not exist")
     if folder is not None:
         check_output(folder)
     check_whole("batch_size", batch_size, 1, 2**16)
@@ -96,7 +96,7 @@ def explain(
         source = "none" if image is None else name_of(image, 0)
         figures = draw_figures(result, vit.config, canvas, folder)
         if not can_draw() and {"faithfulness", "distance", "lens"} & set(chosen):
-            result.skipped["charts"] = 'matplotlib is missing: pip install "vitreous[plot]"'
+            result.skipped["charts"] = 'matplotlib is not installed: pip install "vitreous[plot]"'
         facts = {"checkpoint": checkpoint, "image": source, **dict(vit.config.details())}
         facts |= {"device": str(next(vit.parameters()).device), "time": duration(time.perf_counter() - began)}
         result.paths = _write_files(result, figures, folder, facts, command)
@@ -106,8 +106,8 @@ def explain(
 def _write_files(
     result: Explanation, figures: dict[str, list[Figure]], folder: Path, facts: dict[str, str], command: str
 ) -> list[Path]:
-    """Write numbers.json and report.html; return the paths of all files of the explanation."""
-    with atomic_file(folder / NUMBERS) as aside:  # before the page: check_output recognises a folder by it
+    """Write numbers.json and report.html, and return the paths of all written files."""
+    with atomic_file(folder / NUMBERS) as aside:  # written first, because check_output looks for it
         aside.write_text(json.dumps(result.numbers(), indent=2))
     path, image = Path(facts["checkpoint"]), facts["image"]
     name = path.resolve().parent.name if path.name in ("best", "last") else path.name
@@ -118,22 +118,19 @@ def _write_files(
 
 
 def check_output(out: Path) -> None:
-    """Raise if the folder has files that would be replaced, unless an earlier explanation wrote them.
-
-    An interrupted one has left figures, but neither numbers nor page.
-    """
+    """Raise ValueError if `explain` would overwrite a file in the folder that it did not write."""
     taken = [name for name in (PAGE, NUMBERS, *FIGURES) if os.path.lexists(out / name)]
     with contextlib.suppress(ValueError):
         if NUMBERS in taken and read_json_object(out / NUMBERS).keys() >= KEYS:
             return
     if foreign := [name for name in taken if name not in FIGURES or not is_written_here(out / name)]:
         raise ValueError(
-            f"{out} already has {foreign[0]}, which explain would replace: choose another --out, or delete it"
+            f"{out / foreign[0]} already exists and was not written by explain; delete it or choose another --out"
         )
 
 
 def open_model(model: Model | str | Path, image_size: int | Sequence[int], device: str) -> ViT:
-    """Load a checkpoint, or take a model, in float32 on the device."""
+    """Return a model, or load one from a checkpoint, in float32 on the device."""
     if not isinstance(model, Model):
         model = load(model, image_size=image_size or None)
     elif image_size:
@@ -141,16 +138,16 @@ def open_model(model: Model | str | Path, image_size: int | Sequence[int], devic
     opened = require_vit(model, "explain")
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
-    attention = 4 * config.num_heads * config.num_tokens**2  # bytes of one layer's weights
-    check_bytes(attention, place, f"{takes(config)} its attention", "use a smaller --image-size")
+    attention = 4 * config.num_heads * config.num_tokens**2  # bytes for one layer
+    check_bytes(attention, place, f"{takes(config)} the attention of one layer", "use a smaller --image-size")
     return placed(opened, place, torch.float32)
 
 
 def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward, Canvas | None]:
-    """Decode the image and run the model once."""
+    """Decode the image and capture a forward pass."""
     config = model.config
     if config.channels not in (1, 3):
-        raise ValueError(f"the model takes {config.channels} channels, but images have 1 (grey) or 3 (RGB)")
+        raise ValueError(f"the model takes {config.channels} input channels, but images have 1 (grey) or 3 (RGB)")
     try:
         data: StoredImage = encoded(image)
         pixels = fit(data, config.image_size, config.preprocessing, config.channels)

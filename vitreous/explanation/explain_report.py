@@ -1,6 +1,6 @@
-"""Figures of an explanation, as PNG files with captions, and report.html, which holds them all in one file.
+"""Figures of an explanation as PNG files, and report.html with all figures, captions and tables.
 
-Charts need matplotlib; without it, their numbers remain in the report's tables.
+Charts require matplotlib. Without it, the report contains only the tables.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.explanation import MAPS, MapName, draw
-from vitreous.explanation.captured import distances
+from vitreous.explanation.attention_and_logit_lens import distances
 from vitreous.explanation.draw import Canvas
 from vitreous.explanation.importance_maps import Faithfulness
 from vitreous.explanation.pca_and_similarity import FilterComponents, filter_images
@@ -37,16 +37,16 @@ from vitreous.report.plots import (
     write_png,
 )
 
-SHEET = 1150  # width in pixels, approximately
-MOST_POSITIONS = 10  # rows and columns of a sheet of positions
-LINES = (ACCENT, "#c4500c", "#2c8a4b", "#8a4fb5", "#b0416b", GREY)  # colours of curves, with different lightness
+SHEET = 1150  # approximate width in pixels
+MOST_POSITIONS = 10  # maximum rows and columns in the position sheet
+LINES = (ACCENT, "#c4500c", "#2c8a4b", "#8a4fb5", "#b0416b", GREY)  # curve colours, which also differ in lightness
 
-Drawn = tuple[str, str, np.ndarray | Image.Image]  # title, caption, and a map over the image or a sheet
+Drawn = tuple[str, str, np.ndarray | Image.Image]  # title, caption, and an overlay or a sheet
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A written PNG file with its title and caption."""
+    """PNG file with a title and caption."""
 
     path: Path
     title: str
@@ -57,7 +57,7 @@ class Figure:
 def draw_figures(
     result: Explanation, config: ViTConfig, canvas: Canvas | None, folder: Path
 ) -> dict[str, list[Figure]]:
-    """Write the figures of everything that was computed; by method, and the image itself as "seen"."""
+    """Write the figures of all computed results. Returns them by method; "seen" is the input image."""
     found: dict[str, list[Figure]] = {}
 
     def write(method: str, drawn: Drawn, name: str = "") -> None:
@@ -67,7 +67,7 @@ def draw_figures(
         found.setdefault(method, []).append(Figure(path, title, caption, "map" if is_map else "sheet"))
 
     if canvas is not None:
-        write("seen", ("Input of the model", _input_caption(canvas), draw.patches(canvas)))
+        write("seen", ("Model input", _input_caption(canvas), draw.patches(canvas)))
         for method, values in result.maps.items():
             image = draw.signed_overlay(canvas, values) if method == "occlusion" else draw.overlay(canvas, values)
             write(method, (*_map_text(result, config, method), image))
@@ -92,56 +92,57 @@ def draw_figures(
     return found
 
 
-# ---- Over the image --------------------------------------------------------------------------------------------------
+# ---- Image overlays --------------------------------------------------------------------------------------------------
 
 
 def _input_caption(canvas: Canvas) -> str:
     (gh, gw), (h, w) = canvas.grid, canvas.image_size
-    caption = f"The model receives {h} x {w} pixels (height x width), cut into {gh} x {gw} patches."
+    caption = f"The model receives {h} x {w} pixels (height x width), divided into {gh} x {gw} patches."
     rows, columns = canvas.region.pixels()
     if (rows.stop - rows.start, columns.stop - columns.start) != canvas.pixels.shape[:2]:
-        caption += " The dimmed part is cropped away and has no influence."
+        caption += " The dimmed area is cropped out."
     return caption
 
 
 def _map_text(result: Explanation, config: ViTConfig, name: MapName) -> tuple[str, str]:
-    """Title and caption of a map."""
+    """Return the title and caption of a map."""
     match name:
         case "relevance" if not result.maps[name].any():
-            return "Relevance", f"Nothing in the image supports “{result.label}” by this measure: the map is empty."
+            return "Relevance", f"The map is empty: no patch has positive relevance for “{result.label}”."
         case "relevance":
             return "Relevance", (
-                f"Evidence for “{result.label}”: attention that raises the score of this class, through all layers. "
-                "Another class has another map."
+                f"Evidence for “{result.label}”: attention that raises the score of this class, accumulated over all "
+                "layers. The map is specific to this class."
             )
         case "occlusion":
             low, high = float(result.maps[name].min()), float(result.maps[name].max())
             return "Occlusion", (
-                "A test on the image itself: a plain window is moved over it. Red: hiding this makes "
-                f"“{result.label}” less likely ({_points(high)}); blue: more likely ({_points(-low)})."
+                "A window slides over the image and masks it. Masking red areas makes "
+                f"“{result.label}” less likely ({_points(high)}); masking blue areas makes it more likely "
+                f"({_points(-low)})."
             )
         case "rollout":
             return "Attention rollout", (
-                "Attention followed through all layers, with residual connections: where information can come from. "
-                "It is the same for every class."
+                "Attention multiplied through all layers, including residual connections. It shows where information "
+                "can come from and is the same for every class."
             )
         case "attention":
-            who = "attention pooling" if isinstance(config.pool, AttentionPool) else _attending(config)
+            query = "attention pooling" if isinstance(config.pool, AttentionPool) else _attending(config)
             return "Attention, last layer", (
-                f"Attention of {who} at the end, averaged over heads. It shows where the model gathers information, "
+                f"Attention weights of {query}, averaged over heads. They show where the model gathers information, "
                 "not why."
             )
 
 
 def _attending(config: ViTConfig) -> str:
-    return "the class token" if config.class_token else "all patches, on average,"
+    return "the class token" if config.class_token else "all patches (mean)"
 
 
 def _points(change: float) -> str:
-    """Change of a probability, in percentage points."""
+    """Format a change in probability."""
     if change <= 0:
-        return "nowhere"
-    return f"by up to {100 * change:.1f} points" if change >= 0.001 else "by less than 0.1 points"
+        return "none here"
+    return f"by up to {100 * change:.1f} percentage points" if change >= 0.001 else "by less than 0.1 percentage points"
 
 
 def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
@@ -149,11 +150,11 @@ def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
     drawn = [draw.marked(canvas, draw.overlay(canvas, one, from_zero=False), place) for one in maps]
     lowest = ", ".join(f"{one.min():.2f} after layer {layer}" for one, layer in zip(maps, layers, strict=True))
     caption = (
-        f"Cosine similarity of every patch to the framed one (row {place[0]}, column {place[1]}): after the first "
-        f"layers it follows appearance and position, after the last ones meaning. Dark is the least similar: {lowest}."
+        f"Cosine similarity of each patch to the framed patch (row {place[0]}, column {place[1]}). Early layers "
+        f"reflect appearance and position, late layers meaning. The darkest patch has similarity {lowest}."
     )
     height, width = canvas.pixels.shape[:2]
-    stacked = width > 1.6 * height  # wide images are placed below each other
+    stacked = width > 1.6 * height  # stack wide images vertically
     scale = min(SHEET / (2 if stacked else len(layers)) / width, 1)
     tile, names = (round(height * scale), round(width * scale)), [f"after layer {layer}" for layer in layers]
     if stacked:
@@ -164,19 +165,19 @@ def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
 def _pca(result: Explanation, canvas: Canvas) -> Iterator[tuple[str, Drawn]]:
     if result.pca is not None:
         caption = (
-            f"The first three principal components of the patch features after layer {result.layers[-1]} as red, green "
-            "and blue: patches of one colour are alike to the model. The colours themselves have no meaning."
+            f"First three principal components of the patch features after layer {result.layers[-1]}, shown as red, "
+            "green and blue. Patches of similar colour have similar features; the colours themselves have no meaning."
         )
-        yield "pca", ("Patch features as colours", caption, draw.coloured(canvas, result.pca))
+        yield "pca", ("PCA of patch features", caption, draw.coloured(canvas, result.pca))
     if result.pca_foreground is not None:
         kept = 1 - float(np.isnan(result.pca_foreground[..., 0]).mean())
         caption = (
-            f"The first component splits the patches in two groups; the one that is rarer at the border ({kept:.0%} of "
-            "the patches) gets components of its own. In a self-supervised model such as DINOv2 this often separates "
-            "the object from the background without labels."
+            f"Thresholding the first component selects the foreground ({kept:.0%} of the patches), and a second PCA "
+            "colours it. With self-supervised models such as DINOv2, this often separates the object from the "
+            "background without labels."
         )
         image = draw.coloured(canvas, result.pca_foreground)
-        yield "pca_foreground", ("The same, without the background", caption, image)
+        yield "pca_foreground", ("PCA of the foreground", caption, image)
 
 
 # ---- Sheets ----------------------------------------------------------------------------------------------------------
@@ -187,14 +188,14 @@ def _heads(result: Explanation, maps: np.ndarray, config: ViTConfig) -> Drawn:
     rows = [f"layer {layer}" for layer in result.layers]
     columns = [f"head {head}" if tile[1] >= 56 else str(head) for head in result.heads]
     tiles = [[paint(draw.scaled(one), heat()) for one in layer] for layer in maps]
-    who = _attending(config)
+    query = _attending(config)
     if result.query is not None:
-        who = f"the patch in row {result.query[0]}, column {result.query[1]}"
+        query = f"the patch in row {result.query[0]}, column {result.query[1]}"
     caption = (
-        f"Attention of {who} in each layer (rows, from 0) and head (columns). Each map has its own scale, from zero "
-        "(dark) to its largest weight (bright); attention to class and register tokens is not shown."
+        f"Attention weights of {query} for each layer (rows) and head (columns). Each map has its own colour scale, "
+        "from zero (dark) to its largest weight (bright). Attention to class and register tokens is not shown."
     )
-    return "Every head", caption, draw.sheet(tiles, tile, rows, columns)
+    return "Attention heads", caption, draw.sheet(tiles, tile, rows, columns)
 
 
 def _positions(values: np.ndarray, text: str) -> Drawn:
@@ -204,21 +205,21 @@ def _positions(values: np.ndarray, text: str) -> Drawn:
     )
     most = np.abs(values).max()
     tiles = [[paint(values[y, x] / max(most, 1e-12) / 2 + 0.5, signed()) for x in columns] for y in rows]
-    some = f" Not all of {gh} x {gw} positions have a tile." if (len(rows), len(columns)) != (gh, gw) else ""
+    some = f" Only some of the {gh} x {gw} positions are shown." if (len(rows), len(columns)) != (gh, gw) else ""
     caption = (
-        f"{text} Each tile belongs to the position at its place in the image, and shows the similarity to all "
-        f"positions: red is positive, blue negative; full colour is {most:.2f} (the paper's Figure 7, centre).{some}"
+        f"{text} Each tile compares one position with all others, as in Figure 7 (centre) of the paper. Red is "
+        f"positive, blue is negative, and full colour is {most:.2f}.{some}"
     )
     tile = draw.tile_for((gh, gw), 860 // max(len(rows), len(columns)))
-    return "Similarity of positions", caption, draw.sheet(tiles, tile, gap=4)
+    return "Position similarity", caption, draw.sheet(tiles, tile, gap=4)
 
 
 def _filters(filters: FilterComponents) -> Drawn:
     tiles, columns = filter_images(filters.patterns), 7
     caption = (
-        f"The first {len(tiles)} principal components of {filters.source} (the paper's Figure 7, left): "
-        f"{float(filters.variance.sum()):.0%} of its variance. Grey is zero. Trained filters look like stripes, "
-        "edges and blobs of colour; pure noise indicates little training."
+        f"First {len(tiles)} principal components of {filters.source}, as in Figure 7 (left) of the paper. They "
+        f"explain {float(filters.variance.sum()):.0%} of its variance. Grey is zero. Trained filters look like "
+        "stripes, edges and colour blobs; noise indicates too little training."
     )
     rows = [list(tiles[i : i + columns]) for i in range(0, len(tiles), columns)]
     return "Patch filters", caption, draw.sheet(rows, draw.tile_for((tiles.shape[1], tiles.shape[2]), 96))
@@ -231,7 +232,7 @@ def _faithfulness_chart(path: Path, result: Explanation) -> Figure:
     with drawing(path, 8.4, 3.3) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         plain(left, title="deletion", x="patches masked", y="probability of the class")
-        plain(right, title="insertion", x="patches shown")
+        plain(right, title="insertion", x="patches revealed")
         colours = iter(LINES)
         for name, one in result.faithfulness.items():
             style = {"color": GREY, "linestyle": (0, (4, 3))} if name == "random" else {"color": next(colours)}
@@ -243,9 +244,9 @@ def _faithfulness_chart(path: Path, result: Explanation) -> Figure:
             percent(axes, "y")
         right.legend(frameon=False, labelcolor="linecolor", loc="center left", bbox_to_anchor=(1.01, 0.5))
     caption = (
-        "Left: the patches that a map calls important are masked first; the sooner the probability falls, the better "
-        "the map. Right: they are shown first, on a blurred image; the sooner it rises, the better. Grey: patches in "
-        "random order."
+        "Left: patches are masked in order of importance; a good map makes the probability fall early. Right: patches "
+        "are revealed on a blurred image in the same order; a good map makes the probability rise early. Grey: random "
+        "order."
     )
     return Figure(path, "Deletion and insertion", caption, "chart")
 
@@ -253,7 +254,7 @@ def _faithfulness_chart(path: Path, result: Explanation) -> Figure:
 def _distance_chart(path: Path, layers: list[int], pixels: np.ndarray, uniform: float) -> Figure:
     with drawing(path, 6.6, 3.6) as figure:
         axes = figure.add_subplot()
-        plain(axes, x="layer", y="mean attention distance, pixels")
+        plain(axes, x="layer", y="mean attention distance (pixels)")
         axes.axhline(uniform, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
             "uniform attention", (1, uniform), (-4, 3), xycoords=("axes fraction", "data"),
@@ -265,9 +266,9 @@ def _distance_chart(path: Path, layers: list[int], pixels: np.ndarray, uniform: 
         axes.set_ylim(0, 1.12 * max(float(pixels.max()), uniform))
         axes.set_xticks(layers[:: -(-len(layers) // 16)])
     caption = (
-        "Each dot is a head: the mean distance to the patches that a patch attends to (the paper's Figure 7, right), "
-        "for this image, in pixels of the model's input. Low dots attend locally, as a convolution does; high ones "
-        "attend to the whole image."
+        "Each dot is the mean distance over which one head attends, for this image, in pixels of the model input (as "
+        "in Figure 7, right, of the paper). Heads with low values attend locally, like a convolution; heads with high "
+        "values attend globally."
     )
     return Figure(path, "Attention distance", caption, "chart")
 
@@ -283,21 +284,21 @@ def _lens_chart(path: Path, result: Explanation) -> Figure:
         axes.set_xticks(result.layers[:: -(-len(result.layers) // 16)])
         axes.legend(frameon=False, labelcolor="linecolor", loc="center left", bbox_to_anchor=(1.01, 0.5))
     caption = (
-        "Final norm and head applied to the tokens after every layer: the prediction if the model ended there. The "
-        "head was trained on the last layer only, so early predictions are rough."
+        "Logit lens: the final norm and head are applied to the tokens after each layer. The head was trained on the "
+        "last layer only, so predictions of early layers are rough."
     )
     return Figure(path, "Prediction after each layer", caption, "chart")
 
 
-# ---- The page --------------------------------------------------------------------------------------------------------
+# ---- Report ----------------------------------------------------------------------------------------------------------
 
 WARNING = (
-    "Attention is not attribution. A bright place in an attention map or a rollout is where the model gathers "
-    "information from; it need not be what decided the answer, and it is the same for every class."
+    "Attention is not attribution. Bright areas of an attention map or rollout show where the model gathers "
+    "information. They do not necessarily explain the prediction, and they are the same for every class."
 )
-BETTER = " Relevance and occlusion are about one class, and occlusion measures the model's answer itself."
-TESTED = " None of them is the truth: the test below shows, for this image, how far each can be trusted."
-SCALES = {"map": 1.0, "sheet": 0.8, "chart": 0.6}  # charts are drawn for screens of high density
+BETTER = " Relevance and occlusion explain one class, and occlusion measures the model's output directly."
+TESTED = " The test below shows how faithful each map is for this image."
+SCALES = {"map": 1.0, "sheet": 0.8, "chart": 0.6}  # charts are rendered for high-density screens
 
 Figures = Mapping[str, Sequence[Figure]]
 
@@ -305,24 +306,24 @@ Figures = Mapping[str, Sequence[Figure]]
 def write_report(
     result: Explanation, figures: Figures, path: Path, title: str, facts: Mapping[str, str], command: str
 ) -> None:
-    subtitle = "What the model uses, and what its answer depends on" if "seen" in figures else "Figures of the weights"
+    subtitle = "Explanation of a prediction" if "seen" in figures else "Figures of the weights"
     skipped = [f"{', '.join(methods)}: {reason}" for reason, methods in result.skipped_by_reason().items()]
     sections = [
-        ("The answer" if result.predictions else "The image", _answer(result, figures)),
-        ("Where it looks, and what counts" if "relevance" in figures else "Where it looks", _maps(result, figures)),
-        ("Can the maps be trusted?", _tests(result, figures)),
-        ("Inside, layer by layer", _drawn(figures, "heads", "distance")),
-        ("Patches as the model represents them", _drawn(figures, "pca", "similarity")),
-        ("From layer to layer", _lens(result, figures)),
-        ("What the model has learned, whatever the image", _drawn(figures, "position", "filters")),
-        ("Skipped, and why", [items(skipped)] if skipped else []),
-        ("How this was made", [definitions(facts.items(), "facts"), code(command)]),
+        ("Prediction" if result.predictions else "Image", _prediction(result, figures)),
+        ("Importance maps", _maps(result, figures)),
+        ("Faithfulness of the maps", _tests(result, figures)),
+        ("Attention by layer", _drawn(figures, "heads", "distance")),
+        ("Patch features", _drawn(figures, "pca", "similarity")),
+        ("Prediction by layer", _lens(result, figures)),
+        ("Learned weights", _drawn(figures, "position", "filters")),
+        ("Skipped methods", [items(skipped)] if skipped else []),
+        ("Details", [definitions(facts.items(), "facts"), code(command)]),
     ]
     page = page_of(title, sections, tag("p", subtitle, class_="soft"))
     path.write_text(page, encoding="utf-8", errors="replace")
 
 
-def _answer(result: Explanation, figures: Figures) -> list[Html]:
+def _prediction(result: Explanation, figures: Figures) -> list[Html]:
     if "seen" not in figures:
         return []
     if result.predictions:
@@ -330,11 +331,11 @@ def _answer(result: Explanation, figures: Figures) -> list[Html]:
             (name(label.label), inner(bar(label.probability), tag("span", f"{label.probability:.1%}")))
             for label in result.predictions
         ]
-        explained = tag("p", "Class explained by the maps below: ", tag("b", name(str(result.label))))
-        answer = tag("div", table(["class", "probability"], rows), explained)
+        explained = tag("p", "Explained class: ", tag("b", name(str(result.label))))
+        prediction = tag("div", table(["class", "probability"], rows), explained)
     else:
-        answer = tag("p", "This checkpoint has no head: it computes features and does not classify.")
-    return [tag("div", *map(_figure, figures["seen"]), answer, class_="side")]
+        prediction = tag("p", "The model has no classification head; it only computes features.")
+    return [tag("div", *map(_figure, figures["seen"]), prediction, class_="side")]
 
 
 def _maps(result: Explanation, figures: Figures) -> list[Html]:
@@ -343,9 +344,9 @@ def _maps(result: Explanation, figures: Figures) -> list[Html]:
     words = WARNING + (BETTER if "relevance" in result.maps or "occlusion" in result.maps else "")
     words += TESTED if result.faithfulness else ""
     heats, signs = (tag("span", class_="scale", style=f"background: {css(colours())}") for colours in (heat, signed))
-    scales = [tag("p", "Maps without sign: low", heats, "high. ", class_="soft")]
+    scales = [tag("p", "Heat maps: low", heats, "high", class_="soft")]
     if "occlusion" in result.maps:
-        scales.append(tag("p", "Occlusion: more likely without", signs, "less likely without.", class_="soft"))
+        scales.append(tag("p", "Occlusion: more likely if masked", signs, "less likely if masked", class_="soft"))
     return [tag("p", words, class_="note"), *_drawn(figures, *MAPS), *scales]
 
 
@@ -358,8 +359,8 @@ def _tests(result: Explanation, figures: Figures) -> list[Html]:
         for key, one in result.faithfulness.items()
     ]
     words = (
-        "Areas under the curves: deletion should be low, insertion high, and both better than in random order. One "
-        "image proves little; compare maps over many."
+        "Area under each curve. Deletion should be low, insertion high, and both better than random. Compare maps "
+        "over many images; a single image proves little."
     )
     numbers = table(["map", "", "deletion", "insertion"], rows, text_columns=2, caption=words)
     return [*_drawn(figures, "faithfulness"), numbers]
@@ -375,11 +376,11 @@ def _lens(result: Explanation, figures: Figures) -> list[Html]:
         return []
     rows = [(str(row.layer), name(row.label), f"{row.probability:.1%}", f"{row.of_target:.1%}") for row in result.lens]
     columns = ["after layer", "prediction", "probability", "probability of the explained class"]
-    return [*_drawn(figures, "lens"), details("Numbers of each layer", table(columns, rows, text_columns=2))]
+    return [*_drawn(figures, "lens"), details("Values for each layer", table(columns, rows, text_columns=2))]
 
 
 def _drawn(figures: Figures, *methods: str) -> list[Html]:
-    """Maps side by side; sheets and charts below each other."""
+    """Place maps side by side, followed by sheets and charts below each other."""
     found = [figure for method in methods for figure in figures.get(method, ())]
     maps = [_figure(figure) for figure in found if figure.kind == "map"]
     others = [_figure(figure) for figure in found if figure.kind != "map"]

@@ -1,6 +1,6 @@
-"""Importance of every patch for the answer: attention rollout, relevance, occlusion; and tests of such maps.
+"""Patch importance maps (attention rollout, relevance, occlusion) and tests of their faithfulness.
 
-b: batch; t: tokens; q: rows at a time; k: masks; s: steps; h, w: image height and width; gh, gw: grid height and width.
+b: batch; t: tokens; q: queries; k: masks; s: steps; h, w: image height and width; gh, gw: grid height and width.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.common.checks import Size, check_choice, check_fraction, check_real, check_whole
 from vitreous.explanation import MapName
-from vitreous.explanation.captured import (
+from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
     Pooling,
     check_target,
@@ -28,8 +28,8 @@ from vitreous.model.pooling import ClassTokenPooling
 from vitreous.model.vit import ViT
 
 # ---- Attention rollout -----------------------------------------------------------------------------------------------
-# The product of the attention of all layers and residuals (Abnar and Zuidema, arXiv 2005.00928): which input patches
-# can reach the output by mixing alone. It is the same for every class.
+# The product of attention and residual connections over all layers (Abnar and Zuidema, arXiv 2005.00928). It shows
+# which input patches can influence the output, and is the same for every class.
 
 Fusion = Literal["mean", "max", "min"]
 
@@ -42,11 +42,12 @@ def rollout(
     discard: float = 0.0,
     residual: float = 0.5,
 ) -> Float[Tensor, "b t t"]:
-    """Weight of every input token (column) in every output token (row). Rows sum to 1.
+    """Compute the weight of each input token (column) in each output token (row). Rows sum to 1.
 
-    fusion: reduction over the heads of a layer.
-    discard: fraction of the weights of every row, its smallest, that are set to 0.
-    residual: weight of a token itself in each layer.
+    Args:
+        fusion: Reduction over heads.
+        discard: Fraction of weights in each row to set to 0, smallest first.
+        residual: Weight of the residual connection in each layer.
     """
     _check(fusion, discard, residual)
     b, t, _ = captured.states[0].shape
@@ -67,10 +68,7 @@ def rollout_map(
     discard: float = 0.0,
     residual: float = 0.5,
 ) -> Float[Tensor, "b gh gw"]:
-    """Weight of every patch in the pooled vector of the image: `rollout` times the pooling weights.
-
-    Only this row of the product is computed, from the last layer down.
-    """
+    """Compute the weight of each patch in the pooled features: the pooling weights times `rollout`."""
     _check(fusion, discard, residual)
     row = captured.pooling_weights().float()
     for layer in reversed(layer_indices(captured.model, layers)):
@@ -82,7 +80,7 @@ def rollout_map(
 
 
 def fuse(weights: Float[Tensor, "b heads q t"], fusion: Fusion, discard: float) -> Float[Tensor, "b q t"]:
-    """Reduce the weights of all heads to one for each pair of tokens. Rows sum to 1."""
+    """Reduce attention weights over heads and renormalise each row to sum to 1."""
     match fusion:
         case "mean":
             fused = weights.mean(dim=1)
@@ -93,7 +91,7 @@ def fuse(weights: Float[Tensor, "b heads q t"], fusion: Fusion, discard: float) 
     if lost := int(discard * fused.shape[-1]):
         smallest = fused.topk(lost, dim=-1, largest=False).indices
         fused = fused.scatter(-1, smallest, 0.0)
-    total = fused.sum(dim=-1, keepdim=True)  # 0 where heads have no token in common: such a row becomes uniform
+    total = fused.sum(dim=-1, keepdim=True)  # if a row is all zero, use uniform weights
     return torch.where(total > 0, fused / total.clamp_min(1e-30), 1 / fused.shape[-1])
 
 
@@ -104,19 +102,16 @@ def _check(fusion: Fusion, discard: float, residual: float) -> None:
 
 
 # ---- Relevance -------------------------------------------------------------------------------------------------------
-# Gradient times attention through all layers, for one class (Chefer et al., arXiv 2103.15679). The positive part of
-# A * dy/dA, averaged over heads, is what a layer passes on beside the residual; the product over all layers, read at
-# the output tokens, is the map. It is computed from the last layer down, each layer again from its captured input, so
-# that only one layer's weights are in memory.
+# Gradient times attention for one class, propagated through all layers (Chefer et al., arXiv 2103.15679). Each layer
+# contributes the residual plus the positive part of A * dy/dA averaged over heads. The map is the product over all
+# layers, read at the output tokens. Layers are recomputed from their captured inputs, starting from the last, so only
+# one layer's weights are in memory.
 
 
 def relevance(
     captured: CapturedForward, target: int | Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "b gh gw"]:
-    """Relevance of each patch for the class `target`, one for all images or one for each; None is the top class.
-
-    `between` is called between layers.
-    """
+    """Compute the relevance of each patch for `target`: a class index, one per image, or None for the top class."""
     model, layout = captured.model, captured.layout
     *inputs, last = captured.states
     with evaluation_mode(model), torch.enable_grad():
@@ -128,20 +123,20 @@ def relevance(
             weights, after = model.encoder.explicit_step(layer, before, layout, model.position)
             slope, gradient = torch.autograd.grad(after, (weights, before), gradient)
             row = row + (row[:, None] @ _positive(slope, weights))[:, 0]
-    # Without the output tokens' own weight: by then they hold information of all patches, so their place says little,
-    # and with average pooling it would dominate the map. (A class token is no patch: nothing changes there.)
+    # Subtract the weights of the output tokens. They already mix all patches, so their positions carry little meaning,
+    # and with average pooling they would dominate the map. With a class token this changes nothing.
     return captured.on_grid(row - output)
 
 
 def _positive(slope: Tensor, weights: Tensor) -> Tensor:
-    """E_h[(dy/dA * A)+]"""
+    """Return E_h[(dy/dA * A)+]."""
     return (slope * weights.detach()).clamp_min(0).mean(dim=1)
 
 
 def _output_relevance(
     captured: CapturedForward, last: Float[Tensor, "b t d"], target: int | Sequence[int] | None
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t d"]]:
-    """Relevance of every output token for the class score, and the score's gradient with respect to them.
+    """Return the relevance of each output token for the class score, and the gradient of the score.
 
     Average and attention pooling are treated as an attention layer with one query.
     """
@@ -168,11 +163,11 @@ def _score(model: ViT, logits: Float[Tensor, "b classes"], target: int | Sequenc
 
 
 # ---- Occlusion -------------------------------------------------------------------------------------------------------
-# The drop in a class's probability when a window of the image is masked: slow, but it measures the model's answer
-# itself, so other maps are compared with it.
+# The drop in class probability when a window of the image is masked. It is slow but measures the model's output
+# directly, so it serves as a reference for the other maps.
 
-Fill = Literal["mean", "blur"]  # of masked pixels: the image's mean colour, or the image blurred
-BATCH = 32  # images at once
+Fill = Literal["mean", "blur"]  # replace masked pixels with the mean colour or with the blurred image
+BATCH = 32
 
 
 @torch.no_grad()
@@ -184,9 +179,10 @@ def occlusion(
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "h w"]:
-    """Mean drop in probability over all windows that cover a pixel. Negative: masking it raises the probability.
+    """Compute the mean drop in probability over all windows that cover each pixel.
 
-    By default a window is a seventh of the image high and wide, in whole patches, and moves by half of that.
+    A negative value means that masking raises the probability. By default, windows measure a seventh of the image per
+    side, rounded to patches, and overlap by half.
     """
     check_target(captured.model, target)
     size = (captured.images.shape[2], captured.images.shape[3])
@@ -202,14 +198,14 @@ def occlusion(
 
 
 def default_windows(captured: CapturedForward) -> tuple[Size, Size]:
-    """Size and stride of the windows, in pixels."""
+    """Return the default window size and stride in pixels."""
     (ph, pw), (gh, gw) = captured.model.config.patch_stride, captured.layout.grid
     window = (ph * max(round(gh / 7), 1), pw * max(round(gw / 7), 1))
     return window, (ph * max(round(gh / 14), 1), pw * max(round(gw / 14), 1))
 
 
 def _windows(size: Size, window: Size, stride: Size) -> list[tuple[slice, slice]]:
-    """Rows and columns of windows that cover an image; the last of a row ends where the row does."""
+    """Return windows that cover an image; the last window per axis is aligned with the image edge."""
     tops, lefts = (
         [*range(0, max(side - length, 0), step), max(side - length, 0)]
         for side, length, step in zip(size, window, stride, strict=True)
@@ -232,7 +228,7 @@ def masked_probabilities(
     fill: Fill,
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "masks classes"]:
-    """Probabilities of all classes for the image with masked pixels; `between` is called before each batch."""
+    """Compute class probabilities for each masked copy of the image. `between` is called before each batch."""
     model, image, found = captured.model, captured.images, []
     replacement = fill_image(captured, fill)
     with evaluation_mode(model):
@@ -244,7 +240,7 @@ def masked_probabilities(
 
 
 def fill_image(captured: CapturedForward, fill: Fill) -> Float[Tensor, "1 c h w"]:
-    """Pixels that replace masked ones."""
+    """Return the image that replaces masked pixels."""
     image = captured.images
     if fill == "mean":
         return image.mean(dim=(2, 3), keepdim=True).expand_as(image)
@@ -252,7 +248,7 @@ def fill_image(captured: CapturedForward, fill: Fill) -> Float[Tensor, "1 c h w"
 
 
 def blurred(image: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h w"]:
-    """Apply a Gaussian blur of `sigma` pixels; the border is replicated."""
+    """Apply a Gaussian blur with replicated borders."""
     reach = max(round(3 * sigma), 1)
     x = torch.arange(-reach, reach + 1, device=image.device, dtype=image.dtype)
     kernel = (-0.5 * (x / sigma) ** 2).exp()
@@ -263,41 +259,41 @@ def blurred(image: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c
 
 
 def as_pixels(masks: Bool[Tensor, "k gh gw"], patch_stride: Size, size: Size) -> Bool[Tensor, "k h w"]:
-    """Masks of patches as masks of pixels."""
+    """Convert patch masks to pixel masks."""
     ph, pw = patch_stride
     return masks.repeat_interleave(ph, dim=1).repeat_interleave(pw, dim=2)[:, : size[0], : size[1]]
 
 
 def as_patches(pixels: Float[Tensor, "h w"], patch_stride: Size) -> Float[Tensor, "gh gw"]:
-    """Mean over the pixels of every patch."""
+    """Average pixel values over each patch."""
     (h, w), (ph, pw) = pixels.shape, patch_stride
     whole = F.pad(pixels[None, None], (0, -w % pw, 0, -h % ph), mode="replicate")
     return F.avg_pool2d(whole, patch_stride)[0, 0]
 
 
 # ---- Faithfulness: deletion and insertion ----------------------------------------------------------------------------
-# Masking the patches that a map calls important should lower the class's probability soon; showing only them should
-# raise it soon (Petsiuk et al., arXiv 1806.07421).
+# If a map is faithful, masking its most important patches lowers the class probability quickly, and revealing them
+# raises it quickly (Petsiuk et al., arXiv 1806.07421).
 
 STEPS = 16
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Two curves of a class's probability, from no patch to all of them, and the areas under them."""
+    """Deletion and insertion curves of the class probability, and the areas under them."""
 
-    fractions: Float[Tensor, "s"]  # of the patches that are masked, or shown
+    fractions: Float[Tensor, "s"]  # of masked or revealed patches, from 0 to 1
     deletion_curve: Float[Tensor, "s"]
     insertion_curve: Float[Tensor, "s"]
 
     @property
     def deletion(self) -> float:
-        """Area from 0 to 1; lower is better."""
+        """Area under the deletion curve, from 0 to 1; lower is better."""
         return float(torch.trapezoid(self.deletion_curve, self.fractions))
 
     @property
     def insertion(self) -> float:
-        """Area from 0 to 1; higher is better."""
+        """Area under the insertion curve, from 0 to 1; higher is better."""
         return float(torch.trapezoid(self.insertion_curve, self.fractions))
 
 
@@ -309,10 +305,10 @@ def faithfulness(
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Faithfulness:
-    """Mask and show the most important patches first, in `steps` equal steps; ties in reading order."""
+    """Mask and reveal patches in order of importance, in `steps` equal steps. Ties are broken by position."""
     grid, size = captured.layout.grid, (captured.images.shape[2], captured.images.shape[3])
     if tuple(importance.shape) != grid:
-        raise ValueError(f"the map has {tuple(importance.shape)} places, but the image has {grid} patches")
+        raise ValueError(f"the map must have the shape of the patch grid, {grid}, got {tuple(importance.shape)}")
     check_whole("steps", steps, 1, 2**20)
     check_target(captured.model, target)
     count = importance.numel()
@@ -338,7 +334,7 @@ def random_faithfulness(
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Faithfulness:
-    """Mean curves of several random orders: the baseline of every map."""
+    """Return the mean curves over several random patch orders, as a baseline for the maps."""
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.rand(captured.layout.grid, generator=generator) for _ in range(draws)]
     runs = [faithfulness(captured, target, order, steps, batch_size=batch_size, between=between) for order in orders]
@@ -360,7 +356,7 @@ def importance_map(
     overlap: bool = True,
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "gh gw"]:
-    """Importance of every patch of the captured image. `overlap` is that of occlusion's windows."""
+    """Compute an importance map by name. `overlap` makes occlusion windows overlap."""
     match name:
         case "relevance":
             return relevance(captured, target, between)[0]

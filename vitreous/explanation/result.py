@@ -1,4 +1,4 @@
-"""Every number of an explanation: the requested maps of one image, their tests, and what layers and tokens hold.
+"""Results of an explanation, and the code that computes them for the requested methods.
 
 gh, gw: grid height and width.
 """
@@ -13,9 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.common.checks import BadValue, Size, check_choice, check_whole, suggestion
+from vitreous.common.checks import BadValue, Size, check_choice, check_whole, fail, suggestion
 from vitreous.explanation import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
-from vitreous.explanation.captured import CapturedForward, attention_distance, layer_indices, token_index
+from vitreous.explanation.attention_and_logit_lens import (
+    CapturedForward,
+    attention_distance,
+    layer_indices,
+    token_index,
+)
 from vitreous.explanation.importance_maps import BATCH, Faithfulness, faithfulness, importance_map, random_faithfulness
 from vitreous.explanation.pca_and_similarity import (
     FilterComponents,
@@ -26,18 +31,19 @@ from vitreous.explanation.pca_and_similarity import (
     position_similarity,
     token_similarity,
 )
-from vitreous.inference.engine import Label, class_names, top_labels
+from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.model.config import ViTConfig
 from vitreous.model.tokens import Layout
+from vitreous.model.top_labels import Label, class_names, top_labels
 from vitreous.model.vit import ViT
 
 TOP = 5  # predictions
-FEWEST_INSIDE = 8  # patches of a foreground, below which its components mean nothing
+FEWEST_INSIDE = 8  # minimum number of foreground patches for a meaningful PCA
 
 
 @dataclass(frozen=True)
 class LensRow:
-    """Top class after a layer, and the probability of the explained class there."""
+    """Top prediction after a layer, and the probability of the explained class."""
 
     layer: int
     label: str
@@ -47,32 +53,32 @@ class LensRow:
 
 @dataclass
 class Explanation:
-    """Numbers of an explanation; a field is empty or None if its method was not requested or is not available."""
+    """Results of an explanation. A field is empty or None if its method was not run."""
 
     layers: list[int]
     heads: list[int]
     query: Size | None = None  # row and column of a patch
-    target: int | None = None  # the explained class
-    label: str | None = None  # its label
+    target: int | None = None  # index of the explained class
+    label: str | None = None  # label of the explained class
     predictions: tuple[Label, ...] = ()
     maps: dict[MapName, Float[np.ndarray, "gh gw"]] = field(default_factory=dict)
-    faithfulness: dict[str, Faithfulness] = field(default_factory=dict)  # by map, and "random"
+    faithfulness: dict[str, Faithfulness] = field(default_factory=dict)  # for each map and "random"
     head_maps: Float[np.ndarray, "layers heads gh gw"] | None = None
     distance: Float[np.ndarray, "layers heads"] | None = None  # in pixels
-    similarity: Float[np.ndarray, "some gh gw"] | None = None  # to the patch `similarity_to` after `similarity_layers`
+    similarity: Float[np.ndarray, "some gh gw"] | None = None  # to patch `similarity_to`
     similarity_to: Size = (0, 0)
     similarity_layers: list[int] = field(default_factory=list)
-    pca: Float[np.ndarray, "gh gw 3"] | None = None  # colours of patch features
-    pca_foreground: Float[np.ndarray, "gh gw 3"] | None = None  # of the foreground alone; the background is NaN
+    pca: Float[np.ndarray, "gh gw 3"] | None = None  # RGB colours from 0 to 1
+    pca_foreground: Float[np.ndarray, "gh gw 3"] | None = None  # NaN in the background
     lens: list[LensRow] = field(default_factory=list)
-    lens_curves: dict[str, list[float]] = field(default_factory=dict)  # probability by label, after each layer
+    lens_curves: dict[str, list[float]] = field(default_factory=dict)  # label to its probability after each layer
     position: PositionSimilarity | None = None
     filters: FilterComponents | None = None
-    skipped: dict[str, str] = field(default_factory=dict)  # reasons, by method
+    skipped: dict[str, str] = field(default_factory=dict)  # method to reason
     paths: list[Path] = field(default_factory=list)  # written files
 
     def numbers(self) -> dict[str, Any]:
-        """Contents of numbers.json."""
+        """Return the contents of numbers.json."""
         distance = [] if self.distance is None else self.distance.tolist()
         tests = self.faithfulness.items()
         return {
@@ -92,24 +98,24 @@ class Explanation:
 
 
 def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
-    """Index of a class given by its label or, if no label is equal, by its number. Errors call it `field`."""
+    """Return the index of a class given by label or, if no label matches, by index. `field` is used in errors."""
     if name is None:
         return None
     name, labels, count = str(name), config.labels, config.num_classes
     if not count:
-        raise BadValue(f"{field} is {name!r}, but the model has no head and so no classes")
+        raise BadValue(f"{field} is {name!r}, but the model has no classification head")
     if name in labels:
         return labels.index(name)
-    if len(name) <= 9 and name.isdecimal() and int(name) < count:  # int() raises another error for very long numbers
+    if len(name) <= 9 and name.isdecimal() and int(name) < count:  # int() rejects very long numbers
         return int(name)
-    known = f"a label of the model{suggestion(name, labels)} or " if labels else ""
-    raise BadValue(f"{field} is {name!r}, but must be {known}a number from 0 to {count - 1}")
+    known = f"one of the model's labels{suggestion(name, labels)} or " if labels else ""
+    raise BadValue(f"{field} must be {known}a number from 0 to {count - 1}, got {name!r}")
 
 
 def available_methods(
     config: ViTConfig, has_image: bool, requested: Sequence[str]
 ) -> tuple[list[Method], dict[str, str]]:
-    """Methods to run, in their order, and the reasons to skip others. Requesting an unavailable one is an error."""
+    """Return the methods to run and the reasons for skipping others. Raises if a requested method is unavailable."""
     for method in requested:
         check_choice("methods", method, METHODS)
     missing: dict[str, str] = {}
@@ -117,9 +123,9 @@ def available_methods(
         if not has_image and method in IMAGE_METHODS:
             missing[method] = "no image was given"
         elif not config.num_classes and method in HEAD_METHODS:
-            missing[method] = "the checkpoint has no head, so it does not classify"
+            missing[method] = "the model has no classification head"
         if method in requested and method in missing:
-            raise BadValue(f"methods has {method!r}, but {missing[method]}")
+            raise BadValue(f"method {method!r} is not available: {missing[method]}")
     chosen = [method for method in METHODS if method not in missing and (not requested or method in requested)]
     return chosen, {} if requested else missing
 
@@ -131,12 +137,12 @@ def request(
     heads: Sequence[int] = (),
     query: Sequence[int] = (),
 ) -> Explanation:
-    """Check the choices and return an explanation without numbers."""
+    """Check the arguments and return an explanation without results."""
     config = model.config
     for head in heads:
         check_whole("head", head, 0, config.num_heads - 1)
     if query and len(query) != 2:
-        raise BadValue(f"query is {' '.join(map(str, query))!r}, but must be the row and the column of a patch")
+        fail("query", " ".join(map(str, query)), "the row and column of a patch")
     place = (query[0], query[1]) if query else None
     if place is not None:
         token_index(Layout(config.num_prefix_tokens, config.grid), place)
@@ -153,13 +159,13 @@ def compute(
     batch_size: int = BATCH,
     begin: Callable[[str], None] = lambda method: None,
 ) -> None:
-    """Fill in the numbers of the methods; `begin` is called before each. Without an image, `captured` is None."""
+    """Run the methods and store their results. `begin` is called before each; `captured` is None without an image."""
     maps: dict[MapName, Tensor] = {}
     if captured is not None:
         if captured.model.config.num_classes:
             probabilities = captured.logits().softmax(dim=-1)
             if not probabilities.isfinite().all():
-                raise ValueError("the model's answer is not a number")
+                raise ValueError(NOT_A_NUMBER)
             [result.predictions] = top_labels(probabilities, class_names(captured.model.config), TOP)
             if result.target is None:
                 result.target, result.label = result.predictions[0].index, result.predictions[0].label

@@ -1,11 +1,10 @@
-"""Inference: images in, labels, features or masks out.
+"""Inference: predict labels, features or masks for images.
 
-`engine` is the one path from an image file to a model's output, which evaluation, probes and serving use too;
-`predictor` builds classification, features and segmentation on it. `predict_images` has `vitreous.predict` and
-`vitreous.embed`, and expands folders and globs; `prediction_files` writes results; `mask_images` draws masks; `device`
-chooses the device and checks its memory.
+`engine` runs images through a model, also for evaluation, probes and serving; `predictor` implements classification,
+features and segmentation on top of it. `predict_images` implements `vitreous.predict` and `vitreous.embed`, and expands
+folders and globs; `prediction_files` writes results; `mask_images` draws masks; `device` chooses the device and checks
+its memory.
 """
 
-from vitreous.inference.engine import top_labels as top_labels
 from vitreous.inference.predictor import Predictor as Predictor
 from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor

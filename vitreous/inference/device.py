@@ -1,4 +1,4 @@
-"""Choose device and dtype, place a model there without changing the caller's, and check that it fits the memory."""
+"""Device and dtype selection, model placement, and memory checks."""
 
 import copy
 import math
@@ -20,9 +20,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def choose_device(device: str | torch.device | None, current: torch.device | None = None) -> torch.device:
-    """Resolve a device: "auto" is CUDA, else Apple's MPS, else the CPU.
+    """Resolve a device. "auto" prefers CUDA, then MPS, then the CPU.
 
-    None keeps the `current` device if it is an accelerator, and is otherwise "auto".
+    None keeps the `current` device if it is an accelerator, and otherwise means "auto".
     """
     if device is None and current is not None and current.type != "cpu":
         return current
@@ -31,22 +31,22 @@ def choose_device(device: str | torch.device | None, current: torch.device | Non
     try:
         device = torch.device(device)
     except RuntimeError:
-        fail("device", device, "auto, cpu, cuda, mps, or with a number, such as cuda:1")
+        fail("device", device, "auto, cpu, cuda, mps, or an indexed device such as cuda:1")
     try:
-        return torch.empty(0, device=device).device  # with its index, as tensors report it
+        return torch.empty(0, device=device).device  # with its index
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise BadValue(f"device is {str(device)!r}, which this machine does not have: {reason}") from error
+        raise BadValue(f"device {str(device)!r} is not available: {reason}") from error
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """bfloat16 for "bf16", and for "auto" on a GPU that supports it; float32 otherwise."""
+    """Return bfloat16 for "bf16" and, on GPUs that support it, for "auto". Otherwise return float32."""
     supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and supported) else torch.float32
 
 
 def placed(model: M, device: torch.device, dtype: torch.dtype) -> M:
-    """The model itself if it has this device and dtype already; otherwise a copy, made directly there."""
+    """Return the model if it already has this device and dtype, otherwise a converted copy."""
     tensors = [*model.parameters(), *model.buffers()]
     there = {
         id(tensor): tensor.detach().to(device, dtype if tensor.is_floating_point() else tensor.dtype)
@@ -54,7 +54,7 @@ def placed(model: M, device: torch.device, dtype: torch.dtype) -> M:
     }
     if all(there[id(tensor)].data_ptr() == tensor.data_ptr() for tensor in tensors):
         return model
-    # deepcopy treats the memo as already copied, and so copies everything except the tensors.
+    # deepcopy skips objects in the memo, so it copies everything except the tensors.
     memo: dict[int, Any] = {
         id(tensor): nn.Parameter(there[id(tensor)], False) if isinstance(tensor, nn.Parameter) else there[id(tensor)]
         for tensor in tensors
@@ -63,16 +63,16 @@ def placed(model: M, device: torch.device, dtype: torch.dtype) -> M:
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------------
-# Models that need more memory than this machine has are rejected before they run.
+# Models that need more memory than is available are rejected before they run.
 
-SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # any machine runs these; the estimate takes a second or two
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of containers: cgroup v2, v1
+SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # below this, skip the estimate, which takes a second or two
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroup v2 and v1
 
 
 def check_memory(config: ModelConfig, device: torch.device) -> None:
     """Raise ValueError if a forward pass of one image needs more memory than the device has."""
     if spent := large_cost(config):
-        check_bytes(spent.inference_bytes, device, f"{takes(config)} one", "use a smaller image_size")
+        check_bytes(spent.inference_bytes, device, f"{takes(config)} one image", "use a smaller image_size")
 
 
 def check_bytes(needed: int, device: torch.device, subject: str, advice: str) -> None:
@@ -80,29 +80,29 @@ def check_bytes(needed: int, device: torch.device, subject: str, advice: str) ->
     memory = total_memory(device)
     if needed > memory:
         raise ValueError(
-            f"{subject} needs about {needed / 1e9:.1f} GB, but this machine has {memory / 1e9:.1f} GB: {advice}"
+            f"{subject} needs about {needed / 1e9:.1f} GB of memory, but the device has {memory / 1e9:.1f} GB; {advice}"
         )
 
 
 def takes(config: ModelConfig, name: str = "the model") -> str:
     height, width = config.image_size
-    return f"{name} takes images of {width} x {height} pixels:"
+    return f"{name} takes images of {width} x {height} pixels, and"
 
 
 def large_cost(config: ModelConfig) -> "Cost | None":
-    """The cost of one image; None for models that any machine runs."""
+    """Return the cost of one image, or None for small models."""
     if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
         return None
-    from vitreous.model.cost import cost  # loads torch's fake tensors
+    from vitreous.model.cost import cost  # imports torch's fake tensors, which is slow
 
     return cost(config)
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of memory of the GPU, or of the machine or container that this process runs in."""
+    """Return the memory of the GPU, or of the machine or container, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    limits = [int(text) for file in LIMITS if (text := _content(Path(file))).isdigit()]  # or "max"
+    limits = [int(text) for file in LIMITS if (text := _content(Path(file))).isdigit()]  # not "max"
     if hasattr(os, "sysconf"):  # not on Windows
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=sys.maxsize)

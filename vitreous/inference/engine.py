@@ -1,8 +1,8 @@
-"""The one path from an image to a model's output, shared by prediction, embedding, evaluation, probes and serving.
+"""Inference engine that prediction, embedding, evaluation, probes and serving share.
 
-Threads read and decode images ahead of the model; decoded images are batched, normalised on the device and passed
-through the model in the chosen precision. Each image gets one result, in order: an output, or an error that affects no
-other image.
+Threads read and decode images ahead of the model. Decoded images are batched, normalised on the device and passed
+through the model in the chosen precision. Each image yields one result, in order: an output, or an error that does not
+affect other images.
 
 b: batch; c: channels; h, w: height and width.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -34,22 +34,14 @@ from vitreous.inference.device import check_memory, choose_device, choose_dtype,
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model, ModelConfig
+from vitreous.model.top_labels import Label, class_names
 
 # ---- Results ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Label:
-    """A class and its probability."""
-
-    label: str
-    index: int
-    probability: float
-
-
-@dataclass(frozen=True)
 class Prediction:
-    """Labels of an image, most probable first; or the error if it could not be read."""
+    """Labels of an image, most probable first, or the error if it could not be read."""
 
     name: str
     predictions: tuple[Label, ...] = ()
@@ -58,7 +50,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Features of an image; or the error if it could not be read."""
+    """Features of an image, or the error if it could not be read."""
 
     name: str
     vector: Tensor | None = None  # [d], float32, on the CPU
@@ -66,7 +58,7 @@ class Embedding:
 
 
 class Throughput(NamedTuple):
-    """Speed of the last run, from reading the first image to the last result."""
+    """Number of images and duration of a run, from reading the first image to the last result."""
 
     images: int
     seconds: float
@@ -76,24 +68,10 @@ class Throughput(NamedTuple):
         return self.images / self.seconds if self.seconds else 0.0
 
 
-def class_names(config: ModelConfig) -> tuple[str, ...]:
-    """The labels of a model's config, or "class 0", "class 1", ... if it has none."""
-    return config.labels or tuple(f"class {i}" for i in range(config.num_classes))
-
-
-def top_labels(probabilities: Float[Tensor, "b classes"], labels: Sequence[str], k: int) -> list[tuple[Label, ...]]:
-    """The k most probable classes of each row, most probable first. NaN ranks above every number."""
-    best = probabilities.topk(min(k, probabilities.shape[1]))
-    return [
-        tuple(Label(labels[index], index, probability) for index, probability in zip(*row, strict=True))
-        for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-
-
 # ---- Engine ----------------------------------------------------------------------------------------------------------
 
 Precision = Literal["fp32", "bf16", "auto"]
-NOT_A_NUMBER = "the model's answer is not a number"
+NOT_A_NUMBER = "the model's output contains NaN or infinity"
 P = ParamSpec("P")
 T = TypeVar("T")
 _PILLOW = threading.Lock()
@@ -101,24 +79,24 @@ _PILLOW = threading.Lock()
 
 @dataclass(frozen=True)
 class SourceImage:
-    """One image of a data source, read in a decoding thread."""
+    """Image in a data source, read in a decoding thread."""
 
     source: Source
     index: int
 
 
-# A path, an encoded file, pixels [h, w] or [h, w, c] of uint8, a Pillow image, or an image of a data source.
+# A path, an encoded file, uint8 pixels [h, w] or [h, w, c], a Pillow image, or an image in a data source.
 Input = str | os.PathLike[str] | bytes | np.ndarray | Image.Image | SourceImage
 Images = Input | Iterable[Input] | Source
 
 
 class Engine(ABC):
-    """A model on its device, with threads that decode images for it. Subclasses define decoding and outputs."""
+    """Runs a model on a device and decodes images for it in threads. Subclasses define decoding and outputs."""
 
-    model: Any  # a `Model`, which torch.compile may have wrapped
-    tasks: tuple[str, ...]  # of the models that a subclass takes
-    takes: str  # the same in words
-    max_pixels: int | None = None  # limit on decoded values that are read ahead or batched; None if images are small
+    model: Any  # a `Model`, possibly wrapped by torch.compile
+    tasks: tuple[str, ...]  # supported model tasks
+    takes: str  # description of supported models
+    max_pixels: int | None = None  # maximum number of decoded values to prefetch or batch; None for no limit
 
     def __init__(
         self, model: Model, device: str | torch.device | None, precision: Precision, batch_size: int, workers: int
@@ -126,13 +104,13 @@ class Engine(ABC):
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig) or config.task not in self.tasks:
             others = [kind.__name__ for kind in Engine.__subclasses__() if getattr(config, "task", "") in kind.tasks]
-            hint = "".join(f": use {name}" for name in others)
-            raise TypeError(f"model is a {type(model).__name__}, but {type(self).__name__} takes {self.takes}{hint}")
+            hint = "".join(f"; use {name}" for name in others)
+            raise TypeError(f"{type(self).__name__} takes {self.takes}, got {type(model).__name__}{hint}")
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
         check_whole("batch_size", batch_size, 1, 2**20)
         check_whole("workers", workers, 0, 2**10)
         if config.channels not in (1, 3):
-            raise ValueError(f"the model takes {config.channels} channels, but images have 1 (grey) or 3 (RGB)")
+            raise ValueError(f"the model takes {config.channels} input channels, but images have 1 (grey) or 3 (RGB)")
         self.device = choose_device(device, next(model.parameters()).device)
         check_memory(config, self.device)
         self.dtype = choose_dtype(precision, self.device)
@@ -142,14 +120,14 @@ class Engine(ABC):
 
     @abstractmethod
     def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
-        """Decode an image for the model; called in threads."""
+        """Decode an image for the model. Called in worker threads."""
 
     def run(
         self, images: Images, step: Callable[[UInt8[Tensor, "b c h w"]], list[Any]], result: Callable[..., T]
     ) -> Iterator[T]:
-        """Yield a result for each image: `result(name, *fields)` or `result(name, error=reason)`.
+        """Yield `result(name, *fields)` or `result(name, error=message)` for each image.
 
-        `step` maps a batch of decoded images of one size to the fields, or the error text, of each.
+        `step` maps a batch of decoded images to the fields or the error message of each image.
         """
         started, count = time.perf_counter(), 0
         self.model.eval()
@@ -169,7 +147,7 @@ class Engine(ABC):
         return model_input(pixels, self.device, self.config.preprocessing).to(self.dtype)
 
     def _decoded(self, images: Iterator[Input]) -> Iterator[tuple[str, Tensor | str]]:
-        """Yield names with decoded images, or with the error; threads are at most two batches ahead."""
+        """Yield each name with its decoded image or error message, prefetching at most two batches."""
         pending: deque[tuple[str, Future[Tensor | str]]] = deque()
         pool = decode_pool(self.workers)
         try:
@@ -192,7 +170,7 @@ class Engine(ABC):
         except OSError as error:
             return error.strerror or str(error)
         except (ValueError, MemoryError) as error:
-            return str(error) or "not enough memory to decode it"
+            return str(error) or "not enough memory to decode the image"
 
     def _too_large(self, pending: Iterable[tuple[str, "Future[Tensor | str]"]]) -> bool:
         if self.max_pixels is None:
@@ -201,7 +179,7 @@ class Engine(ABC):
         return sum(one.numel() for one in done if isinstance(one, Tensor)) > self.max_pixels
 
     def _batches(self, decoded: Iterable[tuple[str, Tensor | str]]) -> Iterator[list[tuple[str, Tensor | str]]]:
-        """Group consecutive images of one size; errors join any batch."""
+        """Group consecutive images of the same size. Errors do not start a new batch."""
         batch: list[tuple[str, Tensor | str]] = []
         shape: torch.Size | None = None
         for name, image in decoded:
@@ -219,20 +197,20 @@ class Engine(ABC):
             yield batch
 
 
-# ---- Forward passes, also used by validation during training ---------------------------------------------------------
+# ---- Forward pass, also used for validation during training ----------------------------------------------------------
 
 
 def model_input(
     pixels: UInt8[Tensor, "b c h w"], device: torch.device, preprocessing: Preprocessing
 ) -> Float[Tensor, "b c h w"]:
-    """Decoded images as a model takes them: on its device, scaled to [0, 1] and normalised."""
+    """Move decoded images to the device, scale them to [0, 1] and normalise them."""
     return normalise(pixels.to(device, non_blocking=True).float() / 255, preprocessing)
 
 
 def class_scores(
     forward: Callable[[Tensor], Tensor], images: Float[Tensor, "b c h w"], flip: bool = False
 ) -> Float[Tensor, "b classes"]:
-    """Logits in float32; with `flip`, log probabilities averaged (as probabilities) with those of the mirror image."""
+    """Return float32 logits or, with `flip`, log probabilities averaged with those of the mirrored image."""
     scores = forward(images).float()
     if not flip:
         return scores
@@ -242,7 +220,7 @@ def class_scores(
 
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Set a module to evaluation mode without gradients, and restore its mode afterwards."""
+    """Switch a module to evaluation mode without gradients, and restore its mode on exit."""
     before = module.training
     module.eval()
     try:
@@ -253,7 +231,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def mixed_precision(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """Autocast to `precision`; disabled for float32."""
+    """Return an autocast context for `precision`, disabled for float32."""
     mixed = precision != torch.float32
     return torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed)
 
@@ -262,7 +240,7 @@ def mixed_precision(device: torch.device, precision: torch.dtype) -> torch.autoc
 
 
 def as_stream(images: Images) -> Iterator[Input]:
-    """One image or many; an array of four dimensions is many."""
+    """Iterate over one image or many. A 4D array is a batch of images."""
     if isinstance(images, Source):
         return (SourceImage(images, index) for index in range(len(images)))
     if isinstance(images, np.ndarray):
@@ -271,45 +249,45 @@ def as_stream(images: Images) -> Iterator[Input]:
 
 
 def name_of(image: Input, index: int) -> str:
-    """The path of an image if it has one; otherwise its position in the stream."""
+    """Return the path of an image if it has one, otherwise "image {index}"."""
     if isinstance(image, SourceImage):
         return image.source.name(image.index)
     if isinstance(image, str | os.PathLike):
         return os.fspath(image)
     if not isinstance(image, bytes | np.ndarray | Image.Image):
-        raise TypeError(f"an image is {type(image).__name__}, but must be a path, bytes, a uint8 array or an image")
+        raise TypeError(f"images must be paths, bytes, uint8 arrays or Pillow images, got {type(image).__name__}")
     return str(getattr(image, "filename", "")) or f"image {index}"
 
 
 def encoded(image: Input) -> StoredImage:
-    """The bytes of a file, or pixels, as decoders take them."""
+    """Return the encoded bytes or the pixels of an image."""
     if isinstance(image, SourceImage):
         return image.source.image(image.index)
     if isinstance(image, str | os.PathLike):
         return read_regular(image)
     if isinstance(image, Image.Image):
-        with _PILLOW:  # the stream may hold the same image twice, and Pillow decodes late
+        with _PILLOW:  # Pillow decodes lazily, and the same image can occur twice
             return _pixels(image)
     return image
 
 
 def _pixels(image: Image.Image) -> np.ndarray:
-    """Upright pixels of a Pillow image, which may still have to decode its file."""
+    """Return the pixels of a Pillow image, rotated according to its EXIF orientation."""
     try:
         pixels = pixels_of(image)
         orientation = 1 if image.format == "TIFF" else image.getexif().get(0x0112, 1)  # Pillow rotates TIFF itself
-    except Exception as error:  # Pillow raises exceptions of all kinds
+    except Exception as error:  # Pillow raises many kinds of exceptions
         raise UnreadableImage(f"cannot be decoded: {' '.join(str(error).split()) or type(error).__name__}") from error
     return upright(pixels, orientation if orientation in range(1, 9) else 1)
 
 
 def decode_pool(workers: int) -> Executor:
-    """A pool of threads; with 0 workers, submitted work runs at once in the calling thread."""
+    """Return a thread pool or, for 0 workers, an executor that runs tasks in the calling thread."""
     return ThreadPoolExecutor(workers, thread_name_prefix="vitreous-decode") if workers else _Inline()
 
 
 class _Inline(Executor):
-    """Runs work in the calling thread: for small, frequent runs, starting threads costs more than it saves."""
+    """Executor that runs tasks in the calling thread, which is faster than starting threads for small inputs."""
 
     def submit(self, work: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
         done: Future[T] = Future()

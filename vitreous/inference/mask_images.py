@@ -1,4 +1,4 @@
-"""Draw masks: as a PNG that holds the class ids and shows them in colours, or as colours laid over the image.
+"""Mask images: indexed PNG files of class ids, and colour overlays on the image.
 
 h, w: height and width.
 """
@@ -17,20 +17,16 @@ from vitreous.report.plots import write_png
 
 
 def background_of(classes: Sequence[str]) -> int | None:
-    """The index of the class named background, or None."""
+    """Return the index of the class named "background", or None."""
     return next((index for index, name in enumerate(classes) if name.strip().lower() == "background"), None)
 
 
 def palette(background: int | None = None) -> UInt8[np.ndarray, "256 3"]:
-    """A colour for each id, as in Pascal VOC: black for the background, white for ignored pixels.
-
-    The bits of a class's number, from the lowest, set red, green and blue in turn, each from its highest free bit, so
-    that few classes get distant colours.
-    """
+    """Return the Pascal VOC palette, with black for the background and white for ignored pixels."""
     ids = np.arange(256)
     numbers = ids + 1 if background is None else np.where(ids < background, ids + 1, ids)
     colours = np.zeros((256, 3), np.uint8)
-    for bit in range(9):
+    for bit in range(9):  # low bits of a class index set high bits of red, green and blue in turn
         colours[:, bit % 3] |= (numbers >> bit & 1).astype(np.uint8) << (7 - bit // 3)
     if background is not None:
         colours[background] = 0
@@ -44,14 +40,15 @@ def write_mask(
     background: int | None = None,
     ids: Sequence[int] = (),
 ) -> None:
-    """Write a PNG whose palette indices are the ids: viewers show colours, and readers of masks get the ids.
+    """Write an indexed PNG: image viewers show colours, and mask readers get the ids.
 
-    ids: the ids of the classes in the masks of the data; by default classes are numbered from 0. Ids above 255 do not
-        fit a palette: the PNG then has 16 bits per pixel and is grey.
+    Args:
+        ids: Mask id of each class; by default, the class index. Ids above 255 do not fit in a palette and are written
+            as a 16-bit greyscale PNG.
     """
     path = Path(path)
     if path.suffix.lower() != ".png":
-        fail("path", path, "a file that ends in .png: other formats do not preserve ids")
+        fail("path", path, "a .png file, because other formats do not preserve ids")
     table = np.arange(256)
     table[: len(ids)] = ids
     wide = max(ids, default=0) > 255
@@ -67,11 +64,11 @@ def write_mask(
 def overlay(
     image: UInt8[np.ndarray, "h w 3"], ids: UInt8[np.ndarray, "h w"], alpha: float = 0.5, background: int | None = None
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Blend an image with `alpha` of its mask's colours; background and ignored pixels keep their own."""
+    """Blend mask colours over an image with opacity `alpha`. Background and ignored pixels are unchanged."""
     check_real("alpha", alpha, 0, 1)
     if image.shape[:2] != ids.shape:
         sizes = [" x ".join(map(str, shape)) for shape in (image.shape[:2], ids.shape)]
-        raise ValueError(f"the image is {sizes[0]} pixels and its mask {sizes[1]}, but they must be equal")
+        raise ValueError(f"image and mask must have the same size, got {sizes[0]} and {sizes[1]} pixels")
     colours = palette(background)[ids].astype(np.float32)
     bare = (ids == IGNORED) | (ids == (IGNORED if background is None else background))
     return np.rint(image + np.where(bare, 0, alpha)[..., None] * (colours - image)).astype(np.uint8)

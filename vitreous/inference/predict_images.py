@@ -1,4 +1,4 @@
-"""`vitreous.predict` and `vitreous.embed`: the verbs of the command line as functions, on files, folders and globs."""
+"""`vitreous.predict` and `vitreous.embed`: predictions and features of image files, folders and globs."""
 
 import glob
 import os
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.common.checks import fail, path_suggestion
+from vitreous.common.checks import BadValue, fail, path_suggestion
 from vitreous.common.text import plural
 from vitreous.data.sources.base import EXTENSIONS, is_image_file, split_name
 from vitreous.data.sources.folders import MASKS, has_masks
@@ -27,10 +27,12 @@ TOP = 5  # labels per image
 
 
 class Results(Generic[R]):
-    """Results in the order of the images. Iterate once: each batch is computed when its results are read.
+    """Results in image order, computed batch by batch on demand. They can be iterated only once.
 
-    paths: the files, if the images were given as files, folders or globs.
-    images, errors: the number of images read so far, and of those that could not be read.
+    Attributes:
+        paths: Image files, if the images were given as files, folders or globs.
+        images: Number of images processed so far.
+        errors: Number of images that could not be read.
     """
 
     def __init__(self, engine: Engine, results: Iterator[R], paths: Sequence[Path]):
@@ -46,10 +48,10 @@ class Results(Generic[R]):
 
 
 class Embeddings(Results[Embedding]):
-    """Embeddings in the order of the images."""
+    """Embeddings in image order."""
 
     def array(self) -> tuple[list[str], Float[Tensor, "n d"]]:
-        """Names and features of the images that could be read."""
+        """Return the names and features of all readable images."""
         found = [(one.name, one.vector) for one in self if one.vector is not None]
         empty = torch.zeros(0, self.engine.config.feature_width)
         return [name for name, _ in found], torch.stack([vector for _, vector in found]) if found else empty
@@ -67,14 +69,15 @@ def predict(
     precision: Precision = "fp32",
     decode: Literal["exact", "fast"] = "exact",
 ) -> Results[Prediction] | Results[Segmentation]:
-    """Predict labels for images, or a mask for each if the model is a segmenter.
+    """Predict labels for images, or masks if the model is a segmenter.
 
-    model: a model, or a checkpoint: a folder, a file of another system, or hf-hub:owner/name.
-    images: files, folders or globs; or encoded files, uint8 arrays or Pillow images.
-    top: labels per image, 5 by default; not for a segmenter.
-    image_size: another size than the model's; positions are resampled.
-    flip: average with the mirror image.
-    decode: "fast" decodes large JPEGs at a reduced scale, which changes some results; not for a segmenter.
+    Args:
+        model: A model or a checkpoint (folder, weight file, hf-hub:owner/name).
+        images: Files, folders or globs; or encoded files, uint8 arrays or Pillow images.
+        top: Number of labels per image (default 5). Not supported for segmenters.
+        image_size: Input size, if not the model's own. Position embeddings are resampled.
+        flip: Average predictions with those of the mirrored image.
+        decode: "fast" decodes large JPEGs at a reduced scale, which can change results. Not supported for segmenters.
 
     >>> import vitreous, numpy as np
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=3)
@@ -88,7 +91,7 @@ def predict(
         if top is not None:
             fail("top", top, "omitted for a segmenter, which reports the fraction of each class")
         if decode != "exact":
-            fail("decode", decode, "exact for a segmenter, which needs every pixel")
+            fail("decode", decode, "exact for a segmenter, which needs full resolution")
         segmenter = SegmentPredictor(model, device, precision, flip, batch_size=batch_size)
         return Results(segmenter, segmenter.stream(stream), paths)
     predictor = Predictor(model, device, batch_size, precision, TOP if top is None else top, flip, decode=decode)
@@ -106,7 +109,7 @@ def embed(
     precision: Precision = "fp32",
     decode: Literal["exact", "fast"] = "exact",
 ) -> Embeddings:
-    """Compute the pooled features before the head for each image. Arguments are those of `predict`.
+    """Compute the pooled features before the head for each image. The arguments are the same as for `predict`.
 
     >>> import vitreous, numpy as np
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=3)
@@ -121,19 +124,19 @@ def embed(
 
 
 def open_model(model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None) -> Model:
-    """A model as it is, or the model of a checkpoint; built for `image_size` if given."""
+    """Return a model, or load one from a checkpoint, resized to `image_size` if given."""
     if isinstance(model, str | os.PathLike):
         return load(model, image_size=image_size or None)  # type: ignore[arg-type]
     return model.resized(image_size) if image_size else model  # type: ignore[arg-type]
 
 
 def open_encoder(model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None) -> Model:
-    """As `open_model`; for a segmenter its encoder."""
+    """Return the encoder of a model or checkpoint."""
     return open_model(model, image_size).backbone
 
 
 def _open_images(images: Any) -> tuple[Images, Sequence[Path]]:
-    """Expand names of files, folders and globs; other inputs have no paths."""
+    """Expand files, folders and globs to paths. Other inputs have no paths."""
     if isinstance(images, str | os.PathLike):
         images = [images]
     if isinstance(images, list | tuple) and all(isinstance(image, str | os.PathLike) for image in images):
@@ -142,19 +145,19 @@ def _open_images(images: Any) -> tuple[Images, Sequence[Path]]:
     return images, ()
 
 
-# ---- Image files named by arguments ----------------------------------------------------------------------------------
+# ---- Image paths -----------------------------------------------------------------------------------------------------
 
 
 class MasksSkipped(UserWarning):
-    """A folder has masks beside its images; only the images are used."""
+    """Warning that masks in an image folder are skipped."""
 
 
 def expand(arguments: Sequence[str]) -> list[Path]:
-    """The image files, each once, in the order of the arguments.
+    """Return the image files for the arguments, in order and without duplicates.
 
-    A file is used whatever its name. A folder or an unexpanded glob (`*`, `?`, `[...]`, and `**` for any depth) expands
-    to the images below it, at any depth, sorted; masks beside images are skipped with a warning. `-` reads paths from
-    standard input, one per line or NUL-terminated as by `find -print0`.
+    Files are accepted with any extension. Folders and globs (`*`, `?`, `[...]`, and `**` for any depth) expand
+    recursively to sorted image files. Masks in a segmentation data set are skipped with a warning. `-` reads paths from
+    standard input, separated by newlines or NUL bytes (as in `find -print0`).
     """
     found: dict[str, Path] = {}
     for argument in arguments:
@@ -162,10 +165,10 @@ def expand(arguments: Sequence[str]) -> list[Path]:
             for path in _expand_one(word, literal=argument == "-"):
                 found.setdefault(os.path.abspath(path), path)
     if not arguments:
-        fail("images", "", "files, folders, globs, or - to read paths from the standard input")
+        raise BadValue("no images given: pass files, folders, globs, or - to read paths from standard input")
     if not found:
         words, extensions = ", ".join(map(repr, arguments)), ", ".join(f".{name}" for name in sorted(EXTENSIONS))
-        raise ValueError(f"no images found in {words}: images end in {extensions}")
+        raise ValueError(f"no images found in {words}; supported extensions are {extensions}")
     return list(found.values())
 
 
@@ -185,35 +188,35 @@ def _expand_one(argument: str, literal: bool) -> Iterable[Path]:
         raise ValueError(f"there is no file or folder {argument!r}{path_suggestion(path)}")
     matches = [Path(match) for match in sorted(glob.glob(os.path.expanduser(argument), recursive=True))]
     if not matches:
-        raise ValueError(f"nothing matches {argument!r}")
+        raise ValueError(f"no files match {argument!r}")
     images = [path for match in matches for path in (_below(match) if match.is_dir() else [match])]
     return [path for path in images if is_image_file(path.name)]
 
 
 def _without_masks(folder: Path) -> list[Path]:
-    """The images below a folder; if it is a segmentation data set, without its masks."""
+    """Return the images in a folder, without the masks if it is a segmentation data set."""
     found = _below(folder)
     if not has_masks(folder):
         return found
-    masks = set()  # below `masks/` or, say, `train/masks/`
+    masks = set()  # in `masks/` or, for example, `train/masks/`
     for path in found:
         first, *rest = path.relative_to(folder).parts
         inside = rest if split_name(first) else [first, *rest]
         if len(inside) > 1 and inside[0].lower() in MASKS:
             masks.add(path)
     images = [path for path in found if path not in masks]
-    if not {path.stem for path in masks} & {path.stem for path in images}:  # the folder names are a coincidence
+    if not {path.stem for path in masks} & {path.stem for path in images}:  # these are not masks of the images
         return found
-    message = f"{folder} has masks beside its images: {plural(len(masks), 'mask')} skipped"
+    message = f"{plural(len(masks), 'mask')} skipped in segmentation data set {folder}"
     warnings.warn(MasksSkipped(message), stacklevel=2)
     return images
 
 
 def _below(folder: Path) -> list[Path]:
-    """The images in a folder and below it; links are followed, hidden folders are skipped."""
+    """Return all images in a folder, recursively. Links are followed; hidden folders are skipped."""
     found, seen = [], set()
     for here, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(here)) in seen:  # a link that forms a cycle
+        if (real := os.path.realpath(here)) in seen:  # a symlink cycle
             folders.clear()
             continue
         seen.add(real)

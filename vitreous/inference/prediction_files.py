@@ -1,7 +1,7 @@
-"""Write predictions and embeddings as JSON, CSV or Parquet, chosen by the file's extension, and masks as PNG files.
+"""Output files: predictions and embeddings as JSON, CSV or Parquet (chosen by file extension), and masks as PNG.
 
-Results are written as they arrive, so a million images need not fit in memory; a file appears under its name only when
-it is complete.
+Results are written as they arrive, so they need not fit in memory. A file appears under its final name only when it is
+complete.
 """
 
 import csv
@@ -23,14 +23,11 @@ from vitreous.inference.predictor import Segmentation, SegmentPredictor
 from vitreous.report.plots import is_written_here, write_png
 
 Result = Prediction | Embedding
-ROW_GROUP = 1024  # rows of Parquet that are written at once
+ROW_GROUP = 1024  # rows per Parquet row group
 
 
 def write(results: Iterable[Result], path: str | os.PathLike[str], top: int = 0, width: int = 0) -> None:
-    """Write results to a .json (a list), .jsonl (an object per line), .csv or .parquet file.
-
-    top, width: the number of labels of each prediction, or the length of each embedding, for the columns.
-    """
+    """Write predictions with `top` labels, or embeddings of length `width`, in the format of the file extension."""
     path = Path(path)
     writer = writer_for(path)
     with atomic_file(path) as temporary:
@@ -38,12 +35,12 @@ def write(results: Iterable[Result], path: str | os.PathLike[str], top: int = 0,
 
 
 def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path, int, int], None]:
-    """The writer for a file name; raises if its extension is unknown or needs a missing package."""
+    """Return the writer for a file name. Raises if the extension is unknown or its package is not installed."""
     writers = {".json": _write_json, ".jsonl": _write_lines, ".csv": _write_csv, ".parquet": _write_parquet}
     extension = Path(path).suffix.lower()
     if extension not in writers:
         allowed = f"{', '.join(writers)}{suggestion(extension, writers)}"
-        fail("out", os.fspath(path), f"a name that ends in {allowed}, which selects the format")
+        fail("out", os.fspath(path), f"a file name ending in {allowed}")
     if extension == ".parquet":
         _pyarrow()
     return writers[extension]
@@ -53,7 +50,7 @@ def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path
 
 
 def as_dict(result: Result) -> dict[str, Any]:
-    """A result as JSON, with the keys of the HTTP API."""
+    """Convert a result to a JSON object with the keys of the HTTP API."""
     if result.error is not None:
         return {"path": clean(result.name), "error": clean(result.error)}
     if isinstance(result, Prediction):
@@ -63,7 +60,7 @@ def as_dict(result: Result) -> dict[str, Any]:
 
 
 def clean(text: str) -> str:
-    """Replace what is not valid Unicode, such as bytes in file names, with question marks."""
+    """Replace invalid Unicode, such as undecodable bytes in file names, with question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -85,7 +82,7 @@ def _write_json(results: Iterable[Result], path: Path, top: int, width: int) -> 
 
 
 def _write_csv(results: Iterable[Result], path: Path, top: int, width: int) -> None:
-    """Columns: path; label and probability of each rank, or the values of the embedding; error."""
+    """Write columns path, label and probability of each rank (or embedding values), and error."""
     columns = [f"feature_{i}" for i in range(width)]
     for rank in range(top):
         suffix = f"_{rank + 1}" if rank else ""
@@ -109,12 +106,12 @@ def _pyarrow() -> Any:
     try:
         importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ValueError("Parquet needs pyarrow: pip install vitreous[data], or write .csv or .jsonl") from error
+        raise ValueError('Parquet requires pyarrow: pip install "vitreous[data]", or use .csv or .jsonl') from error
     return importlib.import_module("pyarrow")
 
 
 def _write_parquet(results: Iterable[Result], path: Path, top: int, width: int) -> None:
-    """Columns: path, error, and either label, index, probability and all `predictions`, or the embedding as a list."""
+    """Write columns path, label, index, probability and `predictions` (or the embedding as a list), and error."""
     arrow = _pyarrow()
     label = {"label": arrow.string(), "index": arrow.int32(), "probability": arrow.float32()}
     if width:
@@ -133,15 +130,15 @@ def _write_parquet(results: Iterable[Result], path: Path, top: int, width: int) 
 
 
 class MaskFolder:
-    """Writes masks/NAME.png, with the ids, and overlays/NAME.png for each of the images at `paths`.
+    """Writes masks/NAME.png (class ids) and overlays/NAME.png for each image.
 
-    NAME is the path of an image below their common folder, without its extension unless two images would collide.
-    Files that this program did not write, such as the masks of a data set, are never replaced.
+    NAME is the image path relative to the common folder, without the extension unless two images would collide.
+    Files that Vitreous did not write, such as the masks of a data set, are never overwritten.
     """
 
     def __init__(self, folder: Path, paths: Sequence[str | os.PathLike[str]], predictor: SegmentPredictor):
         if not folder.is_dir() and (folder.suffix or folder.exists()):
-            fail("out", folder, "a folder for masks, without an extension, because the checkpoint is a segmenter")
+            fail("out", folder, "a folder for masks, because the model is a segmenter")
         self.folder, self.predictor = folder, predictor
         absolute = {os.fspath(path): Path(os.path.abspath(path)) for path in paths}
         root = Path(os.path.commonpath([path.parent for path in absolute.values()]))
@@ -151,13 +148,13 @@ class MaskFolder:
         for name in self.names:
             for file in self._files(name):
                 if os.path.lexists(file) and not is_written_here(file):
-                    raise ValueError(f"{file} exists and was not written by predict: choose another --out")
+                    raise ValueError(f"{file} exists and was not written by predict; choose another --out")
 
     def _files(self, name: str) -> list[Path]:
         return [self.folder / kind / f"{self.names[name]}.png" for kind in ("masks", "overlays")]
 
     def write(self, result: Segmentation) -> None:
-        """Write the mask and overlay of an image; images with an error have none."""
+        """Write the mask and overlay of an image, unless it could not be read."""
         if result.mask is None or result.pixels is None:
             return
         mask, laid_over = self._files(result.name)

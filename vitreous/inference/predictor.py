@@ -1,9 +1,9 @@
-"""Images in; labels and probabilities, features, or a class for each pixel out.
+"""Predictors for classification, feature extraction and segmentation.
 
-An image is preprocessed as the checkpoint's `config.preprocessing` says, so a result depends neither on the other
-images of a batch nor on their order.
+Images are preprocessed according to the model's `config.preprocessing`. The result for an image does not depend on the
+other images in its batch.
 
-b: batch; c: channels; h, w: height and width; d: width of the features; k: classes.
+b: batch; c: channels; h, w: height and width; d: feature width; k: classes.
 """
 
 import math
@@ -29,7 +29,6 @@ from vitreous.inference.engine import (
     Precision,
     Prediction,
     class_scores,
-    top_labels,
 )
 from vitreous.inference.mask_images import background_of, palette
 from vitreous.model.centre_crop import covering
@@ -37,6 +36,7 @@ from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import ClassToken
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter, slide
+from vitreous.model.top_labels import top_labels
 
 # ---- Labels and features ---------------------------------------------------------------------------------------------
 
@@ -45,18 +45,20 @@ FEATURE_KINDS: tuple[FeatureKind, ...] = ("pooled", "class+mean")
 
 
 class Predictor(Engine):
-    """A classifier or encoder with its preprocessing, labels and decoding threads.
+    """Predicts labels or features of images with a classifier or encoder.
 
-    device: "auto" is CUDA, else Apple's MPS, else the CPU; or a torch device. None keeps a model that is on an
-        accelerator there, and is "auto" for a model on the CPU.
-    precision: "fp32"; "bf16"; "auto" is bf16 on a GPU that supports it, else fp32.
-    flip: average the probabilities (or features) of the image and its mirror image.
-    compile: torch.compile the model; batches are then padded to one size, so that it compiles once.
-    workers: decoding threads; 0 decodes in the calling thread, None is one for each core, at most 16.
-    decode: "exact"; "fast" decodes JPEGs much larger than needed at a reduced scale, which changes some results.
+    The model is never moved or converted in place: the predictor copies it if the device or dtype differs, and shares
+    its tensors otherwise. Each run sets the model to evaluation mode.
 
-    The caller's model is never moved or converted: the predictor copies it if device or dtype differ. Otherwise both
-    share all tensors, and every run sets the model to evaluation mode.
+    Args:
+        device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None keeps a model that is on an
+            accelerator there, and otherwise means "auto".
+        precision: "fp32", "bf16", or "auto" for bf16 on GPUs that support it and fp32 elsewhere.
+        top: Number of labels per image.
+        flip: Average probabilities (or features) over the image and its mirror image.
+        compile: Use torch.compile. Batches are padded to a fixed size to compile only once.
+        workers: Number of decoding threads. 0 decodes in the calling thread; None uses one per core, at most 16.
+        decode: "exact", or "fast" to decode large JPEGs at a reduced scale, which can change results.
 
     >>> import numpy as np
     >>> from vitreous.model.presets import create
@@ -90,23 +92,24 @@ class Predictor(Engine):
 
     @property
     def width(self) -> int:
-        """The length of an embedding."""
+        """Length of an embedding."""
         return self.config.feature_width
 
     def __call__(self, images: Images) -> list[Prediction]:
-        """Predict for one image or many (an array of four dimensions is many); returns a list in the same order."""
+        """Predict the labels of one or more images, in order. A 4D array is a batch of images."""
         return list(self.stream(images))
 
     def stream(self, images: Images) -> Iterator[Prediction]:
-        """Yield predictions for any number of images, with at most three batches in memory."""
+        """Yield a prediction for each image, with at most three batches in memory."""
         self._check_head()
         return self.run(images, self._predictions, Prediction)
 
     def stream_embeddings(self, images: Images, kind: FeatureKind = "pooled") -> Iterator[Embedding]:
         """Yield the features of each image.
 
-        kind: "pooled" is the input of the head, pooled as the model does; "class+mean" is the class token concatenated
-            with the mean of the patches, as DINOv2 is probed.
+        Args:
+            kind: "pooled" for the input of the head, or "class+mean" for the class token concatenated with the mean
+                patch token, as in DINOv2's linear probes.
         """
         features = self._features_of(kind)
 
@@ -119,22 +122,16 @@ class Predictor(Engine):
         return self.run(images, step, Embedding)
 
     def stream_logits(self, images: Images) -> Iterator[Embedding]:
-        """Yield the scores of every class for each image; with `flip`, log probabilities."""
+        """Yield the logits of each image or, with `flip`, its log probabilities."""
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
 
     def logits(self, images: Images) -> Float[Tensor, "n classes"]:
-        """The scores of every class, float32, on the CPU. All images must be readable.
-
-        With `flip`, they are the logarithms of the averaged probabilities.
-        """
+        """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
         return _stacked(self.stream_logits(images), self.config.num_classes)
 
     def embed(self, images: Images) -> Float[Tensor, "n d"]:
-        """The pooled features before the head, float32, on the CPU. All images must be readable.
-
-        With `flip`, they are averaged with those of the mirror image.
-        """
+        """Return float32 pooled features before the head, on the CPU. All images must be readable."""
         return _stacked(self.stream_embeddings(images), self.width)
 
     def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
@@ -142,7 +139,7 @@ class Predictor(Engine):
         return fit(picture, config.image_size, config.preprocessing, config.channels, self.fast_decode)
 
     def input(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b2 c h w"]:
-        if self.compiled:  # pad to one size
+        if self.compiled:  # pad to a fixed size
             pixels = torch.cat([pixels, pixels.new_zeros(self.batch_size - len(pixels), *pixels.shape[1:])])
         return super().input(pixels)
 
@@ -169,18 +166,18 @@ class Predictor(Engine):
         check_choice("features", kind, FEATURE_KINDS)
         if kind == "pooled":
             return self._pool
-        if not isinstance(self.config.pool, ClassToken):  # a class token that no head reads was never trained
-            fail("features", kind, f"'pooled' for a model that pools by {type(self.config.pool).__name__}")
+        if not isinstance(self.config.pool, ClassToken):  # the class token is untrained
+            fail("features", kind, f"'pooled' for a model with {type(self.config.pool).__name__} pooling")
         return self._class_and_mean
 
     def _check_head(self) -> None:
         if not self.config.num_classes:
-            raise ValueError("the model has no head to classify with (num_classes is 0): use embed")
+            raise ValueError("the model has no classification head (num_classes is 0); use embed")
 
 
 def _finite_rows(rows: Float[Tensor, "b n"]) -> list[Any]:
     with torch.inference_mode(False):
-        rows = rows.cpu().clone()  # ordinary tensors, which autograd can use
+        rows = rows.cpu().clone()  # normal tensors, which autograd supports
     return [
         (row,) if finite else NOT_A_NUMBER
         for row, finite in zip(rows, rows.isfinite().all(dim=1).tolist(), strict=True)
@@ -197,15 +194,15 @@ def _stacked(results: Iterator[Embedding], width: int) -> Float[Tensor, "n d"]:
 
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------
-# An image is resized to just cover the model's input size, keeping its aspect ratio, and passed through the model in
-# sliding windows of that size; the scores are resized to the image's own size before classes are compared.
+# An image is resized to cover the model's input size, keeping its aspect ratio, and processed in sliding windows of
+# that size. The scores are resized to the original image size before the argmax.
 
-LONGEST = 16  # times the short side: longer images need much memory, as they are processed window by window
+LONGEST = 16  # maximum aspect ratio, because elongated images need many windows and much memory
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Pixels of an image and the class of each; or the error if it could not be read."""
+    """Pixels and mask of an image, or the error if it could not be read."""
 
     name: str
     pixels: UInt8[np.ndarray, "h w c"] | None = None
@@ -213,20 +210,21 @@ class Segmentation:
     error: str | None = None
 
     def fractions(self, classes: int) -> list[float]:
-        """The fraction of the image's pixels that each class covers."""
+        """Return the fraction of pixels of each class."""
         if self.mask is None:
             raise ValueError(f"{self.name}: {self.error}")
         return (np.bincount(self.mask.ravel(), minlength=classes) / self.mask.size).tolist()
 
 
 class SegmentPredictor(Engine):
-    """A segmenter with its preprocessing, labels and decoding threads.
+    """Predicts masks of images with a segmenter.
 
-    device, precision: as for `Predictor`.
-    flip: average the scores with those of the mirror image.
-    overlap: fraction of a window that the next one overlaps, from 0 to less than 1.
-    batch_size: maximum number of consecutive images of one size that form a batch.
-    workers: decoding threads; 0 decodes in the calling thread.
+    Args:
+        device, precision: See `Predictor`.
+        flip: Average scores over the image and its mirror image.
+        overlap: Overlap of neighbouring windows as a fraction, at least 0 and less than 1.
+        batch_size: Maximum batch size. Only consecutive images of the same size are batched.
+        workers: Number of decoding threads. 0 decodes in the calling thread.
     """
 
     tasks, takes = ("segment",), "a segmenter"
@@ -249,15 +247,15 @@ class SegmentPredictor(Engine):
         self.flip, self.overlap, self.background = flip, overlap, background_of(self.labels)
 
     def colours(self) -> list[str]:
-        """The colour of each class, as `#rrggbb`."""
+        """Return the colour of each class as `#rrggbb`."""
         return ["#" + bytes(row).hex() for row in palette(self.background)[: self.config.num_classes]]
 
     def __call__(self, images: Images) -> list[Segmentation]:
-        """Segment one image or many; returns a list in the same order."""
+        """Segment one or more images, in order."""
         return list(self.stream(images))
 
     def stream(self, images: Images) -> Iterator[Segmentation]:
-        """Yield the mask of each image, for any number of images."""
+        """Yield the segmentation of each image."""
         return self.run(images, self._segment, Segmentation)
 
     def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
@@ -266,7 +264,7 @@ class SegmentPredictor(Engine):
     def _segment(self, pixels: UInt8[Tensor, "b c h w"]) -> list[Any]:
         size = (pixels.shape[2], pixels.shape[3])
         if max(size) > LONGEST * min(size):
-            return [f"{size[0]} x {size[1]} pixels: one side is more than {LONGEST} times the other"] * len(pixels)
+            return [f"the aspect ratio of {size[0]} x {size[1]} pixels exceeds {LONGEST}"] * len(pixels)
         return [
             (image.permute(1, 2, 0).numpy(), best_at(scores, size).cpu().numpy())
             if scores.isfinite().all()
@@ -276,7 +274,7 @@ class SegmentPredictor(Engine):
 
     @torch.inference_mode()
     def scores(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """Scores of every class, at the size at which the model sees the images."""
+        """Compute the class scores at the size to which the images are resized for the model."""
         config = self.config
         seen = covering((pixels.shape[2], pixels.shape[3]), config.image_size)
         images = self.input(torch.stack([resize(one, seen, config.preprocessing.interpolation) for one in pixels]))
@@ -287,15 +285,12 @@ class SegmentPredictor(Engine):
 
 
 def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"]:
-    """The class with the highest score at each pixel of an image of this size.
-
-    Works class by class: the scores of a hundred classes at the size of a photograph would take gigabytes.
-    """
+    """Return the class with the highest score at each pixel of an image of this size."""
     if tuple(scores.shape[1:]) == size:
         return scores.argmax(0).to(torch.uint8)
     highest = torch.full(size, -torch.inf, device=scores.device)
     best = torch.zeros(size, dtype=torch.uint8, device=scores.device)
-    for index, plane in enumerate(scores):
+    for index, plane in enumerate(scores):  # full-size scores of all classes could take gigabytes
         resized = F.interpolate(plane[None, None].float(), size, mode="bilinear", align_corners=False)[0, 0]
         better = resized > highest
         highest, best = torch.where(better, resized, highest), torch.where(better, index, best)

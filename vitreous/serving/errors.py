@@ -10,8 +10,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from vitreous.inference.engine import NOT_A_NUMBER as NOT_A_NUMBER
+
 CLIENT_LEFT = 499
-NOT_A_NUMBER = "the model's answer is not a number"  # the message of the predictors
 logger = logging.getLogger("vitreous.serving")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import vitreous
 from vitreous.inference.device import check_bytes, choose_device, large_cost, takes
-from vitreous.inference.engine import Embedding, class_names
+from vitreous.inference.engine import Embedding
 from vitreous.inference.mask_images import palette
 from vitreous.inference.prediction_files import clean
 from vitreous.inference.predictor import Predictor, Segmentation, SegmentPredictor
@@ -24,6 +24,7 @@ from vitreous.model.base_config import Task
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
+from vitreous.model.top_labels import class_names
 from vitreous.serving.errors import ApiError, unreadable
 from vitreous.serving.scheduler import Compute
 from vitreous.weights.hub import is_hub

@@ -172,7 +172,7 @@ def test_explanations(live: Live, served: list[ServedModel], method: str) -> Non
     assert answer["predictions"] == live.ask("POST", "/v1/explain?method=attention", picture()).json["predictions"]
     if method == "occlusion":
         from vitreous.data.image import fit
-        from vitreous.explanation.captured import capture
+        from vitreous.explanation.attention_and_logit_lens import capture
         from vitreous.explanation.importance_maps import as_patches, occlusion
         from vitreous.model.inputs import normalise
 

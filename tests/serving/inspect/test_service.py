@@ -14,7 +14,7 @@ from images import encoded, smooth
 from inspected import inspect_client
 from live_server import HOST, in_thread
 from vitreous.data.image import fit
-from vitreous.explanation.captured import capture
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import as_patches, occlusion, random_faithfulness
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig

@@ -8,7 +8,7 @@ import torch
 
 from inspected import NAMES, POSITIONS, SMALL, array, as_given, get, picture, weights_of
 from live_server import Live, in_thread
-from vitreous.explanation.captured import attention_distance, capture
+from vitreous.explanation.attention_and_logit_lens import attention_distance, capture
 from vitreous.model.build import build_vit
 from vitreous.model.vit import ViT
 from vitreous.serving.models import serve_model

@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.inference.engine import top_labels
 from vitreous.model.base_config import Task
+from vitreous.model.top_labels import top_labels
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, answers
 from vitreous.serving.errors import ApiError

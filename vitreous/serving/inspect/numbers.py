@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.explanation.captured import CHUNK, CapturedForward, attention_distance, distances
+from vitreous.explanation.attention_and_logit_lens import CHUNK, CapturedForward, attention_distance, distances
 from vitreous.explanation.importance_maps import (
     Fusion,
     as_pixels,
@@ -28,13 +28,13 @@ from vitreous.explanation.importance_maps import (
     rollout_map,
 )
 from vitreous.explanation.pca_and_similarity import cosines, pca_colours
-from vitreous.inference.engine import top_labels
 from vitreous.inference.mask_images import background_of, palette
 from vitreous.model.block import Block
 from vitreous.model.options import IGNORED
 from vitreous.model.patch import cut
 from vitreous.model.position import AddedPosition
 from vitreous.model.tokens import Features
+from vitreous.model.top_labels import top_labels
 from vitreous.serving.errors import NOT_A_NUMBER, ApiError
 from vitreous.serving.inspect.service import BYTES, Answer, Session, covered_box
 from vitreous.serving.models import prefix_names

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size
 from vitreous.data.image import UnreadableImage, fit, size_of
-from vitreous.explanation.captured import CapturedForward, capture
+from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.draw import Box, model_region
 from vitreous.explanation.result import class_index
 from vitreous.inference.device import placed

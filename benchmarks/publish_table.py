@@ -1,4 +1,4 @@
-"""What every benchmark ends with: one table on the terminal, and the same figures as JSON."""
+"""Output of all benchmarks: a table on the terminal and a JSON file."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rich.table import Table
 def publish(
     setting: str, columns: Sequence[str], rows: Sequence[Sequence[str]], results: Sequence[Any], out: Path
 ) -> None:
-    """`rows` is what people read, `results` (dataclasses) what programs do."""
+    """Print `rows` as a table and write `results` (dataclasses) to `out` as JSON."""
     table = Table(*columns, title=setting, box=None)
     for row in rows:
         table.add_row(*row)

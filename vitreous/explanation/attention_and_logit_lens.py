@@ -1,8 +1,9 @@
-"""One forward pass of a ViT with the tokens before and after every layer; explanations are computed from it.
+"""Captured forward pass of a ViT, with attention maps, attention distance and the logit lens computed from it.
 
-Attention weights are recomputed from the tokens when needed, one layer and at most CHUNK numbers at a time.
+Only the tokens before and after each layer are kept. Attention weights are recomputed from them on demand, one layer
+and at most CHUNK values at a time.
 
-b: batch; t = p + n: tokens, prefix and patches; q: queries; gh, gw: grid height and width.
+b: batch; t = p + n: prefix and patch tokens; q: queries; gh, gw: grid height and width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +21,16 @@ from vitreous.model.tokens import Features, Layout
 from vitreous.model.vit import ViT
 
 Pooling = ClassTokenPooling | AveragePooling | AttentionPooling
-CHUNK = 2**24  # attention weights computed at once: 64 MiB in float32
+CHUNK = 2**24  # attention weights per chunk: 64 MiB in float32
 
 
 def no_step() -> None:
-    """Default of `between`, which long computations call between two steps; callers may wait or raise there."""
+    """Do nothing. Default for `between` callbacks, which run between steps and may wait or raise."""
 
 
 @dataclass(frozen=True)
 class CapturedForward:
-    """The tokens of one forward pass. Layers count from 0; negative numbers count from the end."""
+    """Tokens of one forward pass. Layers are counted from 0, or from the end if negative."""
 
     model: ViT
     images: Float[Tensor, "b c h w"]
@@ -38,13 +39,13 @@ class CapturedForward:
 
     @torch.no_grad()
     def weights(self, layer: int, queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
-        """Compute the attention weights of a layer, of all rows or of some."""
+        """Compute a layer's attention weights for all queries or a slice of them."""
         (layer,) = layer_indices(self.model, [layer])
         encoder, position = self.model.encoder, self.model.position
         return encoder.attention_weights(layer, self.states[layer], self.layout, position, queries)
 
     def chunks(self, layer: int, start: int = 0) -> Iterator[tuple[slice, Float[Tensor, "b heads q t"]]]:
-        """Yield all rows of a layer's attention weights from `start` on, some at a time."""
+        """Yield a layer's attention weights in chunks of queries, beginning with query `start`."""
         b, t, _ = self.states[0].shape
         step = max(CHUNK // (b * self.model.config.num_heads * t), 1)
         for first in range(start, t, step):
@@ -52,9 +53,9 @@ class CapturedForward:
             yield rows, self.weights(layer, rows)
 
     def attention_from(self, layer: int, query: int | Size | None = None) -> Float[Tensor, "b heads t"]:
-        """Attention weights of one query: a token, the patch at a row and column, or None for the whole image.
+        """Return the attention weights of one query: a token index, or the (row, column) of a patch.
 
-        None is the class token; in a model without one, the mean over all patches.
+        None selects the class token, or the mean over all patches if the model has no class token.
         """
         p = self.layout.num_prefix_tokens
         if query is None and not self.model.config.class_token:
@@ -65,37 +66,37 @@ class CapturedForward:
 
     @torch.no_grad()
     def features(self, layer: int = -1) -> Features:
-        """Features after a layer, through the final norm."""
+        """Return the features after a layer, with the final norm applied."""
         (layer,) = layer_indices(self.model, [layer])
         return split_tokens(self.model.norm(self.states[layer + 1]), self.layout)
 
     def logits(self, layer: int = -1) -> Float[Tensor, "b classes"]:
-        """Class scores of final norm, pooling and head on the tokens after a layer (the "logit lens")."""
+        """Apply final norm, pooling and head to the tokens after a layer (the "logit lens")."""
         with evaluation_mode(self.model):
             return self.model.classify(self.features(layer)).float()
 
     def lens(self, layers: Sequence[int] | None = None) -> Float[Tensor, "layers b classes"]:
-        """Class scores after each layer."""
+        """Return the logits after each layer."""
         return torch.stack([self.logits(layer) for layer in layer_indices(self.model, layers)])
 
     @torch.no_grad()
     def pooling_weights(self) -> Float[Tensor, "b t"]:
-        """Weight of every output token in the image's vector: class token, mean or attention pooling."""
+        """Return the weight of each output token in the pooled feature vector."""
         return pooling_weights(self.model, self.features())
 
     def attention_map(self, layer: int = -1) -> Float[Tensor, "b gh gw"]:
-        """Attention of the class token, or of all patches, averaged over heads; of attention pooling after the last."""
+        """Return the attention of the class token, or the mean over all patches, averaged over heads."""
         if isinstance(self.model.pool, AttentionPooling) and layer in (-1, self.model.config.depth - 1):
             return self.on_grid(self.pooling_weights())
         return self.on_grid(self.attention_from(layer).mean(dim=1))
 
     def on_grid(self, values: Float[Tensor, "*b t"]) -> Float[Tensor, "*b gh gw"]:
-        """Arrange the values of the patches as a map; drop those of prefix tokens."""
+        """Drop the prefix tokens and reshape the patch values to the grid."""
         return values[..., self.layout.num_prefix_tokens :].reshape(*values.shape[:-1], *self.layout.grid)
 
 
 def capture(model: ViT, images: Float[Tensor, "b c h w"]) -> CapturedForward:
-    """Run the model once in evaluation mode and keep the tokens of every layer."""
+    """Run the model once in evaluation mode and keep the tokens of each layer."""
     with evaluation_mode(model):
         tokens, layout = model.embed(*model.patchify(images))
         after = [tokens for _, tokens in model.encoder.walk(tokens, layout, model.position)]
@@ -109,28 +110,28 @@ def split_tokens(tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
 def pooling_weights(model: ViT, features: Features) -> Float[Tensor, "b t"]:
     weights = cast(Pooling, model.pool).weights(features).mean(dim=1)
     if model.distillation_head is not None:
-        weights[:, :2] = 0.5  # the logits of its two heads are averaged
+        weights[:, :2] = 0.5  # the logits of the two heads are averaged
     return weights
 
 
 def layer_indices(model: ViT, layers: Sequence[int] | None) -> list[int]:
-    """Check layers and return them in ascending order, counted from 0; all of them for None or an empty sequence."""
+    """Check layer numbers and return them sorted and non-negative. None or an empty sequence means all layers."""
     depth = model.config.depth
     for layer in layers or ():
         if not -depth <= layer < depth:
-            fail("layer", layer, f"from 0 to {depth - 1} (or from -{depth} to -1, from the end)")
+            fail("layer", layer, f"from 0 to {depth - 1}, or from -{depth} to -1 to count from the end")
     return sorted({layer % depth for layer in layers}) if layers else list(range(depth))
 
 
 def token_index(layout: Layout, query: int | Size) -> int:
-    """Index in the sequence of a token, or of the patch at a row and column."""
+    """Return the sequence index of a query: a token index, or the (row, column) of a patch."""
     gh, gw = layout.grid
     if isinstance(query, tuple):
         if not (0 <= query[0] < gh and 0 <= query[1] < gw):
-            fail("query", query, f"a row from 0 to {gh - 1} and a column from 0 to {gw - 1}")
+            fail("query", query, f"a patch with row 0 to {gh - 1} and column 0 to {gw - 1}")
         return layout.num_prefix_tokens + query[0] * gw + query[1]
     if not 0 <= query < layout.num_prefix_tokens + gh * gw:
-        fail("query", query, f"a token from 0 to {layout.num_prefix_tokens + gh * gw - 1}")
+        fail("query", query, f"a token index from 0 to {layout.num_prefix_tokens + gh * gw - 1}")
     return query
 
 
@@ -140,20 +141,20 @@ def check_target(model: ViT, target: int) -> None:
 
 
 # ---- Mean attention distance -----------------------------------------------------------------------------------------
-# The analogue of a convolution's receptive field (Figure 7, right; appendix D.7).
+# Analogous to the receptive field of a convolution (Figure 7, right; appendix D.7).
 
 
 def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:
-    """Distances in pixels between the centres of patches, of `rows` of them to all."""
+    """Return the pixel distances from the centres of patches `rows` to the centres of all patches."""
     y, x = (torch.arange(count) * float(stride) for count, stride in zip(grid, patch_stride, strict=True))
-    places = torch.cartesian_prod(y, x)
-    return torch.cdist(places[rows], places, compute_mode="donot_use_mm_for_euclid_dist")
+    centres = torch.cartesian_prod(y, x)
+    return torch.cdist(centres[rows], centres, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def attention_distance(
     captured: CapturedForward, layers: Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "layers heads"]:
-    """Mean distance of every head of every layer, over all patches and images; prefix tokens are ignored."""
+    """Compute the mean attention distance of each head over all patches and images, ignoring prefix tokens."""
     (p, grid, _), config, device = captured.layout, captured.model.config, captured.images.device
     found = []
     for layer in layer_indices(captured.model, layers):

@@ -1,13 +1,13 @@
-"""Loading a ViT from a folder that transformers has written: our `load` and its `from_pretrained`, time and memory.
+"""Time and memory to load a transformers checkpoint: `vitreous.load` compared with `from_pretrained`.
 
-Every measurement is a process of its own, which first imports its system, so that only the loading counts; the systems
-take turns. Two moments are looked at: when the model is there, and when it has seen its first picture. The first alone
-would flatter whoever only maps the file and leaves the reading for later.
+Each measurement runs in a new process, which imports its library first so that only loading is measured. The two
+libraries alternate. Time and memory are measured after loading and again after the first forward pass, because a loader
+that maps the file defers reading it to the forward pass.
 
-Memory is how far the process grows at most beyond what it was after the imports, with the pages of the file that it
-maps. The file is in the system's cache, as it is the second time that a model is used.
+Memory is the peak growth of the process after the imports, including mapped pages of the file. The file is in the page
+cache.
 
-    python -m benchmarks.load_time --model ViT-B/16
+    python -m benchmarks.checkpoint_load_time --model ViT-B/16
 """
 
 import gc
@@ -27,24 +27,24 @@ import tyro
 from torch import nn
 
 from benchmarks.peers import import_timm, transformers_vit
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.model.config import ViTConfig
 from vitreous.model.presets import preset
 
 Load = Callable[[Path], nn.Module]
 System = Literal["vitreous", "transformers"]
-Moment = Literal["loaded", "first picture"]
+Moment = Literal["loaded", "first output"]
 PEER: System = "transformers"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Benchmark options."""
 
     model: str = "ViT-B/16"
     rounds: int = 9
-    out: Path = Path("runs/bench/load_time.json")
-    only: System | None = None  # for the processes that measure: one system, and where the model lies
+    out: Path = Path("runs/bench/checkpoint_load_time.json")
+    only: System | None = None  # set in measuring processes, together with the model folder
     folder: Path | None = None
 
 
@@ -52,63 +52,63 @@ class Options:
 class Result:
     moment: str
     system: str
-    seconds: float  # the median
-    megabytes: float  # likewise
+    seconds: float  # median
+    megabytes: float  # median
     time_ratio: float  # relative to the peer; below 1 is faster
     memory_ratio: float
 
 
 def memory(field: str) -> float:
-    """Megabytes of this process, as Linux counts them: VmRSS now, VmHWM at most since the count was last set back."""
+    """Return the memory of this process in MB: VmRSS is the current value, VmHWM the peak since the last reset."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024 / 1e6
-    raise SystemExit(f"/proc/self/status has no {field}: memory is measured on Linux")
+    raise SystemExit(f"/proc/self/status has no {field}; this benchmark requires Linux")
 
 
-def load_and_look(system: System, folder: Path) -> dict[Moment, tuple[float, float]]:
-    """In a process of its own: seconds and megabytes until the model is there, and until it has seen a picture."""
+def load_and_run(system: System, folder: Path) -> dict[Moment, tuple[float, float]]:
+    """Measure seconds and megabytes after loading and after the first forward pass. Runs in a new process."""
     load = LOADERS[system]()
     image = torch.zeros(1, 3, 224, 224)
-    torch.nn.functional.linear(image[0, 0], image[0, 0])  # the threads and libraries that torch takes its time to load
+    torch.nn.functional.linear(image[0, 0], image[0, 0])  # initialise torch's threads and libraries
 
-    gc.collect()  # what the imports have left is not the loading's to clear away
-    Path("/proc/self/clear_refs").write_text("5")  # sets the largest size back to the present one
+    gc.collect()  # free garbage left by the imports
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before, start = memory("VmRSS"), time.perf_counter()
     model = load(folder)
     loaded = (time.perf_counter() - start, memory("VmHWM") - before)
     with torch.inference_mode():
         model(image)
-    return {"loaded": loaded, "first picture": (time.perf_counter() - start, memory("VmHWM") - before)}
+    return {"loaded": loaded, "first output": (time.perf_counter() - start, memory("VmHWM") - before)}
 
 
-def ours() -> Load:
+def vitreous_loader() -> Load:
     import vitreous
 
     return vitreous.load
 
 
-def transformers() -> Load:
-    import_timm()  # transformers imports torchvision where it finds one
+def transformers_loader() -> Load:
+    import_timm()  # transformers imports torchvision if it is installed
     from transformers import ViTForImageClassification, logging
 
     logging.disable_progress_bar()
     return lambda folder: ViTForImageClassification.from_pretrained(folder).eval()
 
 
-LOADERS: dict[System, Callable[[], Load]] = {"vitreous": ours, "transformers": transformers}
+LOADERS: dict[System, Callable[[], Load]] = {"vitreous": vitreous_loader, "transformers": transformers_loader}
 
 
 def measured(system: System, folder: Path) -> dict[Moment, tuple[float, float]]:
-    command = [sys.executable, "-m", "benchmarks.load_time", "--only", system, "--folder", str(folder)]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    answer: dict[Moment, tuple[float, float]] = json.loads(said.splitlines()[-1])
-    return answer
+    command = [sys.executable, "-m", "benchmarks.checkpoint_load_time", "--only", system, "--folder", str(folder)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    measurement: dict[Moment, tuple[float, float]] = json.loads(output.splitlines()[-1])
+    return measurement
 
 
 def main(options: Options) -> None:
     if options.only is not None and options.folder is not None:
-        print(json.dumps(load_and_look(options.only, options.folder)))
+        print(json.dumps(load_and_run(options.only, options.folder)))
         return
     torch.manual_seed(0)
     config = preset(options.model)
@@ -119,16 +119,16 @@ def main(options: Options) -> None:
         transformers_vit(config).save_pretrained(folder)  # type: ignore[operator]
         size = (folder / "model.safetensors").stat().st_size / 1e6
         for turn in range(options.rounds + 1):
-            for system in sorted(found, reverse=turn % 2 == 1):  # nobody always goes first
-                answer = measured(system, folder)
-                if turn:  # the first round warms up the cache of files
-                    found[system].append(answer)
+            for system in sorted(found, reverse=turn % 2 == 1):  # alternate the order
+                measurement = measured(system, folder)
+                if turn:  # the first round warms up the page cache
+                    found[system].append(measurement)
 
     results = []
     for moment in get_args(Moment):
         middle = {
-            system: tuple(statistics.median(answer[moment][i] for answer in answers) for i in (0, 1))
-            for system, answers in found.items()
+            system: tuple(statistics.median(one[moment][i] for one in measurements) for i in (0, 1))
+            for system, measurements in found.items()
         }
         seconds, megabytes = middle[PEER]
         for system, (time_taken, grown) in middle.items():
@@ -145,7 +145,7 @@ def main(options: Options) -> None:
         ]
         for one in results
     ]
-    setting = f"{options.model}, {size:.0f} MB, float32, medians of {options.rounds} processes each"
+    setting = f"{options.model}, {size:.0f} MB, float32, median of {options.rounds} processes"
     publish(setting, ["until", "system", "ms", "MB", "time ratio", "memory ratio"], rows, results, options.out)
 
 

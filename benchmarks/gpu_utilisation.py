@@ -1,10 +1,10 @@
-"""GPU utilisation in training: the fraction of the time in which the GPU does not wait for images.
+"""GPU utilisation during training: the fraction of time in which the GPU does not wait for images.
 
-JPEG files of 500 x 375 pixels are read, decoded, cropped and resized by worker processes while a ViT trains on them, as
-in `vitreous train`; then the same steps run with one batch that is already on the device. The ratio of the two speeds
-is the utilisation.
+A ViT trains on JPEG files of 500 x 375 pixels, which worker processes decode, crop and resize as in `vitreous train`.
+The same training steps are then repeated with a single batch that is already on the device. The utilisation is the
+ratio of the two speeds.
 
-    python -m benchmarks.busy --models ViT-B/16 ViT-S/16
+    python -m benchmarks.gpu_utilisation --models ViT-B/16 ViT-S/16
 """
 
 import itertools
@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 import tyro
 
-from benchmarks.loading import Options as Pictures
-from benchmarks.loading import draw_pictures
-from benchmarks.table import publish
+from benchmarks.jpeg_decoding import Options as Pictures
+from benchmarks.jpeg_decoding import draw_pictures
+from benchmarks.publish_table import publish
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.training import Augment, Optim, TrainConfig
@@ -30,27 +30,27 @@ from vitreous.training.setup import Job, choose, set_up
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the benchmark."""
+    """Benchmark options."""
 
     models: tuple[str, ...] = ("ViT-B/16", "ViT-S/16")
     batch_size: int = 256
     workers: int = os.cpu_count() or 1
     steps: int = 60
     files: int = 8192
-    out: Path = Path("runs/bench/busy.json")
+    out: Path = Path("runs/bench/gpu_utilisation.json")
 
 
 @dataclass(frozen=True)
 class Result:
     model: str
     workers: int
-    images_per_second: float  # with reading
-    without_reading: float
+    images_per_second: float  # including data loading
+    without_reading: float  # images per second, excluding data loading
     busy: float
 
 
 def fill(folder: Path, count: int) -> None:
-    """Write JPEG files of two classes; 64 different images are enough for the same cost."""
+    """Write JPEG files of two classes, repeating 64 different images."""
     pictures = draw_pictures(Pictures())
     for i in range(count):
         file = folder / "train" / ("ab"[i % 2]) / f"{i}.jpg"
@@ -63,7 +63,7 @@ def fill(folder: Path, count: int) -> None:
 
 
 def speed(job: Job, batches: Iterator[Batch], warm_up: int, steps: int) -> float:
-    """Images per second of complete training steps."""
+    """Measure training steps in images per second."""
     for batch in itertools.islice(batches, warm_up):
         job.stepper(batch)
     torch.cuda.synchronize()
@@ -96,14 +96,14 @@ def main(options: Options) -> None:
             stream = job.loader.batches(0, 10_000)
             held = next(stream)
             alone = speed(job, itertools.repeat(held), 15, options.steps)
-            reading = speed(job, stream, 4 * options.workers, options.steps)  # skip batches that were prefetched
+            reading = speed(job, stream, 4 * options.workers, options.steps)  # skip prefetched batches
             results.append(Result(model, options.workers, reading, alone, reading / alone))
             del stream, job
     setting = f"{torch.cuda.get_device_name()}, {options.workers} workers, 500 x 375 JPEG to 224, bf16, compiled"
     rows = [
         [one.model, f"{one.images_per_second:.0f}", f"{one.without_reading:.0f}", f"{one.busy:.1%}"] for one in results
     ]
-    publish(setting, ["model", "images/s", "without reading", "busy"], rows, results, options.out)
+    publish(setting, ["model", "images/s", "without loading", "utilisation"], rows, results, options.out)
 
 
 if __name__ == "__main__":

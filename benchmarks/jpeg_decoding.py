@@ -1,17 +1,18 @@
-"""What a loader's worker does to its pictures, by us and by Pillow with torchvision.transforms, on one core.
+"""Speed of JPEG decoding, random cropping and resizing on one core, compared with Pillow and torchvision.
 
-JPEG files of the usual size become a batch of random resized crops: uint8, ready for the device. Both sides read the
-same bytes from memory and interpolate alike. Theirs is `Image.open(...).convert("RGB")`, `RandomResizedCrop`,
-`RandomHorizontalFlip`, `PILToTensor` and `torch.stack`, as timm builds it. Ours decodes with simplejpeg, only down to
-where the crop ends, resizes with torch on uint8, and puts the result into a batch with channels last in memory; the
-flip is left to the device, as in training. The systems take turns, so that noise of the machine falls on both.
+JPEG files in memory become a uint8 batch of random resized crops, with the same interpolation in both systems. The peer
+uses `Image.open(...).convert("RGB")`, `RandomResizedCrop`, `RandomHorizontalFlip`, `PILToTensor` and `torch.stack`, as
+in timm. Vitreous decodes with simplejpeg, stops at the last row of the crop, resizes uint8 tensors with torch and
+writes to a channels-last batch; as in training, images are flipped later on the device. The systems alternate, so that
+machine noise affects both.
 
-`--decode fast` decodes files much larger than the crop at a reduced scale: `--width 2000 --height 1500` shows the gain.
+`vitreous --decode fast` decodes files much larger than the crop at a reduced scale. To see the effect, use
+`--width 2000 --height 1500`.
 
-The part that neither side can do without is JPEG's entropy decoding, more than half of our time. Bilinear resizing
-costs Pillow less than bicubic, and us hardly, so that the ratio is smaller there.
+JPEG entropy decoding, which no system can avoid, takes more than half of Vitreous's time. The speedup is smaller with
+bilinear interpolation, which is faster than bicubic in Pillow but about equally fast in Vitreous.
 
-    python -m benchmarks.loading
+    python -m benchmarks.jpeg_decoding
 """
 
 import io
@@ -29,18 +30,18 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.peers import import_timm
-from benchmarks.table import publish
+from benchmarks.publish_table import publish
 from vitreous.common.rng import SampleRng
 from vitreous.data.image import random_resized_crop
 
 PEER = "Pillow + torchvision"
 Interpolation = Literal["bicubic", "bilinear"]
-Load = Callable[[list[bytes], int], Tensor]  # a batch of files, in the given round, to uint8 [b, 3, h, w]
+Load = Callable[[list[bytes], int], Tensor]  # (files, round) to uint8 [b, 3, h, w]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Benchmark options."""
 
     height: int = 375
     width: int = 500
@@ -48,20 +49,20 @@ class Options:
     size: int = 224
     pictures: int = 64
     rounds: int = 25
-    out: Path = Path("runs/bench/loading.json")
+    out: Path = Path("runs/bench/jpeg_decoding.json")
 
 
 @dataclass(frozen=True)
 class Result:
     interpolation: str
     system: str
-    milliseconds: float  # the median of a round, per picture
+    milliseconds: float  # per image, median over rounds
     images_per_second: float
     speed: float  # relative to the peer; above 1 is faster
 
 
 def draw_pictures(options: Options) -> list[bytes]:
-    """JPEG files of about the statistics of photographs: detail falls with frequency, colours vary less than light."""
+    """Generate JPEG files with photograph-like statistics: power-law spectra, and less colour than luminance."""
     generator = np.random.default_rng(0)
     frequency = np.hypot(np.fft.fftfreq(options.height)[:, None], np.fft.rfftfreq(options.width))
     frequency[0, 0] = 1
@@ -78,7 +79,7 @@ def draw_pictures(options: Options) -> list[bytes]:
     return files
 
 
-def ours(size: int, interpolation: Interpolation, fast: bool) -> Load:
+def vitreous_load(size: int, interpolation: Interpolation, fast: bool) -> Load:
     def load(files: list[bytes], turn: int) -> Tensor:
         numbers = SampleRng(seed=0, epoch=turn, indices=torch.arange(len(files))).uniform("crop", 4).tolist()
         batch = torch.empty(len(files), size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
@@ -91,8 +92,8 @@ def ours(size: int, interpolation: Interpolation, fast: bool) -> Load:
     return load
 
 
-def pillow(size: int, interpolation: Interpolation) -> Load:
-    import_timm()  # makes torchvision importable whatever torch it was built for
+def pillow_load(size: int, interpolation: Interpolation) -> Load:
+    import_timm()  # makes torchvision importable with any torch version
     from torchvision import transforms
 
     transform = transforms.Compose(
@@ -111,13 +112,13 @@ def pillow(size: int, interpolation: Interpolation) -> Load:
 
 
 def measure(systems: dict[str, Load], files: list[bytes], rounds: int) -> dict[str, float]:
-    """The median processor time per picture, the systems taking turns. Waiting for the core does not count."""
+    """Return the median CPU time per image. The systems alternate."""
     times: dict[str, list[float]] = {name: [] for name in systems}
     for turn in range(rounds + 2):
         for name, load in systems.items():
             start = time.process_time()
             load(files, turn)
-            if turn >= 2:  # the first rounds warm up
+            if turn >= 2:  # skip warm-up rounds
                 times[name].append((time.process_time() - start) / len(files))
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -128,9 +129,9 @@ def main(options: Options) -> None:
     results = []
     for mode in get_args(Interpolation):
         systems = {
-            "vitreous": ours(options.size, mode, fast=False),
-            "vitreous --decode fast": ours(options.size, mode, fast=True),
-            PEER: pillow(options.size, mode),
+            "vitreous": vitreous_load(options.size, mode, fast=False),
+            "vitreous --decode fast": vitreous_load(options.size, mode, fast=True),
+            PEER: pillow_load(options.size, mode),
         }
         seconds = measure(systems, files, options.rounds)
         base = seconds[PEER]
