@@ -14,7 +14,7 @@ from vitreous.model.init import small_, xavier_
 
 
 class AttentionTerms(NamedTuple):
-    """Position terms of attention: a rotation per token, or a bias per token pair."""
+    """Position terms for attention: a rotation per token, or a bias per token pair."""
 
     rotation: tuple[Tensor, Tensor] | None = None  # cosine and sine, [..., t, head_dim / 2]
     bias: Tensor | None = None  # [..., heads, t, t]

@@ -1,4 +1,4 @@
-"""Base class of the configs of all model families. This module does not import torch."""
+"""Base class of all model configs. This module does not import torch."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Resized sizes and centre-crop offsets for evaluation.
+"""Resize and centre-crop geometry for evaluation.
 
 The rounding follows the library that the weights come from, because a shift of one pixel can change predictions:
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from vitreous.common.checks import (
+    BadValue,
     Size,
     check_choice,
     check_flag,
@@ -190,7 +191,7 @@ class ViTConfig(ModelConfig):
         check_flag("pad", self.pad)
         patches = math.prod(self.grid)
         if patches > MAX_TOKENS:
-            fail("image_size", self.image_size, f"small enough for at most {MAX_TOKENS} patches (this has {patches})")
+            fail("image_size", self.image_size, f"small enough for {MAX_TOKENS} patches (this has {patches})")
         check_kind("preprocessing", self.preprocessing, (Preprocessing,))
         self.preprocessing.check_channels(self.channels)
 
@@ -225,8 +226,8 @@ class ViTConfig(ModelConfig):
         if isinstance(self.position, SinCos2d) and (self.width % 4 or self.width < 8):
             fail("width", self.width, "a multiple of 4 and at least 8 for SinCos2d")
         if isinstance(self.position, Rotary2d) and self.head_width % 4:
-            allowed = f"chosen to make the head width ({self.head_width}) a multiple of 4 for Rotary2d"
-            fail("num_heads", self.num_heads, allowed)
+            heads = f"{self.head_width} (num_heads={self.num_heads})"
+            raise BadValue(f"Rotary2d requires a head width that is a multiple of 4, got {heads}")
         check_kind("pool", self.pool, get_args(PoolConfig))
         if isinstance(self.pool, AttentionPool) and self.width % self.num_heads:
             fail("num_heads", self.num_heads, f"a divisor of width ({self.width}) for AttentionPool")

@@ -37,7 +37,7 @@ def _classifier(width: int, num_classes: int) -> nn.Linear:
 def copy_rows(old: nn.Module, new: nn.Module, larger: nn.Module, rows: dict[int, int]) -> None:
     """Copy the class rows {new: old} and all other layers of a head.
 
-    `larger` is a head with one more class: tensors whose shape differs from it have one row per class.
+    `larger` is the new head with one more class; tensors of another shape there have one row per class.
     """
     there, here = list(rows), list(rows.values())
     values, sizes = old.state_dict(), larger.state_dict()

@@ -21,7 +21,7 @@ from vitreous.model.vit import ViT
 
 Target = Literal["colour", "colours", "pixels"]
 TARGETS: tuple[Target, ...] = ("colour", "colours", "pixels")
-LEVELS = 8  # 3 bits of every channel
+LEVELS = 8  # 3 bits per channel
 
 
 class Filled(NamedTuple):
@@ -48,7 +48,7 @@ class MaskedPatchPrediction(nn.Module):
         check_choice("target", target, TARGETS)
         config = encoder.config
         if config.stem is not None:
-            fail("stem", config.stem, "None, because masking needs patches of pixels")
+            fail("stem", config.stem, "None, because masking requires image patches")
         if config.patch_dropout:
             fail("patch_dropout", config.patch_dropout, "0 for masked patch prediction")
         self.encoder, self.target, self.rate = encoder, target, rate
@@ -59,7 +59,7 @@ class MaskedPatchPrediction(nn.Module):
         self.predict = xavier_(nn.Linear(config.width, outputs))
 
     def forward(self, images: Float[Tensor, "b c h w"], pixels: Float[Tensor, "b c h w"], draws: Tensor) -> Filled:
-        """`pixels` are the images before normalisation, in [0, 1]; `draws` [b, 3, n] are random, in [0, 1)."""
+        """Compute losses. `pixels`: images in [0, 1] before normalisation; `draws` [b, 3, n]: random, in [0, 1)."""
         patches, grid = self.encoder.patchify(images)
         corrupted, hidden = self.corrupt(patches, draws)
         features = self.encoder.encode(*self.encoder.embed(corrupted, grid))
@@ -129,7 +129,7 @@ class MaskedAutoencoder(nn.Module):
         super().__init__()
         config = encoder.config
         if config.stem is not None:
-            fail("stem", config.stem, "None, because masking needs patches of pixels")
+            fail("stem", config.stem, "None, because masking requires image patches")
         self.encoder, self.rate = encoder, rate
         self.embed = xavier_(nn.Linear(config.width, width))
         self.mask = nn.Parameter(small_(torch.empty(1, 1, width)))
@@ -142,7 +142,7 @@ class MaskedAutoencoder(nn.Module):
         self.paint = xavier_(nn.Linear(width, pixels))
 
     def forward(self, images: Float[Tensor, "b c h w"], draws: Float[Tensor, "b n"]) -> Filled:
-        """`draws` are random; the patches with the smallest values stay visible."""
+        """Compute losses. `draws` are random; the patches with the smallest values stay visible."""
         n = draws.shape[1]
         visible = max(min(round(n * (1 - self.rate)), n - 1), 1)  # at least one visible and one hidden patch
         keep_indices = draws.argsort(dim=1)[:, :visible].sort(dim=1).values

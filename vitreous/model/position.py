@@ -41,7 +41,7 @@ class PositionEmbedding(nn.Module):
         return AttentionTerms()
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Return the changed tokens after block `layer`."""
+        """Modify the tokens after block `layer`."""
         return tokens
 
     def resize(self, grid: Size) -> None:

@@ -46,7 +46,7 @@ class ViT(Model):
         return self.classify(self.features(images))
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
-        """Return the tokens after the final norm (with `GlobalAverage(norm="after")`, before it)."""
+        """Return the tokens after the final norm, or before it with `GlobalAverage(norm="after")`."""
         return self.encode(*self.embed(*self.patchify(images)))
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
@@ -143,7 +143,7 @@ class ViT(Model):
     # ---- Another image size ----
 
     def resized(self, image_size: int | Size) -> "ViT":
-        """Return a copy of the model for another image size, with positions resampled once and not in every call."""
+        """Return a copy of the model for another image size, with positions resampled once instead of in every call."""
         model = super().resized(image_size)
         model.position.resize(model.config.grid)
         return model

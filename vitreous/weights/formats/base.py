@@ -66,9 +66,7 @@ class Format(ABC):
     title: ClassVar[str]  # library name in model cards and messages
     signatures: ClassVar[Sequence[Sequence[str]]]  # a checkpoint matches if it has all names of one signature
     roots: ClassVar[Sequence[str]] = ("",)  # possible prefixes of all tensor names
-    renames: ClassVar[
-        Sequence[tuple[str, str]]
-    ] = ()  # (pattern, replacement) from other versions' names to those in `table`
+    renames: ClassVar[Sequence[tuple[str, str]]] = ()  # patterns and replacements from other versions' tensor names
     ignored: ClassVar[Sequence[str]] = ()  # patterns of tensor names to ignore
     suffixes: ClassVar[Sequence[str]] = ()  # for writing one file; if empty, any file or a folder
     file_name: ClassVar[str] = "model.safetensors"  # weight file in a folder
