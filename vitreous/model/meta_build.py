@@ -13,17 +13,17 @@ from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.vit import ViT
 
 # Random initialisers that torch's layers and init.py call.
-DRAWS = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
+RANDOM_INITIALISERS = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
 
 
-class _NoDraws(TorchFunctionMode):
+class _SkipRandomInit(TorchFunctionMode):
     """Skips random initialisation, for which torch would import its compiler on the meta device (about 1 s)."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in DRAWS:
+        if func in RANDOM_INITIALISERS:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 
@@ -73,5 +73,5 @@ def build_blank(config: ModelConfig) -> Model:
     >>> model.head.weight.shape, model.head.weight.is_meta
     (torch.Size([1000, 192]), True)
     """
-    with torch.device("meta"), _NoDraws():
+    with torch.device("meta"), _SkipRandomInit():
         return build(config)

@@ -131,7 +131,7 @@ class ViT(Model):
     def intermediate(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None, norm: bool = True
     ) -> list[Features]:
-        """Return the features after all layers, or after `layers`, with the final norm unless `norm` is False."""
+        """Return the features after each layer, or each of `layers`, with the final norm unless `norm` is False."""
         tokens, layout = self.embed(*self.patchify(images))
         wanted = self._layers(layers)
         found: dict[int, Features] = {}
