@@ -74,7 +74,7 @@ def test_preset_is_not_a_checkpoint(format: str | None) -> None:
     [
         (lambda d: d["model"].update(widht=3), r"model.widht is not a field of ViTConfig \(did you mean 'width'\?\)"),
         (lambda d: d["model"].update(width=10**9), r"width is 1000000000, but must be a whole number from 1 to"),
-        (lambda d: d["model"].update(width=2**16, mlp_width=2**20, depth=1024), r"about .* parameters, but must have"),
+        (lambda d: d["model"].update(width=2**16, mlp_width=2**20, depth=1024), r"about .* parameters; the maximum"),
         (lambda d: d["model"].update(depth=1024), r"41 tensors, too few for the 1024 layers"),
         (lambda d: d["model"].update(depth=3), r"16 missing: encoder.blocks.2"),
         (lambda d: d["model"].update(width="32"), r"model.width is '32', but must be of type int"),
