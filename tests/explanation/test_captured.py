@@ -88,7 +88,7 @@ def test_a_captured_pass_equals_the_models_own(small: ViTConfig, kind: str) -> N
     rows = captured.attention_from(0).mean(1)
     torch.testing.assert_close(captured.attention_map(0), rows[:, -12:].view(2, 3, 4))
     assert not any(state.requires_grad for state in captured.states)
-    with pytest.raises(ValueError, match="layer must be from 0 to 1"):
+    with pytest.raises(ValueError, match="layer is 2, but must be from 0 to 1"):
         captured.weights(2)
 
 

@@ -125,7 +125,7 @@ def test_without_a_head(monkeypatch, capsys, small: ViTConfig, picture: Path, tm
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--layers", "2"], 2, "layer must be from 0 to 1"),
+        (["--layers", "2"], 2, "layer is 2, but must be from 0 to 1"),
         (["--heads", "4"], 2, "head is 4, but must be a whole number from 0 to 3"),
         (["--class", "cats"], 2, "class is 'cats', but must be a label of the model (did you mean 'cat'?)"),
         (["--class", "5"], 2, "or a number from 0 to 4"),
