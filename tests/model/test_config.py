@@ -30,7 +30,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"image_size": (225, 224)}, r"225 x 224 .* nearest sizes that fit are 224 x 224 and 240 x 224.*pad=True"),
     ({"image_size": (8, 8)}, r"8 x 8 .* nearest sizes that fit are 16 x 16, or"),
     ({"image_size": (2**20, 16)}, r"image_size is \(1048576, 16\)"),
-    ({"image_size": (2**16, 2**16)}, r"small enough for 1048576 patches \(this makes 16777216\)"),
+    ({"image_size": (2**16, 2**16)}, r"small enough for 1048576 patches \(this has 16777216\)"),
     ({"image_size": (0, 0)}, r"image_size is \(0, 0\)"),
     ({"head": TanhHead(2**16), "num_classes": 10**7}, r"about 6.6e\+11 parameters"),
     ({"stem": ResNetStem((256,) * 4, 1024), "patch_size": (1, 1)}, r"about 3.9e\+11 parameters"),
@@ -55,9 +55,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"distillation_token": True, "pool": GlobalAverage()}, r"pool is .*, but must be ClassToken\(\)"),
     ({"position": SinCos2d(), "width": 6, "num_heads": 1}, r"width is 6, .*SinCos2d"),
     ({"position": Learned2d(), "width": 3, "num_heads": 1}, r"width is 3, .*Learned2d"),
-    ({"position": Rotary2d(), "width": 36, "num_heads": 6}, r"num_heads is 6, .*multiple of 4 for Rotary2d"),
-    ({"labels": ("cat",), "num_classes": 2}, r"labels has 1 names, but must have num_classes \(2\)"),
-    ({"channels": 1, "preprocessing": Preprocessing(mean=(0.1, 0.2, 0.3))}, r"preprocessing.mean .* 1 channels"),
+    ({"position": Rotary2d(), "width": 36, "num_heads": 6}, r"Rotary2d .*multiple of 4, got 6 \(num_heads=6\)"),
+    ({"labels": ("cat",), "num_classes": 2}, r"labels must .* num_classes \(2\) names, got 1"),
+    ({"channels": 1, "preprocessing": Preprocessing(mean=(0.1, 0.2, 0.3))}, r"preprocessing.mean .*channels=1"),
 ]
 
 

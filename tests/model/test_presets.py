@@ -114,5 +114,5 @@ def test_names_of_other_systems_suggest_the_preset(theirs: str, ours: str) -> No
 
 
 def test_names_without_a_preset_are_not_guessed() -> None:
-    with pytest.raises(ValueError, match=r"no preset 'vit_base_patch99_224'; `vitreous info`"):
+    with pytest.raises(ValueError, match=r"no preset 'vit_base_patch99_224'\. Run `vitreous info`"):
         preset("vit_base_patch99_224")

@@ -88,7 +88,7 @@ def test_an_unsupported_model_is_named_in_the_error() -> None:
         lambda: require_segmenter(resnet, "explaining"),
         resnet.recompute_blocks,
     ):
-        with pytest.raises(UnsupportedModel, match="BiT ResNet of width 32, stages 1, 1"):
+        with pytest.raises(UnsupportedModel, match=r"BiT ResNet \(width 32, stages 1, 1\)"):
             call()
     with pytest.raises(UnsupportedModel, match="distillation"):
         resnet.classify_distilled(resnet.features(torch.zeros(1, 3, 24, 32)))

@@ -86,7 +86,7 @@ def test_every_preset_is_recognised(name: str) -> None:
 
 
 def test_other_shapes_are_summarised(small: ViTConfig) -> None:
-    assert title(small) == "ViT of width 32, depth 2, 4 heads, patches of 8 x 8"
-    assert title(ResNetConfig(stages=(1, 1), width=32)) == "BiT ResNet of width 32, stages 1, 1"
+    assert title(small) == "ViT (width 32, depth 2, 4 heads, 8 x 8 patches)"
+    assert title(ResNetConfig(stages=(1, 1), width=32)) == "BiT ResNet (width 32, stages 1, 1)"
     card = model_card(dataclasses.replace(small, channels=1), "x", 1234, {})
     assert "1,234 parameters. Grey images of 24 x 32 pixels, as 13 tokens; 5 classes." in card

@@ -129,5 +129,5 @@ def test_module_with_unsaved_tensors_is_refused(
         return model
 
     monkeypatch.setattr(native, "build_blank", with_more)
-    with pytest.raises(ValueError, match=r"^position\.angles is created by \w+ and missing"):
+    with pytest.raises(ValueError, match=r"^position\.angles is created by \w+ but not saved"):
         vitreous.load(tmp_path / "model")

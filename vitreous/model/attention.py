@@ -14,14 +14,14 @@ from vitreous.model.init import small_, xavier_
 
 
 class AttentionTerms(NamedTuple):
-    """Contribution of position to attention: a rotation of every token, or a bias for every pair of tokens."""
+    """Position terms for attention: a rotation per token, or a bias per token pair."""
 
     rotation: tuple[Tensor, Tensor] | None = None  # cosine and sine, [..., t, head_dim / 2]
     bias: Tensor | None = None  # [..., heads, t, t]
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention. `forward` uses torch's fused kernel; `weights` computes the attention weights."""
+    """Multi-head self-attention. `forward` uses PyTorch's fused kernel; `weights` returns the attention matrix."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SelfAttention(nn.Module):
         head_dim = head_dim or width // num_heads
         self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, attention_dropout
         self.scale = head_dim**-0.5 if qk_scale is None else qk_scale
-        # U_qkv of equation 5 as three layers, so that packed and separate weights of other systems can be mapped.
+        # U_qkv of equation 5 as three layers, which map to both packed and separate weights of other libraries.
         self.q, self.k, self.v = (nn.Linear(width, num_heads * head_dim, bias=qkv_bias) for _ in range(3))
         for part in (self.q, self.k, self.v):
             xavier_(part)
@@ -56,7 +56,7 @@ class SelfAttention(nn.Module):
     def weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
     ) -> Float[Tensor, "b heads q t"]:
-        """A of equation 6: each row is a query and sums to 1. `queries` selects rows, to save memory."""
+        """Return A of equation 6. Each row is a query and sums to 1; `queries` selects rows to save memory."""
         q, k, _ = self.queries_keys_values(tokens, terms)
         logits = q[:, :, queries] @ k.transpose(-2, -1) * self.scale
         return (logits if terms.bias is None else logits + terms.bias[..., queries, :]).softmax(dim=-1)
@@ -64,12 +64,12 @@ class SelfAttention(nn.Module):
     def gather(
         self, tokens: Float[Tensor, "b t d"], weights: Float[Tensor, "b heads t t"], terms: AttentionTerms
     ) -> Float[Tensor, "b t d"]:
-        """Output of `forward` with the given attention weights."""
+        """Compute the output of `forward` from given attention weights."""
         _, _, v = self.queries_keys_values(tokens, terms)
         return self.output_dropout(self.output((weights @ v).transpose(1, 2).flatten(2)))
 
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
-        """[q, k, v] of equation 5, split into heads. An override changes the output and the attention maps alike."""
+        """Compute [q, k, v] of equation 5, split into heads. Used for both the output and the attention maps."""
         q, k, v = (into_heads(part(tokens), self.num_heads) for part in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if terms.rotation is not None:
@@ -92,7 +92,7 @@ def rotate(
 
 
 class PoolingAttention(nn.Module):
-    """Attention of one learned query to all tokens: the first half of MAP."""
+    """Attention from one learned query to all tokens, the first half of MAP."""
 
     def __init__(self, width: int, num_heads: int):
         super().__init__()
@@ -109,12 +109,12 @@ class PoolingAttention(nn.Module):
         return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
     def weights(self, tokens: Float[Tensor, "b s d"]) -> Float[Tensor, "b heads s"]:
-        """Attention weights of the query."""
+        """Return the attention weights of the query."""
         q, k, _ = self._query_keys_values(tokens)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)[:, :, 0]
 
     def gather(self, tokens: Float[Tensor, "b s d"], weights: Float[Tensor, "b heads s"]) -> Float[Tensor, "b 1 d"]:
-        """Output of `forward` with the given attention weights."""
+        """Compute the output of `forward` from given attention weights."""
         _, _, v = self._query_keys_values(tokens)
         return self.output((weights[:, :, None] @ v).transpose(1, 2).flatten(2))
 

@@ -1,4 +1,4 @@
-"""Members that the configs of all model families share. This file imports no torch."""
+"""Base class of all model configs. This module does not import torch."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from vitreous.common.checks import BadValue, Size, check_whole, fail, suggestion
 from vitreous.common.codec import decode
 from vitreous.model.options import GlobalAverage, PoolConfig, Preprocessing
 
-# Bounds far above every published model: larger values are mistakes that would exhaust the memory before they fail.
+# Limits far above any published model. Larger values are mistakes and would run out of memory.
 MAX_WIDTH, MAX_DEPTH, MAX_SIDE, MAX_CLASSES, MAX_TOKENS = 2**16, 1024, 2**16, 10**7, 2**20
 MAX_PARAMETERS = 10**11  # the largest published ViT has 22 billion
 
@@ -22,9 +22,9 @@ C = TypeVar("C", bound="ModelConfig")
 class ModelConfig:
     """Everything needed to rebuild a model, preprocess an image and name the classes.
 
-    The config of every model family is a frozen dataclass that inherits from this class. Code outside `vitreous.model`
-    uses only the members below. A family must define the first group, as fields or properties; the defaults of the
-    others are those of a convolutional classifier.
+    Each model family has a frozen dataclass that inherits from this class. Code outside `vitreous.model` uses only the
+    members below. Families must define the first group, as fields or properties. The other members default to those of
+    a convolutional classifier.
     """
 
     if TYPE_CHECKING:
@@ -41,35 +41,35 @@ class ModelConfig:
         def preprocessing(self) -> Preprocessing: ...
         @property
         def family(self) -> str:
-            """Name of the architecture, a tag on model cards."""
+            """Architecture name, used as a tag on model cards."""
 
         @property
         def summary(self) -> str:
-            """Architecture in one line, which begins with the summary of the backbone."""
+            """One-line description of the architecture, which starts with the backbone."""
 
         @property
         def num_layers(self) -> int: ...
         @property
         def feature_width(self) -> int:
-            """Length of the pooled features."""
+            """Length of the pooled feature vector."""
 
         @property
         def patch_stride(self) -> Size:
-            """Height and width in pixels of the area of one patch of `Model.features`."""
+            """Height and width, in image pixels, of one patch of `Model.features`."""
 
     @property
     def task(self) -> Task:
-        """Kind of output: one score per class, the pooled features, or one score per class and pixel."""
+        """Kind of output: class scores, pooled features, or class scores per pixel."""
         return "classify" if self.num_classes else "embed"
 
     @property
     def backbone(self) -> "ModelConfig":
-        """Config of the part that computes features: itself, or the encoder of a segmenter."""
+        """Config of the feature extractor: this config, or the encoder of a segmenter."""
         return self
 
     @property
     def grid(self) -> Size:
-        """Rows and columns of patches."""
+        """Rows and columns of the patch grid."""
         return self.grid_for(self.image_size)
 
     @property
@@ -82,25 +82,25 @@ class ModelConfig:
 
     @property
     def num_heads(self) -> int:
-        """Attention heads per layer; 0 without attention."""
+        """Attention heads per layer, or 0 for a model without attention."""
         return 0
 
     @property
     def num_tokens(self) -> int:
-        """Length of the sequence in which every token attends to every token; 0 without such attention."""
+        """Sequence length of global self-attention, or 0 for a model without it."""
         return 0
 
     @property
     def has_attention(self) -> bool:
-        """True if attention maps can be read: the backbone is a Vision Transformer."""
+        """True if the backbone is a Vision Transformer, which has attention maps."""
         return self.num_tokens > 0
 
     def details(self) -> list[tuple[str, str]]:
-        """Rows (name, text) on the architecture, for `vitreous info`."""
+        """Return (name, text) rows that describe the architecture in `vitreous info`."""
         return []
 
     def grid_for(self, image_size: Size) -> Size:
-        """Rows and columns of patches for any image size; ValueError if the model does not accept the size."""
+        """Return the patch grid for an image size, or raise ValueError if the size is not supported."""
         stride = self.patch_stride
         return (-(-image_size[0] // stride[0]), -(-image_size[1] // stride[1]))
 
@@ -111,7 +111,7 @@ class ModelConfig:
         return dataclasses.replace(self, num_classes=num_classes, labels=labels)  # type: ignore[call-arg]
 
     def override(self: C, fields: Mapping[str, Any]) -> C:
-        """Replace fields by values or by their JSON; the fields of a model around a backbone are its backbone's."""
+        """Replace fields with values or their JSON form. A segmenter replaces fields of its encoder."""
         hints, known = get_type_hints(type(self)), [field.name for field in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
@@ -124,12 +124,12 @@ def check_classes(num_classes: object, labels: object) -> None:
     if not isinstance(labels, tuple) or not all(isinstance(label, str) for label in labels):
         fail("labels", labels, "a tuple of strings")
     if labels and len(labels) != num_classes:
-        raise ValueError(f"labels has {len(labels)} names, but must have num_classes ({num_classes}), or none")
+        raise ValueError(f"labels must be empty or have num_classes ({num_classes}) names, got {len(labels)}")
 
 
 def check_budget(parameters: int) -> None:
     if parameters > MAX_PARAMETERS:
         raise ValueError(
-            f"the model would have about {parameters:.1e} parameters, but must have at most {MAX_PARAMETERS:.0e}: "
-            "check width, depth, mlp_width, patch_size, image_size and num_classes"
+            f"the model would have about {parameters:.1e} parameters; the maximum is {MAX_PARAMETERS:.0e}. "
+            "Check width, depth, mlp_width, patch_size, image_size and num_classes"
         )

@@ -1,4 +1,4 @@
-"""One layer of the encoder (equations 2 and 3): attention, then an MLP, each with pre-norm and a residual connection.
+"""One encoder layer (equations 2 and 3): attention, then an MLP, each with pre-norm and a residual connection.
 
 b: batch; t: tokens; d: width.
 """
@@ -29,7 +29,7 @@ class GeluMlp(nn.Module):
 
 
 class SwiGluMlp(nn.Module):
-    """Gated MLP: silu(x W1) * (x W2), then linear. W1 and W2 are packed in this order."""
+    """Gated MLP: silu(x W1) * (x W2), then linear. W1 and W2 are packed into one layer, in this order."""
 
     def __init__(self, width: int, mlp_width: int, dropout: float = 0.0):
         super().__init__()
@@ -46,7 +46,7 @@ Mlp = GeluMlp | SwiGluMlp
 
 
 class LayerScale(nn.Module):
-    """Learned factor per channel of a branch, initially small (CaiT)."""
+    """Learned per-channel scale of a residual branch, initialised to a small value (CaiT)."""
 
     def __init__(self, width: int, initial: float):
         super().__init__()
@@ -57,7 +57,7 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """In training, drop a branch for a random fraction of the images and scale the others up."""
+    """In training, drops the residual branch of random images and scales up the rest."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -98,7 +98,7 @@ class Block(nn.Module):
     def with_weights(
         self, tokens: Float[Tensor, "b t d"], weights: Float[Tensor, "b heads t t"], terms: AttentionTerms
     ) -> Float[Tensor, "b t d"]:
-        """Output of `forward` with the given attention weights."""
+        """Compute the output of `forward` from given attention weights."""
         gathered = self.attention.gather(self.attention_norm(tokens), weights, terms)
         tokens = tokens + self._branch(self.attention_scale, gathered)
         return tokens + self._branch(self.mlp_scale, self.mlp(self.mlp_norm(tokens)))
@@ -106,7 +106,7 @@ class Block(nn.Module):
     def attention_weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
     ) -> Float[Tensor, "b heads q t"]:
-        """Attention weights that `forward` uses on these tokens; all rows, or those of `queries`."""
+        """Return the attention weights that `forward` uses for these tokens; `queries` selects rows."""
         return self.attention.weights(self.attention_norm(tokens), terms, queries)
 
     def _branch(self, scale: nn.Module, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Build models from configs: the only place that passes parts what they need from a whole config."""
+"""Build models from configs, passing each part only the values that it needs."""
 
 from typing import overload
 
@@ -29,7 +29,7 @@ def build(config: SegmenterConfig) -> Segmenter: ...
 @overload
 def build(config: ModelConfig) -> Model: ...
 def build(config: ModelConfig) -> Model:
-    """Build the model that `config` describes, freshly initialised.
+    """Build a randomly initialised model from its config.
 
     >>> build(ViTConfig(width=192, num_heads=3, mlp_width=768, num_classes=10)).config.num_tokens
     197
@@ -41,7 +41,7 @@ def build(config: ModelConfig) -> Model:
             return ResNet(config)
         case SegmenterConfig():
             return build_segmenter(config)
-    raise TypeError(f"config is a {type(config).__name__}, but must be one of {AnyConfig}")
+    raise TypeError(f"config must be one of {AnyConfig}, got {type(config).__name__}")
 
 
 def build_vit(config: ViTConfig) -> ViT:
@@ -77,7 +77,7 @@ def build_vit(config: ViTConfig) -> ViT:
 
 
 def build_segmenter(config: SegmenterConfig, encoder: ViT | None = None) -> Segmenter:
-    """Build a segmenter, around a trained encoder if one is given."""
+    """Build a segmenter, optionally around an existing encoder."""
     match config.decoder:
         case options.LinearDecoder(cells):
             decoder: nn.Module = xavier_(nn.Linear(config.encoder.width, config.num_classes * cells**2))

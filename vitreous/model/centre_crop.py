@@ -1,12 +1,12 @@
-"""Sizes of the resize and offsets of the centre crop for evaluation: arithmetic, no pixels.
+"""Resize and centre-crop geometry for evaluation.
 
-The rounding follows the system that the weights come from, because a shift by one pixel changes some predictions:
+The rounding follows the library that the weights come from, because a shift of one pixel can change predictions:
 
-- torchvision: size / crop_fraction is rounded, the margin of the centre crop too.
-- timm: size / crop_fraction is rounded down, the margin is rounded; sizes that are not square, and padded ones, keep
-  the aspect ratio by rounding instead of truncating.
-- huggingface: sizes are given as whole numbers, which rounding restores; the margin is rounded down, and the shorter
-  side is resized for any shape of the crop.
+- torchvision rounds size / crop_fraction and the crop offset.
+- timm rounds size / crop_fraction down and rounds the crop offset. For non-square crops and for padding, it rounds the
+  longer side instead of truncating it.
+- huggingface rounds the crop offset down and always resizes the shorter side. Its configs store size / crop_fraction
+  as an integer, which rounding recovers.
 """
 
 import math
@@ -16,19 +16,19 @@ from vitreous.model.options import Preprocessing
 
 
 def scaled(size: Size, how: Preprocessing) -> Size:
-    """size / crop_fraction in whole pixels.
+    """Return size / crop_fraction, rounded to pixels.
 
     >>> scaled((224, 224), Preprocessing(crop_fraction=0.9))
     (249, 249)
     >>> scaled((224, 224), Preprocessing(crop_fraction=0.9, geometry="timm"))
     (248, 248)
     """
-    whole = math.floor if how.geometry == "timm" else round
-    return (whole(size[0] / how.crop_fraction), whole(size[1] / how.crop_fraction))
+    rounded = math.floor if how.geometry == "timm" else round
+    return (rounded(size[0] / how.crop_fraction), rounded(size[1] / how.crop_fraction))
 
 
 def resized_for(image: Size, size: Size, how: Preprocessing) -> Size:
-    """Size that an image is resized to before it is cropped or padded."""
+    """Return the size that an image is resized to before cropping or padding."""
     if how.fit == "squash":
         return size
     target = scaled(size, how)
@@ -44,7 +44,7 @@ def resized_for(image: Size, size: Size, how: Preprocessing) -> Size:
 
 
 def covering(image: Size, target: Size) -> Size:
-    """Smallest size with the aspect ratio of the image that covers `target`.
+    """Return the smallest size with the image's aspect ratio that covers `target`.
 
     >>> covering((375, 500), (256, 256))
     (256, 341)
@@ -56,16 +56,16 @@ def covering(image: Size, target: Size) -> Size:
 
 
 def _same_aspect(image: Size, ratio: float) -> Size:
-    """Size of the image divided by `ratio`, rounded as in timm's ResizeKeepRatio."""
+    """Divide the image size by `ratio`, rounded as in timm's ResizeKeepRatio."""
     return (max(round(image[0] / ratio), 1), max(round(image[1] / ratio), 1))
 
 
 def centre(resized: Size, size: Size, how: Preprocessing) -> Size:
-    """Top and left of the centre crop; negative where the image is smaller and is padded."""
-    return (_margin(resized[0] - size[0], how), _margin(resized[1] - size[1], how))
+    """Return the top and left of the centre crop; negative values mean padding."""
+    return (_offset(resized[0] - size[0], how), _offset(resized[1] - size[1], how))
 
 
-def _margin(excess: int, how: Preprocessing) -> int:
+def _offset(excess: int, how: Preprocessing) -> int:
     if excess < 0:
         return -(-excess // 2)
     return excess // 2 if how.geometry == "huggingface" else round(excess / 2)

@@ -1,6 +1,6 @@
-"""Model configs: frozen dataclasses, checked on construction, before any tensor exists.
+"""Model configs: frozen dataclasses that are validated on construction.
 
-This file imports no torch, so that the command line starts quickly.
+This module does not import torch, which keeps the command line fast to start.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from vitreous.common.checks import (
+    BadValue,
     Size,
     check_choice,
     check_flag,
@@ -60,7 +61,7 @@ from vitreous.model.options import (
 
 @dataclass(frozen=True)
 class ViTConfig(ModelConfig):
-    """Config of a Vision Transformer. The default is the paper's ViT-B/16 with the numerics of its released code.
+    """Config of a Vision Transformer. The defaults are the paper's ViT-B/16 with the numerics of its released code.
 
     >>> ViTConfig(width=768, num_heads=10)
     Traceback (most recent call last):
@@ -74,8 +75,8 @@ class ViTConfig(ModelConfig):
     stem: ResNetStem | None = None
     patch_size: Size = (16, 16)
     patch_method: Literal["conv", "linear"] = "conv"
-    patch_norm: bool = False  # LayerNorm on the pixels of a patch and on their projection (vit-pytorch)
-    pad: bool = False  # pad images that patches do not tile with zeros, right and bottom
+    patch_norm: bool = False  # LayerNorm before and after the patch projection (vit-pytorch)
+    pad: bool = False  # zero-pad images, right and bottom, to a multiple of the patch size
 
     # Tokens
     class_token: bool = True
@@ -98,12 +99,12 @@ class ViTConfig(ModelConfig):
 
     # Regularisation in training
     dropout: Dropout = Dropout()
-    stochastic_depth: float = 0.0  # the last block's rate; it rises linearly from 0
+    stochastic_depth: float = 0.0  # rate of the last block; increases linearly from 0
     patch_dropout: float = 0.0
 
     # Output
     pool: PoolConfig = ClassToken()
-    num_classes: int = 1000  # 0: no classifier, the model returns the pooled features
+    num_classes: int = 1000  # 0: no classifier; the model returns the pooled features
     head: HeadConfig = LinearHead()
     labels: tuple[str, ...] = ()
 
@@ -132,7 +133,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: class, distillation, registers, in this order."""
+        """Number of tokens before the patches: class token, distillation token and registers, in this order."""
         return self.class_token + self.distillation_token + self.registers
 
     @property
@@ -141,20 +142,20 @@ class ViTConfig(ModelConfig):
 
     @property
     def head_width(self) -> int:
-        """Width of each head's queries, keys and values."""
+        """Width of queries, keys and values in each head."""
         return self.head_dim or self.width // self.num_heads
 
     @property
     def summary(self) -> str:
-        stem = "" if self.stem is None else " of a ResNet's feature map"
-        patch = f"{self.patch_size[0]} x {self.patch_size[1]}"
-        return f"ViT of width {self.width}, depth {self.depth}, {self.num_heads} heads, patches of {patch}{stem}"
+        stem = "" if self.stem is None else " on a ResNet stem"
+        patches = f"{self.patch_size[0]} x {self.patch_size[1]} patches"
+        return f"ViT (width {self.width}, depth {self.depth}, {self.num_heads} heads, {patches}{stem})"
 
     def details(self) -> list[tuple[str, str]]:
         (gh, gw), (ph, pw) = self.grid, self.patch_size
-        stem = "" if self.stem is None else f" of a ResNet's feature map, stages {self.stem.stages}"
+        stem = "" if self.stem is None else f" on the feature map of a ResNet with stages {self.stem.stages}"
         return [
-            ("patches", f"{gh} x {gw} of {ph} x {pw}{stem}"),
+            ("patches", f"{gh} x {gw}, each {ph} x {pw}{stem}"),
             ("tokens", f"{self.num_tokens} = {self.num_prefix_tokens} prefix + {gh * gw} patches"),
             ("encoder", f"width {self.width}, depth {self.depth}, {self.num_heads} heads, MLP {self.mlp_width}"),
             ("parts", ", ".join(str(part) for part in (self.position, self.mlp, self.pool, self.head))),
@@ -162,7 +163,7 @@ class ViTConfig(ModelConfig):
         ]
 
     def grid_for(self, image_size: Size) -> Size:
-        """Rows and columns of patches for any image size, or a ValueError that names the nearest sizes that fit.
+        """Return the patch grid for an image size, or raise an error that names the nearest valid sizes.
 
         >>> ViTConfig().grid_for((224, 320))
         (14, 20)
@@ -172,7 +173,7 @@ class ViTConfig(ModelConfig):
         return super().grid_for(image_size)
 
     def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "ViTConfig":
-        """Drop pre-logits if no label is kept: they belong to the pre-training (section 3.2), new ones are noise."""
+        """Replace the classes. Pre-logits belong to pre-training (section 3.2) and are dropped if no label is kept."""
         pretrained = isinstance(self.head, TanhHead) and not set(self.labels) & set(labels)
         head = LinearHead() if pretrained else self.head
         return dataclasses.replace(self, num_classes=num_classes, labels=labels, head=head)
@@ -186,11 +187,11 @@ class ViTConfig(ModelConfig):
         check_choice("patch_method", self.patch_method, ("conv", "linear"))
         check_flag("patch_norm", self.patch_norm)
         if self.patch_norm and self.patch_method != "linear":
-            fail("patch_method", self.patch_method, "linear for patch_norm=True: a convolution cannot norm its pixels")
+            fail("patch_method", self.patch_method, "'linear' for patch_norm=True")
         check_flag("pad", self.pad)
         patches = math.prod(self.grid)
         if patches > MAX_TOKENS:
-            fail("image_size", self.image_size, f"small enough for {MAX_TOKENS} patches (this makes {patches})")
+            fail("image_size", self.image_size, f"small enough for {MAX_TOKENS} patches (this has {patches})")
         check_kind("preprocessing", self.preprocessing, (Preprocessing,))
         self.preprocessing.check_channels(self.channels)
 
@@ -221,24 +222,24 @@ class ViTConfig(ModelConfig):
         check_whole("registers", self.registers, 0, 1024)
         check_kind("position", self.position, get_args(PositionConfig))
         if isinstance(self.position, Learned2d) and self.width % 2:
-            fail("width", self.width, "even for Learned2d: half is for the row, half for the column")
+            fail("width", self.width, "even for Learned2d, which concatenates rows and columns")
         if isinstance(self.position, SinCos2d) and (self.width % 4 or self.width < 8):
-            fail("width", self.width, "a multiple of 4, 8 or more, for SinCos2d: sine and cosine of x and y")
+            fail("width", self.width, "a multiple of 4 and at least 8 for SinCos2d")
         if isinstance(self.position, Rotary2d) and self.head_width % 4:
-            what = f"such that width / num_heads ({self.head_width}) is a multiple of 4 for Rotary2d"
-            fail("num_heads", self.num_heads, what)
+            heads = f"{self.head_width} (num_heads={self.num_heads})"
+            raise BadValue(f"Rotary2d requires a head width that is a multiple of 4, got {heads}")
         check_kind("pool", self.pool, get_args(PoolConfig))
         if isinstance(self.pool, AttentionPool) and self.width % self.num_heads:
             fail("num_heads", self.num_heads, f"a divisor of width ({self.width}) for AttentionPool")
         if isinstance(self.pool, ClassToken) and not self.class_token:
-            fail("pool", self.pool, "GlobalAverage() or AttentionPool() in a model with class_token=False")
+            fail("pool", self.pool, "GlobalAverage() or AttentionPool() for class_token=False")
         if self.distillation_token and not isinstance(self.pool, ClassToken):
-            fail("pool", self.pool, "ClassToken() in a model with a distillation token: their two heads are averaged")
+            fail("pool", self.pool, "ClassToken() for distillation_token=True")
         check_kind("head", self.head, get_args(HeadConfig))
         check_classes(self.num_classes, self.labels)
 
     def _check_budget(self) -> None:
-        """Estimate the number of parameters without building the model."""
+        """Check the estimated number of parameters without building the model."""
         block = 4 * self.width * self.num_heads * self.head_width + 3 * self.width * self.mlp_width
         stem = 0 if self.stem is None else resnet_parameters(self.stem.stages, self.stem.width)
         patch = math.prod(self.patch_size) * (self.channels if self.stem is None else self.stem.width * 32)
@@ -248,7 +249,7 @@ class ViTConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class ResNetConfig(ModelConfig):
-    """Config of the paper's convolutional baseline: BiT, a pre-activation ResNet with GroupNorm."""
+    """Config of BiT, the paper's convolutional baseline: a pre-activation ResNet with GroupNorm."""
 
     image_size: Size = (224, 224)
     channels: int = 3
@@ -284,30 +285,30 @@ class ResNetConfig(ModelConfig):
 
     @property
     def summary(self) -> str:
-        return f"BiT ResNet of width {self.width}, stages {', '.join(map(str, self.stages))}"
+        return f"BiT ResNet (width {self.width}, stages {', '.join(map(str, self.stages))})"
 
 
 @dataclass(frozen=True)
 class SegmenterConfig(ModelConfig):
-    """Config of a Vision Transformer with a decoder that scores every pixel."""
+    """Config of a segmentation model: a Vision Transformer with a per-pixel decoder."""
 
     encoder: ViTConfig
     decoder: DecoderConfig = LinearDecoder()
     num_classes: int = 2
     labels: tuple[str, ...] = ()
-    ids: tuple[int, ...] = ()  # pixel value of each class in masks that are read or written
+    ids: tuple[int, ...] = ()  # pixel value of each class in mask files
 
     def __post_init__(self) -> None:
         check_kind("encoder", self.encoder, (ViTConfig,))
         check_kind("decoder", self.decoder, get_args(DecoderConfig))
         if self.encoder.num_classes:
-            fail("encoder.num_classes", self.encoder.num_classes, "0: the decoder replaces the head")
+            fail("encoder.num_classes", self.encoder.num_classes, "0, because the decoder replaces the head")
         if self.encoder.patch_dropout:
-            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0: every patch needs a mask")
-        check_whole("num_classes", self.num_classes, 2, IGNORED)  # 8 bits, one value of which is IGNORED
+            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0 for a segmenter")
+        check_whole("num_classes", self.num_classes, 2, IGNORED)  # masks have 8 bits, and IGNORED is reserved
         check_classes(self.num_classes, self.labels)
         if self.ids and len(set(self.ids)) != self.num_classes:
-            fail("ids", self.ids, f"empty, or {self.num_classes} different numbers: one per class")
+            fail("ids", self.ids, f"empty or {self.num_classes} distinct values, one per class")
         for number in self.ids:
             check_whole("ids", number, 0, 65_535)
 
@@ -367,15 +368,15 @@ class SegmenterConfig(ModelConfig):
         return dataclasses.replace(self, encoder=self.encoder.resized(image_size))
 
     def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "SegmenterConfig":
-        fail("num_classes", num_classes, "omitted for a segmenter: training gives it a decoder for other classes")
+        fail("num_classes", num_classes, "omitted for a segmenter (train it to change its classes)")
 
     def override(self, fields: Mapping[str, Any]) -> "SegmenterConfig":
         return dataclasses.replace(self, encoder=self.encoder.override(fields))
 
 
-AnyConfig = ViTConfig | ResNetConfig | SegmenterConfig  # every config that a checkpoint can hold
+AnyConfig = ViTConfig | ResNetConfig | SegmenterConfig  # configs that a checkpoint can contain
 
 
 def resnet_parameters(stages: tuple[int, ...], width: int) -> int:
-    """Estimate of the parameters: each unit has 17 times the square of its width."""
+    """Estimate the number of parameters; a unit has about 17 times its squared width."""
     return sum(17 * (width << stage) ** 2 * units for stage, units in enumerate(stages))

@@ -1,4 +1,4 @@
-"""Parameters, operations and memory of a model, measured on fake tensors."""
+"""Parameters, FLOPs and memory of a model, measured with fake tensors."""
 
 import weakref
 from collections import Counter
@@ -19,16 +19,16 @@ from vitreous.model.protocol import ModelConfig
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one image."""
+    """Cost of a model for one image."""
 
     parameters: int
-    flops: int  # a multiplication and an addition count as two
-    activation_bytes: int  # stored for the backward pass in float32; half of it in bfloat16
-    inference_bytes: int  # peak of a forward pass without gradients in float32, without weights
+    flops: int  # a multiply-add counts as two
+    activation_bytes: int  # saved for the backward pass in float32; half of this in bfloat16
+    inference_bytes: int  # peak of a float32 forward pass without gradients, excluding weights
 
 
 def cost(config: ModelConfig) -> Cost:
-    """Measure the model that `config` describes, for one image.
+    """Measure the cost of a model for one image.
 
     >>> from vitreous.model.config import ViTConfig
     >>> cost(ViTConfig()).flops  # 17.6 billion multiply-adds
@@ -39,7 +39,7 @@ def cost(config: ModelConfig) -> Cost:
         memory = _PeakMemory(model)
         with memory:
             images = torch.empty(1, config.channels, *config.image_size)
-        # torch does not count the CPU's fused attention.
+        # torch does not count fused attention on the CPU.
         fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
         counter = FlopCounterMode(display=False, custom_mapping=fused)
         with counter, memory, torch.no_grad():
@@ -49,7 +49,7 @@ def cost(config: ModelConfig) -> Cost:
 
 
 class _PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of live tensors created in this mode, each storage once, without weights."""
+    """Tracks the peak size of tensors created in this mode, excluding weights; shared storage counts once."""
 
     def __init__(self, model: nn.Module):
         super().__init__()  # type: ignore[no-untyped-call]
@@ -86,7 +86,7 @@ def _attention_flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **
 
 
 def _kept_for_backward(model: nn.Module, images: Tensor) -> int:
-    """Bytes of the tensors that autograd saves, each storage once, without weights."""
+    """Return the bytes that autograd saves, excluding weights; shared storage counts once."""
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     saved: dict[int, tuple[int, Tensor]] = {}
 

@@ -22,12 +22,12 @@ class Encoder(nn.Module):
     def __init__(self, blocks: Sequence[Block]):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
-        self.recompute = False  # in training, compute each block again in the backward pass instead of storing it
+        self.recompute = False  # activation checkpointing: recompute blocks in the backward pass
 
     def forward(
         self, tokens: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> Float[Tensor, "b t d"]:
-        """z_L from z_0."""
+        """Compute z_L from z_0."""
         terms = position.attend(layout, tokens.device)
         for layer in range(len(self.blocks)):
             tokens = self._step(layer, tokens, terms, layout, position)
@@ -61,14 +61,14 @@ class Encoder(nn.Module):
         position: PositionEmbedding,
         queries: slice = slice(None),
     ) -> Float[Tensor, "b heads q t"]:
-        """Attention weights of `layer` for its input tokens; all rows, or those of `queries`."""
+        """Return the attention weights of `layer` for its input tokens; `queries` selects rows."""
         block = cast(Block, self.blocks[layer])
         return block.attention_weights(before, position.attend(layout, before.device), queries)
 
     def explicit_step(
         self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
-        """Attention weights of `layer` and z_{l+1} computed from them, so that gradients reach the weights."""
+        """Return the attention weights of `layer`, and z_{l+1} computed from them, so that gradients reach them."""
         block, terms = cast(Block, self.blocks[layer]), position.attend(layout, before.device)
         weights = block.attention_weights(before, terms)
         return weights, position.between(layer, block.with_weights(before, weights, terms), layout)

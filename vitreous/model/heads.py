@@ -10,7 +10,7 @@ from vitreous.model.options import HeadConfig, LinearHead, MlpHead, TanhHead
 
 
 def build_head(head: HeadConfig, width: int, num_classes: int, norm_eps: float = 1e-6) -> nn.Module:
-    """Build a head. For 0 classes it returns the pooled features, or the pre-logits of a `TanhHead`."""
+    """Build a head. With 0 classes, it outputs the pooled features, or the pre-logits of a `TanhHead`."""
     if num_classes == 0 and not isinstance(head, TanhHead):
         return nn.Identity()
     match head:
@@ -35,9 +35,9 @@ def _classifier(width: int, num_classes: int) -> nn.Linear:
 
 @torch.no_grad()
 def copy_rows(old: nn.Module, new: nn.Module, larger: nn.Module, rows: dict[int, int]) -> None:
-    """Copy rows {new: old} of a head, and the layers below its classifier.
+    """Copy the class rows {new: old} and all other layers of a head.
 
-    Tensors with one row per class are those that have another shape in `larger`, a head for one class more.
+    `larger` is the new head with one more class; tensors of another shape there have one row per class.
     """
     there, here = list(rows), list(rows.values())
     values, sizes = old.state_dict(), larger.state_dict()

@@ -1,4 +1,4 @@
-"""Initialisation as in the paper's code: Xavier for matrices, LeCun for convolutions, zeros for biases."""
+"""Initialisation as in the paper's code: Xavier for linear layers, LeCun for convolutions, zeros for biases."""
 
 import math
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def xavier_(linear: nn.Linear, parts: int = 1) -> nn.Linear:
-    """Xavier-uniform, separately for each of `parts` packed matrices."""
+    """Initialise each of `parts` packed matrices with Xavier-uniform, and the bias with zeros."""
     for matrix in linear.weight.chunk(parts):
         nn.init.xavier_uniform_(matrix)
     if linear.bias is not None:
@@ -23,5 +23,5 @@ def lecun_normal_(conv: nn.Conv2d) -> nn.Conv2d:
 
 
 def small_(tensor: Tensor) -> Tensor:
-    """Normal with std 0.02: for positions as in the paper's code, and for tokens and classifiers."""
+    """Initialise positions (as in the paper's code), tokens and classifiers: normal with std 0.02."""
     return nn.init.normal_(tensor, std=0.02)

@@ -1,4 +1,4 @@
-"""Checks and normalisation of input images.
+"""Validation and normalisation of input images.
 
 b: batch; c: channels; h, w: image height and width.
 """
@@ -12,36 +12,34 @@ from vitreous.model.options import Preprocessing
 
 def check_images(images: Tensor, channels: int) -> None:
     if images.ndim != 4:
-        raise ValueError(f"images have shape {tuple(images.shape)}, but must be [batch, channels, height, width]")
+        raise ValueError(f"images must have shape [batch, channels, height, width], got {tuple(images.shape)}")
     if images.shape[1] != channels:
-        raise ValueError(
-            f"images have {images.shape[1]} channels (shape {tuple(images.shape)}), but must have {channels}"
-        )
+        raise ValueError(f"images must have {channels} channels, got {images.shape[1]} (shape {tuple(images.shape)})")
     if not images.is_floating_point():
         raise ValueError(
-            f"images are {images.dtype}, but must be floating point, scaled and normalised (see config.preprocessing)"
+            f"images must be floating point, scaled and normalised (see config.preprocessing), got {images.dtype}"
         )
 
 
 def check_matches(images: Tensor, weight: Tensor) -> None:
-    """Explain an error of torch by a mismatch of dtype or device.
+    """Raise a clear error if images and weights differ in dtype or device.
 
-    Called after the error, because offloaded or sharded weights only get their dtype and device during the call.
+    Called after a torch error: offloaded or sharded weights only have their dtype and device in the forward pass.
     """
     if images.device != weight.device:
         raise ValueError(
-            f"images are on {images.device}, but the model is on {weight.device}: "
-            f'pass images.to("{weight.device}"), or move the model with model.to("{images.device}")'
+            f"images are on {images.device}, but the model is on {weight.device}. "
+            f'Pass images.to("{weight.device}"), or move the model with model.to("{images.device}")'
         )
     if images.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
         raise ValueError(
-            f"images are {images.dtype}, but the model's weights are {weight.dtype}: pass images.to({weight.dtype}), "
-            "or use vitreous.Predictor, which converts them"
+            f"images are {images.dtype}, but the model's weights are {weight.dtype}. Pass images.to({weight.dtype}), "
+            "or use vitreous.Predictor, which converts images"
         )
 
 
 def normalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) -> Float[Tensor, "b c h w"]:
-    """Subtract the mean and divide by the std; pixels are in [0, 1].
+    """Subtract the mean from pixels in [0, 1] and divide by the std.
 
     >>> normalise(torch.ones(1, 3, 1, 1), Preprocessing(mean=(0.5,), std=(0.25,))).flatten()
     tensor([2., 2., 2.])
@@ -51,13 +49,13 @@ def normalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) ->
 
 
 def denormalise(images: Float[Tensor, "b c h w"], preprocessing: Preprocessing) -> UInt8[Tensor, "b c h w"]:
-    """Undo `normalise`, to 8-bit pixels."""
+    """Undo `normalise` and convert to 8-bit pixels."""
     mean, std = _mean_and_std(images, preprocessing)
     return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _mean_and_std(images: Tensor, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
-    """Mean and std as [1, c, 1, 1] on the device of the images, copied without synchronisation."""
+    """Return mean and std as [1, c, 1, 1] tensors on the images' device, copied asynchronously."""
     mean, std = (
         torch.tensor(values, dtype=images.dtype, device="cpu").to(images.device, non_blocking=True).view(1, -1, 1, 1)
         for values in (preprocessing.mean, preprocessing.std)

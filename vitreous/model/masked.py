@@ -21,26 +21,26 @@ from vitreous.model.vit import ViT
 
 Target = Literal["colour", "colours", "pixels"]
 TARGETS: tuple[Target, ...] = ("colour", "colours", "pixels")
-LEVELS = 8  # 3 bits of every channel
+LEVELS = 8  # 3 bits per channel
 
 
 class Filled(NamedTuple):
-    """Loss per image, mask, and predicted patches."""
+    """Loss per image, mask of hidden patches, and predicted patches."""
 
     losses: Float[Tensor, "b"]
     hidden: Bool[Tensor, "b n"]
-    patches: Float[Tensor, "b n p"]  # pixels in the scale of the target, for display, without gradients
+    patches: Float[Tensor, "b n p"]  # detached pixels in the target's scale, for display
 
 
 # ---- Masked patch prediction (appendix B.1.2) ------------------------------------------------------------------------
 
 
 class MaskedPatchPrediction(nn.Module):
-    """Corrupt half of the patches: replace 80 % of these by a learned token, 10 % by another patch, 10 % not at all.
+    """Corrupts half of the patches and predicts them.
 
-    From the encoded patch, one linear layer predicts its mean colour with 3 bits per channel ("colour"), the colours of
-    its 4 x 4 parts ("colours"), or all of its pixels ("pixels", L2 loss). The paper compared all three and chose the
-    first.
+    Of the corrupted patches, 80% become a learned token, 10% become another patch, and 10% are unchanged. One linear
+    layer predicts the mean colour of a patch with 3 bits per channel ("colour"), the colours of its 4 x 4 cells
+    ("colours"), or all of its pixels with an L2 loss ("pixels"). The paper compared all three and chose the first.
     """
 
     def __init__(self, encoder: ViT, target: Target = "colour", rate: float = 0.5):
@@ -48,9 +48,9 @@ class MaskedPatchPrediction(nn.Module):
         check_choice("target", target, TARGETS)
         config = encoder.config
         if config.stem is not None:
-            fail("stem", config.stem, "None: the patches of a hybrid are not patches of the image")
+            fail("stem", config.stem, "None, because masking requires image patches")
         if config.patch_dropout:
-            fail("patch_dropout", config.patch_dropout, "0: every patch is predicted")
+            fail("patch_dropout", config.patch_dropout, "0 for masked patch prediction")
         self.encoder, self.target, self.rate = encoder, target, rate
         self.mask = nn.Parameter(small_(torch.empty(1, 1, config.width)))
         pixels = config.channels * config.patch_size[0] * config.patch_size[1]
@@ -58,12 +58,12 @@ class MaskedPatchPrediction(nn.Module):
         outputs = pixels if target == "pixels" else parts[target] * LEVELS**config.channels
         self.predict = xavier_(nn.Linear(config.width, outputs))
 
-    def forward(self, images: Float[Tensor, "b c h w"], unit: Float[Tensor, "b c h w"], draws: Tensor) -> Filled:
-        """`unit`: the images with pixels in [0, 1]. `draws` [b, 3, n]: random numbers in [0, 1)."""
+    def forward(self, images: Float[Tensor, "b c h w"], pixels: Float[Tensor, "b c h w"], draws: Tensor) -> Filled:
+        """Compute losses. `pixels`: images in [0, 1] before normalisation; `draws` [b, 3, n]: random, in [0, 1)."""
         patches, grid = self.encoder.patchify(images)
         corrupted, hidden = self.corrupt(patches, draws)
         features = self.encoder.encode(*self.encoder.embed(corrupted, grid))
-        target = cut(unit, self.encoder.config.patch_size)
+        target = cut(pixels, self.encoder.config.patch_size)
         losses, predicted = self._losses(self.predict(features.patches), target)
         weights = hidden.float()
         return Filled((losses * weights).sum(1) / weights.sum(1).clamp(min=1), hidden, predicted.detach())
@@ -71,7 +71,7 @@ class MaskedPatchPrediction(nn.Module):
     def corrupt(
         self, patches: Float[Tensor, "b n d"], draws: Float[Tensor, "b 3 n"]
     ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
-        """Corrupt exactly the fraction `rate` of each image; the kind of corruption is drawn for each patch."""
+        """Corrupt a fraction `rate` of the patches of each image; the kind of corruption is drawn per patch."""
         b, n, _ = patches.shape
         which, what, other = draws.unbind(1)
         count = max(round(n * self.rate), 1)
@@ -83,7 +83,7 @@ class MaskedPatchPrediction(nn.Module):
         return torch.where(swapped[..., None], elsewhere, corrupted), hidden
 
     def _losses(self, outputs: Tensor, target: Float[Tensor, "b n p"]) -> tuple[Float[Tensor, "b n"], Tensor]:
-        """Loss and predicted pixels of every patch."""
+        """Return the loss and the predicted pixels of each patch."""
         channels, size = self.encoder.config.channels, self.encoder.config.patch_size
         if self.target == "pixels":
             return ((outputs.float() - target) ** 2).mean(-1), outputs.float()
@@ -111,7 +111,7 @@ def three_bits(colours: Float[Tensor, "m c y x"]) -> Int[Tensor, "m y x"]:
 
 
 def colour_of(numbers: Int[Tensor, "m"], channels: int) -> Float[Tensor, "m c"]:
-    """Centre colour of each class of `three_bits`."""
+    """Return the centre colour of each class of `three_bits`."""
     powers = LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
     return ((numbers[:, None] // powers) % LEVELS + 0.5) / LEVELS
 
@@ -120,16 +120,16 @@ def colour_of(numbers: Int[Tensor, "m"], channels: int) -> Float[Tensor, "m c"]:
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encode a quarter of the patches and reconstruct the others with a light decoder.
+    """Encodes a quarter of the patches and reconstructs the others with a small decoder.
 
-    The target is the pixels of each patch, normalised to mean 0 and std 1.
+    The targets are the pixels, normalised to mean 0 and std 1 in each patch.
     """
 
     def __init__(self, encoder: ViT, rate: float = 0.75, width: int = 512, depth: int = 8, num_heads: int = 16):
         super().__init__()
         config = encoder.config
         if config.stem is not None:
-            fail("stem", config.stem, "None: the patches of a hybrid are not patches of the image")
+            fail("stem", config.stem, "None, because masking requires image patches")
         self.encoder, self.rate = encoder, rate
         self.embed = xavier_(nn.Linear(config.width, width))
         self.mask = nn.Parameter(small_(torch.empty(1, 1, width)))
@@ -142,7 +142,7 @@ class MaskedAutoencoder(nn.Module):
         self.paint = xavier_(nn.Linear(width, pixels))
 
     def forward(self, images: Float[Tensor, "b c h w"], draws: Float[Tensor, "b n"]) -> Filled:
-        """`draws` are random numbers: the patches with the smallest ones are visible."""
+        """Compute losses. `draws` are random; the patches with the smallest values stay visible."""
         n = draws.shape[1]
         visible = max(min(round(n * (1 - self.rate)), n - 1), 1)  # at least one visible and one hidden patch
         keep_indices = draws.argsort(dim=1)[:, :visible].sort(dim=1).values

@@ -1,4 +1,4 @@
-"""Build a model on the meta device and assign the tensors of a checkpoint to it."""
+"""Build a model on the meta device and fill it with checkpoint tensors."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
@@ -13,40 +13,40 @@ from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.vit import ViT
 
 # Random initialisers that torch's layers and init.py call.
-DRAWS = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
+RANDOM_INITIALISERS = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
 
 
-class _NoDraws(TorchFunctionMode):
-    """Skip random initialisation: on the meta device torch would load its compiler for it, which takes a second."""
+class _SkipRandomInit(TorchFunctionMode):
+    """Skips random initialisation, for which torch would import its compiler on the meta device (about 1 s)."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in DRAWS:
+        if func in RANDOM_INITIALISERS:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Assign the tensors of a checkpoint to a blank model; ValueError if one stays on the meta device."""
+    """Assign checkpoint tensors to a blank model. Raise ValueError if a tensor stays on the meta device."""
     model.load_state_dict(own_storages(tensors), assign=True)
     for name, part in model.named_modules():
         for key, value in (vars(part) | part._buffers).items():
             if isinstance(value, Tensor) and value.is_meta:
                 where = f"{name}.{key}".lstrip(".")
                 raise ValueError(
-                    f"{where} is created by {type(part).__name__} and missing from checkpoints: compute it in forward, "
+                    f"{where} is created by {type(part).__name__} but not saved in checkpoints. Compute it in forward, "
                     "or register it as a persistent buffer"
                 )
 
 
 def own_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Make every tensor contiguous and the only one in its storage.
+    """Make every tensor contiguous, with its own storage.
 
     Query, key and value may be rows of one packed tensor. safetensors, accelerate and huggingface_hub treat tensors
-    with a common storage as copies of each other, and drop them or refuse to save them. Rows keep their memory in a new
-    storage object, so that mapped files stay mapped; only overlapping and strided tensors are copied.
+    that share storage as duplicates, and drop them or refuse to save them. Rows keep their memory in a new storage
+    object, so memory-mapped files stay mapped; only overlapping and strided tensors are copied.
     """
     result, end = dict(tensors), 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
@@ -67,11 +67,11 @@ def build_blank(config: ViTConfig) -> ViT: ...
 @overload
 def build_blank(config: ModelConfig) -> Model: ...
 def build_blank(config: ModelConfig) -> Model:
-    """Build a model on the meta device: shapes without memory.
+    """Build a model on the meta device, which allocates no memory.
 
     >>> model = build_blank(ViTConfig(width=192, num_heads=3, mlp_width=768))
     >>> model.head.weight.shape, model.head.weight.is_meta
     (torch.Size([1000, 192]), True)
     """
-    with torch.device("meta"), _NoDraws():
+    with torch.device("meta"), _SkipRandomInit():
         return build(config)

@@ -1,6 +1,6 @@
-"""Alternatives for each part of a model: small frozen dataclasses in unions, which check their own fields.
+"""Options for each part of a model: unions of small frozen dataclasses that validate their fields.
 
-`build.py` turns each into a module with one `match`. This file imports no torch.
+`build.py` builds a module from each with one `match`. This module does not import torch.
 """
 
 import re
@@ -20,7 +20,7 @@ from vitreous.common.checks import (
 
 
 def label_of(option: object) -> str:
-    """Short name of an option: the `label` of its class, or the class name in words.
+    """Return the short name of an option: the `label` of its class, or the class name in words.
 
     >>> label_of(SinCos2d()), label_of(TanhHead())
     ('sincos', 'tanh head')
@@ -31,7 +31,7 @@ def label_of(option: object) -> str:
 
 # ---- Position embedding ----------------------------------------------------------------------------------------------
 
-# Systems whose way of resampling positions for another image size can be chosen (see position.py).
+# Library whose resampling is used for positions at another image size (see position.py).
 Interpolation = Literal["google", "timm", "huggingface", "torchvision", "dinov2", "dinov2-registers"]
 
 
@@ -48,9 +48,9 @@ class NoPosition:
 
 @dataclass(frozen=True)
 class Learned1d:
-    """One learned vector per patch: the paper's choice (equation 1, E_pos).
+    """One learned vector per patch, the paper's choice (E_pos in equation 1).
 
-    `prefix_entries`: the class and distillation tokens have vectors too. Registers never do.
+    With `prefix_entries`, the class and distillation tokens also have vectors. Registers never do.
     """
 
     label = "learned"
@@ -65,7 +65,7 @@ class Learned1d:
 
 @dataclass(frozen=True)
 class Learned2d:
-    """A learned vector per row and per column, half the width each, concatenated (appendix D.4)."""
+    """Learned vectors per row and per column, each half as wide, concatenated (appendix D.4)."""
 
     label = "learned 2d"
 
@@ -93,7 +93,7 @@ class SinCos2d:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """Learned bias per head and (dy, dx), added to the attention logits; one table for all layers, as in T5."""
+    """Learned bias per head and offset (dy, dx), added to the attention logits; shared by all layers, as in T5."""
 
     label = "relative"
 
@@ -105,7 +105,7 @@ class RelativeBias:
 
 @dataclass(frozen=True)
 class Rotary2d:
-    """Queries and keys rotated by angles proportional to y and x, so that attention depends on differences."""
+    """Rotary embedding: queries and keys are rotated by angles proportional to y and x."""
 
     label = "rotary"
 
@@ -117,9 +117,9 @@ class Rotary2d:
 
 @dataclass(frozen=True)
 class Conditional:
-    """CPVT: depth-wise convolutions after the first `blocks` blocks, whose zero padding marks the border.
+    """CPVT: depth-wise convolutions after the first `blocks` blocks, whose zero padding encodes position.
 
-    More than one also mixes neighbouring patches, which helps on small data sets.
+    More blocks also mix neighbouring patches, which helps on small data sets.
     """
 
     label = "conditional"
@@ -131,22 +131,22 @@ class Conditional:
         check_whole("position.blocks", self.blocks, 1, 1024)
         check_whole("position.kernel_size", self.kernel_size, 1, 31)
         if self.kernel_size % 2 == 0:
-            fail("position.kernel_size", self.kernel_size, "odd, so that the grid keeps its size")
+            fail("position.kernel_size", self.kernel_size, "odd to preserve the grid size")
 
 
 PositionConfig = Learned1d | Learned2d | SinCos2d | RelativeBias | Rotary2d | Conditional | NoPosition
 
 # ---- Stem ------------------------------------------------------------------------------------------------------------
 
-# Systems whose epsilons a ResNet can use (see resnet.py).
+# Library whose epsilons a ResNet uses (see resnet.py).
 ResNetNumerics = Literal["google", "timm", "bit"]
 
 
 @dataclass(frozen=True)
 class ResNetStem:
-    """The hybrid of section 3.1: a ResNet in front of the patch embedding.
+    """ResNet before the patch embedding: the hybrid of section 3.1.
 
-    `stages`: units per stage. R50 is (3, 4, 6, 3), or (3, 4, 9) where the paper moves stage 4 into stage 3.
+    `stages` are the units per stage. R50 is (3, 4, 6, 3), or (3, 4, 9) if stage 4 is moved into stage 3 (section 4.1).
     """
 
     stages: tuple[int, ...] = (3, 4, 9)
@@ -159,18 +159,18 @@ class ResNetStem:
 
     @property
     def stride(self) -> int:
-        """Stride of the feature map: 4 for convolution and pooling, times 2 for every stage after the first."""
+        """Stride of the feature map: 4 from convolution and pooling, times 2 per stage after the first."""
         return 4 << max(len(self.stages) - 1, 0)
 
 
 def check_resnet(prefix: str, stages: object, width: int) -> None:
     if not isinstance(stages, tuple) or len(stages) > 4:
-        fail(f"{prefix}stages", stages, "a tuple of at most 4 whole numbers, the units of each stage")
+        fail(f"{prefix}stages", stages, "a tuple of at most 4 integers (units per stage)")
     for units in stages:
         check_whole(f"{prefix}stages", units, 1, 256)
     check_whole(f"{prefix}width", width, 32, 1024)
     if width % 32:
-        fail(f"{prefix}width", width, "a multiple of 32, the number of groups of GroupNorm")
+        fail(f"{prefix}width", width, "a multiple of 32 (the number of GroupNorm groups)")
 
 
 # ---- Encoder ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def check_resnet(prefix: str, stages: object, width: int) -> None:
 
 @dataclass(frozen=True)
 class Gelu:
-    """Linear, GELU, linear. GELU is exact ("erf") or the approximation of Google's code ("tanh")."""
+    """Linear, GELU, linear. "erf" is the exact GELU, "tanh" the approximation in Google's code."""
 
     approximation: Literal["erf", "tanh"]
 
@@ -196,7 +196,7 @@ MlpConfig = Gelu | SwiGlu
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout rates of embedded tokens, of attention weights, and of the outputs of attention and MLP layers."""
+    """Dropout rates for token embeddings, attention weights, and the outputs of attention and MLP layers."""
 
     embedding: float = 0.0
     attention: float = 0.0
@@ -213,12 +213,12 @@ class Dropout:
 
 @dataclass(frozen=True)
 class ClassToken:
-    """Pool by the class token (equation 4)."""
+    """Pool with the class token (equation 4)."""
 
 
 @dataclass(frozen=True)
 class GlobalAverage:
-    """Pool by the mean of the patches. The final norm comes before the mean (Google) or after it (timm, MAE)."""
+    """Pool with the mean of the patches. The final norm is before the mean (Google) or after it (timm, MAE)."""
 
     norm: Literal["before", "after"] = "before"
 
@@ -228,7 +228,7 @@ class GlobalAverage:
 
 @dataclass(frozen=True)
 class AttentionPool:
-    """MAP: one learned query attends to all tokens, followed by an MLP (big_vision)."""
+    """MAP (big_vision): one learned query attends to all tokens, followed by an MLP."""
 
 
 PoolConfig = ClassToken | GlobalAverage | AttentionPool
@@ -264,7 +264,7 @@ HeadConfig = LinearHead | TanhHead | MlpHead
 
 @dataclass(frozen=True)
 class LinearDecoder:
-    """One linear layer per patch, which scores each of its `cells` x `cells` parts."""
+    """Linear layer that scores `cells` x `cells` cells of each patch."""
 
     cells: int = 1
 
@@ -274,7 +274,7 @@ class LinearDecoder:
 
 @dataclass(frozen=True)
 class MaskDecoder:
-    """Segmenter's mask transformer (arXiv 2105.05633): one token per class attends together with the patches."""
+    """Segmenter's mask transformer (arXiv 2105.05633): self-attention over patches and one token per class."""
 
     depth: int = 2
 
@@ -284,25 +284,25 @@ class MaskDecoder:
 
 DecoderConfig = LinearDecoder | MaskDecoder
 
-# Value of unlabelled pixels in masks: excluded from losses and metrics.
+# Mask value of unlabelled pixels, which losses and metrics ignore.
 IGNORED = 255
 
 # ---- Preprocessing ---------------------------------------------------------------------------------------------------
 
 
-# Systems whose rounding of resize and centre crop can be chosen (see centre_crop.py).
+# Library whose rounding is used for resizing and centre crops (see centre_crop.py).
 Geometry = Literal["torchvision", "timm", "huggingface"]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Steps from an image to the model's input: resize, crop, scale to [0, 1], subtract `mean`, divide by `std`.
+    """Image preprocessing: resize, crop, scale to [0, 1], subtract `mean`, divide by `std`.
 
-    fit: "crop" resizes the shorter side to size / crop_fraction and crops the centre. "squash" resizes to the size,
-        ignoring the aspect ratio. "squash-crop" resizes so to size / crop_fraction and crops the centre (transformers'
+    fit: "crop" resizes the shorter side to size / crop_fraction and crops the centre. "squash" resizes to the size and
+        ignores the aspect ratio. "squash-crop" squashes to size / crop_fraction and crops the centre (transformers'
         DeiT). "pad" resizes the longer side to size / crop_fraction and fills the rest with `mean` (timm's "border").
-    geometry: system whose rounding of sizes and margins applies. Config files without it mean "torchvision".
-    mean, std: one number for all channels, or one for each.
+    geometry: Library whose rounding is used. Config files without this field mean "torchvision".
+    mean, std: One number for all channels, or one per channel.
     """
 
     mean: tuple[float, ...] = (0.5,)
@@ -325,7 +325,7 @@ class Preprocessing:
     def check_channels(self, channels: int) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
-                fail(f"preprocessing.{name}", values, f"one number, or one for each of the {channels} channels")
+                fail(f"preprocessing.{name}", values, f"one number, or one per channel (channels={channels})")
 
 
 IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

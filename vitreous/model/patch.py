@@ -1,7 +1,7 @@
-"""Patch embedding (section 3.1): an image is cut into patches, each projected linearly, x_p E of equation 1.
+"""Patch embedding (section 3.1): cut an image into patches and project each linearly, x_p E of equation 1.
 
-A convolution whose stride is its kernel size computes the same as cutting, flattening and multiplying; the faster one
-depends on the machine.
+A convolution whose stride equals its kernel size is equivalent to cutting, flattening and multiplying. Which is faster
+depends on the hardware.
 
 b: batch; c: channels; h, w: image height and width; n: patches; d: width.
 """
@@ -17,9 +17,9 @@ from vitreous.model.init import lecun_normal_
 
 
 class PatchProjection(nn.Conv2d):
-    """Convolution of images [b, c, h, w], or the same function of flattened patches [b, n, c * h * w].
+    """Convolution of images [b, c, h, w], or the equivalent linear layer for flattened patches [b, n, c * h * w].
 
-    Both use `forward`, so that torch's hooks on this module (pruning, offloading) run for both.
+    Both use `forward`, so hooks on this module (pruning, offloading) run in either case.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class PatchProjection(nn.Conv2d):
 
 
 class PatchEmbedding(nn.Module):
-    """Cut images of any size into patches and project them.
+    """Cuts images of any size into patches and projects them.
 
     >>> import torch
     >>> patches, grid = PatchEmbedding(3, 768, (16, 16))(torch.zeros(1, 3, 224, 320))
@@ -78,7 +78,7 @@ class PatchEmbedding(nn.Module):
 
 
 def pick(patches: Float[Tensor, "b n d"], keep_indices: Int[Tensor, "b k"]) -> Float[Tensor, "b k d"]:
-    """Select patches of every image by their indices."""
+    """Select patches of each image by index."""
     return patches.gather(1, keep_indices[..., None].expand(-1, -1, patches.shape[-1]))
 
 

@@ -1,6 +1,6 @@
-"""Pooling of the tokens of an image into one vector.
+"""Pooling of tokens into one vector per image.
 
-For explanations, `weights` returns the weight of every token, and `with_weights` pools with given weights.
+For explanations, `weights` returns the weight of each token, and `with_weights` pools with given weights.
 
 b: batch; t: tokens, prefix and patches; d: width.
 """
@@ -16,7 +16,7 @@ from vitreous.model.tokens import Features
 
 
 class ClassTokenPooling(nn.Module):
-    """The class token: z_L^0 of equation 4."""
+    """Pools with the class token: z_L^0 of equation 4."""
 
     def forward(self, features: Features) -> Float[Tensor, "b d"]:
         return features.prefix[:, 0]
@@ -32,7 +32,7 @@ class ClassTokenPooling(nn.Module):
 
 
 class AveragePooling(nn.Module):
-    """Mean of the patches, followed by a norm if the encoder's output has none."""
+    """Pools with the mean of the patches, followed by a norm if the encoder has no final norm."""
 
     def __init__(self, norm: nn.Module):
         super().__init__()

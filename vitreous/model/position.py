@@ -1,7 +1,7 @@
-"""Position embeddings, each for any grid.
+"""Position embeddings for any grid.
 
-Each overrides one hook: `embed` adds to the embedded tokens, `attend` changes every attention, `between` acts after a
-block.
+Each overrides one hook: `embed` adds to the token embeddings, `attend` changes the attention of all layers, and
+`between` changes the tokens after a block.
 
 b: batch; t = p + n: tokens, prefix and patches; d: width; gh, gw: grid height and width.
 """
@@ -23,39 +23,39 @@ from vitreous.model.tokens import Layout
 
 
 class PositionEmbedding(nn.Module):
-    """Base class, which adds no position information.
+    """Base class; adds no position information.
 
-    A model calls `forward` once, before the other hooks, so that torch's forward hooks run: pruning and weight
-    normalisation recompute a tensor in them.
+    Models call `forward` once before the other hooks, which triggers torch's forward hooks: pruning and weight
+    normalisation recompute tensors there.
     """
 
     def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         return self.embed(tokens, layout)
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Add to the embedded tokens, those of all patches or of `layout.keep_indices`."""
+        """Add positions to the token embeddings of all patches, or of those at `layout.keep_indices`."""
         return tokens
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
-        """Terms for the attention of every layer, computed once per batch."""
+        """Return the attention terms of all layers, computed once per batch."""
         return AttentionTerms()
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Change the tokens after block `layer`."""
+        """Modify the tokens after block `layer`."""
         return tokens
 
     def resize(self, grid: Size) -> None:
         """Resample learned tables for another grid."""
 
 
-# ---- Added to the embedded tokens ------------------------------------------------------------------------------------
+# ---- Added to the token embeddings -----------------------------------------------------------------------------------
 
 
 class AddedPosition(PositionEmbedding, ABC):
     """One vector per patch, added to its token: E_pos of equation 1.
 
-    The first `entries` prefix tokens have learned vectors too. `fixed` positions are cast to the dtype of the tokens;
-    learned ones are added by torch's type promotion.
+    The first `entries` prefix tokens also have learned vectors. `fixed` positions are cast to the dtype of the tokens;
+    learned ones follow torch's type promotion.
     """
 
     fixed = False
@@ -66,7 +66,7 @@ class AddedPosition(PositionEmbedding, ABC):
 
     @abstractmethod
     def table_at(self, grid: Size, device: torch.device) -> Float[Tensor, "gh gw d"]:
-        """Vectors of the patches on a grid."""
+        """Return the patch vectors of a grid."""
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         table = self.table_at(layout.grid, tokens.device).flatten(0, 1)
@@ -95,7 +95,7 @@ class Learned1dPosition(AddedPosition):
 
 
 class Learned2dPosition(AddedPosition):
-    """One learned vector per column and per row, concatenated."""
+    """Learned vectors per column and per row, concatenated."""
 
     def __init__(self, width: int, grid: Size, entries: int, interpolation: Interpolation):
         super().__init__(width, entries)
@@ -131,13 +131,13 @@ class SinCos2dPosition(AddedPosition):
         return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1)
 
 
-# ---- In every attention ----------------------------------------------------------------------------------------------
+# ---- In the attention of all layers ----------------------------------------------------------------------------------
 
 
 class Rotary2dPosition(PositionEmbedding):
-    """Rotation of queries and keys: half of the channel pairs of every head by y, half by x.
+    """Rotation of queries and keys: half of the channel pairs of each head by y, the other half by x.
 
-    The edges of an image are at -1 and 1 for every size, as in DINOv3.
+    Coordinates range from -1 to 1 at every image size, as in DINOv3.
     """
 
     def __init__(self, head_dim: int, base: float):
@@ -158,7 +158,7 @@ class Rotary2dPosition(PositionEmbedding):
 
 
 class RelativeBiasPosition(PositionEmbedding):
-    """Learned bias per head for every difference (dy, dx), and three for pairs with prefix tokens."""
+    """Learned bias per head for each offset (dy, dx), plus three for pairs with prefix tokens."""
 
     def __init__(self, num_heads: int, grid: Size, interpolation: Interpolation):
         super().__init__()
@@ -196,7 +196,7 @@ class ConditionalPosition(PositionEmbedding):
             lecun_normal_(nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width))
             for _ in range(blocks)
         )
-        for weight in self.convolutions.parameters():  # keeps the variance of their sum
+        for weight in self.convolutions.parameters():  # preserves the variance of their sum
             weight.data /= math.sqrt(blocks)
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
@@ -220,14 +220,14 @@ class ConditionalPosition(PositionEmbedding):
 
 
 def _replaced(old: nn.Parameter, new: Tensor) -> nn.Parameter:
-    """New values as a contiguous parameter, frozen if the old one was."""
+    """Return a contiguous parameter with new values, frozen if the old one was."""
     return nn.Parameter(new.clone(memory_format=torch.contiguous_format), requires_grad=old.requires_grad)
 
 
-# ---- Tables for another grid -----------------------------------------------------------------------------------------
+# ---- Resampling for another grid -------------------------------------------------------------------------------------
 
 
-# A checkpoint is only faithful with the resampling of the system that it comes from (section 3.2).
+# To reproduce the original outputs, a checkpoint needs the resampling of the library that it comes from (section 3.2).
 class _Resampling(NamedTuple):
     mode: str
     align_corners: bool = False
@@ -236,17 +236,17 @@ class _Resampling(NamedTuple):
 
 
 RESAMPLINGS: dict[Interpolation, _Resampling] = {
-    "google": _Resampling("bilinear", align_corners=True),  # scipy.ndimage.zoom(order=1), also big_vision's
+    "google": _Resampling("bilinear", align_corners=True),  # scipy.ndimage.zoom(order=1), also in big_vision
     "timm": _Resampling("bicubic", antialias=True),
-    "huggingface": _Resampling("bicubic"),  # also MAE's and DeiT's
+    "huggingface": _Resampling("bicubic"),  # also in MAE and DeiT
     "torchvision": _Resampling("bicubic", align_corners=True),
-    "dinov2": _Resampling("bicubic", scale_offset=0.1),  # as DINOv2 needs for its released weights
+    "dinov2": _Resampling("bicubic", scale_offset=0.1),  # required by DINOv2's released weights
     "dinov2-registers": _Resampling("bicubic", antialias=True),
 }
 
 
 def resample(table: Float[Tensor, "gh gw d"], grid: Size, interpolation: Interpolation) -> Float[Tensor, "h w d"]:
-    """Resample a table of vectors for another grid.
+    """Resample a grid of vectors to another size.
 
     >>> resample(torch.zeros(14, 14, 768), (16, 20), "timm").shape
     torch.Size([16, 20, 768])
@@ -257,7 +257,7 @@ def resample(table: Float[Tensor, "gh gw d"], grid: Size, interpolation: Interpo
     way = RESAMPLINGS[interpolation]
     image = table.to(torch.promote_types(table.dtype, torch.float32)).permute(2, 0, 1)[None]
     if way.scale_offset:
-        # The scale, not the size, determines the sample points: (h + 0.1) / gh instead of h / gh.
+        # The scale, not the size, determines the sampling points: (h + 0.1) / gh instead of h / gh.
         scale = ((grid[0] + way.scale_offset) / gh, (grid[1] + way.scale_offset) / gw)
         image = F.interpolate(image, scale_factor=scale, mode=way.mode)
     elif way.align_corners:
@@ -268,5 +268,5 @@ def resample(table: Float[Tensor, "gh gw d"], grid: Size, interpolation: Interpo
 
 
 def resample_line(table: Float[Tensor, "g d"], length: int, interpolation: Interpolation) -> Float[Tensor, "n d"]:
-    """Resample the vectors of rows or columns for another length."""
+    """Resample row or column vectors to another length."""
     return resample(table[:, None], (length, 1), interpolation)[:, 0]

@@ -1,4 +1,4 @@
-"""Presets: models by the names of their papers. This file imports torch only when a model is built."""
+"""Model presets, named as in their papers. This module imports torch only to build a model."""
 
 import dataclasses
 import re
@@ -31,13 +31,13 @@ SIZES = {
     "H": Shape(1280, 32, 16, 5120),
     "g": Shape(1408, 40, 16, 6144),  # Scaling Vision Transformers (arXiv 2106.04560), Table 2
     "G": Shape(1664, 48, 16, 8192),
-    "g2": Shape(1536, 40, 24, 4096),  # DINOv2's own giant, with SwiGLU (arXiv 2304.07193, Table 17)
-    "Lite6": Shape(256, 6, 4, 512),  # sizes of ViT-Lite (Compact Transformers, arXiv 2104.05704), for 32 pixels
+    "g2": Shape(1536, 40, 24, 4096),  # DINOv2's giant, with SwiGLU (arXiv 2304.07193, Table 17)
+    "Lite6": Shape(256, 6, 4, 512),  # ViT-Lite (Compact Transformers, arXiv 2104.05704), for 32-pixel images
     "Lite7": Shape(256, 7, 4, 512),
 }
 
-# Hybrids: the stem, the size of the ViT, and the patches its feature map is cut into (arXiv 2106.10270, Table 2).
-# The patches of R+ViT-Ti/16 are 8 x 8 places of a map at 1/4, so 32 pixels, as in its released weights.
+# Hybrids: stem, ViT size, and patch size on the feature map (arXiv 2106.10270, Table 2).
+# R+ViT-Ti/16 has patches of 8 x 8 on a map with stride 4, which is 32 pixels, as in its released weights.
 HYBRIDS = {
     "R+ViT-Ti/16": (ResNetStem(stages=()), "Ti", 8),
     "R26+ViT-S/32": (ResNetStem(stages=(2, 2, 2, 2)), "S", 1),
@@ -101,17 +101,17 @@ PRESETS = _presets()
 
 
 def preset(name: str) -> AnyConfig:
-    """Config of a preset.
+    """Return the config of a preset.
 
     >>> preset("ViT-B16")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    vitreous.common.checks.BadValue: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?); ...
+    vitreous.common.checks.BadValue: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?). ...
     """
     if name not in PRESETS:
-        meant = _in_the_papers_words(name)
+        meant = _preset_name(name)
         hint = f" (did you mean {meant!r}?)" if meant in PRESETS else suggestion(name, PRESETS)
-        raise BadValue(f"there is no preset {name!r}{hint}; `vitreous info` lists them all")
+        raise BadValue(f"there is no preset {name!r}{hint}. Run `vitreous info` to list them")
     return PRESETS[name]
 
 
@@ -128,12 +128,12 @@ LETTERS = {
 }
 
 
-def _in_the_papers_words(name: str) -> str:
-    """Translate a name of timm or transformers to the name of the preset; "" if it has another form.
+def _preset_name(name: str) -> str:
+    """Convert a timm or transformers model name to a preset name, or "" if it does not match.
 
-    >>> _in_the_papers_words("vit_base_patch16_224"), _in_the_papers_words("facebook/deit-tiny-distilled-patch16-224")
+    >>> _preset_name("vit_base_patch16_224"), _preset_name("facebook/deit-tiny-distilled-patch16-224")
     ('ViT-B/16', 'DeiT-Ti/16-distilled')
-    >>> _in_the_papers_words("vit_small_patch14_reg4_dinov2.lvd142m")
+    >>> _preset_name("vit_small_patch14_reg4_dinov2.lvd142m")
     'DINOv2-S/14-reg'
     """
     sizes = "|".join(LETTERS)
@@ -152,7 +152,7 @@ def configure(
     image_size: int | Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> AnyConfig:
-    """Config of a preset with other values for some fields."""
+    """Return the config of a preset with some fields replaced."""
     changes = dict(overrides or {})
     if num_classes is not None:
         changes["num_classes"] = num_classes
@@ -181,9 +181,9 @@ def create(
     image_size: int | Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> "Model":
-    """Build a freshly initialised model by the name of its paper.
+    """Build a randomly initialised model from a preset.
 
-    `overrides` changes any other field of the config: `{"registers": 4, "position": Rotary2d()}`.
+    `overrides` replaces other config fields: `{"registers": 4, "position": Rotary2d()}`.
 
     >>> model = create("ViT-Ti/16", num_classes=10, image_size=(224, 320))
     >>> model.config.grid

@@ -1,7 +1,7 @@
-"""Interface of every model family: `ModelConfig` (torch-free, in base_config.py) and the `Model` that is built from it.
+"""Interface of all model families: `ModelConfig` (torch-free, in base_config.py) and the `Model` that is built from it.
 
-Serving, explanation, weights, inference, evaluation and training use these members only. Code that needs the tokens of
-a Vision Transformer gets it with `vit.require_vit`, which fails with a description of the model.
+Serving, explanation, weights, inference, evaluation and training only use these members. Code that needs the tokens of
+a Vision Transformer calls `vit.require_vit`, which raises an error for other models.
 
 b: batch; c: channels; h, w: image height and width; d: width of the features.
 """
@@ -24,22 +24,22 @@ M = TypeVar("M", bound="Model")
 
 
 class UnsupportedModel(ValueError):
-    """A model lacks a part that an operation needs."""
+    """Raised if a model lacks a part that an operation needs."""
 
 
 class Model(nn.Module):
-    """A model that `vitreous.load` may return. A family overrides what it supports."""
+    """Base class of all models. Each family overrides the members that it supports."""
 
     config: ModelConfig
 
     @property
     def backbone(self) -> "Model":
-        """The part that computes features: itself, or the encoder of a segmenter."""
+        """The feature extractor: this model, or the encoder of a segmenter."""
         return self
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """Transformer blocks in order, for layer-wise learning rates, Muon and recomputation; may be empty."""
+        """Transformer blocks in order, used for layer-wise learning rates, Muon and recomputation."""
         return ()
 
     @property
@@ -49,31 +49,31 @@ class Model(nn.Module):
 
     @property
     def heads(self) -> list[nn.Module]:
-        """Modules that turn features into scores: one, or two in a model with a distillation token."""
+        """Modules that turn features into scores: one, or two with a distillation token."""
         found = (getattr(self, name, None) for name in HEADS)
         return [head for head in found if head is not None]
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
-        """Prefix tokens and patches of the last layer; without prefix tokens, `prefix` is [b, 0, d]."""
+        """Return the prefix tokens ([b, 0, d] if there are none) and patches of the last layer."""
         raise NotImplementedError
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-        """One vector per image: the input of the head."""
+        """Return one vector per image, the input of the head."""
         return self.features(images).patches.mean(dim=1)
 
     def resized(self: M, image_size: int | Size) -> M:
-        """Copy the model for another image size."""
-        config = self.config.resized(as_size(image_size))  # raises before anything is copied if the size does not fit
+        """Return a copy of the model for another image size."""
+        config = self.config.resized(as_size(image_size))  # raises before copying if the size is invalid
         model = copy.deepcopy(self)
         model.config = config
         return model
 
     def new_head(self, num_classes: int) -> nn.Module:
-        """Build a freshly initialised head."""
+        """Build a randomly initialised head."""
         return build_head(LinearHead(), self.config.feature_width, num_classes)
 
     def replace_head(self, num_classes: int, labels: tuple[str, ...] = ()) -> None:
-        """Replace the head for other classes; classes with the same label keep their weights."""
+        """Replace the head with one for new classes. Classes with the same label keep their weights."""
         before, self.config = self.config.labels, self.config.with_classes(num_classes, labels)
         rows = {labels.index(label): row for row, label in enumerate(before) if label in labels}
         weight = next(self.parameters())
@@ -88,11 +88,11 @@ class Model(nn.Module):
                 setattr(self, name, new)
 
     def classify_distilled(self, features: Features) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b classes"]]:
-        """Scores of the class token and of the distillation token."""
-        raise UnsupportedModel("this model has no distillation token: build it with distillation_token=True")
+        """Return the scores of the class token and of the distillation token."""
+        raise UnsupportedModel("the model has no distillation token; build it with distillation_token=True")
 
     def recompute_blocks(self) -> None:
-        """In training, compute each block again in the backward pass instead of storing its activations."""
+        """In training, recompute each block in the backward pass instead of storing its activations."""
         raise UnsupportedModel(f"recomputation needs Transformer blocks, but the model is a {self.config.summary}")
 
 

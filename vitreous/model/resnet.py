@@ -1,6 +1,6 @@
 """ResNets with weight standardisation and GroupNorm: the stem of hybrids, and the paper's baseline (BiT).
 
-Hybrids put norm and ReLU after each convolution; BiT is a ResNet-v2 and puts them before.
+Hybrids apply norm and ReLU after each convolution. BiT, a ResNet-v2, applies them before.
 
 b: batch; c: channels; h, w: height and width.
 """
@@ -21,7 +21,7 @@ from vitreous.model.tokens import Features, from_feature_map
 
 
 def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
-    """TensorFlow's SAME padding: ceil(size / stride) outputs; an odd amount goes to the right and the bottom."""
+    """Apply TensorFlow's SAME padding: ceil(size / stride) outputs, with an odd pixel at the right and bottom."""
     amounts = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in (x.shape[3], x.shape[2])]
     return F.pad(x, [half for amount in amounts for half in (amount // 2, amount - amount // 2)], value=value)
 
@@ -29,7 +29,7 @@ def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: f
 def centred_padding(
     x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0
 ) -> Float[Tensor, "b c y x"]:
-    """BiT's padding: the same amount on every side."""
+    """Pad all sides equally, as in BiT."""
     return F.pad(x, [(kernel - 1) // 2] * 4, value=value)
 
 
@@ -39,7 +39,7 @@ Padding = Callable[[Tensor, int, int, float], Tensor]
 class StandardConv(nn.Conv2d):
     """Convolution with filters standardised to mean 0 and std 1.
 
-    Systems differ in the epsilon: Google's ViT adds 1e-5 to the std, BiT 1e-10 and timm's hybrids 1e-8 to the variance.
+    Google's ViT adds 1e-5 to the std. BiT adds 1e-10 to the variance, and timm's hybrids add 1e-8.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: Padding, numerics: ResNetNumerics):
@@ -65,7 +65,7 @@ def group_norm(channels: int, numerics: ResNetNumerics) -> nn.GroupNorm:
 
 
 class PostActivationUnit(nn.Module):
-    """Bottleneck of hybrids: convolution, norm, ReLU; the last ReLU after the sum."""
+    """Bottleneck of hybrids: convolution, norm, ReLU, with the last ReLU after the residual sum."""
 
     padding = staticmethod(same_padding)
 
@@ -75,7 +75,7 @@ class PostActivationUnit(nn.Module):
         self.conv1, self.norm1 = StandardConv(inputs, width, 1, 1, *how), group_norm(width, numerics)
         self.conv2, self.norm2 = StandardConv(width, width, 3, stride, *how), group_norm(width, numerics)
         self.conv3, self.norm3 = StandardConv(width, outputs, 1, 1, *how), group_norm(outputs, numerics)
-        nn.init.zeros_(self.norm3.weight)  # a unit is initially the identity
+        nn.init.zeros_(self.norm3.weight)  # units start as the identity
         self.shortcut: nn.Module = nn.Identity()
         if inputs != outputs or stride != 1:
             projection = StandardConv(inputs, outputs, 1, stride, *how)
@@ -88,7 +88,7 @@ class PostActivationUnit(nn.Module):
 
 
 class PreActivationUnit(nn.Module):
-    """Bottleneck of BiT: norm, ReLU, convolution; nothing after the sum."""
+    """Bottleneck of BiT: norm, ReLU, convolution, with nothing after the residual sum."""
 
     padding = staticmethod(centred_padding)
 
@@ -110,7 +110,7 @@ class PreActivationUnit(nn.Module):
 
 
 class Stages(nn.Sequential):
-    """Stages of units; each stage after the first halves the size and doubles the width."""
+    """ResNet stages. Each stage after the first halves the resolution and doubles the width."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Stages(nn.Sequential):
 
 
 class HybridStem(nn.Module):
-    """ResNet whose feature map a hybrid cuts into patches."""
+    """ResNet stem of a hybrid, whose feature map is cut into patches."""
 
     def __init__(self, channels: int, stages: tuple[int, ...], width: int, numerics: ResNetNumerics = "google"):
         super().__init__()
@@ -147,7 +147,7 @@ class HybridStem(nn.Module):
 
 
 class ResNet(Model):
-    """BiT, the convolutional baseline of the paper.
+    """BiT, the paper's convolutional baseline.
 
     >>> from vitreous.model.config import ResNetConfig
     >>> ResNet(ResNetConfig(num_classes=10))(torch.zeros(1, 3, 64, 96)).shape

@@ -1,4 +1,4 @@
-"""Semantic segmentation: a ViT without head, and a decoder that scores the classes of each patch (Segmenter).
+"""Semantic segmentation: a ViT without a head, and a decoder that scores the classes of each patch (Segmenter).
 
 b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: classes; d: width.
 """
@@ -24,7 +24,7 @@ from vitreous.model.vit import ViT
 
 
 class Segmenter(Model):
-    """Score every class at every pixel, for images of any size.
+    """Scores every class at every pixel, for images of any size.
 
     >>> from vitreous.model.build import build
     >>> from vitreous.model.presets import configure
@@ -53,7 +53,7 @@ class Segmenter(Model):
         return self.encoder.pooled(images)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k h w"]:
-        """Pad the image with zeros, right and bottom, to a multiple of the patches, and crop the scores."""
+        """Zero-pad images, right and bottom, to a multiple of the patch stride, and crop the scores."""
         check_images(images, self.config.channels)
         h, w = images.shape[2:]
         bottom, right = (-side % step for side, step in zip((h, w), self.config.patch_stride, strict=True))
@@ -62,20 +62,20 @@ class Segmenter(Model):
         return F.interpolate(scores, padded.shape[2:], mode="bilinear", align_corners=False)[:, :, :h, :w]
 
     def scores(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """Scores of each patch or cell, at the resolution of the decoder."""
+        """Return scores at the decoder's resolution, one per patch or cell."""
         features = self.encoder.features(images)
         scores = self.decoder(features.patches).transpose(1, 2).unflatten(2, features.grid)
         cells = self.config.decoder.cells if isinstance(self.config.decoder, LinearDecoder) else 1
         return F.pixel_shuffle(scores, cells)
 
     def resized(self, image_size: int | Size) -> "Segmenter":
-        """Copy the model for another image size; positions are resampled once."""
+        """Return a copy of the model for another image size, with resampled positions."""
         config = self.config.resized(as_size(image_size))
         return Segmenter(config, self.encoder.resized(image_size), copy.deepcopy(self.decoder))
 
 
 class MaskTransformer(nn.Module):
-    """Blocks over patches and class tokens; the mask of a class is its cosine similarity with the patches."""
+    """Blocks over patches and class tokens. A class mask is the cosine similarity of its token and the patches."""
 
     def __init__(self, config: ViTConfig, num_classes: int, depth: int):
         super().__init__()
@@ -106,13 +106,13 @@ class MaskTransformer(nn.Module):
 
 
 def require_segmenter(model: Model, purpose: str) -> Segmenter:
-    """The model if it segments, or an error that names the purpose and the model."""
+    """Return the model if it is a segmenter; otherwise raise an error that names `purpose` and the model."""
     if not isinstance(model, Segmenter):
         raise UnsupportedModel(f"{purpose} needs a segmenter, but the model is a {model.config.summary}")
     return model
 
 
-# ---- Images of other sizes -------------------------------------------------------------------------------------------
+# ---- Sliding window --------------------------------------------------------------------------------------------------
 
 WINDOWS = 16  # per batch
 
@@ -121,7 +121,7 @@ WINDOWS = 16  # per batch
 def slide(
     model: Segmenter, images: Float[Tensor, "b c h w"], window: Size | None = None, overlap: float = 0.5
 ) -> Float[Tensor, "b k h w"]:
-    """Score an image of any size in overlapping windows of the model's image size, averaging where they overlap."""
+    """Score images of any size in overlapping windows and average the scores where they overlap."""
     check_images(images, model.config.channels)
     size = window or model.config.image_size
     b, _, h, w = images.shape
@@ -139,7 +139,7 @@ def slide(
 
 
 def _starts(side: int, window: int, overlap: float) -> list[int]:
-    """Starts of the windows along one side; the last window ends at the edge."""
+    """Return the window starts along one side. The last window ends at the edge."""
     if side <= window:
         return [0]
     step = max(round(window * (1 - overlap)), 1)

@@ -1,6 +1,6 @@
 """Token sequence of the encoder: prefix tokens (class, distillation, registers), then the patches, row by row.
 
-b: batch; p: prefix tokens; n: patches; k: patches that are kept; t = p + n: tokens; d: width.
+b: batch; p: prefix tokens; n: patches; k: kept patches; t = p + n: tokens; d: width.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from vitreous.model.patch import pick
 
 
 class Layout(NamedTuple):
-    """Positions of the tokens. The grid is passed on, never derived from the length of the sequence."""
+    """Layout of a token sequence. The grid is explicit because the sequence length does not determine it."""
 
     num_prefix_tokens: int
     grid: Size
@@ -23,7 +23,7 @@ class Layout(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Output of the encoder. `patches` is in row-major order of `grid`."""
+    """Output of the encoder. `patches` are in row-major order of `grid`."""
 
     prefix: Float[Tensor, "b p d"]
     patches: Float[Tensor, "b n d"]
@@ -32,24 +32,22 @@ class Features(NamedTuple):
 
 
 def from_feature_map(feature_map: Float[Tensor, "b d gh gw"]) -> Features:
-    """Features of a convolutional model: the places of its feature map as patches, without prefix tokens."""
+    """Convert a convolutional feature map to features: one patch per location, no prefix tokens."""
     patches = feature_map.flatten(2).transpose(1, 2)
     return Features(patches[:, :0], patches, (feature_map.shape[2], feature_map.shape[3]))
 
 
 def check_count(patches: int, layout: Layout) -> None:
-    """Check that every patch has a place on the grid or in `keep_indices`."""
+    """Check the number of patches against the grid or `keep_indices`."""
     (gh, gw), keep_indices = layout.grid, layout.keep_indices
     count = gh * gw if keep_indices is None else keep_indices.shape[1]
     if patches != count:
-        source = f"the grid of {gh} x {gw}" if keep_indices is None else "keep_indices"
-        raise ValueError(
-            f"there are {patches} patches, but must be {count}, from {source}; pass keep_indices for a subset"
-        )
+        source = f"a {gh} x {gw} grid" if keep_indices is None else "keep_indices"
+        raise ValueError(f"expected {count} patches for {source}, got {patches}; pass keep_indices for a subset")
 
 
 class PrefixTokens(nn.Module):
-    """Learned tokens before the patches: x_class of equation 1, distillation token and registers."""
+    """Learned tokens before the patches: x_class of equation 1, the distillation token and registers."""
 
     class_token: nn.Parameter | None
     distillation_token: nn.Parameter | None
@@ -68,7 +66,7 @@ class PrefixTokens(nn.Module):
         self.length = sum(lengths.values())
 
     def forward(self, patches: Float[Tensor, "b n d"]) -> Float[Tensor, "b t d"]:
-        # By name, because parameters() lacks pruned or parametrised tokens and those of nn.DataParallel replicas.
+        # Not parameters(), which omits pruned and parametrised tokens and those of nn.DataParallel replicas.
         learned = (self.class_token, self.distillation_token, self.registers)
         tokens = [token.expand(patches.shape[0], -1, -1) for token in learned if token is not None]
         return torch.cat([*tokens, patches], dim=1)
@@ -77,7 +75,7 @@ class PrefixTokens(nn.Module):
 def keep_patches(
     tokens: Float[Tensor, "b t d"], layout: Layout, keep_indices: Int[Tensor, "b k"]
 ) -> tuple[Float[Tensor, "b s d"], Layout]:
-    """Keep some of the patches of a sequence, with their positions.
+    """Keep a subset of the patches, with their positions.
 
     >>> tokens, layout = torch.zeros(1, 1 + 4, 8), Layout(1, (2, 2))
     >>> tokens, layout = keep_patches(tokens, layout, torch.tensor([[0, 3]]))
@@ -85,13 +83,13 @@ def keep_patches(
     (torch.Size([1, 3, 8]), tensor([[0, 3]]))
     """
     prefix, patches = tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :]
-    # The argument indexes the sequence, the layout indexes the grid.
+    # The argument indexes the sequence; the layout indexes the grid.
     on_grid = keep_indices if layout.keep_indices is None else layout.keep_indices.gather(1, keep_indices)
     return torch.cat([prefix, pick(patches, keep_indices)], dim=1), layout._replace(keep_indices=on_grid)
 
 
 def drop_patches(tokens: Float[Tensor, "b t d"], layout: Layout, rate: float) -> tuple[Float[Tensor, "b s d"], Layout]:
-    """Patch dropout: drop a random fraction of the patches of every image."""
+    """Apply patch dropout: drop a random fraction of the patches of each image."""
     b, t, _ = tokens.shape
     n = t - layout.num_prefix_tokens
     count = max(1, round(n * (1 - rate)))

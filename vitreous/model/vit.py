@@ -20,7 +20,7 @@ from vitreous.model.tokens import Features, Layout, PrefixTokens, check_count, d
 
 
 class ViT(Model):
-    """Patches, tokens, position, encoder, norm, pooling and head, all passed in as modules by `build`."""
+    """Vision Transformer, assembled from the modules that `build` passes in."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ViT(Model):
         return self.classify(self.features(images))
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
-        """Tokens after the final norm (which `GlobalAverage(norm="after")` applies to their mean instead)."""
+        """Return the tokens after the final norm, or before it with `GlobalAverage(norm="after")`."""
         return self.encode(*self.embed(*self.patchify(images)))
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
@@ -57,10 +57,10 @@ class ViT(Model):
     ) -> tuple[Float[Tensor, "b n d"], Size]:
         """x_p^1 E ... x_p^N E: cut the image, or the feature map of a hybrid, into patches and project them.
 
-        With `keep_indices`, only these patches are projected; pass the same indices to `embed`.
+        `keep_indices` selects the patches to project; pass the same indices to `embed`.
         """
         check_images(images, self.config.channels)
-        self.config.grid_for((images.shape[2], images.shape[3]))  # raises if the size does not fit
+        self.config.grid_for((images.shape[2], images.shape[3]))  # raises if the size is invalid
         try:
             return self.patches(self.stem(images), keep_indices)
         except RuntimeError:
@@ -72,7 +72,7 @@ class ViT(Model):
     ) -> tuple[Float[Tensor, "b t d"], Layout]:
         """Equation 1: z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos.
 
-        `keep_indices` are the grid indices of the patches, if they are a subset.
+        `keep_indices` are the grid indices of a subset of patches.
         """
         layout = Layout(self.prefix.length, grid, keep_indices)
         check_count(patches.shape[1], layout)
@@ -82,18 +82,18 @@ class ViT(Model):
         return tokens, layout
 
     def encode(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
-        """Equations 2 and 3, L times, and the norm of equation 4."""
+        """Equations 2 and 3, L times, then the norm of equation 4."""
         return self._features(self.norm(self.encoder(tokens, layout, self.position)), layout)
 
     def classify(self, features: Features) -> Float[Tensor, "b classes"]:
-        """Equation 4: y, the pooled features, and a score for each class."""
+        """Equation 4: pool the features to y, and score each class."""
         if self.distillation_head is None:
             return self.head(self.pool(features))
         by_label, by_teacher = self.classify_distilled(features)
         return (by_label + by_teacher) / 2
 
     def classify_distilled(self, features: Features) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b classes"]]:
-        """Scores of DeiT's class token, trained on labels, and of its distillation token, trained on a teacher."""
+        """Return the scores of DeiT's class token (trained on labels) and distillation token (trained on a teacher)."""
         if self.distillation_head is None:
             return super().classify_distilled(features)  # raises an error
         return self.head(features.prefix[:, 0]), self.distillation_head(features.prefix[:, 1])
@@ -119,7 +119,7 @@ class ViT(Model):
     def attention(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
     ) -> list[Float[Tensor, "b heads t t"]]:
-        """Attention weights of every layer, or of `layers`; rows are queries and sum to 1."""
+        """Return the attention weights of all layers, or of `layers`. Rows are queries and sum to 1."""
         tokens, layout = self.embed(*self.patchify(images))
         wanted = self._layers(layers)
         maps: dict[int, Tensor] = {}
@@ -131,7 +131,7 @@ class ViT(Model):
     def intermediate(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None, norm: bool = True
     ) -> list[Features]:
-        """Features after every layer, or after `layers`, with the final norm unless `norm` is False."""
+        """Return the features after each layer, or each of `layers`, with the final norm unless `norm` is False."""
         tokens, layout = self.embed(*self.patchify(images))
         wanted = self._layers(layers)
         found: dict[int, Features] = {}
@@ -143,13 +143,13 @@ class ViT(Model):
     # ---- Another image size ----
 
     def resized(self, image_size: int | Size) -> "ViT":
-        """Copy the model for another image size; positions are resampled once instead of at every call."""
+        """Return a copy of the model for another image size, with positions resampled once instead of in every call."""
         model = super().resized(image_size)
         model.position.resize(model.config.grid)
         return model
 
     def _walk(self, tokens: Tensor, layout: Layout, wanted: list[int]) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-        """Iterate over the layers up to the last one wanted."""
+        """Iterate over the layers up to the last wanted one."""
         return zip(range(max(wanted, default=-1) + 1), self.encoder.walk(tokens, layout, self.position), strict=False)
 
     def _features(self, tokens: Tensor, layout: Layout) -> Features:
@@ -165,13 +165,13 @@ class ViT(Model):
         for layer in layers or ():
             if not -depth <= layer < depth:
                 raise ValueError(
-                    f"layer is {layer}, but must be from 0 to {depth - 1} (or from -{depth} to -1, from the end)"
+                    f"layer must be from 0 to {depth - 1} (or from -{depth} to -1 from the end), got {layer}"
                 )
         return [layer % depth for layer in (range(depth) if layers is None else layers)]
 
 
 def require_vit(model: Model, purpose: str) -> ViT:
-    """The Vision Transformer in a model, or an error that names the purpose and the model."""
+    """Return the model's Vision Transformer, or raise an error that names `purpose` and the model."""
     if not isinstance(model.backbone, ViT):
         raise UnsupportedModel(f"{purpose} needs a Vision Transformer, but the model is a {model.config.summary}")
     return model.backbone

@@ -11,7 +11,7 @@ from typing import Any
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.formats.base import AssumptionWarning
-from vitreous.weights.formats.detection import canonical_name, format_named
+from vitreous.weights.formats.detect_format import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
 from vitreous.weights.io.safetensors_file import BadCheckpoint, CannotHold, shown
 from vitreous.weights.load import ImageSize, load, save

@@ -23,7 +23,7 @@ from vitreous.model.protocol import Model
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
-from vitreous.weights.formats.detection import canonical_name, format_named, identify
+from vitreous.weights.formats.detect_format import canonical_name, format_named, identify
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.hub import Snapshot, check_destination, download, is_hub, push

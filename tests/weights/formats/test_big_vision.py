@@ -126,7 +126,7 @@ def test_written_names_and_shapes_are_big_visions(tmp_path: Path, case: str) -> 
 def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
     theirs = timm_model("MAP", img_size=OTHER)
     path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
-    with pytest.raises(BadCheckpoint, match=r"15 positions.*give the size it was made for"):
+    with pytest.raises(BadCheckpoint, match=r"15 positions.*Pass its native size"):
         vitreous.load(path)
     check_close(vitreous.load(path, overrides={"image_size": OTHER}), theirs, OTHER)
 
@@ -185,15 +185,18 @@ def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dty
 
 TOKEN = {"class_token": True, "pool": ClassToken()}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "position": ({"position": SinCos2d("mae")}, "position SinCos2d.*mae"),
-    "temperature": ({"position": SinCos2d("big_vision", 100.0)}, "position SinCos2d.*100"),
-    "entry, not square": ({**TOKEN, "image_size": (32, 16)}, "position with an entry for the class token, and 8 patch"),
-    "a square and one": ({"image_size": (16, 40)}, "position for 10 patches: as 9 are a square"),
+    "position": ({"position": SinCos2d("mae")}, ".*got SinCos2d.*mae"),
+    "temperature": ({"position": SinCos2d("big_vision", 100.0)}, ".*got SinCos2d.*100"),
+    "entry, not square": ({**TOKEN, "image_size": (32, 16)}, ".*square number of patches.*got 8"),
+    "a square and one": ({"image_size": (16, 40)}, ".*first of 10 positions.*9 is a square"),
     "stem": ({"stem": ResNetStem((1,), 32), "patch_size": (2, 2)}, "stem"),
-    "norm after the mean": ({"pool": GlobalAverage("after")}, r"pool GlobalAverage.*after"),
-    "MAP beside a token": ({"class_token": True, "pool": AttentionPool()}, r"pool AttentionPool\(\): with a class"),
+    "norm after the mean": ({"pool": GlobalAverage("after")}, r".*got GlobalAverage.*after"),
+    "MAP beside a token": (
+        {"class_token": True, "pool": AttentionPool()},
+        r".*class token, got AttentionPool",
+    ),
     "SwiGLU": ({"mlp": SwiGlu()}, "SwiGLU"),
-    "qkv_bias": ({"qkv_bias": False}, "no qkv_bias"),
+    "qkv_bias": ({"qkv_bias": False}, ".*requires qkv_bias"),
 }
 
 
@@ -291,10 +294,10 @@ def test_bfloat16_positions_are_read(tmp_path: Path, model: ViT, arrays: Arrays)
         (lambda w: w.pop("MAPHead_0/LayerNorm_0/scale"), "1 missing: MAPHead_0/LayerNorm_0/scale"),
         (lambda w: w.update({"MAPHead_1/probe": w["MAPHead_0/probe"]}), "1 unexpected: MAPHead_1/probe"),
         (lambda w: w.update({"head/bias": w["head/bias"][:3]}), r"head/bias is \[3\], but must be \[7\]"),
-        (lambda w: w.update({"embedding/kernel": np.zeros((192, 48))}), "embedding/kernel is .* 4 dimensions"),
+        (lambda w: w.update({"embedding/kernel": np.zeros((192, 48))}), "embedding/kernel must have 4 "),
         (
             lambda w: w.update({f"{BLOCKS}/LayerNorm_0/scale": np.zeros((9999, 1), "f4")}),
-            r"LayerNorm_0/scale as \[9999, 1\], but its first side must be the depth, 1024 at most",
+            r"LayerNorm_0/scale must be the depth, at most 1024, got shape \[9999, 1\]",
         ),
         (
             lambda w: w.update({f"{BLOCKS}/LayerNorm_0/bias": w[f"{BLOCKS}/LayerNorm_0/bias"][:2]}),

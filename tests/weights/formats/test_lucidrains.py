@@ -154,14 +154,14 @@ def test_models_without_patch_norms_are_read(residual: bool, tmp_path: Path) -> 
     ours = vitreous.load(tmp_path / "m.pth")
     assert not ours.config.patch_norm
     check_close(ours, model, (32, 32))
-    with pytest.raises(CannotHold, match="no patch_norm"):
+    with pytest.raises(CannotHold, match="requires patch_norm"):
         vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
 
 
 def test_mean_over_class_token_is_rejected(tmp_path: Path) -> None:
     torch.save(theirs().state_dict(), tmp_path / "m.pth")
     for pool in (GlobalAverage(), {"kind": "GlobalAverage"}):
-        with pytest.raises(BadCheckpoint, match="class token, which vit-pytorch's mean includes"):
+        with pytest.raises(BadCheckpoint, match="mean pooling with a class token"):
             vitreous.load(tmp_path / "m.pth", overrides={"pool": pool})
     assert vitreous.load(tmp_path / "m.pth", overrides={"pool": ClassToken()}).config == CONFIG
 
@@ -175,7 +175,7 @@ def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
     assert ours.config.position == SinCos2d("big_vision")
     check_close(ours, model, size)
     assert vitreous.load(tmp_path / "m.pth").config.image_size == (224, 224)
-    with pytest.raises(CannotHold, match="position SinCos2d"):
+    with pytest.raises(CannotHold, match="positions, got SinCos2d"):
         vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
 
 
@@ -183,7 +183,7 @@ def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
 
 
 def test_plain_vit_is_rejected(small: ViTConfig, tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match=r"vit-pytorch cannot hold this model: no patch_norm.*; bias on queries"):
+    with pytest.raises(CannotHold, match=r"vit-pytorch cannot hold this model: .*patch_norm.*; qkv_bias"):
         vitreous.save(build(small), tmp_path / "m.pth", format="lucidrains")
 
 
@@ -199,10 +199,10 @@ def test_plain_vit_is_rejected(small: ViTConfig, tmp_path: Path) -> None:
         ({"mlp": SwiGlu()}, "SwiGLU"),
         ({"head": MlpHead(8)}, "head of two layers"),
         ({"pad": True, "image_size": (30, 32)}, "pad"),
-        ({"position": Conditional()}, "position Conditional"),
-        ({"position": Learned1d(False)}, "position without an entry"),
+        ({"position": Conditional()}, "positions, got Conditional"),
+        ({"position": Learned1d(False)}, "a position for the class token"),
         ({"pool": GlobalAverage()}, "with a class token"),
-        ({"pool": GlobalAverage("after"), "class_token": False}, "with no class token"),
+        ({"pool": GlobalAverage("after"), "class_token": False}, "without a class token"),
     ],
     ids=str,
 )
@@ -220,9 +220,9 @@ def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"channels": 1}, r"patches of 64 values, which are no square with 3 channels: give overrides="),
-        ({"heads": 4, "dim_head": 24}, r"heads.*\(96\) is no multiple of 64: give overrides="),
-        ({"image_size": (24, 48)}, "has 19 positions, 18 without the prefix, which is no square: give the size"),
+        ({"channels": 1}, r"patches of 64 values, which are not square with 3 channels; pass overrides="),
+        ({"heads": 4, "dim_head": 24}, r"heads.*\(96\) is not a multiple of 64; pass overrides="),
+        ({"image_size": (24, 48)}, "has 19 positions, 18 without prefix tokens, which is not a square number. Pass"),
     ],
     ids=str,
 )

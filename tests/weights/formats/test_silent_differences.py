@@ -22,7 +22,7 @@ from vitreous.weights.io.safetensors_file import BadCheckpoint
 # 4 x 6 patches and a class token, which are as many as 5 x 5 patches.
 LONG, SQUARE, PLACES = (32, 48), (40, 40), 25
 THEIRS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8}
-UNSURE = "has 25 positions, 24 without the prefix, which is no square"
+UNSURE = "has 25 positions, 24 without prefix tokens, which is not a square number"
 
 
 def timm_model(**given: Any) -> nn.Module:
@@ -53,9 +53,7 @@ def test_square_without_class_token_position_is_assumed(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "m.pth")
     ours = vitreous.load(tmp_path / "m.pth")
     check_close(ours, model, SQUARE)
-    assert "if of 25 positions 0 are for tokens before the patches; if 1 are, the size must be given" in said_of(
-        ours, "image_size"
-    )
+    assert "if 0 of 25 positions are for prefix tokens; if 1 are, pass the image size" in said_of(ours, "image_size")
     check_close(vitreous.load(tmp_path / "m.pth", image_size=(48, 40)), model, (48, 40))
 
 
@@ -63,7 +61,7 @@ def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> No
     """`save_for_hf` writes the given arguments, and the image size of the architecture."""
     model = timm_model(img_size=LONG)
     import_timm().models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2})
-    with pytest.raises(BadCheckpoint, match=rf"{UNSURE}; \(224, 224\) does not fit"):
+    with pytest.raises(BadCheckpoint, match=rf"{UNSURE} and does not match \(224, 224\)"):
         vitreous.load(tmp_path / "m")
     check_close(vitreous.load(tmp_path / "m", image_size=LONG), model, LONG)
 
@@ -151,14 +149,14 @@ SMALL = ViTConfig(
 )
 TANH = {"mlp": Gelu("tanh")}
 BARE: list[tuple[str, dict[str, Any], str]] = [
-    ("timm", TANH, "GELU is computed by tanh, and in timm by erf"),
-    ("timm", {"pool": GlobalAverage("before")}, "with these tensors timm pools the class token"),
-    ("huggingface", TANH | {"norm_eps": 1e-12}, "GELU is computed by tanh, and in transformers' ViT by erf"),
-    ("huggingface", {}, "eps is 1e-06, and transformers' ViT's is 1e-12"),
+    ("timm", TANH, "GELU is computed with tanh here and with erf in timm"),
+    ("timm", {"pool": GlobalAverage("before")}, "the class token in timm with these tensors"),
+    ("huggingface", TANH | {"norm_eps": 1e-12}, "GELU is computed with tanh here and with erf in transformers' ViT"),
+    ("huggingface", {}, "eps is 1e-06 here and 1e-12 in transformers' ViT"),
     (
         "huggingface",
         {"layer_scale": 0.1, "num_classes": 0, "norm_eps": 1e-5},
-        "eps is 1e-05, and transformers' Dinov2's is 1e-06",
+        "eps is 1e-05 here and 1e-06 in transformers' Dinov2",
     ),
 ]
 
@@ -197,7 +195,7 @@ def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
 def test_convert_reports_lossy_differences(tmp_path: Path) -> None:
     vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "ours")
     file = convert(tmp_path / "ours", tmp_path / "x.pth", to="timm", lossy=True)
-    assert file.losses == ["GELU is computed by tanh, and in timm by erf"]
+    assert file.losses == ["GELU is computed with tanh here and with erf in timm"]
     assert convert(tmp_path / "ours", tmp_path / "folder", to="timm").losses == []
 
 
@@ -232,7 +230,7 @@ def test_new_options_are_rejected_by_every_format(
     changes: dict[str, Any], message: str, format: str, tmp_path: Path
 ) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
-    with pytest.raises(CannotHold, match=f"cannot hold this model: {message}: no other system has it"):
+    with pytest.raises(CannotHold, match=f"cannot hold this model: {message} is not supported by any other"):
         vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
 
 
@@ -283,7 +281,7 @@ def test_gated_mlp_of_gated_architecture_is_read(tmp_path: Path) -> None:
     assert ours.config.mlp == SwiGlu()
     check_close(ours, model, (32, 32))
     timm.models.save_for_hf(model, tmp_path / "m", model_args={**args, "act_layer": "gelu"})
-    with pytest.raises(BadCheckpoint, match="a gated MLP with act_layer 'gelu', but must have 'silu'"):
+    with pytest.raises(BadCheckpoint, match="act_layer of a gated MLP must be 'silu', got 'gelu'"):
         vitreous.load(tmp_path / "m")
 
 
@@ -296,7 +294,7 @@ def test_unsupported_classifier_is_ignored_with_num_classes(num_classes: int, tm
     config = transformers.Dinov2Config(**THEIRS, image_size=32, mlp_ratio=2, num_labels=5)
     model = noisy(transformers.Dinov2ForImageClassification(config))
     model.save_pretrained(tmp_path)
-    with pytest.raises(BadCheckpoint, match=r"beside the mean of the patches.*num_classes=0"):
+    with pytest.raises(BadCheckpoint, match=r"and the mean of the patches.*num_classes=0"):
         vitreous.load(tmp_path)
     ours = vitreous.load(tmp_path, num_classes=num_classes)
     assert ours.config.num_classes == num_classes

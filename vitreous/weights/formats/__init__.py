@@ -1,6 +1,6 @@
-"""Checkpoint formats of other systems.
+"""Checkpoint formats of other libraries.
 
-`base.py` has the interface of a format and the builder of a config, `mapping.py` converts tensors by tables in both
-directions, `write_checks.py` finds parts that a system lacks, and `detection.py` lists all formats and detects the one
-of a checkpoint. Each system has a file or folder.
+`base.py` defines the interface of a format and the config builder, `mapping.py` converts tensors with tables in both
+directions, `write_checks.py` finds parts that a library does not support, and `detect_format.py` lists all formats and
+detects the format of a checkpoint. Each library has a file or folder.
 """

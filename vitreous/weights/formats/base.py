@@ -1,8 +1,8 @@
-"""The interface of a checkpoint format, and the builder that infers a config from a checkpoint.
+"""Interface of a checkpoint format, and the builder that infers a config from a checkpoint.
 
-A new format is a subclass of `Format`: `name`, `title` and `signatures` identify it, `infer` reads the config,
-`table` maps the tensors in both directions, and an instance in `FORMATS` (detection.py) registers it. The class
-attributes and the methods below "Writing" matter only if models are written in the format.
+To add a format, subclass `Format` and add an instance to `FORMATS` (detect_format.py). `name`, `title` and `signatures`
+identify the format, `infer` reads the config, and `table` maps the tensors in both directions. The methods under
+"Writing" are only needed to save models in the format.
 """
 
 import dataclasses
@@ -24,58 +24,58 @@ from vitreous.weights.formats.write_checks import missing_parts, numeric_differe
 from vitreous.weights.io.containers import write_file
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
-# Published models whose heads do not have 64 dimensions, by width: SO400M, ViT-H, ViT-g, ViT-G.
+# Number of heads by width in published models whose heads are not 64 wide: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 
 class AssumptionWarning(UserWarning):
-    """A checkpoint does not state all fields of its model's config, and usual values were assumed."""
+    """Issued if a checkpoint does not specify some config fields and usual values are assumed."""
 
 
 @dataclass(frozen=True)
 class StateDict:
-    """The tensors of a foreign checkpoint under their own names, and the config.json beside them."""
+    """Tensors of a foreign checkpoint with their original names, and its config.json."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any] = field(default_factory=dict)
     forget: Callable[[], None] = lambda: None  # see Mapped
-    inside: tuple[str, ...] = ()  # keys under which a training script stored the tensors, if it stored others too
-    ignored: tuple[str, ...] = ()  # tensors beside the model, summarised for the provenance
-    model_name: str = ""  # the architecture that the file's metadata name
+    inside: tuple[str, ...] = ()  # keys of the model's tensors in a larger training checkpoint
+    ignored: tuple[str, ...] = ()  # tensors outside the model, summarised for the provenance
+    model_name: str = ""  # architecture name in the file's metadata
 
     def count(self, pattern: str, first: int = 0) -> int:
-        """Number of layers: tensors `blocks.{i}.norm1.weight` for i = first, first + 1, ..."""
+        """Count consecutive layers: tensors such as `blocks.{i}.norm1.weight` for i = first, first + 1, ..."""
         numbers = itertools.count(first)
         return next(i for i in numbers if pattern.replace("{i}", str(i)) not in self.tensors) - first
 
     def shape(self, name: str, dims: int | None = None) -> tuple[int, ...]:
-        """Shape of a required tensor, checked to have `dims` dimensions, none of them 0."""
+        """Return the shape of a required tensor, which must have `dims` dimensions, none of size 0."""
         if name not in self.tensors:
             raise BadCheckpoint(f"{self.path} has no tensor {name}")
         shape = tuple(self.tensors[name].shape)
         if dims is not None and (len(shape) != dims or 0 in shape):
-            raise BadCheckpoint(f"{self.path}: {name} is {list(shape)}, but must have {dims} dimensions")
+            raise BadCheckpoint(f"{self.path}: {name} must have {dims} non-empty dimensions, got shape {list(shape)}")
         return shape
 
 
 class Format(ABC):
-    """Checkpoint format of another system. Instances have no state."""
+    """Checkpoint format of another library. Instances are stateless."""
 
     name: ClassVar[str]
-    title: ClassVar[str]  # as model cards and messages call the system
-    signatures: ClassVar[Sequence[Sequence[str]]]  # a checkpoint has this format if it has all names of one of these
-    roots: ClassVar[Sequence[str]] = ("",)  # prefixes that all tensor names may have
-    renames: ClassVar[Sequence[tuple[str, str]]] = ()  # regular expressions from other versions' names to `table`'s
-    ignored: ClassVar[Sequence[str]] = ()  # patterns of tensor names that are not read
-    suffixes: ClassVar[Sequence[str]] = ()  # of the file it is written as; if none, it may be written as a folder too
-    file_name: ClassVar[str] = "model.safetensors"  # in a folder
-    missing: ClassVar[Sequence[str]] = ()  # what the system lacks (keys of CHECKS in write_checks.py)
-    norm_eps: ClassVar[float] = 1e-6  # the system's LayerNorm eps and GELU, where its files do not state them
+    title: ClassVar[str]  # library name in model cards and messages
+    signatures: ClassVar[Sequence[Sequence[str]]]  # a checkpoint matches if it has all names of one signature
+    roots: ClassVar[Sequence[str]] = ("",)  # possible prefixes of all tensor names
+    renames: ClassVar[Sequence[tuple[str, str]]] = ()  # patterns and replacements from other versions' tensor names
+    ignored: ClassVar[Sequence[str]] = ()  # patterns of tensor names to ignore
+    suffixes: ClassVar[Sequence[str]] = ()  # for writing one file; if empty, any file or a folder
+    file_name: ClassVar[str] = "model.safetensors"  # weight file in a folder
+    missing: ClassVar[Sequence[str]] = ()  # unsupported options (see CHECKS in write_checks.py)
+    norm_eps: ClassVar[float] = 1e-6  # LayerNorm eps and GELU if the files do not specify them
     gelu: ClassVar[Literal["erf", "tanh"]] = "erf"
 
     def root(self, state: StateDict) -> str | None:
-        """The root under which one of the signatures is complete, or None."""
+        """Return the prefix under which a signature matches, or None."""
         for root in self.roots:
             if any(all(f"{root}{name}" in state.tensors for name in names) for names in self.signatures):
                 return root
@@ -85,67 +85,67 @@ class Format(ABC):
         return self.root(state) is not None and self.confirms(state)
 
     def confirms(self, state: StateDict) -> bool:
-        """Tell systems apart that share a signature, by shapes or values."""
+        """Distinguish formats that share a signature, by shapes or values."""
         return True
 
     def normalise(self, state: StateDict) -> StateDict:
-        """The tensors under the names that `table` uses, in all versions of the system."""
+        """Rename tensors to the names in `table`, for all versions of the library."""
         root = self.root(state) or ""
         tensors = {name.removeprefix(root): tensor for name, tensor in state.tensors.items()}
         return dataclasses.replace(state, tensors=renamed(tensors, self.renames))
 
     @abstractmethod
     def infer(self, state: StateDict, builder: "ConfigBuilder", image_size: Any = None) -> None:
-        """Set the fields of the config. `image_size` is the size that the caller wants to use, as a hint."""
+        """Set the config fields. `image_size` is the size that the caller requests, used as a hint."""
 
     @abstractmethod
     def table(self, config: ViTConfig) -> list[Row]:
-        """Rows for all tensors of a model."""
+        """Return the rows for all tensors of a model."""
 
     # ---- Writing ----
 
     def unsupported(self, config: ViTConfig) -> list[str]:
-        """One line for each part of a model that the format cannot hold."""
+        """Return one line per part of a model that the format does not support."""
         return missing_parts(config, self.title, self.missing)
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
-        """One line for each computation that the other system does differently with the same weights.
+        """Return one line per computation that the library does differently with the same weights.
 
-        folder: a config is written beside the weights; without it, the other system uses its defaults.
+        folder: True if a config is written with the weights; otherwise the library uses its defaults.
         """
         return numeric_differences(config, self.title, self.norm_eps, self.gelu)
 
     def minor_differences(self, config: ViTConfig) -> list[str]:
-        """Differences too small to require `lossy`, for the report of `convert`."""
+        """Return differences that are too small to require `lossy`, for the report of `convert`."""
         return []
 
     def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
-        """Tensors that the other system requires and our models do not have."""
+        """Return tensors that the library requires and Vitreous models do not have."""
         return {}
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        """Write tensors that have the other system's names into `path`, a folder or a file."""
+        """Write tensors with the library's names to `path`, a folder or a file."""
         write_file(tensors, path / self.file_name if path.is_dir() else path)
 
 
 class ConfigBuilder:
-    """Collects the fields of a config, and the reasons for those that the checkpoint does not state."""
+    """Collects config fields, and reasons for those that the checkpoint does not specify."""
 
     def __init__(self, state: StateDict, overrides: Mapping[str, Any], new_head: bool = False):
         self.path, self.overrides = state.path, overrides
-        self.new_head = new_head  # the caller is going to replace the classifier
+        self.new_head = new_head  # the caller will replace the classifier
         self.fields: dict[str, Any] = {}
         self._reasons: dict[str, str] = {}
         self._uncertain: set[str] = set()
 
     @property
     def assumed(self) -> list[str]:
-        """A line `field: reason` for each field that neither the checkpoint nor an override states."""
+        """One line `field: reason` per field that neither the checkpoint nor an override specifies."""
         return [f"{name}: {reason}" for name, reason in self._reasons.items() if name not in self.overrides]
 
     @property
     def warning(self) -> str | None:
-        """One line with the uncertain fields and how to override them, or None."""
+        """Warning that lists the uncertain fields and how to override them, or None."""
         names = [name for name in self._reasons if name in self._uncertain and name not in self.overrides]
         if not names:
             return None
@@ -153,39 +153,39 @@ class ConfigBuilder:
         return f"{self.path}: assumed {assumed}. If that is wrong, {how_to_set(names[0])}"
 
     def set(self, **fields: Any) -> None:
-        """Set fields that the tensors or the file beside them state."""
+        """Set fields that the checkpoint specifies."""
         self.fields |= fields
         self._reasons = {name: reason for name, reason in self._reasons.items() if name not in fields}
 
     def default(self, reason: str, **fields: Any) -> None:
-        """Set fields that are not stated, but equal in all models of the format."""
+        """Set unspecified fields that are the same in all models of the format."""
         self.fields |= fields
         self._reasons |= dict.fromkeys(fields, reason)
         self._uncertain -= fields.keys()
 
     def assume(self, reason: str, **fields: Any) -> None:
-        """Set fields that are not stated and may differ to their usual values; loading warns."""
+        """Set unspecified fields to their usual values, which may be wrong; loading warns about them."""
         self.default(reason, **fields)
         self._uncertain |= fields.keys()
 
     def assume_preprocessing(self, reason: str, preprocessing: Preprocessing, certain: bool = False) -> None:
-        """Assume published preprocessing; its mean and std of three channels are averaged for other numbers of them."""
+        """Assume published preprocessing. Its RGB mean and std are averaged for other numbers of channels."""
         if self.fields["channels"] != 3 and len(preprocessing.mean) == 3:
             mean, std = ((sum(numbers) / 3,) for numbers in (preprocessing.mean, preprocessing.std))
             preprocessing = dataclasses.replace(preprocessing, mean=mean, std=std)
-            reason += ", averaged over its three channels"
+            reason += ", averaged over three channels"
         (self.default if certain else self.assume)(reason, preprocessing=preprocessing)
 
     def infer_heads(self, width: int, published: bool = False) -> None:
-        """Set the number of heads by width, usually 64 dimensions each; certain for models of the system itself."""
+        """Set the number of heads from the width, usually 64 per head. Only `published` models are certain."""
         if "num_heads" in self.overrides:
             return
         if width not in HEADS and (width % 64 or not width):
             raise BadCheckpoint(
-                f"{self.path} does not state its number of heads, and its width ({width}) is no multiple of 64: "
+                f"{self.path} does not specify its number of heads, and its width ({width}) is not a multiple of 64; "
                 f"{how_to_set('num_heads')}"
             )
-        usual = "as in SO400M, ViT-H, ViT-g and ViT-G" if width in HEADS else "64 dimensions per head, the usual number"
+        usual = "as in SO400M, ViT-H, ViT-g and ViT-G" if width in HEADS else "64 dimensions per head, as usual"
         self.assume(usual, num_heads=HEADS.get(width, width // 64))
         if published:
             self.set(num_heads=self.fields["num_heads"])
@@ -193,11 +193,11 @@ class ConfigBuilder:
     def infer_grid(
         self, positions: int, prefix_choices: Sequence[int], patch_stride: Size, wanted: Any = None, native: Any = None
     ) -> int:
-        """Set the native image size from the number of positions; return how many of these are prefix tokens'.
+        """Set the native image size from the number of positions; return the number of prefix positions.
 
-        wanted, native: the size that the caller wants to use, and the one that the checkpoint states, if any.
-        In this order: the native size, a square grid with the usual prefix, the wanted size, and, if no native size
-        is stated, a square with another prefix. The last is uncertain: 15 x 15 positions may be 14 x 16 and a token.
+        wanted, native: Image size that the caller requests, and that the checkpoint specifies, or None.
+        The first match is used: the native size, a square grid with the usual prefix, the wanted size, or (without a
+        native size) a square grid with another prefix. The last is uncertain: 15 x 15 may be 14 x 16 and a class token.
         """
         native = self.overrides.get("image_size", native)
         if native is not None and (prefix := _fitting(positions, prefix_choices, patch_stride, native)) is not None:
@@ -205,39 +205,42 @@ class ConfigBuilder:
             return prefix
         if side := _square_side(positions - prefix_choices[0]):
             self.default(
-                "the number of positions is a square", image_size=(side * patch_stride[0], side * patch_stride[1])
+                "the number of positions is a square number",
+                image_size=(side * patch_stride[0], side * patch_stride[1]),
             )
             if native is not None:
-                reason = "stated is {} x {}, but the positions are for this size".format(*as_size(native))
+                reason = "the checkpoint specifies {} x {}, but its positions are for this size".format(
+                    *as_size(native)
+                )
                 self.assume(reason, image_size=self.fields["image_size"])
             return prefix_choices[0]
         if wanted is not None and (prefix := _fitting(positions, prefix_choices, patch_stride, wanted)) is not None:
-            self.default("the requested size fits the number of positions", image_size=as_size(wanted))
+            self.default("the requested size matches the number of positions", image_size=as_size(wanted))
             return prefix
         for other in prefix_choices[1:]:
             if native is None and (side := _square_side(positions - other)):
-                reason = f"a square, if of {positions} positions {other} are for tokens before the patches; "
-                reason += f"if {prefix_choices[0]} are, the size must be given"
+                reason = f"a square grid, if {other} of {positions} positions are for prefix tokens; "
+                reason += f"if {prefix_choices[0]} are, pass the image size"
                 self.assume(reason, image_size=(side * patch_stride[0], side * patch_stride[1]))
                 return other
         given = native if native is not None else wanted
-        unfit = f"; {tuple(as_size(given))} does not fit" if given is not None else ""
+        unfit = f" and does not match {tuple(as_size(given))}" if given is not None else ""
         raise BadCheckpoint(
-            f"{self.path} has {positions} positions, {positions - prefix_choices[0]} without the prefix, which is no "
-            f"square{unfit}: give the size it was made for, a multiple of {patch_stride[0]} x {patch_stride[1]}, "
+            f"{self.path} has {positions} positions, {positions - prefix_choices[0]} without prefix tokens, which is "
+            f"not a square number{unfit}. Pass its native size, a multiple of {patch_stride[0]} x {patch_stride[1]}, "
             "as image_size"
         )
 
 
 def how_to_set(*fields: str) -> str:
-    """Advice to give fields that a file does not state, in Python and on the command line."""
+    """Return advice on passing unspecified fields, in Python and on the command line."""
     python = ", ".join(f'"{field}": ...' for field in fields)
     shell = " ".join(f"--set {field}=..." for field in fields)
-    return f"give overrides={{{python}}}, or convert it once: vitreous convert SRC DST --to vitreous {shell}"
+    return f"pass overrides={{{python}}}, or convert it once with `vitreous convert SRC DST --to vitreous {shell}`"
 
 
 def _short(value: Any) -> str:
-    """The repr of a field's value; of options with many fields, only those that are not the default."""
+    """Return the repr of a field's value, with only the non-default fields of large options."""
     if not dataclasses.is_dataclass(value) or len(dataclasses.fields(value)) <= 2:
         return repr(value)
     changed = [field.name for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
@@ -245,12 +248,12 @@ def _short(value: Any) -> str:
 
 
 def _fitting(positions: int, prefix_choices: Sequence[int], patch_stride: Size, size: Any) -> int | None:
-    """The choice that leaves as many positions as an image of this size has patches."""
+    """Return the prefix choice for which the other positions match the patches of an image, or None."""
     patches = math.prod(-(-side // stride) for side, stride in zip(as_size(size), patch_stride, strict=True))
     return next((prefix for prefix in prefix_choices if positions == prefix + patches), None)
 
 
 def _square_side(patches: int) -> int:
-    """The side of a square grid with this number of patches, or 0."""
+    """Return the side of a square grid with this many patches, or 0."""
     side = math.isqrt(max(patches, 0))
     return side if side**2 == patches else 0

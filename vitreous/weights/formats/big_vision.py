@@ -1,6 +1,6 @@
-"""big_vision's `.npz`: ViTs with a class token, average pooling, or attention pooling (MAP), as in SigLIP.
+"""big_vision's `.npz` checkpoints: ViTs with a class token, average pooling, or attention pooling (MAP, as in SigLIP).
 
-Names read from google-research/big_vision, `models/vit.py` and `models/proj/image_text/two_towers.py`.
+Names follow google-research/big_vision (`models/vit.py`, `models/proj/image_text/two_towers.py`).
 """
 
 import math
@@ -14,7 +14,7 @@ from vitreous.common.checks import as_size
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool, ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, SinCos2d
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.formats.google import AMONG_KIND, FlaxFormat, attention_rows, mlp, norm, renumbering
+from vitreous.weights.formats.google import NUMBERED_BY_TYPE, FlaxFormat, attention_rows, mlp, norm, renumbering
 from vitreous.weights.formats.mapping import Row, position_table, row
 
 POOL = "MAPHead_0"
@@ -23,11 +23,11 @@ POOL = "MAPHead_0"
 class BigVision(FlaxFormat):
     name = "big_vision"
     title = "big_vision"
-    numbers = AMONG_KIND
+    numbers = NUMBERED_BY_TYPE
     renames = (
-        *renumbering(AMONG_KIND),
+        *renumbering(NUMBERED_BY_TYPE),
         (r"^Transformer/pos_embedding$", "pos_embedding"),
-        # During the development of ViT-G, the pooling was not a separate layer.
+        # In early versions of ViT-G, pooling was not a separate layer.
         (r"^(probe$|(MultiHeadDotProductAttention|LayerNorm|MlpBlock)_0/)", rf"{POOL}/\g<1>"),
     )
     missing = (*FlaxFormat.missing, "stem")
@@ -35,28 +35,28 @@ class BigVision(FlaxFormat):
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         patch = self.infer_encoder(state, builder)
         if "pos_embedding" in state.tensors:
-            # In files from before 2022 the class token has a position too. big_vision detects them by the length of
-            # the table: a square plus one.
+            # In files from before 2022, the class token also has a position. big_vision detects this by the length of
+            # the table, a square number plus one.
             has_class, positions = builder.fields["class_token"], state.shape("pos_embedding", 3)[1]
             prefix = int(has_class and math.isqrt(positions - 1) ** 2 == positions - 1)
             builder.infer_grid(positions, (prefix,), patch, image_size)
             builder.set(position=Learned1d(prefix == has_class, "google"))
-        else:  # computed positions: no tensor depends on the image size
+        else:  # positions are computed, so no tensor depends on the image size
             builder.assume("there are no learned positions", position=SinCos2d("big_vision"))
             usual = tuple(max(224 // side, 1) * side for side in patch)
-            builder.default("the usual one; no tensor depends on it", image_size=usual)
+            builder.default("usual size; no tensor depends on it", image_size=usual)
             if (given := builder.overrides.get("image_size", image_size)) is not None:
                 builder.set(image_size=as_size(given))
         pooled = f"{POOL}/probe" in state.tensors
         averaged = AttentionPool() if pooled else GlobalAverage("before")
         builder.set(pool=ClassToken() if builder.fields["class_token"] else averaged)
-        builder.default("big_vision's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
+        builder.default("big_vision default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
         if pooled and not builder.fields["num_classes"]:
             squash = Preprocessing(fit="squash", interpolation="bilinear")
-            builder.assume("that of SigLIP, which resizes to a square", preprocessing=squash)
+            builder.assume("SigLIP default, which resizes to a square", preprocessing=squash)
         else:
             crop = Preprocessing(crop_fraction=0.875, interpolation="bilinear")
-            builder.assume("that of big_vision's classifiers: resize to 256, crop to 224", preprocessing=crop)
+            builder.assume("big_vision default for classifiers (resize to 256, crop to 224)", preprocessing=crop)
 
     def table(self, config: ViTConfig) -> list[Row]:
         positions, pool = [], []
@@ -74,14 +74,15 @@ class BigVision(FlaxFormat):
     def unsupported(self, config: ViTConfig) -> list[str]:
         lines = super().unsupported(config)
         if not isinstance(config.position, Learned1d) and config.position != SinCos2d("big_vision"):
-            known = f"one learned vector per patch, or {SinCos2d('big_vision')}"
-            lines.append(f"position {config.position}: big_vision has {known}")
+            known = f"Learned1d or {SinCos2d('big_vision')}"
+            lines.append(f"big_vision requires {known} positions, got {config.position}")
         if isinstance(config.position, Learned1d) and (line := _misread(config, config.position)):
             lines.append(line)
         expected = (ClassToken(),) if config.class_token else (GlobalAverage("before"), AttentionPool())
         if config.pool not in expected:
             token = "with" if config.class_token else "without"
-            lines.append(f"pool {config.pool}: {token} a class token, big_vision has {' or '.join(map(str, expected))}")
+            allowed = " or ".join(map(str, expected))
+            lines.append(f"big_vision requires {allowed} pooling {token} a class token, got {config.pool}")
         return lines
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
@@ -89,13 +90,13 @@ class BigVision(FlaxFormat):
 
 
 def _misread(config: ViTConfig, position: Learned1d) -> str:
-    """A line if big_vision, which detects a position of the class token by the table's length, would be wrong."""
+    """Return a line if big_vision would misread the table, whose length tells it if the class token has a position."""
     entries = config.class_token and position.prefix_entries
     patches = math.prod(config.grid)
     if entries and math.isqrt(patches) ** 2 != patches:
-        return f"position with an entry for the class token, and {patches} patches: big_vision needs a square of them"
+        return f"big_vision requires a square number of patches if the class token has a position, got {patches}"
     if not entries and patches > 1 and math.isqrt(patches - 1) ** 2 == patches - 1:
         return (
-            f"position for {patches} patches: as {patches - 1} are a square, big_vision takes the first for a token's"
+            f"big_vision would assign the first of {patches} positions to the class token ({patches - 1} is a square)"
         )
     return ""

@@ -1,4 +1,4 @@
-"""DINOv2: files of facebookresearch/dinov2, with and without registers."""
+"""DINOv2 checkpoints of facebookresearch/dinov2, with and without registers."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.timm.format import Names, TimmLayout, infer_timm
 from vitreous.weights.io.containers import TORCH_SUFFIXES
 
-DINOV2_FILES = re.compile(r"dinov2_vit[sblg]14")  # names of the published files begin so
+DINOV2_FILES = re.compile(r"dinov2_vit[sblg]14")  # prefix of published file names
 
 
 class DinoV2(TimmLayout):
@@ -30,7 +30,7 @@ class DinoV2(TimmLayout):
     )
 
     def confirms(self, state: StateDict) -> bool:
-        """True unless the mask token is MAE's, of three dimensions."""
+        """Return False if the mask token is MAE's, which has three dimensions."""
         return "register_tokens" in state.tensors or state.tensors["mask_token"].ndim == 2
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
@@ -38,15 +38,15 @@ class DinoV2(TimmLayout):
         infer_timm(state, builder, image_size, self.names, entries=True, published=published)
         resampling: Any = "dinov2-registers" if builder.fields["registers"] > 0 else "dinov2"
         position = Learned1d(builder.fields["position"].prefix_entries, resampling)
-        builder.default("DINOv2's", norm_eps=self.norm_eps, position=position)
-        builder.assume_preprocessing("DINOv2's", IMAGENET, certain=True)
+        builder.default("DINOv2 default", norm_eps=self.norm_eps, position=position)
+        builder.assume_preprocessing("DINOv2 default", IMAGENET, certain=True)
         if isinstance(builder.fields["mlp"], Gelu):
-            builder.default("DINOv2's", mlp=Gelu("erf"))
+            builder.default("DINOv2 default", mlp=Gelu("erf"))
 
     def unsupported(self, config: ViTConfig) -> list[str]:
         lines = super().unsupported(config)
         if isinstance(config.mlp, SwiGlu) and config.mlp_width % 8:
-            lines.append(f"mlp_width {config.mlp_width} with SwiGLU: DINOv2 has multiples of 8")
+            lines.append(f"DINOv2 requires mlp_width to be a multiple of 8 with SwiGLU, got {config.mlp_width}")
         return lines
 
     def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:

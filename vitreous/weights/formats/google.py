@@ -1,8 +1,8 @@
-"""Google's own `.npz`: the models that were published with the paper and with AugReg, plain and hybrid.
+"""Google's `.npz` checkpoints: plain and hybrid models published with the paper and with AugReg.
 
-Names read from google-research/vision_transformer, `models_vit.py`, `models_resnet.py` and `checkpoint.py`. flax's
-layers are shared with big_vision: a kernel is [in, out], of a convolution [height, width, in, out], and of attention
-[width, heads, head_dim] for inputs and [heads, head_dim, width] for the output. Variants read from
+Names follow google-research/vision_transformer (`models_vit.py`, `models_resnet.py`, `checkpoint.py`). The flax layers
+are shared with big_vision. Kernels are [in, out] in dense layers, [height, width, in, out] in convolutions, and
+[width, heads, head_dim] for the inputs and [heads, head_dim, width] for the output of attention. Variants follow
 `big_vision/utils.py` (load_params, recover_dtype) and `big_vision/models/vit.py` (fix_old_checkpoints, scan_to_pyloop).
 """
 
@@ -31,40 +31,40 @@ from vitreous.weights.formats.mapping import TRANSPOSE, Row, per_layer, position
 from vitreous.weights.formats.timm.format import stem_units
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
-# ---- flax's layers ---------------------------------------------------------------------------------------------------
+# ---- Flax layers -----------------------------------------------------------------------------------------------------
 
 BLOCK = "Transformer/encoderblock_{i}"
 CONVOLUTION = single(lambda x: x.permute(3, 2, 0, 1).contiguous(), lambda x: x.permute(2, 3, 1, 0).contiguous())
 
 
-class Numbers(NamedTuple):
-    """The numbers that flax appends to the names of a block's layers."""
+class LayerNumbers(NamedTuple):
+    """Numbers that flax appends to the layer names in a block."""
 
     attention: int
     mlp_norm: int
     mlp: int
 
 
-AMONG_ALL = Numbers(attention=1, mlp_norm=2, mlp=3)  # counted among all layers: Google's released files, before linen
-AMONG_KIND = Numbers(attention=0, mlp_norm=1, mlp=0)  # counted among the layers of a kind
+NUMBERED_OVERALL = LayerNumbers(attention=1, mlp_norm=2, mlp=3)  # as in Google's released files, before linen
+NUMBERED_BY_TYPE = LayerNumbers(attention=0, mlp_norm=1, mlp=0)  # counted per layer type
 
 
-def renumbering(numbers: Numbers) -> tuple[tuple[str, str], ...]:
-    """Renames from the other way of counting layers to this one."""
-    other = AMONG_ALL if numbers == AMONG_KIND else AMONG_KIND
-    kinds = ("MultiHeadDotProductAttention", "LayerNorm", "MlpBlock")  # in the order of Numbers
+def renumbering(numbers: LayerNumbers) -> tuple[tuple[str, str], ...]:
+    """Return the renames from the other numbering to this one."""
+    other = NUMBERED_OVERALL if numbers == NUMBERED_BY_TYPE else NUMBERED_BY_TYPE
+    types = ("MultiHeadDotProductAttention", "LayerNorm", "MlpBlock")  # in the order of LayerNumbers
     block = r"^(Transformer/encoderblock_\d+/)"
     return tuple(
-        (rf"{block}{kind}_{a}/", rf"\g<1>{kind}_{b}/") for kind, a, b in zip(kinds, other, numbers, strict=True)
+        (rf"{block}{layer}_{a}/", rf"\g<1>{layer}_{b}/") for layer, a, b in zip(types, other, numbers, strict=True)
     )
 
 
 class FlaxFormat(Format):
-    """A `.npz` of flax arrays. Position, pooling and stem are up to the subclass."""
+    """`.npz` file of flax arrays. Subclasses define position, pooling and stem."""
 
-    numbers: ClassVar[Numbers]
+    numbers: ClassVar[LayerNumbers]
     signatures: ClassVar[Sequence[Sequence[str]]] = (("embedding/kernel", "Transformer/encoder_norm/scale"),)
-    roots = ("", "opt/target/", "params/", "params/img/", "img/")  # alone, beside optimizer state or a text model
+    roots = ("", "opt/target/", "params/", "params/img/", "img/")  # alone, with optimizer state, or with a text model
     # Optimizer state, timing, the text model, and the temperature and bias of its logits.
     ignored = (r"opt/.*", r"chrono/.*", r"(params/)?txt/.*", r"(params/)?[tb]")
     suffixes = (".npz",)
@@ -80,11 +80,11 @@ class FlaxFormat(Format):
     def unsupported(self, config: ViTConfig) -> list[str]:
         lines = super().unsupported(config)
         if isinstance(config.head, MlpHead) and config.num_classes:
-            lines.append(f"head MlpHead: {self.title} has none")
+            lines.append(f"MlpHead is not supported by {self.title}")
         return lines
 
     def infer_encoder(self, state: StateDict, builder: ConfigBuilder) -> Size:
-        """Set the fields of patches, encoder and head; return the patch size."""
+        """Set the patch, encoder and head fields; return the patch size."""
         height, breadth, channels, width = state.shape("embedding/kernel", 4)
         first = BLOCK.replace("{i}", "0")
         query = f"{first}/MultiHeadDotProductAttention_{self.numbers.attention}/query/kernel"
@@ -106,7 +106,7 @@ class FlaxFormat(Format):
         return height, breadth
 
     def model_rows(self, config: ViTConfig, positions: list[Row], pool: Sequence[Row] = ()) -> list[Row]:
-        """All rows but those of a stem, with these for positions and pooling."""
+        """Return all rows except those of a stem, with the given rows for positions and pooling."""
         ours, attention = "encoder.blocks.{i}", f"{BLOCK}/MultiHeadDotProductAttention_{self.numbers.attention}"
         block = norm(f"{ours}.attention_norm", f"{BLOCK}/LayerNorm_0")
         block += attention_rows(f"{ours}.attention", attention, config.num_heads)
@@ -130,7 +130,7 @@ class FlaxFormat(Format):
 
 
 def _unstacked(state: StateDict, root: str) -> StateDict:
-    """Split the tensors of big_vision's scan, which stacks those of all layers, into one tensor per layer."""
+    """Split tensors that big_vision's scan stacked over all layers into one tensor per layer."""
     tensors: dict[str, Tensor] = {}
     stacked = f"{root}Transformer/encoderblock/"
     for name, tensor in state.tensors.items():
@@ -138,8 +138,8 @@ def _unstacked(state: StateDict, root: str) -> StateDict:
             tensors[name] = tensor
         elif tensor.ndim == 0 or tensor.shape[0] > MAX_DEPTH:
             raise BadCheckpoint(
-                f"{state.path} has {name.removeprefix(root)} as {list(tensor.shape)}, but its first side must be "
-                f"the depth, {MAX_DEPTH} at most"
+                f"{state.path}: the first dimension of {name.removeprefix(root)} must be the depth, at most "
+                f"{MAX_DEPTH}, got shape {list(tensor.shape)}"
             )
         else:
             rest = name.removeprefix(stacked)
@@ -183,12 +183,12 @@ class Google(FlaxFormat):
     name = "google"
     title = "Google's vision_transformer"
     signatures = (("embedding/kernel", "Transformer/encoder_norm/scale", POSITIONS),)
-    numbers = AMONG_ALL
-    renames = renumbering(AMONG_ALL)
+    numbers = NUMBERED_OVERALL
+    renames = renumbering(NUMBERED_OVERALL)
     missing = (*FlaxFormat.missing, "other positions", "positions without the class token")
 
     def normalise(self, state: StateDict) -> StateDict:
-        """Also bring GroupNorm's vectors to the shape [1, 1, 1, n] that an old flax wrote."""
+        """Rename tensors, and reshape GroupNorm vectors to [1, 1, 1, n] as in old flax versions."""
         state = super().normalise(state)
         tensors = {
             name: x.reshape(1, 1, 1, -1) if x.ndim == 1 and GROUP_NORM.fullmatch(name) else x
@@ -210,9 +210,9 @@ class Google(FlaxFormat):
         positions = state.shape(POSITIONS, 3)[1] - prefix
         builder.infer_grid(positions, (0,), (patch[0] * stride, patch[1] * stride), image_size)
         builder.set(pool=ClassToken() if prefix else GlobalAverage("before"), position=Learned1d(True, "google"))
-        builder.default("vit_jax's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
+        builder.default("vit_jax default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
         squash = Preprocessing(fit="squash", interpolation="bilinear")
-        builder.default("that of vit_jax's evaluation, which resizes to a square", preprocessing=squash)
+        builder.default("vit_jax default, which resizes to a square", preprocessing=squash)
 
     def table(self, config: ViTConfig) -> list[Row]:
         ours = ("position.prefix", "position.table") if config.class_token else ("position.table",)
@@ -224,13 +224,13 @@ class Google(FlaxFormat):
         expected = ClassToken() if config.class_token else GlobalAverage("before")
         if config.pool != expected:
             token = "with" if config.class_token else "without"
-            lines.append(f"pool {config.pool}: {token} a class token, {self.title} has {expected}")
+            lines.append(f"{self.title} requires {expected} pooling {token} a class token, got {config.pool}")
         return lines
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         lines = super().differences(config)
         if config.stem is not None and config.stem.numerics != "google":
-            lines.append(f"the ResNet's norms have {config.stem.numerics}'s eps, not Google's")
+            lines.append(f"the ResNet stem has the epsilons of {config.stem.numerics}, not of Google")
         return lines
 
 

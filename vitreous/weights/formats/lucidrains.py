@@ -1,8 +1,8 @@
-"""lucidrains' vit-pytorch: one file with the state dict of its `ViT`, of any version since 2021, or of its `SimpleViT`.
+"""lucidrains' vit-pytorch: state dicts of `ViT` (any version since 2021) and `SimpleViT`.
 
-Names and numerics read from lucidrains/vit-pytorch, `vit.py` and `simple_vit.py`. It flattens a patch as (row, column,
-channel), ours is (channel, row, column). Files are written for the current `ViT`, which has norms around the projection
-of patches and no bias on queries, keys and values, so that few models of other systems fit.
+Names and numerics follow lucidrains/vit-pytorch (`vit.py`, `simple_vit.py`). It flattens patches as (row, column,
+channel), and Vitreous as (channel, row, column). Files are written for the current `ViT`, which has norms around the
+patch projection and no qkv bias, so few models of other libraries can be converted to it.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Lucidrains(Format):
     name = "lucidrains"
     title = "vit-pytorch"
     signatures = (("to_patch_embedding.1.weight",),)
-    ignored = ("cls_token",)  # it has no rows if the mean of the patches is pooled
+    ignored = ("cls_token",)  # empty with mean pooling
     suffixes = TORCH_SUFFIXES
     missing = (
         *("stem", "distillation_token", "registers", "qk_norm", "layer_scale", "SwiGLU", "head of two layers"),
@@ -68,8 +68,8 @@ class Lucidrains(Format):
         _set_patch(builder, pixels)
         _set_heads(state, builder, width)
         _set_tokens(state, builder, image_size)
-        builder.default("vit-pytorch's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
-        builder.assume("vit-pytorch has none", preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)))
+        builder.default("vit-pytorch default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
+        builder.assume("vit-pytorch has no preprocessing", preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)))
 
     def table(self, config: ViTConfig) -> list[Row]:
         table = _patch_rows(config)
@@ -85,14 +85,14 @@ class Lucidrains(Format):
     def unsupported(self, config: ViTConfig) -> list[str]:
         system, lines = self.title, super().unsupported(config)
         if not config.patch_norm:
-            lines.append(f"no patch_norm: {system} has norms around the projection of patches")
+            lines.append(f"{system} requires patch_norm")
         if config.qkv_bias:
-            lines.append(f"bias on queries, keys and values: {system} has none")
-        if config.pool != (ClassToken() if config.class_token else GlobalAverage("before")):
-            kind = "a class token" if config.class_token else "no class token"
-            lines.append(f"pool {config.pool} with {kind}: {system} has ClassToken() or, without one, GlobalAverage()")
+            lines.append(f"qkv_bias is not supported by {system}")
+        if config.pool != (expected := ClassToken() if config.class_token else GlobalAverage("before")):
+            token = "with" if config.class_token else "without"
+            lines.append(f"{system} requires {expected} pooling {token} a class token, got {config.pool}")
         if _has_no_output(config):
-            lines.append(f"num_heads 1, as wide as the model: {system} has no output projection there")
+            lines.append(f"{system} has no output projection if a single head is as wide as the model")
         return lines
 
     def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
@@ -100,10 +100,10 @@ class Lucidrains(Format):
 
 
 def current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of the current `ViT`.
+    """Rename tensors to the names of the current `ViT`.
 
-    Until August 2023 norms were in wrappers, and the last one in the head; until 2025 tokens had a batch dimension.
-    `SimpleViT` has no dropout layers, and no bias on the output of attention, which becomes zeros.
+    Until August 2023, norms were in wrappers and the final norm was in the head. Until 2025, tokens had a batch
+    dimension. `SimpleViT` has no dropout layers and no attention output bias, which is set to zeros.
     """
     names = renamed(tensors, [(r"(\.fn)+\.", ".")])
     if "transformer.layers.0.1.norm.weight" in names:
@@ -158,7 +158,7 @@ def _block_rows(config: ViTConfig) -> list[Row]:
 
 
 def _has_no_output(config: ViTConfig) -> bool:
-    """True for one head as wide as the model, for which vit-pytorch has no output projection."""
+    """Return True for one head as wide as the model, for which vit-pytorch has no output projection."""
     return config.num_heads == 1 and config.head_width == config.width
 
 
@@ -171,15 +171,15 @@ def _with_identity(theirs: list[Tensor]) -> list[Tensor]:
 
 
 def _set_patch(builder: ConfigBuilder, pixels: int) -> None:
-    """Set channels and patch size: three channels and a square, unless overridden."""
+    """Set channels and patch size: square patches with three channels, unless overridden."""
     channels = builder.overrides.get("channels", 3)
     side = math.isqrt(pixels // channels) if isinstance(channels, int) and channels > 0 else 0
     if "patch_size" not in builder.overrides and (not side or channels * side**2 != pixels):
         raise BadCheckpoint(
-            f"{builder.path} has patches of {pixels} values, which are no square with {channels} channels: "
+            f"{builder.path} has patches of {pixels} values, which are not square with {channels} channels; "
             f"{how_to_set('channels', 'patch_size')}"
         )
-    builder.assume("patches are square, and have 3 channels", channels=channels, patch_size=(side, side))
+    builder.assume("patches are square and have 3 channels", channels=channels, patch_size=(side, side))
 
 
 def _set_heads(state: StateDict, builder: ConfigBuilder, width: int) -> None:
@@ -190,10 +190,10 @@ def _set_heads(state: StateDict, builder: ConfigBuilder, width: int) -> None:
     heads = builder.overrides.get("num_heads", inner // 64)
     if "num_heads" not in builder.overrides and inner % 64:
         raise BadCheckpoint(
-            f"{state.path} does not state its number of heads, and their width ({inner}) is no multiple of 64: "
+            f"{state.path} does not specify its number of heads, and their width ({inner}) is not a multiple of 64; "
             f"{how_to_set('num_heads')}"
         )
-    builder.assume("heads are 64 wide, vit-pytorch's default", num_heads=heads)
+    builder.assume("heads are 64 wide, the vit-pytorch default", num_heads=heads)
     if inner != width and isinstance(heads, int) and heads > 0:
         builder.set(head_dim=inner // heads)
 
@@ -204,18 +204,18 @@ def _set_tokens(state: StateDict, builder: ConfigBuilder, image_size: Any) -> No
         builder.set(class_token=False, pool=GlobalAverage("before"), position=SinCos2d("big_vision"))
         builder.default("positions are computed for any size", image_size=as_size(image_size or 224))
         return
-    tokens = state.shape("cls_token")  # of no rows if the mean is pooled
+    tokens = state.shape("cls_token")  # no rows with mean pooling
     if len(tokens) != 2:
-        raise BadCheckpoint(f"{state.path}: cls_token is {list(tokens)}, but must have 2 dimensions")
+        raise BadCheckpoint(f"{state.path}: cls_token must have 2 dimensions, got shape {list(tokens)}")
     has_class = tokens[0] > 0
     builder.set(class_token=has_class)
     if has_class:
-        # Until November 2025, mean pooling beside a class token included the token; ours does not.
+        # Until November 2025, mean pooling included a class token, which Vitreous does not support.
         pool = builder.overrides.get("pool", ClassToken())
         if (pool.get("kind") if isinstance(pool, Mapping) else type(pool).__name__) != "ClassToken":
-            raise BadCheckpoint(f"{state.path} has a class token, which vit-pytorch's mean includes and ours does not")
-        builder.assume("vit-pytorch's default", pool=ClassToken())
+            raise BadCheckpoint(f"{state.path} has a class token; mean pooling with a class token is not supported")
+        builder.assume("vit-pytorch default", pool=ClassToken())
     else:
         builder.set(pool=GlobalAverage("before"))
     builder.infer_grid(state.shape("pos_embedding", 2)[0], (int(has_class),), patch, image_size)
-    builder.default("resampled as by Google, because vit-pytorch cannot resample", position=Learned1d())
+    builder.default("resampled as in Google's code, because vit-pytorch cannot resample", position=Learned1d())

@@ -1,4 +1,4 @@
-"""MAE: pre-trained and fine-tuned files of facebookresearch/mae. Numerics from `models_mae.py`, `models_vit.py`."""
+"""MAE checkpoints of facebookresearch/mae (`models_mae.py`, `models_vit.py`), pre-trained and fine-tuned."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.timm.format import TimmLayout, infer_timm
 from vitreous.weights.io.containers import TORCH_SUFFIXES, write_file
 
-MAE_FILES = re.compile(r"mae_(pretrain|finetuned|visualize)_vit_")  # names of the published files begin so
+MAE_FILES = re.compile(r"mae_(pretrain|finetuned|visualize)_vit_")  # prefix of published file names
 
 
 class Mae(TimmLayout):
@@ -32,21 +32,21 @@ class Mae(TimmLayout):
     )
 
     def confirms(self, state: StateDict) -> bool:
-        """True if there is a decoder or the positions are MAE's: fine-tuned models look like timm's."""
+        """Return True for a decoder or MAE's positions. Fine-tuned models otherwise look like timm's."""
         return "decoder_embed.weight" in state.tensors or _has_fixed_positions(state.tensors["pos_embed"])
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         infer_timm(state, builder, image_size, published=MAE_FILES.match(state.path.name) is not None)
         position = Learned1d(builder.fields["position"].prefix_entries, "huggingface")
-        builder.default("MAE's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu), position=position)
+        builder.default("MAE default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu), position=position)
         crop_fraction = 0.875 if min(builder.fields["image_size"]) <= 224 else 1.0
         preprocessing = dataclasses.replace(IMAGENET, crop_fraction=crop_fraction)
-        builder.assume_preprocessing("MAE's", preprocessing, certain=True)
+        builder.assume_preprocessing("MAE default", preprocessing, certain=True)
 
     def unsupported(self, config: ViTConfig) -> list[str]:
         lines = super().unsupported(config)
         if not isinstance(config.pool, ClassToken) and config.pool != GlobalAverage("after"):
-            lines.append(f"pool {config.pool}: MAE has ClassToken() and GlobalAverage('after')")
+            lines.append(f"MAE requires ClassToken() or GlobalAverage('after') pooling, got {config.pool}")
         return lines
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
@@ -54,7 +54,7 @@ class Mae(TimmLayout):
 
 
 def _has_fixed_positions(table: Tensor) -> bool:
-    """True for MAE's sines and cosines on a square grid, with zeros for the class token."""
+    """Return True for MAE's sines and cosines on a square grid, with zeros for the class token."""
     if table.ndim != 3 or len(table) != 1 or table.shape[2] % 4 or table.shape[2] < 8:
         return False
     positions, width = table.shape[1:]

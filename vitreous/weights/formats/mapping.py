@@ -1,6 +1,7 @@
-"""The engine of all conversions: a table of rows `ours <-> theirs`, applied in either direction.
+"""Tensor conversion with tables that are applied in both directions.
 
-The expected shapes of their tensors are computed from ours with the same rows, on meta tensors.
+`ours` are the Vitreous names or tensors, `theirs` are the checkpoint's. The expected shapes of the checkpoint's tensors
+are computed from Vitreous meta tensors with the same table.
 """
 
 import functools
@@ -20,14 +21,14 @@ PARTS = ("weight", "bias")
 
 
 class Conversion(NamedTuple):
-    """Functions from their tensors to ours, and back."""
+    """Functions that convert the checkpoint's tensors to Vitreous tensors and back."""
 
     read: Callable[[list[Tensor]], list[Tensor]]
     write: Callable[[list[Tensor]], list[Tensor]]
 
 
 class Row(NamedTuple):
-    """Names of our tensors, names of theirs with the same content, and the conversion between them."""
+    """Vitreous names, the checkpoint's names for the same content, and the conversion between them."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -35,20 +36,20 @@ class Row(NamedTuple):
 
 
 def row(ours: str | tuple[str, ...], theirs: str | tuple[str, ...], conversion: Conversion | None = None) -> Row:
-    """A row; without a conversion, the tensor is the same on both sides."""
+    """Create a row. Without a conversion, the tensor is the same on both sides."""
     both = [(names,) if isinstance(names, str) else names for names in (ours, theirs)]
     return Row(both[0], both[1], conversion or IDENTITY)
 
 
 def rows(ours: str, theirs: str, matrix: Conversion | None = None, parts: Sequence[str] = PARTS) -> list[Row]:
-    """Rows for the weight and the bias of a layer. `matrix` converts the weight."""
+    """Create rows for the weight and bias of a layer. `matrix` converts the weight."""
     return [row(f"{ours}.{part}", f"{theirs}.{part}", matrix if part == "weight" else None) for part in parts]
 
 
 def packed_rows(
     ours: Sequence[str], theirs: str, matrix: Conversion | None = None, parts: Sequence[str] = PARTS
 ) -> list[Row]:
-    """Rows for several of our layers that are one layer of theirs, such as qkv. `matrix` converts its weight."""
+    """Create rows for a packed checkpoint layer, such as qkv. `matrix` converts its weight."""
     table = []
     for part in parts:
         conversion = split(len(ours), matrix if part == "weight" else None)
@@ -57,7 +58,7 @@ def packed_rows(
 
 
 def per_layer(table: Sequence[Row], count: int) -> list[Row]:
-    """Rows for each of `count` layers: {i} in names becomes the number of the layer."""
+    """Repeat the rows for `count` layers, replacing {i} in names with the layer index."""
 
     def fill(names: tuple[str, ...], layer: int) -> tuple[str, ...]:
         return tuple(name.replace("{i}", str(layer)) for name in names)
@@ -69,7 +70,7 @@ def per_layer(table: Sequence[Row], count: int) -> list[Row]:
 
 
 def single(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Conversion:
-    """A conversion of one tensor to one tensor."""
+    """Create a conversion of one tensor to one tensor."""
     return Conversion(lambda theirs: [read(theirs[0])], lambda ours: [write(ours[0])])
 
 
@@ -78,18 +79,18 @@ TRANSPOSE = single(lambda x: x.T.contiguous(), lambda x: x.T.contiguous())
 
 
 def reshape(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Conversion:
-    """The same elements in another shape, of which one side may be -1."""
+    """Create a conversion that reshapes a tensor. One dimension may be -1."""
     return single(lambda x: x.reshape(ours), lambda x: x.reshape(theirs))
 
 
 def split(parts: int, matrix: Conversion | None = None) -> Conversion:
-    """A packed foreign weight (e.g. qkv) that maps to several of our layers, as views of its rows."""
+    """Create a conversion of a packed weight (e.g. qkv) to several Vitreous weights, which are views of its rows."""
     read, write = matrix or IDENTITY
     return Conversion(lambda theirs: list(read(theirs)[0].chunk(parts)), lambda ours: write([concat(ours)]))
 
 
 def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Conversion:
-    """Theirs: [1, prefix + n, d], or without the 1 if not `batch`. Ours: prefix positions, if any, and [gh, gw, d]."""
+    """Create a conversion of [1, prefix + n, d] ([prefix + n, d] if not `batch`) to [prefix, d] and [gh, gw, d]."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         table = theirs[0].flatten(0, -2)
@@ -104,7 +105,7 @@ def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Co
 
 
 def concat(parts: Sequence[Tensor]) -> Tensor:
-    """torch.cat along the first dimension, but fast on fresh memory, and without torch's compiler on meta tensors."""
+    """Concatenate like torch.cat, but faster, and without importing torch's compiler for meta tensors."""
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
     if parts[0].is_meta:
         return parts[0].new_empty(shape)
@@ -120,18 +121,18 @@ def concat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def read_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Our tensors from theirs, after `check_table`."""
+    """Check the checkpoint's tensors and convert them to Vitreous tensors."""
     used = check_table(table, theirs, ours, path, ignored)
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.ours, entry.conversion.read([used[name] for name in entry.theirs]), strict=True)
-    # Some checkpoints store positions or norms wider or narrower than the rest; the widest type rounds nothing.
+    # Some checkpoints store positions or norms in another dtype than the rest. The widest dtype avoids rounding.
     widest = functools.reduce(torch.promote_types, {tensor.dtype for tensor in result.values()})
     return {name: tensor.to(widest) for name, tensor in result.items()}
 
 
 def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Check names and shapes of their tensors against `ours` on the meta device; return those not `ignored`."""
+    """Check the checkpoint's names and shapes against meta tensors; return the tensors that are not `ignored`."""
     expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
     used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
     types = {name: NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")) for name, tensor in used.items()}
@@ -140,11 +141,11 @@ def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ig
 
 
 def write_table(table: list[Row], ours: Tensors) -> dict[str, Tensor]:
-    """Their tensors from ours, all of which must be in the table."""
+    """Convert Vitreous tensors, all of which must be in the table, to the checkpoint's."""
     known = {name for entry in table for name in entry.ours}
     if unknown := [name for name in ours if name not in known]:
         more = " and more" if len(unknown) > 5 else ""
-        raise ValueError(f"the format has no counterpart of {', '.join(unknown[:5])}{more}")
+        raise ValueError(f"the format has no tensors for {', '.join(unknown[:5])}{more}")
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.theirs, entry.conversion.write([ours[name] for name in entry.ours]), strict=True)
@@ -156,7 +157,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def renamed(tensors: Tensors, changes: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
-    """Tensors with regular-expression replacements applied to their names, one after the other."""
+    """Apply regular-expression replacements to tensor names, one after the other."""
     result = {}
     for name, tensor in tensors.items():
         for pattern, replacement in changes:

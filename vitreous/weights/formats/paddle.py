@@ -1,6 +1,6 @@
-"""PaddlePaddle: `.pdparams` files of PaddleClas, in timm's layout, and of PaddleViT.
+"""PaddlePaddle's `.pdparams` checkpoints: PaddleClas, which has timm's layout, and PaddleViT.
 
-Names and numerics from PaddleClas (`vision_transformer.py`, `distilled_vision_transformer.py`, its ImageNet configs).
+Names and numerics follow PaddleClas (`vision_transformer.py`, `distilled_vision_transformer.py`, ImageNet configs).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ PADDLE_MISSING = (
     *("positions without the class token", "partial patches", "rectangular images", "rectangular patches"),
     "other pooling",
 )
-DEIT_WIDTHS = (192, 384)  # PaddleClas's only models of these widths are DeiT
+DEIT_WIDTHS = (192, 384)  # the only PaddleClas models with these widths are DeiT
 SMALL_HEADS, SMALL_SCALE = 8, 768**-0.5
 
 
@@ -44,32 +44,32 @@ class Paddle(TimmLayout):
             reason = "as in ViT_small_patch16_224, the only model of this shape"
             builder.assume(reason, num_heads=SMALL_HEADS, qk_scale=SMALL_SCALE)
         which = "with" if fields["qkv_bias"] else "without"
-        builder.default(f"PaddleClas's {which} qkv_bias", norm_eps=usual_eps(fields["qkv_bias"]))
+        builder.default(f"PaddleClas default {which} qkv_bias", norm_eps=usual_eps(fields["qkv_bias"]))
         position = Learned1d(fields["position"].prefix_entries, "timm")
         builder.default("resampled as in timm, because PaddleClas cannot resample", position=position)
         if fields["distillation_token"] or fields["width"] in DEIT_WIDTHS:
-            builder.assume_preprocessing("PaddleClas's for DeiT", IMAGENET)
+            builder.assume_preprocessing("PaddleClas default for DeiT", IMAGENET)
         else:
             crop_fraction = 1.0 if min(fields["image_size"]) >= 384 else 0.875
             preprocessing = Preprocessing(crop_fraction=crop_fraction, interpolation="bilinear")
-            builder.assume("PaddleClas's for ViT", preprocessing=preprocessing)
+            builder.assume("PaddleClas default for ViT", preprocessing=preprocessing)
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         lines = numeric_differences(config, self.title, usual_eps(config.qkv_bias))
         small = is_small(config.width, config.depth, config.mlp_width, config.qkv_bias)
         scale, usual = config.qk_scale or config.head_width**-0.5, SMALL_SCALE if small else config.head_width**-0.5
         if not math.isclose(scale, usual):
-            lines.append(f"attention is scaled by {scale:g}, and in PaddleClas, in this shape, by {usual:g}")
+            lines.append(f"attention is scaled by {scale:g} here and by {usual:g} in PaddleClas models of this shape")
         return lines
 
 
 def is_small(width: int, depth: int, mlp_width: int, qkv_bias: bool) -> bool:
-    """True for the shape of ViT_small_patch16_224, which is not that of ViT-S."""
+    """Return True for the shape of ViT_small_patch16_224, which differs from ViT-S."""
     return (width, depth, mlp_width, qkv_bias) == (768, 8, 2304, False)
 
 
 def usual_eps(qkv_bias: bool) -> float:
-    """The constructor's defaults are no bias and 1e-5; every named model with the bias has 1e-6."""
+    """Return the usual eps: 1e-5, the default, without the bias; 1e-6 in all named models with the bias."""
     return 1e-6 if qkv_bias else 1e-5
 
 
@@ -82,7 +82,7 @@ class PaddleViT(Format):
     name = "paddlevit"
     title = "PaddleViT"
     signatures = ((f"{PATCH}.weight", "encoder.layers.0.attn.qkv.weight"),)
-    renames = (  # of 2021
+    renames = (  # names from 2021
         (r"^patch_embedding\.cls_token$", "cls_token"),
         (r"^patch_embedding\.position_embeddings$", "position_embedding"),
     )
@@ -91,7 +91,7 @@ class PaddleViT(Format):
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         if "pre_logits.0.weight" in state.tensors:
-            raise BadCheckpoint(f"{state.path} has a hidden layer with ReLU before its classifier (pre_logits.0)")
+            raise BadCheckpoint(f"{state.path} has ReLU before its classifier (pre_logits.0), which is not supported")
         width, channels, *patch = state.shape(f"{PATCH}.weight", 4)
         distilled = "dist_token" in state.tensors
         builder.set(
@@ -113,11 +113,11 @@ class PaddleViT(Format):
             builder.set(head_dim=inner // heads)
         positions = state.shape("position_embedding", 3)[1]
         builder.infer_grid(positions, (1 + distilled,), (patch[0], patch[1]), image_size)
-        builder.default("PaddleViT's", norm_eps=self.norm_eps, position=Learned1d(interpolation="huggingface"))
+        builder.default("PaddleViT default", norm_eps=self.norm_eps, position=Learned1d(interpolation="huggingface"))
         how = Preprocessing(crop_fraction=1.0 if min(builder.fields["image_size"]) >= 384 else 0.875)
         if distilled:
             how = dataclasses.replace(how, mean=IMAGENET.mean, std=IMAGENET.std)
-        builder.assume_preprocessing(f"PaddleViT's for {'DeiT' if distilled else 'ViT'}", how)
+        builder.assume_preprocessing(f"PaddleViT default for {'DeiT' if distilled else 'ViT'}", how)
 
     def table(self, config: ViTConfig) -> list[Row]:
         table = [*rows("patches.projection", PATCH), row("prefix.class_token", "cls_token")]

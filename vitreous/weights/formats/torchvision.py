@@ -1,7 +1,7 @@
-"""torchvision's `VisionTransformer`: one file with its state dict, as its model zoo and references have it.
+"""torchvision's `VisionTransformer`: state dict files, as in its model zoo and reference scripts.
 
-Names and numerics read from torchvision's `models/vision_transformer.py`. It has square images of three channels, a
-class token, and a head of one linear layer, or of two with tanh between them (`representation_size`).
+Names and numerics follow torchvision's `models/vision_transformer.py`. It supports square RGB images, a class token,
+and a head of one linear layer or of two with tanh between them (`representation_size`).
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import Row, per_layer, position_table, row, rows, split
 from vitreous.weights.io.containers import TORCH_SUFFIXES
 
-PUBLISHED = re.compile(r"vit_[blh]_(14|16|32)(_\w+)?-[0-9a-f]{8}\.pth")  # files of its model zoo
+PUBLISHED = re.compile(r"vit_[blh]_(14|16|32)(_\w+)?-[0-9a-f]{8}\.pth")  # file names in the model zoo
 BLOCK = "encoder.layers.encoder_layer_{i}"
 FIRST = BLOCK.replace("{i}", "0")
 
@@ -47,11 +47,11 @@ class Torchvision(Format):
         builder.infer_heads(width, PUBLISHED.fullmatch(state.path.name) is not None)
         builder.infer_grid(state.shape("encoder.pos_embedding", 3)[1], (1,), (patch[0], patch[1]), image_size)
         position = Learned1d(interpolation="torchvision")
-        builder.default("torchvision's", norm_eps=self.norm_eps, mlp=Gelu(self.gelu), position=position)
-        how, reason = dataclasses.replace(IMAGENET, crop_fraction=1.0), "that of torchvision's larger models (SWAG)"
+        builder.default("torchvision default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu), position=position)
+        how, reason = dataclasses.replace(IMAGENET, crop_fraction=1.0), "torchvision default for larger models (SWAG)"
         if min(builder.fields["image_size"]) <= 224:
             how = dataclasses.replace(IMAGENET, interpolation="bilinear")
-            reason = "that of torchvision's models for 224 pixels"
+            reason = "torchvision default for 224 pixels"
         builder.assume_preprocessing(reason, how)
 
     def table(self, config: ViTConfig) -> list[Row]:
@@ -82,9 +82,9 @@ class Torchvision(Format):
     def unsupported(self, config: ViTConfig) -> list[str]:
         lines = super().unsupported(config)
         if config.channels != 3:
-            lines.append(f"channels {config.channels}: torchvision has 3")
+            lines.append(f"torchvision requires 3 channels, got {config.channels}")
         if isinstance(config.head, MlpHead):
-            lines.append("head MlpHead: torchvision has LinearHead and TanhHead")
+            lines.append("MlpHead is not supported by torchvision")
         if isinstance(config.head, TanhHead) and not config.num_classes:
-            lines.append("head TanhHead without classes: torchvision's has a classifier")
+            lines.append("TanhHead without a classifier is not supported by torchvision")
         return lines

@@ -1,4 +1,4 @@
-"""Checks before a model is written for another system: one line for each part that it lacks or computes differently."""
+"""Checks before writing a model for another library: one line per unsupported part or different computation."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -8,8 +8,8 @@ from vitreous.model import options
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
 
-# The options that all formats were written for. Formats check the few that they cannot hold, so that an option that
-# is not listed here would be written as something else.
+# Options that the formats take into account. Formats only check for options that they do not support, so any other
+# option would be written incorrectly.
 KNOWN: dict[str, tuple[type, ...]] = {
     "stem": (options.ResNetStem, type(None)),
     "position": (
@@ -23,59 +23,61 @@ KNOWN: dict[str, tuple[type, ...]] = {
 
 
 def unknown_options(config: ViTConfig) -> list[str]:
-    """Options that are newer than the formats."""
+    """Return one line per option that the formats do not take into account."""
     kinds = {field: type(getattr(config, field)) for field in KNOWN}
     new = {field: kind for field, kind in kinds.items() if kind not in KNOWN[field]}
-    return [f"{field} {kind.__name__}: no other system has it" for field, kind in new.items()]
+    return [f"{field} {kind.__name__} is not supported by any other library" for field, kind in new.items()]
 
 
-# What a system may lack, by the name that `Format.missing` gives it: a message about "{}", the system, or False.
-# Other names are fields of the config, which must be unset.
+# Checks by name in `Format.missing`. Each returns False or a message, in which "{}" is the library.
+# Other names in `Format.missing` are config fields that must be unset.
 CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
-    "layer_scale": lambda c: c.layer_scale is not None and "layer_scale: {} has none",
-    "SwiGLU": lambda c: isinstance(c.mlp, options.SwiGlu) and "SwiGLU: {} has none",
-    "head of two layers": lambda c: not isinstance(c.head, options.LinearHead) and "head of two layers: {} has none",
-    "classifier": lambda c: c.num_classes > 0 and "classifier: {} has none",
-    "models without a class token": lambda c: not c.class_token and "no class token: {} has one",
-    "models without qkv_bias": lambda c: not c.qkv_bias and "no qkv_bias: {} has one",
-    "models without a classifier": lambda c: not c.num_classes and "no classifier: {} has one",
+    "layer_scale": lambda c: c.layer_scale is not None and "layer_scale is not supported by {}",
+    "SwiGLU": lambda c: isinstance(c.mlp, options.SwiGlu) and "SwiGLU is not supported by {}",
+    "head of two layers": lambda c: (
+        not isinstance(c.head, options.LinearHead) and "a head of two layers is not supported by {}"
+    ),
+    "classifier": lambda c: c.num_classes > 0 and "a classifier is not supported by {}",
+    "models without a class token": lambda c: not c.class_token and "{} requires a class token",
+    "models without qkv_bias": lambda c: not c.qkv_bias and "{} requires qkv_bias",
+    "models without a classifier": lambda c: not c.num_classes and "{} requires a classifier",
     "other positions": lambda c: (
         not isinstance(c.position, options.Learned1d)
-        and f"position {type(c.position).__name__}: {{}} has one learned vector per patch"
+        and f"{{}} requires Learned1d positions, got {type(c.position).__name__}"
     ),
     "positions without the class token": lambda c: (
         isinstance(c.position, options.Learned1d)
         and not c.position.prefix_entries
         and c.class_token
-        and "position without an entry for the class token: {} has one"
+        and "a position for the class token is required by {}"
     ),
     "partial patches": lambda c: (
         _has_partial_patches(c)
-        and f"pad: {{}} has no partial patches, and {_by(c.image_size)} is no multiple of {_by(c.patch_stride)}"
+        and f"{{}} cannot pad images, and {_by(c.image_size)} is not a multiple of {_by(c.patch_stride)}"
     ),
     "rectangular images": lambda c: (
-        len(set(c.image_size)) > 1 and f"image_size {_by(c.image_size)}: {{}} has square images"
+        len(set(c.image_size)) > 1 and f"{{}} requires square images, got {_by(c.image_size)}"
     ),
     "rectangular patches": lambda c: (
-        len(set(c.patch_size)) > 1 and f"patch_size {_by(c.patch_size)}: {{}} has square patches"
+        len(set(c.patch_size)) > 1 and f"{{}} requires square patches, got {_by(c.patch_size)}"
     ),
     "head_dim": lambda c: (
-        c.head_width * c.num_heads != c.width and f"head_dim {c.head_dim}: in {{}} it is width / num_heads"
+        c.head_width * c.num_heads != c.width and f"{{}} requires head_dim = width / num_heads, got {c.head_dim}"
     ),
     "qk_scale": lambda c: (
         not math.isclose(c.qk_scale or c.head_width**-0.5, c.head_width**-0.5)
-        and f"qk_scale {c.qk_scale:g}: in {{}} it is 1 / sqrt(head_dim)"
+        and f"{{}} requires qk_scale = 1 / sqrt(head_dim), got {c.qk_scale:g}"
     ),
     "other pooling": lambda c: (
-        not isinstance(c.pool, options.ClassToken) and f"pool {type(c.pool).__name__}: {{}} has only ClassToken"
+        not isinstance(c.pool, options.ClassToken) and f"{{}} requires ClassToken pooling, got {type(c.pool).__name__}"
     ),
 }
 
 
 def missing_parts(config: ViTConfig, system: str, missing: Iterable[str]) -> list[str]:
-    """Lines on the parts of a model that are among those that a system lacks."""
+    """Return one line per part of a model that is in `missing`."""
     messages = (
-        CHECKS[name](config) if name in CHECKS else getattr(config, name) and f"{name}: {{}} has none"
+        CHECKS[name](config) if name in CHECKS else getattr(config, name) and f"{name} is not supported by {{}}"
         for name in missing
     )
     return [str(message).format(system) for message in messages if message]
@@ -91,32 +93,32 @@ def _by(size: Size) -> str:
 
 
 def resize_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
-    """Lines on resizing, if another system, reading our preprocessing as `theirs`, resizes differently."""
+    """Return lines if `system`, which applies the preprocessing `theirs`, resizes images differently."""
     ours, size, lines = config.preprocessing, config.image_size, []
     if ours.interpolation != theirs.interpolation:
-        lines.append(f"images are resized by {ours.interpolation} interpolation, by {system} by {theirs.interpolation}")
+        lines.append(f"interpolation is {ours.interpolation} here and {theirs.interpolation} in {system}")
     for image in _sample_sizes(size):
         (height, width), (other_height, other_width) = (resized_for(image, size, how) for how in (ours, theirs))
         if (height, width) != (other_height, other_width):
-            line = f"an image of {_by(image)} pixels is resized to {height} x {width}, and by {system} to "
-            return [*lines, f"{line}{other_height} x {other_width}"]
+            line = f"a {_by(image)} image is resized to {height} x {width} here and to "
+            return [*lines, f"{line}{other_height} x {other_width} in {system}"]
     return lines
 
 
 def margin_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
-    """A line if another system cuts the centre out of some image one pixel further to the left or top."""
+    """Return a line if the centre crop of `system` is one pixel off for some image size."""
     ours, size = config.preprocessing, config.image_size
     for image in _sample_sizes(size):
         resized = resized_for(image, size, ours)
         places = centre(resized, size, ours), centre(resized, size, theirs)
         if places[0] != places[1]:
-            before = f"of {resized[0]} x {resized[1]} pixels the crop begins"
-            return [f"{before} at {places[0]}, and in {system} at {places[1]}"]
+            crop = f"the centre crop of {resized[0]} x {resized[1]} pixels starts"
+            return [f"{crop} at {places[0]} here and at {places[1]} in {system}"]
     return []
 
 
 def _sample_sizes(size: Size) -> Iterator[Size]:
-    """Image sizes that show any difference in rounding: odd and even margins on either axis."""
+    """Yield image sizes that reveal rounding differences: odd and even margins on both axes."""
     for longer in range(8):
         yield size[0], 2 * size[1] + longer
         yield 2 * size[0] + longer, size[1]
@@ -125,10 +127,10 @@ def _sample_sizes(size: Size) -> Iterator[Size]:
 
 
 def numeric_differences(config: ViTConfig, system: str, norm_eps: float, gelu: str | None = "erf") -> list[str]:
-    """Lines on LayerNorm's eps and GELU where another system has others. gelu=None: it has both kinds of GELU."""
+    """Return lines if `system` has another LayerNorm eps or GELU. With gelu=None, it supports both GELU variants."""
     lines = []
     if config.norm_eps != norm_eps:
-        lines.append(f"LayerNorm's eps is {config.norm_eps:g}, and {system}'s is {norm_eps:g}")
+        lines.append(f"LayerNorm eps is {config.norm_eps:g} here and {norm_eps:g} in {system}")
     if gelu is not None and isinstance(config.mlp, options.Gelu) and config.mlp.approximation != gelu:
-        lines.append(f"GELU is computed by {config.mlp.approximation}, and in {system} by {gelu}")
+        lines.append(f"GELU is computed with {config.mlp.approximation} here and with {gelu} in {system}")
     return lines

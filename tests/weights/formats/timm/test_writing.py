@@ -71,18 +71,21 @@ def test_pretrained_cfg_alone_sets_the_image_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"position": Conditional()}, "position Conditional"),
+        ({"position": Conditional()}, "positions, got Conditional"),
         ({"patch_norm": True, "patch_method": "linear"}, "patch_norm"),
-        ({"head_dim": 16}, "head_dim 16"),
-        ({"qk_scale": 1.0}, "qk_scale 1"),
+        ({"head_dim": 16}, "head_dim.*got 16"),
+        ({"qk_scale": 1.0}, "qk_scale.*got 1"),
         ({"pad": True, "image_size": (25, 40)}, "pad"),
-        ({"head": TanhHead(8)}, "head TanhHead"),
-        ({"head": MlpHead(8)}, "head MlpHead"),
-        ({"pool": AttentionPool()}, "pool AttentionPool"),
-        ({"pool": AttentionPool(), "class_token": False, "mlp": SwiGlu()}, "pool AttentionPool with SwiGLU"),
+        ({"head": TanhHead(8)}, "LinearHead, got TanhHead"),
+        ({"head": MlpHead(8)}, "LinearHead, got MlpHead"),
+        ({"pool": AttentionPool()}, "AttentionPool"),
+        ({"pool": AttentionPool(), "class_token": False, "mlp": SwiGlu()}, "AttentionPool with SwiGLU"),
         ({"distillation_token": True, "registers": 1}, "registers"),
-        ({"distillation_token": True, "position": Learned1d(False, "timm")}, "position without an entry"),
-        ({"stem": ResNetStem((1,), 32, "timm"), "image_size": (32, 32)}, r"stem with stages \(1,\).*stem 32 wide"),
+        ({"distillation_token": True, "position": Learned1d(False, "timm")}, "a position for the class token"),
+        (
+            {"stem": ResNetStem((1,), 32, "timm"), "image_size": (32, 32)},
+            r"stages .*got \(1,\).*width 64, got 32",
+        ),
         ({"stem": ResNetStem((), 64, "timm"), "image_size": (32, 32), "mlp": SwiGlu()}, "SwiGLU"),
     ],
     ids=str,
@@ -96,8 +99,8 @@ def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm_eps": 1e-5}, "eps is 1e-05, and timm's is 1e-06"),
-        ({"stem": ResNetStem((), 64, "google"), "image_size": (32, 32)}, "Google's eps, not timm's"),
+        ({"norm_eps": 1e-5}, "eps is 1e-05 here and 1e-06 in timm"),
+        ({"stem": ResNetStem((), 64, "google"), "image_size": (32, 32)}, "epsilons of google, not of timm"),
     ],
     ids=str,
 )

@@ -1,1 +1,1 @@
-"""transformers' folders: `format.py` maps tensors, `config.py` and `processor.py` read and write the JSON files."""
+"""transformers checkpoints: `format.py` maps tensors; `config.py` and `processor.py` read and write JSON files."""

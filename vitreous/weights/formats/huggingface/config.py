@@ -1,4 +1,4 @@
-"""transformers' config.json, read and written."""
+"""Reader and writer for transformers' config.json."""
 
 import sys
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ Family = Literal["vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_reg
 
 
 class FamilyDefaults(NamedTuple):
-    classes: str  # prefix of the names of its classes
-    processor: str  # prefix of the name of its image processor
+    classes: str  # prefix of its class names
+    processor: str  # prefix of its image processor's class name
     norm_eps: float
 
 
@@ -37,17 +37,17 @@ MAX_RATIO = 64  # of MLP width to model width
 
 
 def family_of(config: ViTConfig) -> Family:
-    """The family of transformers that has these parts. A single register is DeiT's second token without a head."""
+    """Return the transformers family for a config. A single register is DeiT's second token without a head."""
     if config.layer_scale is not None:
         return "dinov2_with_registers" if config.registers else "dinov2"
     return "deit" if config.distillation_token or config.registers else "vit"
 
 
 def family_in(state: StateDict) -> Family:
-    """The family of a checkpoint, from its tensors; for ViT, ViTMAE and ViTMSN, which share them, from config.json."""
+    """Return the family of a checkpoint, from its tensors, or from config.json for ViT, ViTMAE and ViTMSN."""
     stated = fields_of(state).get(str, "model_type", "")
     if stated and stated not in FAMILIES:
-        raise BadCheckpoint(f"{state.path} has model_type {stated!r}, but must have one of {', '.join(FAMILIES)}")
+        raise BadCheckpoint(f"{state.path}: model_type must be one of {', '.join(FAMILIES)}, got {stated!r}")
     names = state.tensors
     if "encoder.layer.0.layer_scale1.lambda1" in names:
         return "dinov2_with_registers" if "embeddings.register_tokens" in names else "dinov2"
@@ -61,12 +61,12 @@ def family_in(state: StateDict) -> Family:
 # ---- Typed fields of a JSON file -------------------------------------------------------------------------------------
 
 MAX_SIDE = 1 << 32  # pixels
-ACCEPTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+ACCEPTED = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 T = TypeVar("T", int, float, bool, str)
 
 
 class JsonFields:
-    """Typed access to an untrusted JSON object. An absent or null field has its default; a wrong type is an error."""
+    """Typed access to an untrusted JSON object. Missing and null fields get a default; wrong types raise an error."""
 
     def __init__(self, path: Path, document: Mapping[str, Any]):
         self.path, self.document = path, document
@@ -85,12 +85,12 @@ class JsonFields:
         return value
 
     def rate(self, key: str) -> float:
-        """A probability of dropping something, 0 by default."""
+        """Return a dropout rate, 0 by default."""
         value = self.get(float, key, 0.0)
-        return value if 0 <= value < 1 else self.fail(key, value, "a number from 0 to below 1")
+        return value if 0 <= value < 1 else self.fail(key, value, "at least 0 and less than 1")
 
     def size(self, key: str, default: Size | None = None) -> Size | None:
-        """Height and width, from one number for both, two numbers, or an object with either."""
+        """Return (height, width) from one number, two numbers, or an object with `height` and `width`."""
         value = self.document.get(key)
         if value is None:
             return default
@@ -98,7 +98,7 @@ class JsonFields:
         sides = [sides, sides] if type(sides) is int else sides
         is_pair = isinstance(sides, list) and len(sides) == 2
         if not is_pair or not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
-            self.fail(key, value, "a whole number above 0, or two: height and width")
+            self.fail(key, value, "a positive integer, or two (height and width)")
         return sides[0], sides[1]
 
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
@@ -111,11 +111,11 @@ class JsonFields:
         return tuple(map(float, values))
 
     def fail(self, key: str, value: object, accepted: str) -> NoReturn:
-        raise BadCheckpoint(f"{self.path}: {key} is {value!r:.80}, but must be {accepted}")
+        raise BadCheckpoint(f"{self.path}: {key} must be {accepted}, got {value!r:.80}")
 
 
 def _is_finite(value: object) -> bool:
-    """True for a number that a float can hold: JSON's may have any number of digits, or be NaN."""
+    """Return True for a number that fits in a float. JSON numbers may have any length, or be NaN."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
@@ -127,7 +127,7 @@ def fields_of(state: StateDict) -> JsonFields:
 
 
 def infer_fields(state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
-    """Set all fields but preprocessing, from config.json or else from the tensors."""
+    """Set all fields except preprocessing, from config.json or the tensors."""
     fields, family = fields_of(state), family_in(state)
     dino = family.startswith("dinov2")
     projected = state.shape("embeddings.patch_embeddings.projection.weight", 4)
@@ -152,7 +152,7 @@ def infer_fields(state: StateDict, builder: ConfigBuilder, image_size: Any = Non
     if "layer_norm_eps" in fields:
         builder.set(norm_eps=fields.get(float, "layer_norm_eps", 0.0))
     else:
-        builder.default("transformers' default for this kind of model", norm_eps=FAMILIES[family].norm_eps)
+        builder.default("transformers default for this model type", norm_eps=FAMILIES[family].norm_eps)
     hidden, attention = fields.rate("hidden_dropout_prob"), fields.rate("attention_probs_dropout_prob")
     builder.set(dropout=options.Dropout(embedding=hidden, attention=attention, hidden=hidden))
     _set_tokens(state, builder, family, image_size)
@@ -180,11 +180,9 @@ def _set_mlp(state: StateDict, builder: ConfigBuilder, dino: bool) -> None:
         return
     activation = fields_of(state).get(str, "hidden_act", "gelu")
     if activation not in ACTIVATIONS:
-        raise BadCheckpoint(
-            f"{state.path} has hidden_act {activation!r}, but must have one of {', '.join(ACTIVATIONS)}"
-        )
+        raise BadCheckpoint(f"{state.path}: hidden_act must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if not state.config:
-        builder.assume("transformers' default", mlp=options.Gelu("erf"))
+        builder.assume("transformers default", mlp=options.Gelu("erf"))
     else:
         builder.set(mlp=options.Gelu(ACTIVATIONS[activation]))
     first = state.shape(f"encoder.layer.0.{'mlp.fc1' if dino else 'intermediate.dense'}.weight", 2)[0]
@@ -203,19 +201,19 @@ def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int
                 return
             if token and mean:
                 raise BadCheckpoint(
-                    f"{state.path}: the classifier (Dinov2ForImageClassification) reads the class token beside "
-                    "the mean of the patches, which is not supported; to load the rest, pass num_classes=0"
+                    f"{state.path}: the classifier (Dinov2ForImageClassification) uses both the class token and "
+                    "the mean of the patches, which is not supported. Pass num_classes=0 to load the model without it"
                 )
             builder.set(pool=options.GlobalAverage("before") if mean else options.ClassToken())
         builder.set(num_classes=classes, labels=_labels(state.config, classes))
     elif not classifiers and "pooler.dense.weight" in names:
         if (activation := fields_of(state).get(str, "pooler_act", "tanh")) != "tanh":
-            raise BadCheckpoint(f"{state.path} has pooler_act {activation!r}, but must have 'tanh'")
+            raise BadCheckpoint(f"{state.path}: pooler_act must be 'tanh', got {activation!r}")
         builder.set(head=options.TanhHead(state.shape("pooler.dense.weight", 2)[0]))
 
 
 def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """Class names, unless they are transformers' placeholders: LABEL_0, LABEL_1, ..."""
+    """Return the class names, unless they are transformers' placeholders (LABEL_0, LABEL_1, ...)."""
     given = config.get("id2label")
     if not isinstance(given, dict) or len(given) != classes:
         return ()
@@ -229,7 +227,7 @@ def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 
 def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
-    """The config.json with which `AutoModel` and `AutoModelForImageClassification` build the model."""
+    """Return the config.json from which `AutoModel` and `AutoModelForImageClassification` build the model."""
     family = family_of(config)
     tanh = isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh"
     sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
@@ -272,7 +270,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:
-    """DINOv2's whole ratio of MLP to model width, or None; a gated MLP has 2/3, rounded up to a multiple of 8."""
+    """Return DINOv2's integer MLP ratio, or None. SwiGLU uses 2/3 of the width, rounded up to a multiple of 8."""
     for ratio in range(1, MAX_RATIO + 1):
         wide = config.width * ratio
         if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, options.SwiGlu) else wide) == config.mlp_width:

@@ -1,7 +1,7 @@
-"""transformers' folders: ViT, DeiT, ViTMSN, DINOv2 with and without registers, and the encoder of ViTMAE.
+"""transformers checkpoints: ViT, DeiT, ViTMSN, DINOv2 with and without registers, and the encoder of ViTMAE.
 
-The table has the names that `save_pretrained` writes, which are those of version 4, without the prefix of the base
-model; the names that models of version 5 have in memory are read as well.
+The table has the names that `save_pretrained` writes (those of version 4), without the base model prefix. The in-memory
+names of version 5 are supported for reading.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from vitreous.weights.formats.timm.format import with_registers
 from vitreous.weights.formats.write_checks import margin_differences, numeric_differences, resize_differences
 
 PATCHES = "embeddings.patch_embeddings.projection"
-# Names of version 5 in memory to those of version 4 and of files. The MLP of DINOv2 has the same names in both.
+# In-memory names of version 5 to the names in files, which are those of version 4. DINOv2's MLP is the same in both.
 RENAMES = (
     (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
     (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
@@ -48,9 +48,9 @@ class HuggingFace(Format):
     name = "huggingface"
     title = "transformers"
     signatures = ((f"{PATCHES}.weight",),)
-    roots = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # prefixes of the base model beside a head
+    roots = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # base model prefixes in models with a head
     renames = RENAMES
-    # The mask token and decoders are for training, a pooler is for models without a classifier, and a classifier is
+    # Mask tokens and decoders are for training, poolers are for models without a classifier, and classifiers are
     # ignored with `num_classes=0`.
     ignored = (r"embeddings\.mask_token", r"decoder\..*", r"pooler\..*", r"(cls_|distillation_)?classifier\..*")
     missing = (
@@ -61,7 +61,7 @@ class HuggingFace(Format):
     def normalise(self, state: StateDict) -> StateDict:
         state = super().normalise(state)
         tensors = dict(state.tensors)
-        # Version 5 separates gate and up projection of a SwiGLU in memory, and packs them in files.
+        # Version 5 separates the gate and up projections of SwiGLU in memory and packs them in files.
         for gate in [name for name in tensors if ".mlp.gate_proj." in name]:
             if (up := gate.replace("gate_proj", "up_proj")) in tensors:
                 tensors[gate.replace("gate_proj", "weights_in")] = concat([tensors.pop(gate), tensors.pop(up)])
@@ -82,19 +82,19 @@ class HuggingFace(Format):
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         if folder:
             if config.preprocessing.fit == "pad":
-                return ["images are padded, and by transformers' processors cropped"]
-            return resize_differences(config, _as_transformers_reads_it(config), "transformers' processors")
+                return ["images are padded here and cropped in transformers' processors"]
+            return resize_differences(config, _transformers_preprocessing(config), "transformers' processors")
         family = FAMILIES[family_of(config)]
         return numeric_differences(config, f"transformers' {family.classes}", family.norm_eps)
 
     def minor_differences(self, config: ViTConfig) -> list[str]:
-        return margin_differences(config, _as_transformers_reads_it(config), self.title)
+        return margin_differences(config, _transformers_preprocessing(config), self.title)
 
     def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
         return {} if config.layer_scale is None else {"embeddings.mask_token": torch.zeros(1, config.width)}
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        if config.num_classes:  # beside a classifier, all other names have the prefix of the base model
+        if config.num_classes:  # with a classifier, all other names have the base model prefix
             base = family_of(config)
             tensors = {name if "classifier." in name else f"{base}.{name}": x for name, x in tensors.items()}
         super().write(tensors, config, path)
@@ -158,7 +158,7 @@ def _head(config: ViTConfig) -> list[Row]:
 
 
 def _half(mean: bool) -> Conversion:
-    """Half of DINOv2's classifier, which reads class token and mean of the patches; the other half is zeros."""
+    """Convert half of DINOv2's classifier, which uses the class token and the patch mean; the rest is zeros."""
 
     def write(weight: Tensor) -> Tensor:
         width = weight.shape[1]
@@ -167,45 +167,46 @@ def _half(mean: bool) -> Conversion:
     return single(lambda both: both.chunk(2, dim=1)[int(mean)].contiguous(), write)
 
 
-# ---- Models that cannot be written -----------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 
 def _family_problems(config: ViTConfig) -> list[str]:
-    """Lines on parts that transformers has in different models."""
+    """Return lines for parts that transformers only supports in different models."""
     lines = []
     if config.layer_scale is None:
         if isinstance(config.mlp, SwiGlu):
-            lines.append("SwiGLU without layer_scale: in transformers, only DINOv2 has both")
+            lines.append("SwiGLU requires layer_scale in transformers (DINOv2)")
         # A single register is the distillation token of a DeiT without a teacher.
         headless = not config.num_classes and not isinstance(config.head, TanhHead)
         if config.registers > 1 or (config.registers and (headless or config.distillation_token)):
-            lines.append(f"registers {config.registers} without layer_scale: in transformers, only DINOv2 has both")
+            lines.append("registers require layer_scale in transformers (DINOv2)")
         return lines
     if config.distillation_token:
-        lines.append("distillation_token and layer_scale: transformers has them in different models, DeiT and DINOv2")
+        lines.append("no transformers model has both distillation_token (DeiT) and layer_scale (DINOv2)")
     if mlp_ratio(config) is None:
         multiple = "two thirds of a multiple" if isinstance(config.mlp, SwiGlu) else "a multiple"
-        lines.append(f"mlp_width {config.mlp_width}: in transformers' DINOv2 it is {multiple} of width {config.width}")
+        required = f"mlp_width to be {multiple} of width ({config.width})"
+        lines.append(f"transformers' DINOv2 requires {required}, got {config.mlp_width}")
     return lines
 
 
 def _output_problems(config: ViTConfig) -> list[str]:
-    # DINOv2's classifier reads the class token and the mean of the patches; the weights of either may be zeros.
+    # DINOv2's classifier uses the class token and the mean of the patches; the weights of either may be zeros.
     mean = config.layer_scale is not None and config.num_classes and config.pool == GlobalAverage("before")
     lines = []
     if not (isinstance(config.pool, ClassToken) or mean):
-        lines.append(f"pool {config.pool}: transformers reads the class token")
+        lines.append(f"transformers requires ClassToken() pooling, got {config.pool}")
     if isinstance(config.head, TanhHead):
         if config.num_classes:
-            lines.append("head TanhHead: transformers' classifiers are one linear layer")
+            lines.append("transformers requires LinearHead for a classifier, got TanhHead")
         elif config.layer_scale is not None or config.distillation_token:
-            lines.append("head TanhHead: in transformers, only ViT and DeiT without a teacher have a pooler")
+            lines.append("in transformers, only ViT and DeiT without a teacher support TanhHead")
     elif config.num_classes and not isinstance(config.head, LinearHead):
-        lines.append(f"head {type(config.head).__name__}: transformers' classifiers are one linear layer")
+        lines.append(f"transformers requires LinearHead for a classifier, got {type(config.head).__name__}")
     return lines
 
 
-def _as_transformers_reads_it(config: ViTConfig) -> Preprocessing:
-    """The preprocessing of transformers with the preprocessor_config.json written here: sizes are whole numbers."""
+def _transformers_preprocessing(config: ViTConfig) -> Preprocessing:
+    """Return the preprocessing that transformers applies with the preprocessor_config.json written here."""
     how, size = config.preprocessing, config.image_size
     return dataclasses.replace(how, crop_fraction=max(size) / max(scaled(size, how)), geometry="huggingface")

@@ -1,7 +1,7 @@
-"""transformers' preprocessor_config.json, read and written.
+"""Reader and writer for transformers' preprocessor_config.json.
 
-A loaded model keeps the size of its positions. If the processor's size is another one (DINOv2: 224 pixels for models
-of 518), the provenance records it, and `load(..., image_size=224)` does the same.
+A loaded model keeps the image size of its positions. If the processor uses another size (DINOv2: 224 instead of 518),
+the provenance records it; pass `load(..., image_size=224)` to use it.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ PIXEL = 1 / 255
 def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
     file, family = state.path / FILE, family_in(state)
     if not file.is_file():
-        builder.assume_preprocessing(f"there is no {FILE}: that of the published models", PUBLISHED[family])
+        builder.assume_preprocessing(f"default of the published models, because there is no {FILE}", PUBLISHED[family])
         return
     document = read_json_object(file, BadCheckpoint)
     fields = JsonFields(file, document)
@@ -62,36 +62,36 @@ def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
     else:
         builder.set(preprocessing=preprocessing)
     if size is not None and size != (native := builder.fields["image_size"]):
-        reason = f"that of its positions; its processor resizes to {size[0]} x {size[1]}: pass image_size= for that"
+        reason = f"size of its positions; its processor resizes to {size[0]} x {size[1]} (pass image_size to use it)"
         builder.default(reason, image_size=native)
 
 
 def read_processor(
     file: Path, document: Mapping[str, Any], shortest: bool
 ) -> tuple[Preprocessing, Size | None, list[str]]:
-    """The preprocessing, its size, and a line per difference; `shortest`: a size of one number is the shorter side."""
+    """Return the preprocessing, its size, and one line per difference. `shortest`: one number is the shorter side."""
     fields, differences = JsonFields(file, document), []
     number = fields.get(int, "resample", 3)
     if number not in RESAMPLING:
-        differences.append(f"its processor resamples with Pillow's filter {number}, here bicubic is used")
+        differences.append(f"the processor uses Pillow filter {number}; Vitreous uses bicubic")
     mean, std = _scaled(fields)
     edge, resized = _resized(fields, shortest)
     crop = fields.size("crop_size", None) if fields.get(bool, "do_center_crop", False) else None
     fit: Literal["crop", "squash", "squash-crop"] = "crop" if edge else "squash-crop" if crop else "squash"
     if not fields.get(bool, "do_resize", True):
-        differences.append("its processor does not resize images, here they are resized")
+        differences.append("the processor does not resize images; Vitreous does")
     elif edge and not crop:
-        differences.append("its processor does not crop images, here they are cropped")
+        differences.append("the processor does not crop images; Vitreous does")
     fraction = 1.0
     if crop:
         fraction = max(crop) / (edge or max(resized or crop))
         if not 0.01 <= fraction <= 1:
             differences.append(
-                f"its processor crops {crop[0]} x {crop[1]} of {document['size']}, here nothing is cropped"
+                f"the processor crops {document['size']} to {crop[0]} x {crop[1]}; Vitreous does not crop"
             )
             fraction = 1.0
     how = Preprocessing(mean, std, fit, fraction, RESAMPLING.get(number, "bicubic"), "huggingface")
-    # Files written by Vitreous hold the exact fraction and geometry; valid if they still give the same sizes.
+    # Files written by Vitreous have the exact fraction and geometry, which are used if they give the same sizes.
     exact, geometry = fields.get(float, "crop_fraction", fraction), fields.get(str, "geometry", "huggingface")
     if 0.01 <= exact <= 1 and geometry in get_args(Geometry):
         own = replace(how, crop_fraction=exact, geometry=cast(Geometry, geometry))
@@ -100,7 +100,7 @@ def read_processor(
 
 
 def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | None]:
-    """The length of the shorter side, or else both sides."""
+    """Return the length of the shorter side, or None and both sides."""
     given = fields.document["size"]
     if isinstance(given, dict) and "shortest_edge" in given:
         edge = JsonFields(fields.path, given).get(int, "shortest_edge", 0)
@@ -109,17 +109,17 @@ def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | Non
     else:
         return None, fields.size("size", None)
     if edge < 1:
-        raise BadCheckpoint(f"{fields.path}: size is {given!r}, but must be at least 1")
+        raise BadCheckpoint(f"{fields.path}: size must be at least 1, got {given!r}")
     return edge, None
 
 
 def _scaled(fields: JsonFields) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std for pixels in [0, 1], whatever the processor scales them to."""
+    """Return mean and std for pixels in [0, 1], independent of the processor's scale."""
     factor = fields.get(float, "rescale_factor", PIXEL) if fields.get(bool, "do_rescale", True) else 1.0
     normed = fields if fields.get(bool, "do_normalize", True) else JsonFields(fields.path, {})
     mean, std = normed.numbers("image_mean", (0.0,)), normed.numbers("image_std", (1.0,))
     if factor <= 0 or min(std) <= 0:
-        raise BadCheckpoint(f"{fields.path}: rescale_factor is {factor:g} and image_std {std}, but must be above 0")
+        raise BadCheckpoint(f"{fields.path}: rescale_factor and image_std must be positive, got {factor:g} and {std}")
     if abs(factor / PIXEL - 1) > 1e-6:
         mean, std = tuple(x * PIXEL / factor for x in mean), tuple(x * PIXEL / factor for x in std)
     return mean[:1] if len(set(mean)) == 1 else mean, std[:1] if len(set(std)) == 1 else std
@@ -129,7 +129,7 @@ def _scaled(fields: JsonFields) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def transformers_processor(config: ViTConfig) -> dict[str, Any]:
-    """The preprocessor_config.json with which `AutoImageProcessor` prepares images in the same way."""
+    """Return the preprocessor_config.json with which `AutoImageProcessor` applies the same preprocessing."""
     how, (height, width) = config.preprocessing, config.image_size
     kind = {"squash": "ViT", "squash-crop": "DeiT", "crop": "Bit", "pad": "Bit"}[how.fit]
     sides: dict[str, int] = {"height": height, "width": width}
@@ -151,6 +151,6 @@ def transformers_processor(config: ViTConfig) -> dict[str, Any]:
         whole = {"height": before[0], "width": before[1]}
         document["size"] = whole if how.fit == "squash-crop" else {"shortest_edge": max(before)}
         document["crop_size"] = sides
-    # Read by Vitreous only: sizes are rounded, and transformers rounds margins differently.
+    # Only read by Vitreous: sizes are rounded, and transformers rounds crop offsets differently.
     document |= {"crop_fraction": how.crop_fraction, "geometry": how.geometry}
     return document

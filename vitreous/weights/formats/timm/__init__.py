@@ -1,1 +1,1 @@
-"""timm's layout and files (`format.py`) and its config.json (`config.py`)."""
+"""timm checkpoints: `format.py` maps tensors, `config.py` reads and writes config.json."""

@@ -1,8 +1,8 @@
-"""timm's config.json, read and written, and the names of timm's architectures.
+"""Reader and writer for timm's config.json, and timm's architecture names.
 
-config.json names an architecture, with changes to it in `model_args` and preprocessing in `pretrained_cfg`. Some of
-timm's models have the same tensors and compute differently with them; the name of the architecture decides, in
-config.json, in the metadata of a file, or in its path.
+config.json has an architecture name, changes to the architecture in `model_args`, and preprocessing in
+`pretrained_cfg`. Some timm models have the same tensors but compute different outputs. They are distinguished by the
+architecture name in config.json, in the metadata of the file, or in its path.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from vitreous.model.config import ViTConfig
 from vitreous.weights.formats.base import StateDict, how_to_set
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
-# ---- Names of architectures ------------------------------------------------------------------------------------------
+# ---- Architecture names ----------------------------------------------------------------------------------------------
 
-# Names of sizes by width.
+# Size names by width.
 SIZES = {
     192: ("tiny",),
     256: ("wee", "dwee", "pwee", "dpwee", "xsmall"),
@@ -47,14 +47,14 @@ WORD = (
 ARCHITECTURE = re.compile(
     rf"(?:vit|deit3?|eva)_(?P<size>{SIZE})(?:_(?:{WORD}))+|flexivit_(?P<flexible>small|base|large)|test_vit[234]?"
 )
-# End of an architecture in a file's name: a training tag, a hash or a suffix follows.
+# End of the architecture in a file name, before a training tag, a hash or a suffix.
 END = re.compile(r"[.@-]")
 GENERIC = re.compile(r"(model|pytorch_model|weights|checkpoint|model_best|last|best)([.-].*)?")
 NEAREST_FOLDERS = 3  # in the hub's cache: revision, `snapshots`, model
 
 
 def is_architecture(name: str, width: int) -> bool:
-    """True if this is the name of an architecture of timm's with this width.
+    """Return True for the name of a timm architecture with this width.
 
     >>> is_architecture("vit_base_patch16_224", 768), is_architecture("vit_base_patch16_224", 192)
     (True, False)
@@ -67,7 +67,7 @@ def is_architecture(name: str, width: int) -> bool:
 
 
 def architecture_of(state: StateDict) -> str:
-    """The architecture of a checkpoint: from its config.json, its metadata or its path; "" if none names it."""
+    """Return the architecture name from config.json, the metadata or the path of a checkpoint, or ""."""
     if isinstance(stated := state.config.get("architecture"), str):
         return stated
     width = state.shape("patch_embed.proj.weight", 4)[0]
@@ -76,24 +76,24 @@ def architecture_of(state: StateDict) -> str:
 
 
 def names_in(path: Path) -> list[str]:
-    """Parts of a path that may name a model: the file's name, and its folders' if the file's is generic."""
+    """Return parts of a path that may name a model: the file name, and folder names if it is generic."""
     parts = [path.name]
     if GENERIC.fullmatch(path.name):
         parts += [folder.name for folder in path.parents[:NEAREST_FOLDERS]]
     return [END.split(part.rpartition("--")[2])[0] for part in parts]
 
 
-# Architectures with properties that neither tensors nor the width show. The rest have exact GELU and usual heads.
+# Architectures with properties that tensors and width do not determine. All others have exact GELU and usual heads.
 TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
 SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
 TWO_HEADS = re.compile(r"test_vit2?")
 # No positions for prefix tokens.
 NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
-# The same tensors, but rotated queries and keys beside positions, or norms after the layers: not supported.
+# Not supported: the same tensors, but rotary positions in addition to learned ones, or norms after the layers.
 UNSUPPORTED = re.compile(r"vit_.*_(rope|rpn)_.*")
 SWIGLU = re.compile(r"vit_giant_patch14_(reg\d+_)?(dinov2|tipsv2)")
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
-# timm's crop_mode to our `fit`.
+# timm's crop_mode to `Preprocessing.fit`.
 FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squash": "squash-crop", "border": "pad"}
 
 
@@ -102,7 +102,7 @@ FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squ
 
 @dataclass(frozen=True)
 class TimmConfig:
-    """timm's config.json, or, without one, what the name of the architecture states."""
+    """timm's config.json, or the properties of the architecture name if there is none."""
 
     path: Path
     architecture: str
@@ -117,7 +117,7 @@ class TimmConfig:
         args, cfg = document.get("model_args") or {}, document.get("pretrained_cfg") or older
         for name, part in (("model_args", args), ("pretrained_cfg", cfg)):
             if not isinstance(part, dict):
-                raise BadCheckpoint(f"{state.path}: {name} of config.json is {part!r}, but must be an object")
+                raise BadCheckpoint(f"{state.path}: {name} in config.json must be an object, got {part!r}")
         names = {
             "act_layer": args.get("act_layer"),
             "global_pool": args.get("global_pool", document.get("global_pool")),
@@ -125,28 +125,28 @@ class TimmConfig:
         names |= {name: cfg.get(name) for name in ("crop_mode", "interpolation")}
         for name, value in names.items():
             if value is not None and not isinstance(value, str):
-                raise BadCheckpoint(f"{state.path}: {name} of config.json is {value!r:.80}, but must be a name")
+                raise BadCheckpoint(f"{state.path}: {name} in config.json must be a string, got {value!r:.80}")
         if UNSUPPORTED.fullmatch(architecture := architecture_of(state)):
             raise BadCheckpoint(f"{state.path} is timm's {architecture}, which is not supported")
         if args.get("pool_include_prefix"):
             raise BadCheckpoint(
-                f"{state.path} pools the class token with the patches (pool_include_prefix): not supported"
+                f"{state.path} pools the class token with the patches (pool_include_prefix), which is not supported"
             )
         return cls(state.path, architecture, document, args, cfg)
 
     @property
     def is_known(self) -> bool:
-        """True if the architecture is one of timm's, which states everything that `model_args` do not change."""
+        """True for a timm architecture, which determines everything that `model_args` do not change."""
         return ARCHITECTURE.fullmatch(self.architecture) is not None
 
     @property
     def image_size(self) -> Size | None:
-        """The native size: an argument of the model, or the input size of its preprocessing."""
+        """Native image size: `img_size` in `model_args`, or the input size of the preprocessing."""
         shape = self.pretrained_cfg.get("input_size") or []
         size = self.args.get("img_size", shape[1:] if isinstance(shape, list) else shape)
         sides = [size, size] if type(size) is int else size
         if not isinstance(sides, list) or len(sides) not in (0, 2) or not all(type(side) is int for side in sides):
-            raise BadCheckpoint(f"{self.path} has img_size {size!r}, but must have one whole number or two")
+            raise BadCheckpoint(f"{self.path}: img_size must be one integer or two, got {size!r}")
         return (sides[0], sides[1]) if sides else None
 
     @property
@@ -155,48 +155,48 @@ class TimmConfig:
         usual = next((heads for heads, names in known.items() if names.fullmatch(self.architecture)), None)
         heads = self.args.get("num_heads", usual)
         if heads is not None and type(heads) is not int:
-            raise BadCheckpoint(f"{self.path} has num_heads {heads!r}, but must have a whole number")
+            raise BadCheckpoint(f"{self.path}: num_heads must be an integer, got {heads!r}")
         return heads
 
     @property
     def prefix_entries(self) -> bool | None:
-        """True if prefix tokens have positions, False if not, None if neither arguments nor the name state it."""
+        """True if prefix tokens have positions, False if not, None if unknown."""
         if isinstance(without := self.args.get("no_embed_class"), bool):
             return not without
         return False if NO_ENTRIES.fullmatch(self.architecture) else None
 
     def check_gate(self) -> None:
-        """Reject a gated MLP unless it is known to be SwiGLU: other `mlp_layer`s have the same shapes."""
+        """Reject a gated MLP unless it is known to be SwiGLU, because other `mlp_layer`s have the same shapes."""
         if self.architecture and not SWIGLU.fullmatch(self.architecture):
             raise BadCheckpoint(
-                f"{self.path} has a gated MLP, but timm's {self.architecture} has none, and nothing states which half "
-                f"is the gate and what its activation is: if it is SwiGLU, {how_to_set('mlp')}"
+                f"{self.path} has a gated MLP, but timm's {self.architecture} has none, so the gate and its activation "
+                f"are unknown. If it is SwiGLU, {how_to_set('mlp')}"
             )
         if (name := self.args.get("act_layer")) not in (None, "silu", "swish"):
-            raise BadCheckpoint(f"{self.path} has a gated MLP with act_layer {name!r}, but must have 'silu'")
+            raise BadCheckpoint(f"{self.path}: act_layer of a gated MLP must be 'silu', got {name!r}")
 
     @property
     def approximation(self) -> Literal["erf", "tanh"]:
-        """GELU's approximation."""
+        """GELU approximation."""
         name = self.args.get("act_layer") or ("gelu_tanh" if TANH.fullmatch(self.architecture) else "gelu")
         if name not in ACTIVATIONS:
-            raise BadCheckpoint(f"{self.path} has act_layer {name!r}, but must have one of {', '.join(ACTIVATIONS)}")
+            raise BadCheckpoint(f"{self.path}: act_layer must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
         return ACTIVATIONS[name]
 
     @property
     def pool(self) -> str | None:
-        """`token`, `avg`, `map`, an unsupported one, or None."""
+        """Name of the pooling: `token`, `avg`, `map`, an unsupported one, or None."""
         return self.args.get("global_pool", self.document.get("global_pool"))
 
     @property
     def preprocessing_differences(self) -> list[str]:
-        """Lines on steps of timm's preprocessing that are done differently here."""
+        """Lines for the steps of timm's preprocessing that Vitreous does differently."""
         how, crop = self.pretrained_cfg.get("interpolation", "bicubic"), self.pretrained_cfg.get("crop_mode", "center")
-        lines = [] if how in ("bilinear", "bicubic") else [f"timm resizes by {how!r:.40}, here bicubic is used"]
-        return lines + ([] if crop in FITS else [f"timm crops by {crop!r:.40}, here at the centre"])
+        lines = [] if how in ("bilinear", "bicubic") else [f"timm resizes with {how!r:.40}; Vitreous uses bicubic"]
+        return lines + ([] if crop in FITS else [f"timm crops with {crop!r:.40}; Vitreous crops the centre"])
 
     def preprocessing(self, channels: int) -> options.Preprocessing:
-        """Preprocessing as in timm's `create_transform`, with timm's defaults for missing fields."""
+        """Return the preprocessing of timm's `create_transform`, with timm's defaults for missing fields."""
         try:
             fraction = float(self.pretrained_cfg.get("crop_pct", 0.875))
             mean, std = (
@@ -204,7 +204,7 @@ class TimmConfig:
                 for name, usual in (("mean", options.IMAGENET.mean), ("std", options.IMAGENET.std))
             )
         except (TypeError, ValueError, OverflowError) as error:
-            raise BadCheckpoint(f"{self.path}: pretrained_cfg of config.json has a wrong number: {error}") from error
+            raise BadCheckpoint(f"{self.path}: invalid number in pretrained_cfg of config.json: {error}") from error
         how = options.Preprocessing(
             mean=_per_channel(mean, channels),
             std=_per_channel(std, channels),
@@ -217,10 +217,10 @@ class TimmConfig:
             how = dataclasses.replace(how, fit="squash", crop_fraction=options.Preprocessing.crop_fraction)
         if (size := self.image_size) is None:
             return how
-        return self._written_here(size, how) or _with_timms_interpolation(size, how)
+        return self._exact_preprocessing(size, how) or _timm_interpolation(size, how)
 
-    def _written_here(self, size: Size, how: options.Preprocessing) -> options.Preprocessing | None:
-        """The preprocessing of a model that Vitreous wrote for timm, unless crop_pct was changed since."""
+    def _exact_preprocessing(self, size: Size, how: options.Preprocessing) -> options.Preprocessing | None:
+        """Return the exact preprocessing of a config that Vitreous wrote, or None if crop_pct was changed since."""
         own, fraction = self.document.get("geometry"), self.document.get("crop_fraction")
         if own not in get_args(options.Geometry) or not isinstance(fraction, int | float) or not 0.01 <= fraction <= 1:
             return None
@@ -228,7 +228,7 @@ class TimmConfig:
         return ours if _crop_pct(size, ours) == self.pretrained_cfg.get("crop_pct") else None
 
     def labels(self, num_classes: int) -> tuple[str, ...]:
-        """Class names, or none if their number is not `num_classes`."""
+        """Return the class names, or () if there are not `num_classes` of them."""
         names = self.document.get("label_names") or self.pretrained_cfg.get("label_names") or []
         if isinstance(names, dict):  # {"0": name, ...}
             names = [names.get(str(i)) for i in range(len(names))]
@@ -238,7 +238,7 @@ class TimmConfig:
 
 
 def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """One number if all are equal, and their mean, as in timm, if they are for another number of channels."""
+    """Return one number if all are equal, or their mean (as in timm) for another number of channels."""
     if len(set(numbers)) == 1:
         return numbers[:1]
     return numbers if len(numbers) == channels else (sum(numbers) / max(len(numbers), 1),)
@@ -247,7 +247,7 @@ def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]
 # ---- Writing ---------------------------------------------------------------------------------------------------------
 
 
-# Architectures for models with a ResNet stem; `model_args` hold everything else.
+# Architectures for models with a ResNet stem; `model_args` specify everything else.
 HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -257,7 +257,7 @@ HYBRIDS = {
 
 
 def timm_config(config: ViTConfig) -> dict[str, Any]:
-    """The config.json with which `timm.create_model("local-dir:FOLDER")` builds the model."""
+    """Return the config.json from which `timm.create_model("local-dir:FOLDER")` builds the model."""
     args: dict[str, Any] = {
         "img_size": list(config.image_size),
         "patch_size": config.patch_size[0] if len(set(config.patch_size)) == 1 else list(config.patch_size),
@@ -265,7 +265,7 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.num_heads,
-        # timm truncates the product, and counts both halves of SwiGLU
+        # timm truncates the product and counts both halves of SwiGLU
         "mlp_ratio": ((2 if isinstance(config.mlp, options.SwiGlu) else 1) * config.mlp_width + 0.5) / config.width,
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
@@ -290,7 +290,7 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         **({"label_names": list(config.labels)} if config.labels else {}),
         "model_args": args,
         "pretrained_cfg": _pretrained_cfg(config),
-        # Read by Vitreous only: timm rounds differently, so that crop_pct is chosen to give the same sizes.
+        # Only read by Vitreous: timm rounds differently, so crop_pct is chosen to give the same sizes.
         "crop_fraction": config.preprocessing.crop_fraction,
         "geometry": config.preprocessing.geometry,
     }
@@ -302,21 +302,21 @@ def _pool_names(config: ViTConfig) -> tuple[str, bool]:
     return "map" if isinstance(config.pool, options.AttentionPool) else "token", False
 
 
-def _with_timms_interpolation(size: Size, how: options.Preprocessing) -> options.Preprocessing:
-    """timm ignores the interpolation for centre crops that are not square, and resizes bilinearly."""
+def _timm_interpolation(size: Size, how: options.Preprocessing) -> options.Preprocessing:
+    """Use bilinear interpolation for non-square centre crops, as timm does regardless of its config."""
     height, width = scaled(size, how)
     return dataclasses.replace(how, interpolation="bilinear") if how.fit == "crop" and height != width else how
 
 
-def as_timm_reads_it(config: ViTConfig) -> options.Preprocessing:
-    """The preprocessing of timm with the `pretrained_cfg` that is written here."""
+def timm_preprocessing(config: ViTConfig) -> options.Preprocessing:
+    """Return the preprocessing that timm applies with the `pretrained_cfg` written here."""
     size, how = config.image_size, config.preprocessing
     how = dataclasses.replace(how, crop_fraction=_crop_pct(size, how), geometry="timm")
-    return _with_timms_interpolation(size, how)
+    return _timm_interpolation(size, how)
 
 
 def _crop_pct(size: Size, how: options.Preprocessing) -> float:
-    """The crop_pct from which timm, which rounds down, computes the same resized size."""
+    """Return a crop_pct that gives the same resized size in timm, which rounds down."""
     if how.fit == "squash":
         return 1.0
     target = scaled(size, how)
@@ -338,7 +338,7 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "crop_mode": {"crop": "center", "pad": "border"}.get(how.fit, "squash"),
         "mean": list(how.mean) * (channels if len(how.mean) == 1 else 1),
         "std": list(how.std) * (channels if len(how.std) == 1 else 1),
-        # With this name, timm assumes three input channels and changes the filters of any other number.
+        # If this is set, timm assumes three input channels and converts the filters of any other number.
         **({"first_conv": first_conv} if channels == 3 else {}),
         "classifier": ["head", "head_dist"] if config.distillation_token else "head",
     }

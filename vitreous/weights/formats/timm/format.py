@@ -1,7 +1,7 @@
-"""timm's checkpoints, and their layout, which DeiT, MAE, DINOv2 and PaddleClas share except for a few names.
+"""timm checkpoints, and timm's layout, which DeiT, MAE, DINOv2 and PaddleClas share except for a few names.
 
-A checkpoint is a state dict, or a folder with the config.json that `timm.models.save_for_hf` writes. Names read from
-timm 1.0, `vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
+A checkpoint is a state dict, or a folder with the config.json that `timm.models.save_for_hf` writes. Names follow
+timm 1.0 (`vision_transformer.py`, `vision_transformer_hybrid.py`, `resnetv2.py`).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from vitreous.weights.formats.mapping import (
     row,
     rows,
 )
-from vitreous.weights.formats.timm.config import HYBRIDS, TimmConfig, as_timm_reads_it, is_architecture, timm_config
+from vitreous.weights.formats.timm.config import HYBRIDS, TimmConfig, is_architecture, timm_config, timm_preprocessing
 from vitreous.weights.formats.write_checks import (
     margin_differences,
     missing_parts,
@@ -43,21 +43,21 @@ PATCH, QKV = "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"
 
 @dataclass(frozen=True)
 class Names:
-    """Names and conventions in which the systems with timm's layout differ."""
+    """Names and conventions that differ between the libraries with timm's layout."""
 
     registers: str = "reg_token"
     scales: tuple[str, str] = ("ls1.gamma", "ls2.gamma")
     gated: tuple[str, str] = ("mlp.fc1", "mlp.fc2")
     pre_logits: str = "pre_logits.fc"
     register_entries: bool = True  # registers have positions if the class token has one
-    matrix: Conversion = IDENTITY  # of a linear layer's weight: IDENTITY or TRANSPOSE
+    matrix: Conversion = IDENTITY  # for the weights of linear layers: IDENTITY or TRANSPOSE
 
 
 TIMM = Names()
 
 
 class TimmLayout(Format):
-    """A format with timm's layout."""
+    """Base class of formats with timm's layout."""
 
     signatures: ClassVar[Sequence[Sequence[str]]] = ((PATCH, QKV),)
     names: ClassVar[Names] = TIMM
@@ -70,7 +70,7 @@ class TimmLayout(Format):
 
 
 def timm_table(config: ViTConfig, names: Names) -> list[Row]:
-    """All rows of a model."""
+    """Return all rows of a model."""
     matrix = names.matrix
     table = [*_stem(config), *rows("patches.projection", "patch_embed.proj"), *_tokens(config, names)]
     table += per_layer(_block(config, names), config.depth)
@@ -112,7 +112,7 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
 
 
 def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> Conversion:
-    """Registers with positions: ours hold the sum of token and position, bit-identical in the checkpoint's dtype."""
+    """Create a conversion of registers with positions. Vitreous stores their sum, exact in the checkpoint's dtype."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         positions, tokens = theirs
@@ -161,7 +161,7 @@ def _attention_pool(matrix: Conversion) -> list[Row]:
 
 
 def stem_units(stages: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
-    """Our name of every unit of a ResNet, its stage, and its index in it. The first of a stage has a shortcut."""
+    """Yield the Vitreous name, stage and index of each ResNet unit. The first of a stage has a shortcut."""
     index = 0
     for stage, units in enumerate(stages):
         for unit in range(units):
@@ -198,10 +198,10 @@ def infer_timm(
     entries: bool | None = None,
     published: bool = False,
 ) -> None:
-    """Set the fields that follow from shapes; numerics and preprocessing are up to the format.
+    """Set the fields that follow from shapes. The format sets numerics and preprocessing.
 
-    native, num_heads: from a config beside the tensors, if there is one. entries: prefix tokens have positions always
-    (True), usually (None), or usually not (False). published: as in `ConfigBuilder.infer_heads`.
+    native, num_heads: Image size and number of heads from a config file, or None. entries: Prefix tokens have positions
+    always (True), usually (None), or usually not (False). published: As in `ConfigBuilder.infer_heads`.
     """
     width, channels, *patch = state.shape(PATCH, 4)
     stem, stem_channels = _read_stem(state)
@@ -237,7 +237,7 @@ def infer_timm(
 
 
 def _read_stem(state: StateDict) -> tuple[options.ResNetStem | None, int]:
-    """The ResNet in front of the patches, and the number of its input channels."""
+    """Return the ResNet stem and its number of input channels."""
     backbone = "patch_embed.backbone"
     root = next(
         (name for name in (f"{backbone}.conv", f"{backbone}.stem.conv") if f"{name}.weight" in state.tensors), None
@@ -277,24 +277,24 @@ def _set_output(state: StateDict, builder: ConfigBuilder, names: Names) -> None:
 
 
 def _matrix(state: StateDict, names: Names, layer: str) -> tuple[int, int] | None:
-    """Outputs and inputs of a linear layer, or None if there is no such layer."""
+    """Return the outputs and inputs of a linear layer, or None if it does not exist."""
     if f"{layer}.weight" not in state.tensors:
         return None
     rows, columns = state.shape(f"{layer}.weight", 2)
     return (rows, columns) if names.matrix is IDENTITY else (columns, rows)
 
 
-# ---- timm's own files ------------------------------------------------------------------------------------------------
+# ---- timm checkpoints ------------------------------------------------------------------------------------------------
 
-NOT_ROPE_APE = "as in DeiT-III; rope_ape models have the same tensors, rotate queries and keys, and are not supported"
-NOT_RPN = "and norms before the layers; rpn models have the same tensors, norms after them, and are not supported"
+NOT_ROPE_APE = "as in DeiT-III; rope_ape models have the same tensors but are not supported"
+NOT_RPN = "as in models with norms before the layers; rpn models have the same tensors but are not supported"
 POOLS = {"token": options.ClassToken, "avg": options.GlobalAverage, "map": options.AttentionPool}
 
 
 class Timm(TimmLayout):
     name = "timm"
     title = "timm"
-    renames = ((r"\.gamma_([12])$", r".ls\1.gamma"),)  # DeiT-III's own files
+    renames = ((r"\.gamma_([12])$", r".ls\1.gamma"),)  # DeiT-III's original files
     missing = ("other positions", "patch_norm", "head_dim", "qk_scale", "partial patches")
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
@@ -313,8 +313,8 @@ class Timm(TimmLayout):
         _set_mlp(builder, config)
         _set_pool(state, builder, config)
         position = options.Learned1d(fields["position"].prefix_entries, "timm")
-        builder.default("timm's", norm_eps=self.norm_eps, position=position)
-        if not config.is_known:  # some of timm's models compute differently with the same tensors
+        builder.default("timm default", norm_eps=self.norm_eps, position=position)
+        if not config.is_known:  # some timm models compute different outputs with the same tensors
             if fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries:
                 builder.assume(NOT_ROPE_APE, position=fields["position"])
             if not fields["qkv_bias"] and not fields["class_token"]:
@@ -325,30 +325,30 @@ class Timm(TimmLayout):
             if differences := config.preprocessing_differences:
                 builder.assume("; ".join(differences), preprocessing=fields["preprocessing"])
         elif fields["distillation_token"]:
-            builder.assume_preprocessing("DeiT's", options.IMAGENET)
+            builder.assume_preprocessing("DeiT default", options.IMAGENET)
         elif fields["layer_scale"] is not None:
             whole = dataclasses.replace(options.IMAGENET, crop_fraction=1.0, geometry="timm")
-            builder.assume_preprocessing("that of timm's models with LayerScale: DeiT-III and DINOv2", whole)
+            builder.assume_preprocessing("timm default for models with LayerScale (DeiT-III and DINOv2)", whole)
         else:
             augreg = options.Preprocessing(crop_fraction=0.9, geometry="timm")
-            builder.assume("that of timm's AugReg models", preprocessing=augreg)
+            builder.assume("timm default for AugReg models", preprocessing=augreg)
 
     def unsupported(self, config: ViTConfig) -> list[str]:
         lines = super().unsupported(config)
         if config.stem is not None:
-            lines += missing_parts(config, "timm's hybrid", ["SwiGLU", "distillation_token"])
+            lines += missing_parts(config, "timm's hybrids", ["SwiGLU", "distillation_token"])
             if config.stem.stages not in HYBRIDS:
-                lines.append(f"stem with stages {config.stem.stages}: timm has {', '.join(map(str, HYBRIDS))}")
+                lines.append(f"timm requires stem stages {' or '.join(map(str, HYBRIDS))}, got {config.stem.stages}")
             if config.stem.width != 64:
-                lines.append(f"stem {config.stem.width} wide: timm's is 64")
+                lines.append(f"timm requires stem width 64, got {config.stem.width}")
         if not isinstance(config.head, options.LinearHead):
-            lines.append(f"head {type(config.head).__name__}: timm's heads are one linear layer")
+            lines.append(f"timm requires LinearHead, got {type(config.head).__name__}")
         if isinstance(config.pool, options.AttentionPool) and config.num_prefix_tokens:
-            lines.append("pool AttentionPool: timm's does not attend to the tokens before the patches")
+            lines.append("AttentionPool in timm does not attend to prefix tokens")
         if isinstance(config.pool, options.AttentionPool) and isinstance(config.mlp, options.SwiGlu):
-            lines.append("pool AttentionPool with SwiGLU: timm's has GELU")
+            lines.append("AttentionPool with SwiGLU is not supported by timm")
         if config.distillation_token and config.registers:
-            lines.append("registers: timm's distilled models have none")
+            lines.append("registers are not supported by timm's distilled models")
         if config.distillation_token:
             lines += missing_parts(config, "timm's distilled models", ["positions without the class token"])
         return lines
@@ -356,13 +356,15 @@ class Timm(TimmLayout):
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         lines = numeric_differences(config, "timm", self.norm_eps, None if folder else self.gelu)
         if not folder and config.class_token and config.pool == options.GlobalAverage("before"):
-            lines.append("the mean of normed patches is pooled, and with these tensors timm pools the class token")
+            lines.append(
+                "pooling is the mean of normalised patches here and the class token in timm with these tensors"
+            )
         if config.stem is not None and config.stem.numerics != "timm":
-            lines.append("the ResNet's norms have Google's eps, not timm's")
+            lines.append(f"the ResNet stem has the epsilons of {config.stem.numerics}, not of timm")
         return lines
 
     def minor_differences(self, config: ViTConfig) -> list[str]:
-        theirs = as_timm_reads_it(config)
+        theirs = timm_preprocessing(config)
         return resize_differences(config, theirs, "timm") or margin_differences(config, theirs, "timm")
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
@@ -380,81 +382,77 @@ def _set_mlp(builder: ConfigBuilder, config: TimmConfig) -> None:
     elif config.is_known:
         builder.set(mlp=options.Gelu(config.approximation))
     else:
-        builder.assume("timm's default; some of SigLIP's models have 'tanh'", mlp=options.Gelu("erf"))
+        builder.assume("timm default; some SigLIP models use 'tanh'", mlp=options.Gelu("erf"))
 
 
 def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> None:
     pool = _pool(state, config.pool, builder.fields["pool"])
-    # Of the named models with a class token, only EVA has fc_norm: in others, the pooling was changed.
+    # Of the named models with a class token, only EVA has fc_norm. In all others, the pooling was changed.
     changed = (
         pool == options.GlobalAverage("after") and builder.fields["class_token"] and "eva_" not in config.architecture
     )
     if config.pool or isinstance(pool, options.AttentionPool) or (config.is_known and not changed):
         builder.set(pool=pool)
     elif isinstance(pool, options.ClassToken):
-        builder.assume("usual with a class token; global_pool may be another", pool=pool)
+        builder.assume("usual with a class token; global_pool may differ", pool=pool)
     else:
-        builder.assume("usual with these norms; global_pool token, avgmax and max may have them too", pool=pool)
+        builder.assume("usual with these norms; global_pool token, avgmax and max can have the same norms", pool=pool)
 
 
 def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> options.PoolConfig:
-    """The stated pooling if it fits the tensors: with a final norm, a class token or a mean may be pooled."""
+    """Return the specified pooling if it matches the tensors. A final norm fits both the class token and the mean."""
     if isinstance(seen, options.AttentionPool) and {"cls_token", "reg_token"} & set(state.tensors):
         raise BadCheckpoint(
-            f"{state.path} pools by attention without the class token or registers, which is not supported"
+            f"{state.path} has attention pooling without the class token or registers, which is not supported"
         )
     if stated == "avg" and isinstance(seen, options.ClassToken):
         return options.GlobalAverage("before")
     if stated and stated not in POOLS:
-        raise BadCheckpoint(f"{state.path} has global_pool {stated!r}, but must have one of {', '.join(POOLS)}")
+        raise BadCheckpoint(f"{state.path}: global_pool must be one of {', '.join(POOLS)}, got {stated!r}")
     if stated and not isinstance(seen, POOLS[stated]):
         fitting = next(name for name, kind in POOLS.items() if isinstance(seen, kind))
-        raise BadCheckpoint(
-            f"{state.path} has global_pool {stated!r}, but tensors of {type(seen).__name__}: must be {fitting!r}"
-        )
+        raise BadCheckpoint(f"{state.path}: global_pool must be {fitting!r} for these tensors, got {stated!r}")
     return seen
 
 
 # ---- Unsupported parts -----------------------------------------------------------------------------------------------
 
-# By patterns of tensor names, which are untrusted: no pattern may backtrack.
+# Patterns of tensor names. The names are untrusted, so no pattern may backtrack.
 PARTS = {
-    r"^norm_pre\.": "a norm before the first block (norm_pre), as CLIP has",
-    r"\.attn\.[qv]_bias$": "a bias on queries and values, but not on keys (q_bias), as BEiT and EVA have",
+    r"^norm_pre\.": "a norm before the first block (norm_pre), as in CLIP",
+    r"\.attn\.[qv]_bias$": "a bias on queries and values, but not on keys (q_bias), as in BEiT and EVA",
     r"relative_position_bias_table|rel_pos": "relative positions (rel_pos)",
-    r"\.attn\.proj_[lw]\.": "mixed heads (proj_l), as CaiT has",
-    r"\.attn\.norm\.": "a norm on the output of attention (attn.norm)",
+    r"\.attn\.proj_[lw]\.": "talking heads (proj_l), as in CaiT",
+    r"\.attn\.norm\.": "a norm on the attention output (attn.norm)",
     r"\.mlp\.norm\.": "a norm inside the MLP (mlp.norm)",
-    r"\.mlp\.fc1_[gx]\.": "a separate gate projection (fc1_g), as EVA and DINOv3 have",
+    r"\.mlp\.fc1_[gx]\.": "a separate gate projection (fc1_g), as in EVA and DINOv3",
     r"\.attn\.lambda_": "differential attention (lambda_q1)",
-    r"^rope\.": "rotated queries and keys beside positions (rope)",
+    r"^rope\.": "rotary positions in addition to learned ones (rope)",
     r"^patch_embed\.norm\.": "a norm on the patches (patch_embed.norm)",
 }
 MISSING = {
-    "pos_embed": "no learned positions (pos_embed): rotated queries and keys, as DINOv3's, relative ones, or none",
-    "blocks.0.norm1.bias": "norms without a bias, as RMSNorm",
-    "blocks.0.attn.proj.bias": "no bias on the output of attention (attn.proj)",
+    "pos_embed": "no learned positions (pos_embed), but rotary (as in DINOv3), relative or none",
+    "blocks.0.norm1.bias": "norms without a bias, such as RMSNorm",
+    "blocks.0.attn.proj.bias": "no attention output bias (attn.proj)",
 }
 
 
 def _check_parts(state: StateDict, architecture: str) -> None:
-    """Reject a model with unsupported parts by their names, and by the architecture if it is known."""
+    """Reject a model with unsupported parts, and name them and the architecture."""
     names = state.tensors
     parts = [part for pattern, part in PARTS.items() if any(re.search(pattern, name) for name in names)]
     parts += [part for name, part in MISSING.items() if name not in names]
     if "norm.weight" not in names and "fc_norm.weight" not in names:
         parts.append("no norm after the last block (norm)")
     if _has_norms_after(state):
-        parts.append("norms after the layers instead of before them (norm1 follows attn), as rpn models have")
+        parts.append("norms after the layers instead of before them (norm1 follows attn), as in rpn models")
     if parts:
         known = f" ({architecture})" if architecture else ""
-        raise BadCheckpoint(
-            f"{state.path} is a model of timm's{known} that has no counterpart here: {'; '.join(parts)}"
-        )
+        raise BadCheckpoint(f"{state.path} is a timm model{known} with unsupported parts: {'; '.join(parts)}")
 
 
 def _has_norms_after(state: StateDict) -> bool:
-    """True for the order of timm's ResPostBlock; plain blocks begin with norm1, and sorted names with attn, mlp."""
+    """Return True for the order of timm's ResPostBlock. Plain blocks start with norm1, sorted names with attn, mlp."""
     parts = [name.split(".")[2] for name in state.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
     first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
     return first == ["attn", "norm1", "mlp", "norm2"]

@@ -1,8 +1,7 @@
-"""All formats, and the detection of the one that a checkpoint has.
+"""List of all formats, and detection of a checkpoint's format.
 
-The model may be a part of the checkpoint: a Lightning module names it `model.` beside a loss with tensors, DINO has a
-`backbone.` beside a `head.`, both as `student.` and as `teacher.`. Any prefix behind which a format recognises its
-names will do.
+The model may be only a part of the checkpoint: a Lightning module may have a `model.` and a loss with tensors, and DINO
+has a `backbone.` and a `head.` in both `student.` and `teacher.`. Every prefix is searched for a known format.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ from vitreous.weights.formats.torchvision import Torchvision
 from vitreous.weights.io.containers import AVERAGED_MODULES
 from vitreous.weights.io.safetensors_file import BadCheckpoint, shown
 
-# In the order of detection: timm's relatives, which share its names, come before it.
+# In detection order. Formats that share timm's names come before timm.
 FORMATS: list[Format] = [
     Google(),
     BigVision(),
@@ -41,9 +40,9 @@ FORMATS: list[Format] = [
     Timm(),
 ]
 ALIASES = {"transformers": "huggingface", "hf": "huggingface", "vit-pytorch": "lucidrains", "vit_jax": "google"}
-MAX_SEARCHED = 5_000  # tensors of a checkpoint that is searched for a model behind a prefix
+MAX_SEARCHED = 5_000  # maximum number of tensors to search for a model under a prefix
 MAX_PREFIX_PARTS = 6
-OURS = "encoder.blocks.0.attention_norm.weight"
+VITREOUS_TENSOR = "encoder.blocks.0.attention_norm.weight"
 
 
 def format_names() -> tuple[str, ...]:
@@ -51,7 +50,7 @@ def format_names() -> tuple[str, ...]:
 
 
 def canonical_name(name: str) -> str:
-    """The name of a format for a name or an alias; an unknown one raises an error that lists them."""
+    """Resolve a format name or alias, or raise an error that lists the formats."""
     name = ALIASES.get(name, name)
     check_choice("format", name, format_names())
     return name
@@ -62,7 +61,7 @@ def format_named(name: str) -> Format:
 
 
 def identify(state: StateDict, name: str | None = None) -> tuple[Format, StateDict]:
-    """The format of a checkpoint, or the one of this `name`, and the checkpoint reduced to its model."""
+    """Return the format of a checkpoint, detected unless `name` is given, and the model's part of the checkpoint."""
     detected = _recognise(state)
     if detected is None and len(state.tensors) <= MAX_SEARCHED:
         detected, state = _search_prefixes(state)
@@ -74,34 +73,33 @@ def _recognise(state: StateDict) -> Format | None:
 
 
 def _supported(state: StateDict, detected: Format | None) -> Format:
-    """The detected format, or an error that names the model or its tensors."""
-    known = f"(known: {', '.join(format_names())})"
+    """Return the detected format, or raise an error that names the model or its tensors."""
+    known = f"Supported formats: {', '.join(format_names())}"
     if model := _unsupported_model(state, detected):
-        raise BadCheckpoint(f"{state.path} is {model}, which has no counterpart here {known}")
+        raise BadCheckpoint(f"{state.path} is {model}, which is not supported. {known}")
     if detected is None:
         names = ", ".join(shown(name) for name in list(state.tensors)[:4])
-        count = len(state.tensors)
-        raise BadCheckpoint(f"{state.path} is of no known format; its {count} tensors are called {names}, ... {known}")
+        raise BadCheckpoint(f"{state.path} has an unknown format (tensors: {names}, ...). {known}")
     return detected
 
 
-# ---- Models behind a prefix ------------------------------------------------------------------------------------------
+# ---- Models under a prefix -------------------------------------------------------------------------------------------
 
 
 def _search_prefixes(state: StateDict) -> tuple[Format | None, StateDict]:
-    """The one model of a known format behind a prefix; the checkpoint as it is if there is none."""
+    """Find the only model of a known format under a prefix; return the checkpoint unchanged if there is none."""
     parts = _parts(state.tensors)
     models: dict[str, Format] = {}
     last = None
     for prefix in sorted(parts):
-        inner = last is not None and prefix.startswith(last)  # e.g. the base model of one with a head
+        inner = last is not None and prefix.startswith(last)  # e.g. the base model of a model with a head
         if not inner and (format := _recognise(dataclasses.replace(state, tensors=parts[prefix]))):
             models[prefix], last = format, prefix
     if not models:
-        if any(name == OURS or name.endswith(f".{OURS}") for name in state.tensors):
+        if any(f".{name}".endswith(f".{VITREOUS_TENSOR}") for name in state.tensors):
             raise BadCheckpoint(
-                f"{state.path} is the state dict of a Vitreous model without its config: save the model with "
-                "vitreous.save(model, folder), or pass the state dict to load_state_dict of a model of the same config"
+                f"{state.path} is the state dict of a Vitreous model without its config. Save the model with "
+                "vitreous.save(model, folder), or use load_state_dict on a model with the same config"
             )
         return None, state
     prefix = _choose(state, {prefix: parts[prefix] for prefix in models})
@@ -111,7 +109,7 @@ def _search_prefixes(state: StateDict) -> tuple[Format | None, StateDict]:
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """For each dotted prefix, the tensors behind it without the prefix."""
+    """Group tensors by dotted prefix, which is removed from their names."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         end = 0
@@ -124,7 +122,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """The prefix of the only model, or of the averaged one among models of equal shapes."""
+    """Return the prefix of the only model, or of the averaged model if all have equal shapes."""
     prefixes = list(models)
     averaged = [prefix for prefix in prefixes if not set(prefix.split(".")).isdisjoint(AVERAGED_MODULES)]
     shapes = [{name: tensor.shape for name, tensor in model.items()} for model in models.values()]
@@ -133,13 +131,13 @@ def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str
             return choice[0]
     listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
     raise BadCheckpoint(
-        f"{state.path} holds {len(prefixes)} models, {listed}{', ...' if len(prefixes) > 4 else ''}: "
-        "save the one that you mean in a separate file"
+        f"{state.path} contains {len(prefixes)} models ({listed}{', ...' if len(prefixes) > 4 else ''}). "
+        "Save the one to load in a separate file"
     )
 
 
 def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
-    """Names that lack the prefix, grouped by where they branch off from it.
+    """Summarise names without the prefix, grouped by where they diverge from it.
 
     >>> _summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
     ('model.head.* (2 tensors)', 'loss.scale')
@@ -158,10 +156,10 @@ def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
     )
 
 
-# ---- Models without a counterpart ------------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 PROJECTION = "embeddings.patch_embeddings.projection.weight"
-# Patterns of tensor names that only these models have; transformers' models unless the text names another system.
+# Patterns of tensor names that only these models have. They are transformers models unless stated otherwise.
 UNSUPPORTED = {
     r"(^|\.)visual\.conv1\.weight$": "CLIP (OpenAI, open_clip), with a norm before the first block",
     r"(^|\.)embeddings\.(class_embedding|patch_embedding\.weight)$": "a vision tower like CLIP's or SigLIP's",
@@ -185,17 +183,17 @@ UNSUPPORTED = {
 
 
 def _unsupported_model(state: StateDict, detected: Format | None) -> str:
-    """The name of a model without a counterpart, from config.json or the tensors; "" if it may have one.
+    """Return the name of an unsupported model from config.json or the tensors, or "" if it may be supported.
 
-    A `model_type` counts only for tensors with transformers' names: a wrapper, such as transformers' for timm, writes
-    its own beside the tensors of another system.
+    `model_type` is only used for tensors with transformers' names, because wrappers (such as the one for timm) write
+    their own with the tensors of another library.
     """
     model_type, architecture = (state.config.get(key) for key in ("model_type", "architecture"))
     if isinstance(model_type, str) and (detected is None or detected.name == "huggingface"):
         known = model_type in TRANSFORMERS_FAMILIES
-        return "" if known else f"{model_type!r:.80} of transformers (model_type in config.json)"
+        return "" if known else f"a transformers {model_type!r:.80} model (model_type in config.json)"
     if detected is None and isinstance(architecture, str):
-        return f"{architecture!r:.80} of timm (architecture in config.json)"
+        return f"a timm {architecture!r:.80} model (architecture in config.json)"
     names = list(state.tensors)
     for pattern, model in UNSUPPORTED.items():
         if any(re.search(pattern, name) for name in names):
@@ -205,11 +203,11 @@ def _unsupported_model(state: StateDict, detected: Format | None) -> str:
         return ""
     prefix, shape = projection.removesuffix(PROJECTION), state.tensors[projection].shape
     if len(shape) == 5:
-        return "a model of videos, such as VideoMAE or ViViT"
+        return "a video model, such as VideoMAE or ViViT"
     if f"{prefix}embeddings.distillation_token" in state.tensors and shape[1:] == (1, 16, 16):
         return "the Audio Spectrogram Transformer"
     if f"{prefix}embeddings.cls_token" not in state.tensors:
-        return "I-JEPA, ViTPose or another of transformers' models without a class token"
+        return "I-JEPA, ViTPose or another transformers model without a class token"
     if any(line.startswith("neck.") for line in state.ignored):
-        return "DPT, Depth Anything or another of transformers' models with a neck"
+        return "DPT, Depth Anything or another transformers model with a neck"
     return ""
