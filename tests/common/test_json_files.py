@@ -12,7 +12,7 @@ import pytest
 import vitreous
 from vitreous.cli import main as cli
 from vitreous.common.untrusted_files import MAX_JSON_DEPTH, parse_json, read_json_object
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.load import describe
 
 DEEP = (MAX_JSON_DEPTH, 300, 950, 990, 100_000)  # some of which json reads, and repr or a recursive reader does not

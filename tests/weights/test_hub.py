@@ -16,7 +16,8 @@ from vitreous.common.checks import BadValue
 from vitreous.model.build import build
 from vitreous.weights.hub import choose, parse
 from vitreous.weights.io.containers import write_file
-from vitreous.weights.io.safetensors_file import BadCheckpoint, read_tensors
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.load import load, save
 
 # ---- Names and files -------------------------------------------------------------------------------------------------

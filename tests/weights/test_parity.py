@@ -10,7 +10,7 @@ from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
 from vitreous.model.vit import ViT
-from vitreous.weights.convert import CannotHold, convert
+from vitreous.weights.convert import UnsupportedByFormat, convert
 from vitreous.weights.parity import compare, random_images
 
 
@@ -84,7 +84,7 @@ def test_convert_reports_what_the_format_does_not_keep(
 def test_different_computation_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"), norm_eps=1e-3)
     vitreous.save(perturbed(config), tmp_path / "ours")
-    with pytest.raises(CannotHold, match=r"eps is 0\.001, and timm's is 1e-06.*lossy"):
+    with pytest.raises(UnsupportedByFormat, match=r"eps is 0\.001, and timm's is 1e-06.*lossy"):
         convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
     assert not (tmp_path / "theirs").exists()
     differences = convert(tmp_path / "ours", tmp_path / "theirs", to="timm", lossy=True).differences

@@ -19,7 +19,7 @@ from pickles_by_hand import little_memory
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 Maker = Callable[[Path, Path], Path]  # a folder to work in and a file that must not appear, to the checkpoint
 

@@ -13,12 +13,12 @@ from vitreous.model.vit import ViT
 from vitreous.weights.formats.base import AssumptionWarning
 from vitreous.weights.formats.detection import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
-from vitreous.weights.io.safetensors_file import BadCheckpoint, CannotHold, shown
+from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat, shown
 from vitreous.weights.load import ImageSize, load, save
 from vitreous.weights.native import provenance_of
 from vitreous.weights.parity import Difference, compare, random_images
 
-__all__ = ["CannotHold", "Conversion", "convert"]
+__all__ = ["Conversion", "UnsupportedByFormat", "convert"]
 
 # Fields that matter only in training, or that choose between equal computations, or that `losses` reports.
 NOT_COMPARED = ("dropout", "stochastic_depth", "patch_dropout", "layer_scale", "patch_method", "norm_eps", "mlp")

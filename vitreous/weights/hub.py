@@ -18,7 +18,7 @@ from vitreous.common.untrusted_files import MAX_JSON_BYTES
 from vitreous.model.protocol import Model
 from vitreous.weights.card import model_card
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import provenance_of
 
 PREFIX = "hf-hub:"

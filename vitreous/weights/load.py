@@ -28,7 +28,8 @@ from vitreous.weights.formats.mapping import Row, check_table, matches, read_tab
 from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.hub import Snapshot, check_destination, download, is_hub, push
 from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
-from vitreous.weights.io.safetensors_file import BadCheckpoint, CannotHold, Mapped
+from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat
+from vitreous.weights.io.safetensors_file import Mapped
 from vitreous.weights.native import (
     CARD,
     Description,
@@ -157,18 +158,18 @@ class ForeignCheckpoint:
 
 
 def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> None:
-    """Write a model as the other system would, atomically; raise `CannotHold` for differences unless `lossy`."""
+    """Write a model atomically in another format; numeric differences raise `UnsupportedByFormat` unless `lossy`."""
     config, target = model.config, Path(path)
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
         raise ValueError(f"{target} ends in {target.suffix!r}, but {format.title} is one file that ends in {usual}")
     if unsupported := unknown_options(config) or format.unsupported(config):
-        raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(unsupported)}")
+        raise UnsupportedByFormat(f"{format.title} cannot hold this model: {'; '.join(unsupported)}")
     differences = format.differences(config, folder=target.suffix not in SUFFIXES)
     if differences and not lossy:
         in_folder = not format.suffixes and not format.differences(config, folder=True)
         remedy = "Write a folder, whose config.json states it, or write" if in_folder else "Write"
-        raise CannotHold(
+        raise UnsupportedByFormat(
             f"{format.title} would compute otherwise with these weights: {'; '.join(differences)}. "
             f"{remedy} it anyway with lossy=True (--lossy)"
         )
@@ -274,11 +275,11 @@ def save(
     lossy: bool = False,
     push_to: str | None = None,
 ) -> None:
-    """Write a model as our own checkpoint folder, or as another system would.
+    """Save a model as a Vitreous checkpoint folder or in another format.
 
-    Raises `CannotHold` if the format lacks a part of the model. `lossy` accepts differences in computation that keep
-    all weights, such as another GELU. `push_to` also uploads the files, with a model card, to a repository
-    ("owner/name") of the Hugging Face hub; without it nothing leaves this machine.
+    Raises `UnsupportedByFormat` if the format cannot represent the model. `lossy` accepts numeric differences that keep
+    all weights, such as a different GELU. `push_to` also uploads the files and a model card to a Hugging Face Hub
+    repository ("owner/name"); by default nothing is uploaded.
     """
     format = canonical_name(format)
     model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
@@ -288,7 +289,7 @@ def save(
         save_folder(model, path, provenance)
     elif not isinstance(model, ViT):
         kind, part = type(model).__name__, "" if model.backbone is model else ", or save its .backbone"
-        raise CannotHold(f"{format} holds Vision Transformers, and this is a {kind}: use the format vitreous{part}")
+        raise UnsupportedByFormat(f"{format} supports only ViT models, got {kind}: use format='vitreous'{part}")
     else:
         write_foreign(model, format_named(format), path, lossy)
     if repository is not None:

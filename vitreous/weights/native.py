@@ -26,7 +26,8 @@ from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.presets import PRESETS
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.weights.card import model_card
-from vitreous.weights.io.safetensors_file import BadCheckpoint, check_tensors, read_header, read_tensors, write_tensors
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import check_tensors, read_header, read_tensors, write_tensors
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FILES = (WEIGHTS, CONFIG, CARD)

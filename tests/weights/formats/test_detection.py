@@ -20,7 +20,7 @@ from peers import import_timm, import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import provenance_of
 
 SIZE = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 5}

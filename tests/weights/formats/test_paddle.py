@@ -47,10 +47,10 @@ from vitreous.model.options import (
     TanhHead,
 )
 from vitreous.model.vit import ViT
-from vitreous.weights.convert import CannotHold
+from vitreous.weights.convert import UnsupportedByFormat
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.paddle import Paddle, PaddleViT
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import provenance_of
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("part", REFUSED)
 def test_unsupported_parts_are_rejected_by_name(part: str, format: str, tmp_path: Path) -> None:
     model = build_vit(dataclasses.replace(PLAIN, **REFUSED[part]))
-    with pytest.raises(CannotHold, match=f"cannot hold this model: .*{part}"):
+    with pytest.raises(UnsupportedByFormat, match=f"cannot hold this model: .*{part}"):
         vitreous.save(model, tmp_path / "a.pdparams", format=format, lossy=True)
     assert not list(tmp_path.iterdir())
 
@@ -358,7 +358,7 @@ def test_unsupported_parts_are_rejected_by_name(part: str, format: str, tmp_path
     ],
 )
 def test_parts_unsupported_by_one_system_are_rejected(format: str, change: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match=message):
+    with pytest.raises(UnsupportedByFormat, match=message):
         vitreous.save(build_vit(dataclasses.replace(PLAIN, **change)), tmp_path / "a.pdparams", format=format)
 
 
@@ -376,7 +376,7 @@ def test_parts_unsupported_by_one_system_are_rejected(format: str, change: Any, 
 )
 def test_other_numerics_require_lossy(format: str, change: Any, message: str, tmp_path: Path) -> None:
     model, path = build_vit(dataclasses.replace(PLAIN, **SHOWN[format] | change)), tmp_path / "a.pdparams"
-    with pytest.raises(CannotHold, match=message):
+    with pytest.raises(UnsupportedByFormat, match=message):
         vitreous.save(model, path, format=format)
     vitreous.save(model, path, format=format, lossy=True)
     check_identical(loaded(path, overrides={"norm_eps": model.config.norm_eps} | change), model)

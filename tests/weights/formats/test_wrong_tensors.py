@@ -13,7 +13,7 @@ import vitreous
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ResNetStem
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
 from vitreous.model.vit import ViT
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 SMALL = ViTConfig(
     image_size=(32, 32), patch_size=(8, 8), width=64, depth=1, num_heads=1, mlp_width=64, num_classes=3, mlp=Gelu("erf")

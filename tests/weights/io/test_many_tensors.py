@@ -15,8 +15,9 @@ import torch
 import vitreous
 from vitreous.weights.io import npz as npz_files
 from vitreous.weights.io import safetensors_file as safetensors_files
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle import tensors as pickle_tensors
-from vitreous.weights.io.safetensors_file import MAX_TENSORS, BadCheckpoint
+from vitreous.weights.io.safetensors_file import MAX_TENSORS
 
 
 def header_of(count: int) -> bytes:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 
 from damage import check_noticed_or_harmless, damaged
 from pickles_by_hand import zip_of
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.npz import read_npz, write_npz
-from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 ARRAYS = {
     "opt/target/cls": np.arange(6, dtype="<f4").reshape(1, 2, 3),

@@ -4,14 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vitreous.weights.io.safetensors_file import (
-    BadCheckpoint,
-    Entry,
-    check_tensors,
-    read_header,
-    read_tensors,
-    write_tensors,
-)
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import Entry, check_tensors, read_header, read_tensors, write_tensors
 
 TENSORS = {
     "a": torch.randn(2, 3),

@@ -14,7 +14,7 @@ from vitreous.common.checks import BadValue
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.load import find_tensors
 from vitreous.weights.native import provenance_of
 

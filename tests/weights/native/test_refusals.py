@@ -14,7 +14,7 @@ import vitreous
 from native_models import load_state
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import is_checkpoint, load_folder, save_folder
 
 

@@ -25,7 +25,7 @@ from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.formats.timm.format import Timm
 from vitreous.weights.formats.torchvision import Torchvision
 from vitreous.weights.io.containers import AVERAGED_MODULES
-from vitreous.weights.io.safetensors_file import BadCheckpoint, shown
+from vitreous.weights.io.errors import BadCheckpoint, shown
 
 # In the order of detection: timm's relatives, which share its names, come before it.
 FORMATS: list[Format] = [

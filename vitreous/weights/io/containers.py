@@ -14,19 +14,11 @@ import torch
 from torch import Tensor
 
 from vitreous.common.untrusted_files import read_json_object
+from vitreous.weights.io.errors import BadCheckpoint, InvalidFile, errors_for, shown
 from vitreous.weights.io.npz import read_npz, write_npz
 from vitreous.weights.io.pickle.read import read_pickle, write_pdparams
 from vitreous.weights.io.pickle.tensors import Ignored
-from vitreous.weights.io.safetensors_file import (
-    BadCheckpoint,
-    Mapped,
-    Refused,
-    check_count,
-    naming,
-    read_tensors,
-    shown,
-    write_tensors,
-)
+from vitreous.weights.io.safetensors_file import Mapped, check_count, read_tensors, write_tensors
 from vitreous.weights.io.zip_directory import ZIP_START, opened_zip
 
 # Names of weights in folders of transformers and timm, in order of preference.
@@ -87,7 +79,7 @@ def suffix_of(file: Path) -> str:
 
 def _sniff(file: Path) -> str | None:
     """Return the suffix that fits the first bytes of a file, or None. Refuse other kinds of file."""
-    with naming(file), open(file, "rb") as stream:
+    with errors_for(file), open(file, "rb") as stream:
         start, size = stream.read(START_BYTES), os.fstat(stream.fileno()).st_size
         if start[8:9] == b"{" and 8 + int.from_bytes(start[:8], "little") <= size:
             return ".safetensors"
@@ -97,9 +89,9 @@ def _sniff(file: Path) -> str | None:
         text = start.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
         for sign, kind in OTHER_FILES.items():
             if text.startswith(sign):
-                raise Refused(f"is {kind}")
+                raise InvalidFile(f"is {kind}")
         if start[TAR_AT:].startswith(TAR):
-            raise Refused("is a tar archive: unpack it first")
+            raise InvalidFile("is a tar archive: unpack it first")
         return ".pth" if start.startswith(PICKLE_START) else None
 
 

@@ -21,7 +21,8 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from vitreous.weights.io.safetensors_file import MAX_TENSORS, Refused, naming, shown
+from vitreous.weights.io.errors import InvalidFile, errors_for, shown
+from vitreous.weights.io.safetensors_file import MAX_TENSORS
 from vitreous.weights.io.zip_directory import BROKEN, Member, opened_zip
 
 # ---- Types and shapes of arrays --------------------------------------------------------------------------------------
@@ -45,9 +46,9 @@ def array_type(description: str) -> ArrayType:
     """Parse numpy's dtype string: byte order, kind and bytes per number."""
     order, code = (description[0], description[1:]) if description[:1] in tuple("<>=|") else ("=", description)
     if code.startswith("O"):
-        raise Refused("holds an array of Python objects, which is not a tensor: nothing of it was executed")
+        raise InvalidFile("holds an array of Python objects, which is not a tensor: nothing of it was executed")
     if code not in CODES:
-        raise Refused(f"holds an array of type {shown(description)!r}, but must hold only numbers: {', '.join(CODES)}")
+        raise InvalidFile(f"contains an array of dtype {shown(description)!r}; supported are {', '.join(CODES)}")
     return ArrayType(CODES[code], order == ">" or (order == "=" and sys.byteorder == "big"))
 
 
@@ -55,7 +56,7 @@ def count_elements(shape: tuple[object, ...]) -> int:
     """Validate a shape and return its number of elements."""
     sides = [side for side in shape[:MAX_DIMENSIONS] if type(side) is int and 0 <= side <= MAX_ELEMENTS]
     if len(sides) != len(shape) or math.prod(filter(None, sides)) > MAX_ELEMENTS:
-        raise Refused(f"holds a tensor of shape {shown(reprlib.repr(shape))}, which is invalid")
+        raise InvalidFile(f"holds a tensor of shape {shown(reprlib.repr(shape))}, which is invalid")
     return math.prod(sides)
 
 
@@ -97,7 +98,7 @@ class Header(NamedTuple):
 
 def read_npz(path: Path) -> dict[str, Tensor]:
     """Read the arrays by name, in the order of the file, after all headers were checked."""
-    with naming(path), open(path, "rb") as file, opened_zip(file) as (archive, members):
+    with errors_for(path), open(path, "rb") as file, opened_zip(file) as (archive, members):
         _check_sizes(list(members.values()), os.fstat(file.fileno()).st_size)
         headers = {name: _header(archive, member) for name, member in members.items()}
         return {name.removesuffix(".npy"): _array(archive, name, header) for name, header in headers.items()}
@@ -120,14 +121,14 @@ def write_npz(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 def _check_sizes(members: list[Member], length: int) -> None:
     if len(members) > MAX_TENSORS:
-        raise Refused(f"holds {len(members):,} arrays, but must hold at most {MAX_TENSORS:,}")
+        raise InvalidFile(f"holds {len(members):,} arrays, but must hold at most {MAX_TENSORS:,}")
     total = sum(member.size for member in members)
     if total > max(HARMLESS_BYTES, min(MAX_BYTES, MAX_RATIO * length)):
         accepted = f"at most {MAX_RATIO} times its size and {MAX_BYTES:,} bytes are accepted"
-        raise Refused(f"would unpack from {length:,} bytes to {total:,}, but {accepted}")
+        raise InvalidFile(f"would unpack from {length:,} bytes to {total:,}, but {accepted}")
     for member in members:
         if not member.name.endswith(".npy"):
-            raise Refused(f"holds {shown(member.name)}, but must hold only arrays (.npy)")
+            raise InvalidFile(f"holds {shown(member.name)}, but must hold only arrays (.npy)")
 
 
 def _header(archive: zipfile.ZipFile, member: Member) -> Header:
@@ -139,19 +140,19 @@ def _header(archive: zipfile.ZipFile, member: Member) -> Header:
             length = int.from_bytes(stream.read(4 if wide else 2), "little")
             text = stream.read(min(length, MAX_HEADER + 1)).decode("latin-1")
     except BROKEN as error:
-        raise Refused(f"holds {name}, which is damaged: {shown(error)}") from error
+        raise InvalidFile(f"holds {name}, which is damaged: {shown(error)}") from error
     found = HEADER.fullmatch(text)
     if start[:6] != b"\x93NUMPY" or len(text) != length or found is None:
-        raise Refused(f"holds {name}, which is not an array of numbers: its header is {shown(text.strip())!r}")
+        raise InvalidFile(f"holds {name}, which is not an array of numbers: its header is {shown(text.strip())!r}")
     try:
         kind = array_type(found["type"])
         shape = tuple(int(side) for side in re.findall(r"\d+", found["shape"]))
         header = Header(kind, shape, found["fortran"] == "True", 8 + (4 if wide else 2) + length)
         size = header.start + count_elements(shape) * kind.dtype.itemsize
-    except Refused as reason:
-        raise Refused(f"{reason} ({name})") from reason
+    except InvalidFile as reason:
+        raise InvalidFile(f"{reason} ({name})") from reason
     if size != member.size:
-        raise Refused(f"holds {name}, whose shape {list(shape)} takes {size:,} bytes, but which has {member.size:,}")
+        raise InvalidFile(f"contains {name}, whose shape {list(shape)} needs {size:,} bytes, not {member.size:,}")
     return header
 
 
@@ -165,7 +166,7 @@ def _array(archive: zipfile.ZipFile, name: str, header: Header) -> Tensor:
                 memory[at : at + len(chunk)] = chunk
                 at += len(chunk)
     except BROKEN as error:
-        raise Refused(f"holds {shown(name)}, which is damaged: {shown(error)}") from error
+        raise InvalidFile(f"holds {shown(name)}, which is damaged: {shown(error)}") from error
     if at != len(memory):
-        raise Refused(f"holds {shown(name)}, which ends early: {at:,} bytes of {len(memory):,}")
+        raise InvalidFile(f"holds {shown(name)}, which ends early: {at:,} bytes of {len(memory):,}")
     return as_tensor(flat, header.kind, header.shape, header.fortran)

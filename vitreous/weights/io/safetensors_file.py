@@ -1,10 +1,9 @@
-"""Writes, checks and memory-maps safetensors files; and the errors of all file readers, which name the file."""
+"""Writes, checks and memory-maps safetensors files."""
 
 import json
 import math
 import mmap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,46 +13,7 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import suggestion
 from vitreous.common.untrusted_files import check_regular
-
-# ---- Errors ----------------------------------------------------------------------------------------------------------
-
-
-class BadCheckpoint(ValueError):
-    """A file or folder is not a complete, supported checkpoint; the message names it and the reason."""
-
-
-class CannotHold(ValueError):
-    """A format cannot store a part of a model, or computes it differently."""
-
-
-class Refused(Exception):
-    """The reason why a file is not read. It begins with a verb, because `naming` puts the file's name before it."""
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn `Refused` and OSError into a one-line `BadCheckpoint` that names the file."""
-    try:
-        if path.exists() and not path.is_file():  # opening a pipe would block
-            raise Refused("is not a file")
-        yield
-    except Refused as reason:
-        raise BadCheckpoint(f"{path} {reason}") from reason
-    except OSError as error:
-        raise BadCheckpoint(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def shown(text: object, most: int = 80) -> str:
-    """Escape and truncate untrusted text for one line.
-
-    >>> shown("posix.system"), shown("two\\nlines"), shown("x" * 99, most=5)
-    ('posix.system', 'two\\\\nlines', 'xxxxx...')
-    """
-    line = str(text)[: most + 1].encode("unicode_escape").decode()
-    return line if len(line) <= most else line[:most] + "..."
-
-
-# ---- Safetensors -----------------------------------------------------------------------------------------------------
+from vitreous.weights.io.errors import BadCheckpoint
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())

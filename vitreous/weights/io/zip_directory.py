@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
 
-from vitreous.weights.io.safetensors_file import Refused, shown
+from vitreous.weights.io.errors import InvalidFile, shown
 
 ZIP_START = b"PK\3\4"
 MAX_DIRECTORY_BYTES = 1 << 21  # about 20,000 tensors: ten times a ViT-g with its optimizer
@@ -36,7 +36,7 @@ class _BoundedFile(io.FileIO):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_DIRECTORY_BYTES:
-            raise Refused(f"is a zip with a directory of {size:,} bytes, but must have at most {MAX_DIRECTORY_BYTES:,}")
+            raise InvalidFile(f"has a zip directory of {size:,} bytes; at most {MAX_DIRECTORY_BYTES:,} are allowed")
         return super().read(-1 if size is None else size)
 
 
@@ -47,7 +47,7 @@ def opened_zip(file: BinaryIO) -> Iterator[tuple[zipfile.ZipFile, dict[str, Memb
     try:
         archive = zipfile.ZipFile(bounded)
     except BROKEN as error:
-        raise Refused(f"is not a whole zip file: {shown(error)}") from error
+        raise InvalidFile(f"is not a whole zip file: {shown(error)}") from error
     with archive:
         yield archive, _members(archive, bounded)
 
@@ -59,17 +59,17 @@ def _members(archive: zipfile.ZipFile, file: io.FileIO) -> dict[str, Member]:
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         name = shown(info.filename)
         if info.filename in members:
-            raise Refused(f"holds {name} twice")
+            raise InvalidFile(f"holds {name} twice")
         if info.header_offset < end:
-            raise Refused(f"holds {name}, which overlaps {last}")
+            raise InvalidFile(f"holds {name}, which overlaps {last}")
         end, last = _start(info, file) + info.compress_size, name
         if end > length:
-            raise Refused(f"ends early: {name} would reach to byte {end:,}, but the file has {length:,}")
+            raise InvalidFile(f"ends early: {name} would reach to byte {end:,}, but the file has {length:,}")
         stored = info.compress_type == zipfile.ZIP_STORED
         if not stored and info.compress_type != zipfile.ZIP_DEFLATED:  # others may need gigabytes to unpack
-            raise Refused(f"holds {name}, which is compressed by method {info.compress_type}, but must be by deflate")
+            raise InvalidFile(f"contains {name}, compressed by method {info.compress_type}; only deflate is supported")
         if info.flag_bits & 0x1 or (stored and info.compress_size != info.file_size):
-            raise Refused(f"holds {name}, which is encrypted or has two different sizes")
+            raise InvalidFile(f"holds {name}, which is encrypted or has two different sizes")
         members[info.filename] = Member(
             info.filename, end - info.compress_size, info.compress_size, info.file_size, stored
         )
@@ -84,5 +84,5 @@ def _start(info: zipfile.ZipInfo, file: io.FileIO) -> int:
     except (ValueError, OSError, struct.error):
         signature = b""
     if signature != ZIP_START:
-        raise Refused(f"holds {shown(info.filename)} in its directory, but not at byte {info.header_offset:,}")
+        raise InvalidFile(f"holds {shown(info.filename)} in its directory, but not at byte {info.header_offset:,}")
     return info.header_offset + LOCAL.size + name + extra

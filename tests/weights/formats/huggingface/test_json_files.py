@@ -31,8 +31,8 @@ from vitreous.model.options import (
     SwiGlu,
     TanhHead,
 )
-from vitreous.weights.convert import CannotHold
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.convert import UnsupportedByFormat
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import provenance_of
 
 SMALL = ViTConfig(
@@ -230,14 +230,14 @@ def test_classifier_of_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
 )
 def test_unsupported_parts_are_rejected_by_name(fields: dict[str, Any], part: str, tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, **fields))
-    with pytest.raises(CannotHold, match=part):
+    with pytest.raises(UnsupportedByFormat, match=part):
         vitreous.save(model, tmp_path / "model", format="huggingface")
     assert not (tmp_path / "model").exists()
 
 
 def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, image_size=(24, 32), preprocessing=IMAGENET))
-    with pytest.raises(CannotHold, match="is resized to"):
+    with pytest.raises(UnsupportedByFormat, match="is resized to"):
         vitreous.save(model, tmp_path / "model", format="huggingface")
     vitreous.save(model, tmp_path / "model", format="huggingface", lossy=True)
 

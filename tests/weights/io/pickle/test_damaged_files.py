@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 
 from damage import check_noticed_or_harmless, damaged
 from pickles_by_hand import array, check_refused, pickled, shifted, torch_old, torch_zip, view, zip_of
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
-from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 ZIP = torch_zip(view())
 FILES = {

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
-from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool),

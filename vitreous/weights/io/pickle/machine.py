@@ -14,8 +14,8 @@ import pickletools
 from collections.abc import Sequence
 from typing import IO, Any, cast
 
+from vitreous.weights.io.errors import InvalidFile
 from vitreous.weights.io.pickle.tensors import ADVICE, Ignored, TensorMaker, checked_key, find
-from vitreous.weights.io.safetensors_file import Refused
 
 MAX_STEPS = 500_000  # about a second; ten times the steps of a ViT-g with its optimizer
 MAX_NAME_BYTES = 256
@@ -29,13 +29,13 @@ def interpret(data: memoryview, maker: TensorMaker, at: int = 0) -> tuple[object
     try:
         for step, (opcode, argument, _) in enumerate(pickletools.genops(cast(IO[bytes], reader))):
             if step == MAX_STEPS:
-                raise Refused(f"holds a pickle of more than {MAX_STEPS:,} steps, which no checkpoint needs")
+                raise InvalidFile(f"holds a pickle of more than {MAX_STEPS:,} steps, which no checkpoint needs")
             if opcode.name == "STOP":
                 break
             machine.step(opcode.name, argument)
         return machine.stack.pop(), reader.at
     except (IndexError, KeyError, ValueError) as error:
-        raise Refused(f"is not a whole pickle: it is truncated or invalid at byte {reader.at:,}") from error
+        raise InvalidFile(f"is not a whole pickle: it is truncated or invalid at byte {reader.at:,}") from error
 
 
 class _Reader:
@@ -58,7 +58,7 @@ class _Reader:
 
     def check_length(self, size: int) -> None:
         if size > len(self.data) - self.at:
-            raise Refused(f"ends early: {size:,} bytes should follow byte {self.at:,} of {len(self.data):,}")
+            raise InvalidFile(f"ends early: {size:,} bytes should follow byte {self.at:,} of {len(self.data):,}")
 
 
 class _Machine:
@@ -113,12 +113,14 @@ class _Machine:
             case "STACK_GLOBAL":
                 name, module = stack.pop(), stack.pop()
                 if type(name) is not str or type(module) is not str:
-                    raise Refused(f"names something by a {type(module).__name__} and a {type(name).__name__}: {ADVICE}")
+                    raise InvalidFile(
+                        f"has a global named by {type(module).__name__} and {type(name).__name__} {ADVICE}"
+                    )
                 stack.append(find(f"{module}.{name}"))
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
                 if type(arguments) is not tuple:
-                    raise Refused(f"calls with a {type(arguments).__name__} instead of a tuple of arguments: {ADVICE}")
+                    raise InvalidFile(f"calls a function with {type(arguments).__name__}, not a tuple {ADVICE}")
                 stack.append(self.maker.call(function, arguments))
             case "NEWOBJ":
                 _arguments, kind = stack.pop(), stack.pop()
@@ -132,11 +134,11 @@ class _Machine:
                 self.reader.check_length(argument)
             case "PROTO":
                 if argument > pickle.HIGHEST_PROTOCOL:
-                    raise Refused(f"is a pickle of protocol {argument}, above {pickle.HIGHEST_PROTOCOL}")
+                    raise InvalidFile(f"is a pickle of protocol {argument}, above {pickle.HIGHEST_PROTOCOL}")
             case _:
                 if opcode == "INST":
                     find(argument.replace(" ", ".", 1))  # an error with this name says more
-                raise Refused(f"uses the pickle opcode {opcode}, which no tensor needs: {ADVICE}")
+                raise InvalidFile(f"uses the pickle opcode {opcode}, which no tensor needs {ADVICE}")
 
     def _since_mark(self) -> list[Any]:
         items, self.stack = self.stack, self.below.pop()
@@ -145,7 +147,7 @@ class _Machine:
     def _extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
-            raise Refused(f"appends to a {type(target).__name__}, which is not a list: {ADVICE}")
+            raise InvalidFile(f"appends to a {type(target).__name__}, which is not a list {ADVICE}")
         target += items
 
     def _update(self, items: Sequence[Any]) -> None:
@@ -153,6 +155,6 @@ class _Machine:
         if type(target) is Ignored:  # e.g. settings that subclass dict
             return
         if type(target) is not dict or len(items) % 2:
-            raise Refused(f"sets items of a {type(target).__name__}, which is not a dict: {ADVICE}")
+            raise InvalidFile(f"sets items of a {type(target).__name__}, which is not a dict {ADVICE}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[checked_key(key)] = value

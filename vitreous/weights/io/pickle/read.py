@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from vitreous.weights.io.errors import InvalidFile, errors_for, shown
 from vitreous.weights.io.npz import as_tensor, count_elements
 from vitreous.weights.io.pickle.machine import interpret
 from vitreous.weights.io.pickle.tensors import (
@@ -35,7 +36,7 @@ from vitreous.weights.io.pickle.tensors import (
     TensorMaker,
     View,
 )
-from vitreous.weights.io.safetensors_file import ALIGNMENT, Refused, naming, shown
+from vitreous.weights.io.safetensors_file import ALIGNMENT
 from vitreous.weights.io.zip_directory import ZIP_START, Member, opened_zip
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's older files
@@ -48,9 +49,9 @@ MAX_DEPTH = 64
 
 def read_pickle(path: Path) -> Any:
     """Read dicts, lists and tuples of tensors, text, numbers and None; a dtype becomes its name, others `Ignored`."""
-    with naming(path), open(path, "rb") as file:
+    with errors_for(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
-            raise Refused("is empty")
+            raise InvalidFile("is empty")
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         if data[: len(ZIP_START)] == ZIP_START:
             return _read_zip(file, data)
@@ -66,12 +67,12 @@ def _read_zip(file: BinaryIO, data: memoryview) -> Any:
         pass
     folders = [name.removesuffix("data.pkl") for name in members if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(folders) != 1:
-        raise Refused(f"is a zip with {len(folders)} data.pkl, but torch writes one")
+        raise InvalidFile(f"is a zip with {len(folders)} data.pkl, but torch writes one")
     folder = folders[0]
     if f"{folder}constants.pkl" in members:
-        raise Refused("is a TorchScript program, not weights: use its state_dict(), saved with torch.save")
+        raise InvalidFile("is a TorchScript program, not weights: use its state_dict(), saved with torch.save")
     if (order := members.get(f"{folder}byteorder")) and bytes(_stored(order, data)[:9]) != b"little":
-        raise Refused(BIG_ENDIAN)
+        raise InvalidFile(BIG_ENDIAN)
     maker, program = TensorMaker(len(data)), _stored(members[f"{folder}data.pkl"], data)
     value, end = interpret(program, maker)
     _check_end(program, end)
@@ -79,14 +80,14 @@ def _read_zip(file: BinaryIO, data: memoryview) -> Any:
         member = members.get(f"{folder}data/{key}")
         held = len(_stored(member, data)) if member else 0
         if member is None or held < storage.nbytes:
-            raise Refused(f"holds {held:,} bytes of the storage {shown(key)}, but must hold {storage.nbytes:,}")
+            raise InvalidFile(f"holds {held:,} bytes of the storage {shown(key)}, but must hold {storage.nbytes:,}")
         storage.start = member.start
     return _Builder(data).build(value)
 
 
 def _stored(member: Member, data: memoryview) -> memoryview:
     if not member.stored:
-        raise Refused(f"holds {shown(member.name)} compressed, but torch stores it uncompressed")
+        raise InvalidFile(f"holds {shown(member.name)} compressed, but torch stores it uncompressed")
     return data[member.start : member.start + member.size]
 
 
@@ -98,20 +99,20 @@ def _read_old(data: memoryview, at: int) -> Any:
         values.append(value)
     version, machine, value, keys = values
     if version != VERSION:
-        raise Refused(f"has a version of torch's file format other than {VERSION}")
+        raise InvalidFile(f"has a version of torch's file format other than {VERSION}")
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
-        raise Refused(BIG_ENDIAN)
+        raise InvalidFile(BIG_ENDIAN)
     if not isinstance(keys, list) or {type(key) for key in keys} - {str} or sorted(keys) != sorted(maker.storages):
-        raise Refused("lists other storages than its tensors use")
+        raise InvalidFile("lists other storages than its tensors use")
     for key in keys:
         storage = maker.storages[key]
         if at + COUNT.size > len(data):
-            raise Refused(f"ends early: the storage {shown(key)} should follow byte {at:,} of {len(data):,}")
+            raise InvalidFile(f"ends early: the storage {shown(key)} should follow byte {at:,} of {len(data):,}")
         (number,) = COUNT.unpack_from(data, at)
         storage.start = at + COUNT.size
         at = storage.start + storage.nbytes
         if number * storage.itemsize != storage.nbytes or at > len(data):
-            raise Refused(
+            raise InvalidFile(
                 f"holds {len(data) - storage.start:,} bytes for the storage {shown(key)} of {number:,} elements, "
                 f"but must hold {storage.nbytes:,}"
             )
@@ -120,7 +121,7 @@ def _read_old(data: memoryview, at: int) -> Any:
 
 def _check_end(data: memoryview, end: int) -> None:
     if more := len(data) - end:
-        raise Refused(f"holds {more:,} bytes after the end of its pickle")
+        raise InvalidFile(f"holds {more:,} bytes after the end of its pickle")
 
 
 # ---- From descriptions to tensors ------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ class _Builder:
         """Replace descriptions by tensors; the same description gives the same tensor."""
         self._values += 1
         if self._values > MAX_VALUES or depth > MAX_DEPTH:
-            raise Refused(f"holds more than {MAX_VALUES:,} values, or values nested more than {MAX_DEPTH} levels deep")
+            raise InvalidFile(f"has more than {MAX_VALUES:,} values or nests them more than {MAX_DEPTH} levels deep")
         match value:
             case None | bool() | int() | float() | str():
                 return value
@@ -161,8 +162,8 @@ class _Builder:
             case Ignored(name) | IgnoredClass(name):
                 return Ignored(name)
             case Function(name):
-                raise Refused(f"holds {name} instead of a value")
-        raise Refused(f"holds a bare {type(value).__name__} instead of a value")
+                raise InvalidFile(f"holds {name} instead of a value")
+        raise InvalidFile(f"holds a bare {type(value).__name__} instead of a value")
 
     def _view(self, view: View) -> Tensor:
         if view not in self._built:
@@ -177,7 +178,7 @@ class _Builder:
         """Map a storage from the file; copy it only if it is not aligned (see safetensors_file.py)."""
         if storage not in self._built:
             if storage.start is None:
-                raise Refused(f"does not hold the storage {shown(storage.key)}")
+                raise InvalidFile(f"does not hold the storage {shown(storage.key)}")
             data = self.data[storage.start : storage.start + storage.nbytes]
             mapped = torch.frombuffer(data, dtype=torch.uint8)
             self._built[storage] = _copy(data) if mapped.data_ptr() % ALIGNMENT else mapped
@@ -186,7 +187,7 @@ class _Builder:
     def _array(self, array: Array) -> Tensor:
         if array not in self._built:
             if array.kind is None or array.data is None:
-                raise Refused("holds an array without numbers")
+                raise InvalidFile("holds an array without numbers")
             kind = array.kind._replace(dtype=self.uint16) if array.kind.dtype == torch.uint16 else array.kind
             flat = _copy(array.data if isinstance(array.data, memoryview) else _encode(array.data))
             self._built[array] = as_tensor(flat, kind, array.shape, array.fortran)
@@ -196,7 +197,7 @@ class _Builder:
     def _bytes(self, value: memoryview | Latin1) -> bytes:
         self._copied += len(value) if isinstance(value, memoryview) else len(value.text)
         if self._copied > HARMLESS_BYTES + len(self.data):  # the same bytes many times
-            raise Refused(f"holds more than {self._copied:,} bytes outside of tensors, but has only {len(self.data):,}")
+            raise InvalidFile(f"unpacks {len(self.data):,} bytes to {self._copied:,} or more outside of tensors")
         return bytes(value) if isinstance(value, memoryview) else _encode(value)
 
 
@@ -211,7 +212,7 @@ def _encode(latin1: Latin1) -> bytes:
     try:
         return latin1.text.encode("latin-1")
     except UnicodeEncodeError as error:
-        raise Refused("holds text with letters beyond Latin-1 instead of bytes") from error
+        raise InvalidFile("holds text with letters beyond Latin-1 instead of bytes") from error
 
 
 # ---- Paddle ----------------------------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def from_paddle(content: Any) -> Any:
                 if len(flat) == len(names) and len(dtypes) == 1 and numbers == count_elements(shape):
                     content[key] = torch.cat(flat).view(shape)
                     continue
-        raise Refused(f"holds {shown(key)} in parts that do not make a whole")
+        raise InvalidFile(f"holds {shown(key)} in parts that do not make a whole")
     return content
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from vitreous.weights.io.errors import InvalidFile, shown
 from vitreous.weights.io.npz import ArrayType, array_type, count_elements
-from vitreous.weights.io.safetensors_file import MAX_TENSORS, Refused, shown
+from vitreous.weights.io.safetensors_file import MAX_TENSORS
 
-ADVICE = "nothing of it was executed; use a file with only the weights"
+ADVICE = "(no code in it was executed; use a file that contains only weights)"
 MAX_PAIRS = 500_000
 MAX_SHARING = 8  # tensors may share bytes, but in total be at most this many times as large as the file
 HARMLESS_BYTES = 1 << 26  # what any file may unpack to
@@ -107,13 +108,13 @@ def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
         return Function(name)
     if name in IGNORED_CLASSES:
         return IgnoredClass(name)
-    raise Refused(f"holds {shown(name)}, which is not a tensor: {ADVICE}")
+    raise InvalidFile(f"holds {shown(name)}, which is not a tensor {ADVICE}")
 
 
 def checked_key(key: object) -> object:
     """Return a key that is cheap to hash: nested tuples take exponential time, and chosen integers can collide."""
     if type(key) not in (str, int, bool, float, type(None)) or (type(key) is int and abs(key) > MAX_KEY):
-        raise Refused(f"holds a dict with a key of type {type(key).__name__}, but a key must be text or a small number")
+        raise InvalidFile(f"has a dict key of type {type(key).__name__}; expected text or a small number")
     return key
 
 
@@ -194,7 +195,7 @@ class TensorMaker:
         if isinstance(function, IgnoredClass):
             return Ignored(function.name)
         if not isinstance(function, Function):
-            raise Refused(f"calls a {type(function).__name__}: {ADVICE}")
+            raise InvalidFile(f"calls a {type(function).__name__} {ADVICE}")
         match function.name.rpartition(".")[2], arguments:
             case ("OrderedDict", ()) | ("defaultdict", (_,)):
                 return {}
@@ -228,12 +229,12 @@ class TensorMaker:
                 return Latin1(text)
             case "bytes", ():
                 return Latin1("")
-        raise Refused(f"calls {function.name} with arguments that it does not take: {ADVICE}")
+        raise InvalidFile(f"calls {function.name} with arguments that it does not take {ADVICE}")
 
     def new(self, kind: object) -> Ignored:
         """Resolve NEWOBJ: an object of an ignored class."""
         if not isinstance(kind, IgnoredClass):
-            raise Refused(f"uses the pickle opcode NEWOBJ, which no tensor needs: {ADVICE}")
+            raise InvalidFile(f"uses the pickle opcode NEWOBJ, which no tensor needs {ADVICE}")
         return Ignored(kind.name)
 
     def set_state(self, made: object, state: object) -> None:
@@ -248,7 +249,7 @@ class TensorMaker:
             case dict(), dict():
                 pass  # attributes of an OrderedDict: the `_metadata` of a state dict, which is not about its tensors
             case _:
-                raise Refused(f"sets the state of a {type(made).__name__}: {ADVICE}")
+                raise InvalidFile(f"sets the state of a {type(made).__name__} {ADVICE}")
 
     def storage(self, identity: object) -> Elements:
         """Resolve BINPERSID: a storage outside the pickle."""
@@ -259,24 +260,24 @@ class TensorMaker:
             ):
                 pass
             case _:
-                raise Refused(f"refers to {shown(reprlib.repr(identity))}, which is not a torch storage")
+                raise InvalidFile(f"refers to {shown(reprlib.repr(identity))}, which is not a torch storage")
         nbytes = number * dtype.itemsize
         storage = self.storages.setdefault(key, Storage(key, nbytes, dtype.itemsize))
         if storage.nbytes != nbytes:
-            raise Refused(f"holds the storage {shown(key)} both with {storage.nbytes:,} and with {nbytes:,} bytes")
+            raise InvalidFile(f"holds the storage {shown(key)} both with {storage.nbytes:,} and with {nbytes:,} bytes")
         return Elements(storage, dtype)
 
     def _dict(self, pairs: list[object]) -> dict[Any, Any]:
         self._pairs += len(pairs)
         if self._pairs > MAX_PAIRS:  # the same list many times
-            raise Refused(f"makes dicts of more than {MAX_PAIRS:,} pairs")
+            raise InvalidFile(f"makes dicts of more than {MAX_PAIRS:,} pairs")
         made = {}
         for pair in pairs:
             match pair:
                 case [key, value]:
                     made[checked_key(key)] = value
                 case _:
-                    raise Refused(f"makes a dict of a {type(pair).__name__}, which is not a pair: {ADVICE}")
+                    raise InvalidFile(f"makes a dict of a {type(pair).__name__}, which is not a pair {ADVICE}")
         return made
 
     def _view(self, storage: Storage, dtype: object, place: list[object], metadata: Sequence[object] = ()) -> View:
@@ -285,24 +286,24 @@ class TensorMaker:
                 numbers, held = count_elements(shape), storage.nbytes // dtype.itemsize
             case _:  # metadata mark complex numbers that are conjugated or negated lazily
                 kind = shown(reprlib.repr(dtype))
-                raise Refused(f"describes a tensor of {kind} with unsupported arguments or metadata")
+                raise InvalidFile(f"describes a tensor of {kind} with unsupported arguments or metadata")
         strides = [step for step in stride[: len(shape)] if type(step) is int and step >= 0]
         possible = len(strides) == len(stride) == len(shape) and offset >= 0
         if not possible or (numbers and offset + sum((n - 1) * m for n, m in zip(shape, strides, strict=True)) >= held):
-            raise Refused(
+            raise InvalidFile(
                 f"holds a tensor of shape {list(shape)} at element {offset} with strides {strides}, "
                 f"but its storage {shown(storage.key)} has {held:,} elements"
             )
         self._count_tensor()
         self._tensor_bytes += numbers * dtype.itemsize
         if self._tensor_bytes > (most := HARMLESS_BYTES + MAX_SHARING * self.length):
-            raise Refused(f"holds tensors of more than {most:,} bytes in all, but has only {self.length:,}")
+            raise InvalidFile(f"holds tensors of more than {most:,} bytes in all, but has only {self.length:,}")
         return View(storage, dtype, int(offset), shape, stride)
 
     def _count_tensor(self) -> None:
         self._tensors += 1
         if self._tensors > MAX_TENSORS:
-            raise Refused(f"holds more than {MAX_TENSORS:,} tensors")
+            raise InvalidFile(f"holds more than {MAX_TENSORS:,} tensors")
 
     def _fill(self, array: Array, kind: NumpyType, shape: tuple[Any, ...], fortran: bool, data: object) -> Array:
         match data:
@@ -312,14 +313,14 @@ class TensorMaker:
                 data = Latin1(data) if isinstance(data, str) else data
                 held = len(data.text)
             case list():
-                raise Refused("holds an array of Python objects, which is not a tensor: nothing of it was executed")
+                raise InvalidFile("holds an array of Python objects, which is not a tensor: nothing of it was executed")
             case _:
-                raise Refused(f"holds an array whose bytes are a {type(data).__name__}")
+                raise InvalidFile(f"holds an array whose bytes are a {type(data).__name__}")
         array.kind, array.shape, array.fortran, array.data = array_type(kind.order + kind.code), shape, fortran, data
         if held != (needed := count_elements(shape) * array.kind.dtype.itemsize):
-            raise Refused(f"holds an array of shape {list(shape)}, which takes {needed:,} bytes, but has {held:,}")
+            raise InvalidFile(f"holds an array of shape {list(shape)}, which takes {needed:,} bytes, but has {held:,}")
         self._count_tensor()
         self._array_bytes += needed
         if self._array_bytes > HARMLESS_BYTES + self.length:  # each is copied out of the file, but only once
-            raise Refused(f"holds arrays of more than {self._array_bytes:,} bytes, but has only {self.length:,}")
+            raise InvalidFile(f"holds arrays of more than {self._array_bytes:,} bytes, but has only {self.length:,}")
         return array
