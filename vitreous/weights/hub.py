@@ -62,10 +62,6 @@ class Snapshot:
         return record | {"repository": self.repository, "commit": commit} | ({"license": license} if license else {})
 
 
-def is_hub(source: str | Path) -> bool:
-    return str(source).startswith(PREFIX)
-
-
 def parse(source: str | Path) -> Name:
     """Parse the repository and revision of `hf-hub:...`."""
     text = source.as_posix() if isinstance(source, Path) else source

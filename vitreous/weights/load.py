@@ -26,7 +26,7 @@ from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Form
 from vitreous.weights.formats.detection import canonical_name, format_named, identify
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
-from vitreous.weights.hub import Snapshot, check_destination, download, is_hub, push
+from vitreous.weights.hub import PREFIX, Snapshot, check_destination, download, push
 from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
 from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat
 from vitreous.weights.io.safetensors_file import Mapped
@@ -215,6 +215,11 @@ class Source:
         if self.snapshot is not None:
             vars(model)["provenance"] = self.snapshot.record(provenance_of(model))
         return model.to(torch.get_default_device())
+
+
+def is_hub(source: str | Path) -> bool:
+    """Return True for `hf-hub:...`."""
+    return str(source).startswith(PREFIX)
 
 
 def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
