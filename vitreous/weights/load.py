@@ -51,15 +51,15 @@ WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_c
 # ---- Checkpoints of other systems ------------------------------------------------------------------------------------
 
 
-def find_tensors(path: Path) -> StateDict:
-    """Open the tensors of a file or folder, without wrappers; a file named `model.safetensors` means its folder."""
+def find_tensors(path: Path, lazy: bool = False) -> StateDict:
+    """Open the tensors of a file or folder without their wrappers; `model.safetensors` stands for its folder."""
     file = _weights_in(path) if path.is_dir() else path
     if not file.is_file():
         raise missing_checkpoint(path)
     config, config_file = {}, file.parent / "config.json"
     if (path.is_dir() or file.name in USUAL_NAMES) and config_file.is_file():
         path, config = file.parent, read_json_object(config_file, BadCheckpoint)
-    content = read_file(file)
+    content = read_file(file, lazy)
     forget = content.forget if isinstance(content, Mapped) else lambda: None
     metadata = content.metadata if isinstance(content, Mapped) else content
     tensors, inside = unwrapped(content, path)
@@ -82,9 +82,10 @@ def _weights_in(folder: Path) -> Path:
 
 
 class _Plan(NamedTuple):
-    """A config that was inferred from tensors, and what is needed to build its model."""
+    """A config inferred from tensors, and everything needed to build its model."""
 
     config: ViTConfig
+    format: Format
     state: StateDict
     table: list[Row]
     blank: ViT
@@ -92,44 +93,40 @@ class _Plan(NamedTuple):
     warning: str | None
 
 
+@dataclass(frozen=True)
 class ForeignCheckpoint:
-    """An opened checkpoint of another system, whose format is detected unless it is given."""
+    """A checkpoint in another format, which is detected unless `format` is given."""
 
-    def __init__(self, path: Path, format: str | None):
-        self.path = path
-        self._state: StateDict | None
-        self.format, self._state = identify(find_tensors(path), format)
+    path: Path
+    format: str | None
 
     def describe(self, overrides: Mapping[str, Any]) -> Description:
-        """Infer the config; names and shapes of all tensors are checked."""
-        plan = self._plan(overrides, None, new_head=False)
-        check_table(plan.table, plan.state.tensors, plan.blank.state_dict(), plan.state.path, self.format.ignored)
+        """Infer the config and check the names and shapes of all tensors without reading their data."""
+        plan = self._plan(overrides, None, new_head=False, lazy=True)
+        check_table(plan.table, plan.state.tensors, plan.blank.state_dict(), plan.state.path, plan.format.ignored)
         return Description(plan.config, plan.provenance)
 
     def model(
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
     ) -> Model:
-        """Build the model; warn if it depends on uncertain assumptions."""
+        """Build the model and warn about uncertain assumptions."""
         plan = self._plan(overrides, image_size, new_head=num_classes is not None)
         if plan.warning:
             warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # at the call of vitreous.load
         model, state = plan.blank, plan.state
-        fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, self.format.ignored))
-        state.forget()  # pages that were read only to be combined with others
-        self._state = None  # the model owns the mapped tensors: another model maps the file again
+        fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, plan.format.ignored))
+        state.forget()  # pages of tensors that were combined into new ones
         native = image_size is None or as_size(image_size) == plan.config.image_size
         return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
 
-    def _plan(self, overrides: Mapping[str, Any], image_size: Any, new_head: bool) -> _Plan:
-        """Infer the config. With `new_head`, a classifier that we do not support is ignored."""
+    def _plan(self, overrides: Mapping[str, Any], image_size: Any, new_head: bool, lazy: bool = False) -> _Plan:
+        """Infer the config. With `new_head`, an unsupported classifier is ignored."""
         hints = get_type_hints(ViTConfig)
         for field in overrides:
             if field not in hints:
                 raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
         given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
-        if self._state is None:
-            _, self._state = identify(find_tensors(self.path), self.format.name)
-        format, opened = self.format, self._state
+        format, opened = identify(find_tensors(self.path, lazy), self.format)
         state = format.normalise(opened)
         builder = ConfigBuilder(state, overrides, new_head)
         try:
@@ -154,7 +151,7 @@ class ForeignCheckpoint:
         }
         provenance: dict[str, Any] = {"origin": format.title, "format": format.name, "file": state.path.name}
         provenance |= {key: value for key, value in record.items() if value}
-        return _Plan(config, state, table, build_blank(config), provenance, builder.warning)
+        return _Plan(config, format, state, table, build_blank(config), provenance, builder.warning)
 
 
 def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> None:
@@ -190,7 +187,7 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
 
 @dataclass(frozen=True)
 class Source:
-    """An opened checkpoint: its files and format are found once, then it is described and built from the same file."""
+    """A checkpoint that can be described or built."""
 
     checkpoint: NativeCheckpoint | ForeignCheckpoint
     snapshot: Snapshot | None = None  # of the Hugging Face hub
@@ -231,8 +228,7 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
     native = not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
     if format == "vitreous" or (format is None and native):
         return Source(NativeCheckpoint(path), snapshot)
-    with torch.device("cpu"):  # files are read into the host's memory
-        return Source(ForeignCheckpoint(path, format), snapshot)
+    return Source(ForeignCheckpoint(path, format), snapshot)
 
 
 def load(

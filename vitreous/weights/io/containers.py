@@ -57,18 +57,21 @@ FLAX_PREFIXES = ("opt/target/", "params/")  # the same keys where nested names w
 INSERTED = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 
 
-def read_file(file: Path) -> Any:
-    """Read the tensors of a file by name; a pickle may nest them in other values."""
+def read_file(file: Path, lazy: bool = False) -> Any:
+    """Read the tensors in a file by name. Pickles may nest them in other values.
+
+    `lazy` maps tensors that are not aligned too, without reading or verifying their data.
+    """
     if file.name.endswith(".index.json"):
-        return _read_shards(file)
+        return _read_shards(file, lazy)
     if (suffix := suffix_of(file)) not in SUFFIXES:
         raise BadCheckpoint(f"{file} ends in {file.suffix!r}, but weights are in {', '.join(SUFFIXES)}")
     match _sniff(file) or suffix:
         case ".safetensors":
             return read_tensors(file, alignment=8)  # safetensors guarantees no more, and copies would not be faster
         case ".npz":
-            return read_npz(file)
-    return read_pickle(file)
+            return read_npz(file, lazy)
+    return read_pickle(file, lazy)
 
 
 def suffix_of(file: Path) -> str:
@@ -95,7 +98,7 @@ def _sniff(file: Path) -> str | None:
         return ".pth" if start.startswith(PICKLE_START) else None
 
 
-def _read_shards(index: Path) -> Mapped:
+def _read_shards(index: Path, lazy: bool) -> Mapped:
     weight_map = read_json_object(index, BadCheckpoint).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise BadCheckpoint(f"{index} has no weight_map, which assigns tensors to files")
@@ -106,7 +109,7 @@ def _read_shards(index: Path) -> Mapped:
             raise BadCheckpoint(f"{index} names {name!r}, which is not in the same folder")
         if not name.endswith(SUFFIXES) or "\0" in name:
             raise BadCheckpoint(f"{index} names {name!r}, but weights are in {', '.join(SUFFIXES)}")
-        shard = read_file(index.parent / name)
+        shard = read_file(index.parent / name, lazy)
         if not isinstance(shard, dict):
             raise BadCheckpoint(f"{index.parent / name} holds {kind_of(shard)}, but must hold tensors by name")
         tensors = Mapped(tensors | shard, *tensors.files, *(shard.files if isinstance(shard, Mapped) else ()))

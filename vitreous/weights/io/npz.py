@@ -7,6 +7,7 @@ types; only numbers are accepted.
 """
 
 import math
+import mmap
 import os
 import re
 import reprlib
@@ -96,12 +97,19 @@ class Header(NamedTuple):
     start: int
 
 
-def read_npz(path: Path) -> dict[str, Tensor]:
-    """Read the arrays by name, in the order of the file, after all headers were checked."""
+def read_npz(path: Path, lazy: bool = False) -> dict[str, Tensor]:
+    """Read the arrays by name, in file order, after checking every header.
+
+    `lazy` maps uncompressed arrays instead, unaligned and without verifying their checksums.
+    """
     with errors_for(path), open(path, "rb") as file, opened_zip(file) as (archive, members):
         _check_sizes(list(members.values()), os.fstat(file.fileno()).st_size)
         headers = {name: _header(archive, member) for name, member in members.items()}
-        return {name.removesuffix(".npy"): _array(archive, name, header) for name, header in headers.items()}
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if lazy else None
+        return {
+            name.removesuffix(".npy"): _array(archive, members[name], header, mapped)
+            for name, header in headers.items()
+        }
 
 
 def write_npz(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -156,17 +164,21 @@ def _header(archive: zipfile.ZipFile, member: Member) -> Header:
     return header
 
 
-def _array(archive: zipfile.ZipFile, name: str, header: Header) -> Tensor:
-    flat = torch.empty(math.prod(header.shape) * header.kind.dtype.itemsize, dtype=torch.uint8)
+def _array(archive: zipfile.ZipFile, member: Member, header: Header, mapped: mmap.mmap | None) -> Tensor:
+    name, nbytes = shown(member.name), math.prod(header.shape) * header.kind.dtype.itemsize
+    if mapped is not None and member.stored and nbytes:
+        flat = torch.frombuffer(mapped, dtype=torch.uint8, count=nbytes, offset=member.start + header.start)
+        return as_tensor(flat, header.kind, header.shape, header.fortran)
+    flat = torch.empty(nbytes, dtype=torch.uint8)
     memory, at = flat.numpy().data, 0
     try:
-        with archive.open(name) as stream:
+        with archive.open(member.name) as stream:
             stream.read(header.start)
             while chunk := stream.read(CHUNK):
                 memory[at : at + len(chunk)] = chunk
                 at += len(chunk)
     except BROKEN as error:
-        raise InvalidFile(f"holds {shown(name)}, which is damaged: {shown(error)}") from error
-    if at != len(memory):
-        raise InvalidFile(f"holds {shown(name)}, which ends early: {at:,} bytes of {len(memory):,}")
+        raise InvalidFile(f"contains {name}, which is damaged: {shown(error)}") from error
+    if at != nbytes:
+        raise InvalidFile(f"contains {name}, which is truncated: {at:,} of {nbytes:,} bytes")
     return as_tensor(flat, header.kind, header.shape, header.fortran)

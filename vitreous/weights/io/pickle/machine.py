@@ -19,7 +19,8 @@ from vitreous.weights.io.pickle.tensors import ADVICE, Ignored, TensorMaker, che
 
 MAX_STEPS = 500_000  # about a second; ten times the steps of a ViT-g with its optimizer
 MAX_NAME_BYTES = 256
-NUMBER_BYTES = 8  # of the longest length field or number
+NUMBER_BYTES = 8  # size of the longest length field or number
+BYTES_OPCODES = pickle.BINBYTES + pickle.BINBYTES8  # their data is not copied
 
 
 def interpret(data: memoryview, maker: TensorMaker, at: int = 0) -> tuple[object, int]:
@@ -42,14 +43,19 @@ class _Reader:
     """The part of a binary file's interface that `pickletools.genops` uses, over memory."""
 
     def __init__(self, data: memoryview, at: int) -> None:
-        self.data, self.at = data, at
+        self.data, self.at, self.opcode_at = data, at, at
 
-    def read(self, size: int) -> bytes:
-        if size > NUMBER_BYTES:  # only what a length field in the pickle declares is longer
+    def tell(self) -> int:  # genops calls it before each opcode
+        self.opcode_at = self.at
+        return self.at
+
+    def read(self, size: int) -> bytes | memoryview:
+        if size > NUMBER_BYTES:  # longer reads come from a length field in the pickle
             self.check_length(size)
-        chunk = bytes(self.data[self.at : self.at + size])
+        chunk = self.data[self.at : self.at + size]
         self.at += len(chunk)
-        return chunk
+        is_array = size > NUMBER_BYTES and self.data[self.opcode_at] in BYTES_OPCODES
+        return chunk if is_array else bytes(chunk)
 
     def readline(self) -> bytes:
         line, newline, _ = bytes(self.data[self.at : self.at + MAX_NAME_BYTES]).partition(b"\n")

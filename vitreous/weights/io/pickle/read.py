@@ -47,8 +47,11 @@ MAX_VALUES = 500_000  # a value that is reached in two ways counts twice, so a "
 MAX_DEPTH = 64
 
 
-def read_pickle(path: Path) -> Any:
-    """Read dicts, lists and tuples of tensors, text, numbers and None; a dtype becomes its name, others `Ignored`."""
+def read_pickle(path: Path, lazy: bool = False) -> Any:
+    """Read tensors and plain values; dtypes become their names, and other objects `Ignored`.
+
+    Tensors of torch are mapped; `lazy` also maps arrays, unaligned.
+    """
     with errors_for(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise InvalidFile("is empty")
@@ -59,7 +62,7 @@ def read_pickle(path: Path) -> Any:
         if value == MAGIC:
             return _read_old(data, end)
         _check_end(data, end)
-        return from_paddle(_Builder(data, uint16=torch.bfloat16).build(value))
+        return from_paddle(_Builder(data, uint16=torch.bfloat16, lazy=lazy).build(value))
 
 
 def _read_zip(file: BinaryIO, data: memoryview) -> Any:
@@ -132,7 +135,8 @@ class _Builder:
     """Builds the tensors that a pickle described: mapped from the file, or copied out of it."""
 
     data: memoryview  # the file as copy-on-write memory
-    uint16: torch.dtype = torch.uint16  # for arrays of numpy's uint16
+    uint16: torch.dtype = torch.uint16  # dtype of numpy's uint16 arrays
+    lazy: bool = False  # map arrays even if they are not aligned
     _built: dict[Array | View | Storage, Tensor] = field(default_factory=dict)
     _values: int = 0
     _copied: int = 0
@@ -189,7 +193,9 @@ class _Builder:
             if array.kind is None or array.data is None:
                 raise InvalidFile("holds an array without numbers")
             kind = array.kind._replace(dtype=self.uint16) if array.kind.dtype == torch.uint16 else array.kind
-            flat = _copy(array.data if isinstance(array.data, memoryview) else _encode(array.data))
+            data = array.data if isinstance(array.data, memoryview) else _encode(array.data)
+            mapped = self.lazy and isinstance(data, memoryview) and data.nbytes
+            flat = torch.frombuffer(data, dtype=torch.uint8) if mapped else _copy(data)
             self._built[array] = as_tensor(flat, kind, array.shape, array.fortran)
             array.data = None  # frees text that is as large as the array
         return self._built[array]
