@@ -61,7 +61,7 @@ def test_too_many_tensors_in_other_files_are_refused(
     for reader in (npz_files, pickle_tensors):  # such files take long to write
         monkeypatch.setattr(reader, "MAX_TENSORS", 50)
     write(tmp_path / name, 51)
-    with pytest.raises(BadCheckpoint, match=rf"{name} holds .*(at most 50|more than 50)"):
+    with pytest.raises(BadCheckpoint, match=rf"{name} contains .*(at most 50|more than 50)"):
         vitreous.load(tmp_path / name)
 
 

@@ -274,5 +274,5 @@ def test_paddle_arrays_in_parts(tmp_path: Path) -> None:
     bad = [((2, 4), ["w@@.0", "w@@.1"]), ((2, 4), ["w@@.0"] * 2), ((6,), ["x"]), ((0,), []), ((), 3), ((6,), [[]])]
     for shape, slices in bad:
         value["UnpackBigParamInfor@@"] = {"w": {"OriginShape": shape, "slices": slices}}
-        with pytest.raises(BadCheckpoint, match=r"x.pth holds w in parts that do not make a whole"):
+        with pytest.raises(BadCheckpoint, match=r"x.pth contains w in parts that do not match its shape"):
             read(tmp_path, pickle.dumps(value, 2))
