@@ -126,7 +126,7 @@ def test_without_a_head(monkeypatch, capsys, small: ViTConfig, picture: Path, tm
     ("arguments", "status", "message"),
     [
         (["--layers", "2"], 2, "layer is 2, but must be from 0 to 1"),
-        (["--heads", "4"], 2, "head is 4, but must be a whole number from 0 to 3"),
+        (["--heads", "4"], 2, "head is 4, but must be an integer from 0 to 3"),
         (["--class", "cats"], 2, "class is 'cats', but must be a label of the model (did you mean 'cat'?)"),
         (["--class", "5"], 2, "or a number from 0 to 4"),
         (["--query", "3", "0"], 2, "query is (3, 0), but must be a row from 0 to 2"),

@@ -48,7 +48,7 @@ def test_fills(small: ViTConfig) -> None:
 
 
 def test_a_class_that_does_not_exist_is_an_error(small: ViTConfig) -> None:
-    with pytest.raises(ValueError, match="target is 9, but must be a whole number from 0 to 4"):
+    with pytest.raises(ValueError, match="target is 9, but must be an integer from 0 to 4"):
         occlusion(capture(of_kind(small, "class token"), picture()), 9)
 
 

@@ -57,7 +57,7 @@ def test_each_class_and_each_image_has_its_own_map(small: ViTConfig, kind: str) 
 
 def test_a_class_that_does_not_exist_is_an_error(small: ViTConfig) -> None:
     model = of_kind(small, "class token")
-    with pytest.raises(ValueError, match="target is 5, but must be a whole number from 0 to 4"):
+    with pytest.raises(ValueError, match="target is 5, but must be an integer from 0 to 4"):
         relevance(capture(model, picture()), 5)
     headless = build_vit(dataclasses.replace(small, num_classes=0))
     with pytest.raises(ValueError, match="num_classes is 0"):

@@ -114,8 +114,8 @@ def test_with_flip_a_mirrored_image_has_the_mirrored_mask(model: Segmenter) -> N
         ({"overlap": 2}, r"overlap is 2, but must be a number from 0 to 1"),
         ({"overlap": -1.0}, r"overlap is -1.0, but must be a number from 0 to 1"),
         ({"overlap": float("nan")}, r"overlap is nan, but must be a number"),
-        ({"batch_size": 0}, r"batch_size is 0, but must be a whole number from 1"),
-        ({"batch_size": 2.5}, r"batch_size is 2.5, but must be a whole number"),
+        ({"batch_size": 0}, r"batch_size is 0, but must be an integer from 1"),
+        ({"batch_size": 2.5}, r"batch_size is 2.5, but must be an integer"),
     ],
 )
 def test_invalid_options_are_rejected_at_once(option: dict[str, Any], message: str, small: ViTConfig) -> None:

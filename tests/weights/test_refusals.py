@@ -190,7 +190,7 @@ CASES: list[tuple[Maker, str]] = [
     (with_tensors(pos_embed=torch.zeros(0, 5, 8)), r"pos_embed is \[0, 5, 8\]"),
     (narrow_numbers, r"cls is float8_e4m3fn"),
     (token_without_sides, r"cls_token is \[\], but must have 2 dimensions"),
-    (empty_but_endless, r"cls_token has the shape"),
+    (empty_but_endless, r"cls_token has the invalid shape"),
     (edited("huggingface", layer_norm_eps=10**400), r"layer_norm_eps is 1000.* must be a number"),
     (edited("huggingface", image_mean=[10**400] * 3), r"image_mean is .* must be a list of numbers"),
     (edited("huggingface", rescale_factor=float("nan")), r"rescale_factor is nan"),
@@ -201,9 +201,9 @@ CASES: list[tuple[Maker, str]] = [
     (edited("timm", pretrained_cfg__input_size="x", model_args={}), r"img_size 'x'"),
     (edited("timm", model_args__act_layer=["gelu"]), r"act_layer of config.json is .* must be a name"),
     (edited("timm", model_args__global_pool=["avg"]), r"global_pool of config.json is .* must be a name"),
-    (plain_pickle, r"x\.pth holds .*open"),
-    (torch_pickle, r"x\.pt holds .*open"),
-    (paddle_pickle, r"x\.pdparams holds .*open"),
+    (plain_pickle, r"x\.pth contains .*open"),
+    (torch_pickle, r"x\.pt contains .*open"),
+    (paddle_pickle, r"x\.pdparams contains .*open"),
     (truncated_safetensors, r"x\.safetensors cannot be read"),
     (huge_safetensors, r"x\.safetensors cannot be read"),
     (huge_header, r"x\.safetensors cannot be read"),
@@ -212,7 +212,7 @@ CASES: list[tuple[Maker, str]] = [
     (absurd_config, r"config\.json: (image_size|model\.width|width) .*"),
     (absurd_depth, r"too few for the 1000 layers"),
     (absurd_transformers_config, r"theirs.*"),
-    (index_that_leads_elsewhere, r"index\.json names '\.\./\.\./etc/passwd', which is not in the same folder"),
+    (index_that_leads_elsewhere, r"index\.json lists '\.\./\.\./etc/passwd', which is not in the same folder"),
 ]
 
 

@@ -35,7 +35,7 @@ def check_real(field: str, value: object, low: float, high: float) -> None:
 
 def check_positive(field: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        fail(field, value, "a finite number greater than 0")
+        fail(field, value, "a finite number above 0")
 
 
 def check_fraction(field: str, value: object) -> None:
@@ -125,6 +125,6 @@ def check_tiling(size: Size, patch: Size, stride: int = 1) -> None:
     above = tuple(-(-side // step) * step for side, step in zip(size, patch, strict=True))
     fits = " and ".join(f"{height} x {width}" for height, width in dict.fromkeys([below, above]))
     raise BadValue(
-        f"image size {size[0]} x {size[1]} (height x width) is not divisible into {patch[0]} x {patch[1]} patches; "
-        f"the nearest valid sizes are {fits}, or build the model with pad=True"
+        f"image is {size[0]} x {size[1]} (height x width), which {patch[0]} x {patch[1]} patches do not tile; "
+        f"the nearest sizes that fit are {fits}, or build the model with pad=True"
     )

@@ -37,7 +37,7 @@ def from_dict(expected: type[T], data: object, path: str = "config") -> T:
             raise ValueError(f"{path}.{name} is not a field of {expected.__name__}{suggestion(str(name), names)}")
     required = {f.name for f in dataclasses.fields(expected) if f.default is f.default_factory is dataclasses.MISSING}  # type: ignore[arg-type]
     if missing := sorted(required - data.keys()):
-        raise ValueError(f"{path} is missing required fields of {expected.__name__}: {', '.join(missing)}")
+        raise ValueError(f"{path} lacks {', '.join(missing)}, which {expected.__name__} requires")
     return expected(**{name: decode(hints[name], data[name], f"{path}.{name}") for name in names & data.keys()})
 
 

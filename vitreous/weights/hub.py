@@ -290,7 +290,7 @@ def _refusal(error: Exception, name: Name, page: str) -> Exception | None:
     if (
         isinstance(error, RepositoryNotFoundError) or _status(error) == 401
     ):  # the Hub also sends 401 for missing repositories
-        return BadCheckpoint(f"{name}: {page} does not exist or is private: check the name, or {LOG_IN}")
+        return BadCheckpoint(f"{name}: {page} does not exist or is private: check the name; if it is private, {LOG_IN}")
     if _status(error) == 403:
         return OSError(f"{name}: this token has no read access to {page}: {LOG_IN} to another one")
     return None

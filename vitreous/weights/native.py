@@ -114,7 +114,7 @@ def _check_same(here: Mapping[str, str], stated: Mapping[str, str], names: Itera
         found, expected = here.get(name, "missing"), stated.get(name, "missing")
         if found != expected:
             raise ValueError(
-                f"{name} is {found}, but the config describes {expected}, and a checkpoint is rebuilt from its config. "
+                f"{name} is {found} in the model but {expected} in its config, from which a checkpoint is rebuilt. "
                 "Merge the change (LoRA), save model.state_dict() yourself, or add it to the config "
                 "(docs/architecture.md)"
             )
@@ -206,7 +206,7 @@ def missing_checkpoint(path: Path) -> BadCheckpoint:
     if str(path) in PRESETS:
         expected = "expected a folder, a file or hf-hub:owner/name"
         return BadCheckpoint(f"{path} is a preset without weights, not a checkpoint; {expected}")
-    return BadCheckpoint(f"checkpoint {path} does not exist{path_suggestion(path)}")
+    return BadCheckpoint(f"there is no checkpoint {path}{path_suggestion(path)}")
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

@@ -197,7 +197,7 @@ def test_a_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: p
     wrong = {"rfilename": "train.parquet", "size": len(parquet(0, 8)), "blobId": "0" * 40}
     site.answers["listing"] = lambda _: [response(site.listing(siblings=[wrong]), {})]
     for _ in range(2):  # the second time it is fetched again
-        with pytest.raises(OSError, match=r"train\.parquet has arrived with the checksum \w{40}, but must have 0{40}"):
+        with pytest.raises(OSError, match=r"train\.parquet X40 must have 0{40}"):
             open_data("hf:eve/model")
         assert not list((tmp_path / "hf").rglob("*.parquet"))
         assert not list((tmp_path / "hf").glob("*/blobs/*"))

@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> None:
     changes, part = REFUSED[case]
-    with pytest.raises(UnsupportedByFormat, match=f"Google's vision_transformer cannot hold this model: {part}"):
+    with pytest.raises(UnsupportedByFormat, match=f"Google's vision_transformer does not support this model: {part}"):
         vitreous.save(build(dataclasses.replace(PLAIN, **changes)), tmp_path / "m.npz", format="google", lossy=True)
     assert not list(tmp_path.iterdir())
 

@@ -32,7 +32,7 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
     "timm": [
         ("blocks.1.mlp.fc2.bias", None, r"1 missing: blocks\.1\.mlp\.fc2\.bias$"),
         ("norm_pre.weight", zeros(128), r"a norm before the first block \(norm_pre\), as CLIP has$"),
-        ("blocks.1.attn.proj.weight", zeros(128, 64), r"blocks\.1\.attn\.proj\.weight is \[128, 64\], but must be"),
+        ("blocks.1.attn.proj.weight", zeros(128, 64), r"blocks\.1\.attn\.proj\.weight is \[128, 64\], expected"),
         ("patch_embed.proj.weight", zeros(128, 192), r"patch_embed\.proj\.weight is \[128, 192\], but must have 4 dim"),
         ("pos_embed", zeros(17), r"pos_embed is \[17\], but must have 3 dimensions"),
         ("pos_embed", None, r"no learned positions \(pos_embed\)"),
@@ -41,11 +41,11 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
         ("attn_pool.latent", zeros(1, 1, 128), "pools by attention without the class token"),
     ],
     "google": [
-        ("cls", None, "does not fit the model: .*posembed_input|positions"),
+        ("cls", None, "does not match the model: .*posembed_input|positions"),
         ("head/bias", None, "1 missing: head/bias"),
         ("block1/unit1/conv_proj/kernel", None, "1 missing: block1/unit1/conv_proj/kernel"),
         ("head/scale", zeros(7), "1 unexpected: head/scale"),
-        ("head/bias", zeros(3), r"head/bias is \[3\], but must be \[7\]"),
+        ("head/bias", zeros(3), r"head/bias is \[3\], expected \[7\]"),
         ("cls", zeros(1, 1, 128, dtype=torch.int32), "cls is int32"),
         ("embedding/kernel", zeros(1, 128), "embedding/kernel is .* 4 dimensions"),
         ("conv_root/kernel", zeros(7, 7, 3, 5), "stem.width is 5"),
@@ -54,7 +54,7 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
     "torchvision": [
         ("encoder.ln.bias", None, r"1 missing: encoder\.ln\.bias$"),
         ("conv_proj.scale", zeros(3), r"1 unexpected: conv_proj\.scale$"),
-        ("class_token", zeros(1, 2, 128), r"class_token is \[1, 2, 128\], but must be \[1, 1, 128\]"),
+        ("class_token", zeros(1, 2, 128), r"class_token is \[1, 2, 128\], expected \[1, 1, 128\]"),
         ("conv_proj.weight", None, "has no tensor conv_proj.weight"),
         ("encoder.pos_embedding", zeros(16, 128), "must have 3 dimensions"),
         ("encoder.pos_embedding", zeros(1, 19, 128), "has 19 positions, 18 without the prefix, which is no square"),
@@ -62,22 +62,22 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
     "lucidrains": [
         ("transformer.layers.1.1.net.4.bias", None, r"1 missing: transformer\.layers\.1\.1\.net\.4\.bias$"),
         ("temperature", zeros(1), "1 unexpected: temperature$"),
-        ("to_patch_embedding.3.bias", zeros(64), r"to_patch_embedding\.3\.bias is \[64\], but must be \[128\]"),
+        ("to_patch_embedding.3.bias", zeros(64), r"to_patch_embedding\.3\.bias is \[64\], expected \[128\]"),
         ("cls_token", None, "has no tensor cls_token"),
-        ("cls_token", zeros(2, 128), r"cls_token is \[2, 128\], but must be \[1, 128\]"),
+        ("cls_token", zeros(2, 128), r"cls_token is \[2, 128\], expected \[1, 128\]"),
         ("transformer.layers.0.0.to_qkv.weight", zeros(4), "must have 2 dimensions"),
     ],
     "dinov2": [
         ("blocks.1.ls1.gamma", None, r"1 missing: blocks\.1\.ls1\.gamma$"),
         ("head.scale", zeros(3), r"1 unexpected: head\.scale$"),
-        ("register_tokens", zeros(1, 2, 64), r"register_tokens is \[1, 2, 64\], but must be \[1, 2, 128\]"),
+        ("register_tokens", zeros(1, 2, 64), r"register_tokens is \[1, 2, 64\], expected \[1, 2, 128\]"),
         ("register_tokens", zeros(2, 128), r"register_tokens is \[2, 128\], but must have 3 dimensions"),
-        ("norm.weight", zeros(128, 1), r"norm\.weight is \[128, 1\], but must be \[128\]"),
+        ("norm.weight", zeros(128, 1), r"norm\.weight is \[128, 1\], expected \[128\]"),
     ],
     "mae": [
         ("norm.bias", None, r"1 missing: norm\.bias$"),
         ("temperature", zeros(3), r"1 unexpected: temperature$"),
-        ("cls_token", zeros(1, 2, 128), r"cls_token is \[1, 2, 128\], but must be \[1, 1, 128\]"),
+        ("cls_token", zeros(1, 2, 128), r"cls_token is \[1, 2, 128\], expected \[1, 1, 128\]"),
     ],
 }
 CASES = [pytest.param(format, *row, id=f"{format}: {row[0]}") for format, rows in WRONG.items() for row in rows]

@@ -257,7 +257,7 @@ def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
         ({"num_hidden_layers": 3}, r"16 missing: encoder\.layer\.2\."),
         (
             {"hidden_size": 128, "num_attention_heads": 2},
-            r"projection.weight is \[64, 3, 8, 8\], but must be \[128, 3,",
+            r"projection.weight is \[64, 3, 8, 8\], expected \[128, 3,",
         ),
         ({"image_size": [32, "x"]}, r"image_size is \[32, 'x'\]"),
         ({"layer_norm_eps": None, "hidden_dropout_prob": 2}, r"hidden_dropout_prob is 2.0"),
@@ -302,7 +302,7 @@ def test_wrong_tensors_are_rejected(folder: Path) -> None:
     assert "1 missing: encoder.layer.1.layernorm_after.bias" in said(missing)
     assert "1 unexpected: surprise" in said(whole | {"surprise": torch.zeros(1)})
     wrong = whole | {"vit.encoder.layer.0.output.dense.bias": torch.zeros(65)}
-    assert "encoder.layer.0.output.dense.bias is [65], but must be [64]" in said(wrong)
+    assert "encoder.layer.0.output.dense.bias is [65], expected [64]" in said(wrong)
     counted = whole | {"vit.embeddings.cls_token": torch.zeros(1, 1, 64, dtype=torch.int64)}
     assert "embeddings.cls_token is int64" in said(counted)
 

@@ -88,7 +88,7 @@ def test_pretrained_cfg_alone_sets_the_image_size(tmp_path: Path) -> None:
     ids=str,
 )
 def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedByFormat, match=f"timm cannot hold this model: .*{part}"):
+    with pytest.raises(UnsupportedByFormat, match=f"timm does not support this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(SMALL, **changes)), tmp_path / "m", format="timm")
     assert not (tmp_path / "m").exists()
 
