@@ -32,7 +32,7 @@ def test_refusals_of_the_hub_are_one_line_each(hub: Hub, client: Client, pets: P
     broken = says("hf-hub:me/broken")
     assert broken.startswith("OSError: hf-hub:me/broken is not in the cache")
     assert f"{page}/me/broken cannot be reached (HTTP status 503: the hub is being mended)" in broken
-    assert says("hf-hub:me/empty").startswith("BadCheckpoint: hf-hub:me/empty has no weights")
+    assert says("hf-hub:me/empty").startswith("BadCheckpoint: hf-hub:me/empty has no weight files")
 
 
 def test_unreachable_hub_falls_back_to_the_cache(hub: Hub, client: Client, pets: Path) -> None:

@@ -165,9 +165,7 @@ class NativeCheckpoint:
         """Build the model with memory-mapped tensors."""
         file, config = self.folder / WEIGHTS, self.stored.override(overrides)
         if (layers := config.num_layers) > len(self.header):  # before building thousands of layers
-            raise BadCheckpoint(
-                f"{file} has {len(self.header)} tensors, too few for the {layers} layers described in {CONFIG}"
-            )
+            raise BadCheckpoint(f"{file} has {len(self.header)} tensors, too few for the {layers} layers in {CONFIG}")
         model = build_blank(config)
         check_tensors(file, self.header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
         fill(model, read_tensors(file))

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.common.text import plural
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.weights.io.errors import BadCheckpoint, InvalidFile, errors_for, shown
 from vitreous.weights.io.npz import read_npz, write_npz
@@ -112,15 +111,11 @@ def _read_shards(index: Path, lazy: bool) -> Mapped:
             raise BadCheckpoint(f"{index} lists {name!r}; weight files end in {', '.join(SUFFIXES)}")
         shard = read_file(index.parent / name, lazy)
         if not isinstance(shard, dict):
-            raise BadCheckpoint(
-                f"{index.parent / name} contains a value of type {type_name(shard)}; expected a dict of tensors"
-            )
+            raise BadCheckpoint(f"{index.parent / name} must contain a dict of tensors, got {type_name(shard)}")
         tensors = Mapped(tensors | shard, *tensors.files, *(shard.files if isinstance(shard, Mapped) else ()))
         check_count(index, len(tensors))
     if missing := [name for name in weight_map if name not in tensors]:
-        raise BadCheckpoint(
-            f"{index} lists {plural(len(missing), 'tensor')} missing from its files, such as {missing[0]}"
-        )
+        raise BadCheckpoint(f"{index} lists tensors that are missing from its files, such as {missing[0]}")
     return tensors
 
 
@@ -135,7 +130,7 @@ def type_name(value: object) -> str:
 def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Find the tensors in a training checkpoint; return them and the keys that lead to them."""
     if not isinstance(value, Mapping):
-        raise BadCheckpoint(f"{path} contains a value of type {type_name(value)}; expected a dict of tensors")
+        raise BadCheckpoint(f"{path} must contain a dict of tensors, got {type_name(value)}")
     found = _find_tensors(value)
     if found is None:
         first = list(value.items())[:5]

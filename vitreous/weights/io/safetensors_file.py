@@ -102,9 +102,7 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in STORED:
-            raise BadCheckpoint(
-                f"{file} cannot be read: {name} has dtype {entry['dtype']}, which torch does not support"
-            )
+            raise BadCheckpoint(f"{file} cannot be read: torch does not support {entry['dtype']}, the dtype of {name}")
         dtype, (first, last) = STORED[entry["dtype"]], entry["data_offsets"]
         if first == last:
             # torch computes strides even for empty dimensions

@@ -148,7 +148,7 @@ def test_deep_state_is_freed_without_recursion(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (argparse.Namespace(), r"type argparse\.Namespace; expected a dict of tensors"),
+        (argparse.Namespace(), r"dict of tensors, got argparse\.Namespace"),
         (
             {"model": argparse.Namespace()},
             r"no tensors under a known key; found model \(argparse\.Namespace\)",

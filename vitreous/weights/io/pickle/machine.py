@@ -19,6 +19,7 @@ from vitreous.weights.io.pickle.tensors import ADVICE, Ignored, TensorMaker, che
 
 MAX_STEPS = 500_000  # about a second; ten times what a ViT-g with its optimizer needs
 MAX_NAME_BYTES = 256
+PROTOCOL = pickle.HIGHEST_PROTOCOL
 NUMBER_BYTES = 8  # size of the longest length field or number
 BYTES_OPCODES = pickle.BINBYTES + pickle.BINBYTES8  # their data is not copied
 
@@ -137,10 +138,8 @@ class _Machine:
             case "FRAME":
                 self.reader.check_length(argument)
             case "PROTO":
-                if argument > pickle.HIGHEST_PROTOCOL:
-                    raise InvalidFile(
-                        f"uses pickle protocol {argument}; at most {pickle.HIGHEST_PROTOCOL} is supported"
-                    )
+                if argument > PROTOCOL:
+                    raise InvalidFile(f"uses pickle protocol {argument}; the highest supported is {PROTOCOL}")
             case _:
                 if opcode == "INST":
                     find(argument.replace(" ", ".", 1))  # raises an error that names the class

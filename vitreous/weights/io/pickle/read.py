@@ -48,10 +48,7 @@ MAX_DEPTH = 64
 
 
 def read_pickle(path: Path, lazy: bool = False) -> Any:
-    """Read tensors and plain values; dtypes become their names, and other objects `Ignored`.
-
-    Tensors of torch are mapped; `lazy` also maps arrays, unaligned.
-    """
+    """Read tensors and plain values; other objects become `Ignored`. `lazy` maps arrays even if they are unaligned."""
     with errors_for(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise InvalidFile("is empty")

@@ -31,23 +31,13 @@ DTYPES = {
     ]
 }
 KINDS = {
-    "Double": "float64",
-    "Float": "float32",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "ComplexDouble": "complex128",
-}
-KINDS |= {
-    "ComplexFloat": "complex64",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-}
-KINDS |= {"Bool": "bool", "Untyped": "uint8"}  # an untyped storage is counted in bytes; its tensors state a dtype
+    "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "ComplexDouble": "complex128",
+    "ComplexFloat": "complex64", "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
+    "Bool": "bool", "Untyped": "uint8",  # an untyped storage is counted in bytes; its tensors state a dtype
+}  # fmt: skip
 STORAGES = {f"torch.{name}Storage": getattr(torch, dtype) for name, dtype in KINDS.items()}
 STORAGES["torch.storage.UntypedStorage"] = torch.uint8
+NO_VIEW = ([], [None])  # legacy storages may be views of others, which is not supported
 FUNCTIONS = {
     *("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "torch.Size"),
     *("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"),
@@ -254,9 +244,8 @@ class TensorMaker:
     def storage(self, identity: object) -> Elements:
         """Resolve BINPERSID: return a storage outside the pickle."""
         match identity:
-            case ("storage", StorageType(dtype), str(key), str(), int(number), *rest) if number >= 0 and rest in (
-                [],
-                [None],
+            case ("storage", StorageType(dtype), str(key), str(), int(number), *rest) if (
+                number >= 0 and rest in NO_VIEW
             ):
                 pass
             case _:
@@ -297,9 +286,7 @@ class TensorMaker:
         self._count_tensor()
         self._tensor_bytes += numbers * dtype.itemsize
         if self._tensor_bytes > (most := HARMLESS_BYTES + MAX_SHARING * self.length):
-            raise InvalidFile(
-                f"contains tensors of more than {most:,} bytes in total, but has only {self.length:,} bytes"
-            )
+            raise InvalidFile(f"has {self.length:,} bytes, but contains tensors of more than {most:,} bytes")
         return View(storage, dtype, int(offset), shape, stride)
 
     def _count_tensor(self) -> None:
@@ -324,7 +311,5 @@ class TensorMaker:
         self._count_tensor()
         self._array_bytes += needed
         if self._array_bytes > HARMLESS_BYTES + self.length:  # each array is copied from the file once
-            raise InvalidFile(
-                f"contains arrays of {self._array_bytes:,} bytes in total, but has only {self.length:,} bytes"
-            )
+            raise InvalidFile(f"has {self.length:,} bytes, but contains arrays of {self._array_bytes:,} bytes")
         return array
