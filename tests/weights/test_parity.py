@@ -78,7 +78,7 @@ def test_convert_reports_what_the_format_does_not_keep(
     assert "x[red].pth" in printed
     assert "not kept: labels: ('[/cat]', 'dog') is read as ()" in printed
     assert "not kept: preprocessing" in printed
-    assert "not kept: num_heads: 4 must be given on loading" in printed
+    assert "not kept: num_heads (pass num_heads=4 when loading)" in printed
 
 
 def test_different_computation_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:

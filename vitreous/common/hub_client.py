@@ -235,7 +235,7 @@ class _BoundedStream(httpx2.SyncByteStream):
         try:
             return reader.next(None if self.end is None else self.end - time.monotonic())
         except queue.Empty:
-            raise BadAnswer(f"{self.name} did not end within {METADATA_SECONDS:.0f} s") from None
+            raise BadAnswer(f"{self.name} was not complete within {METADATA_SECONDS:.0f} s") from None
 
     def close(self) -> None:
         self.reader.close()

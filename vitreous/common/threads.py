@@ -1,4 +1,4 @@
-"""Thread settings, which must precede the import of torch, and the number of cores."""
+"""Thread settings to apply before importing torch, and the number of cores."""
 
 import os
 

@@ -78,7 +78,7 @@ def _read_back(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]
     try:
         model, not_kept = load(target, to), []
     except BadCheckpoint:
-        model, not_kept = None, [f"{field}: {value} must be given on loading" for field, value in known.items()]
+        model, not_kept = None, [f"{field} (pass {field}={value} when loading)" for field, value in known.items()]
     if model is None or any(getattr(model.config, field) != value for field, value in known.items()):
         if model is not None:
             not_kept = _changes({field: (value, getattr(model.config, field)) for field, value in known.items()})

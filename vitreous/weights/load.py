@@ -163,9 +163,9 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     differences = format.differences(config, folder=target.suffix not in SUFFIXES)
     if differences and not lossy:
         in_folder = not format.suffixes and not format.differences(config, folder=True)
-        remedy = "Write a folder, whose config.json states them, or write" if in_folder else "Write"
+        remedy = "Save a folder, whose config.json states them, or save" if in_folder else "Save"
         raise UnsupportedByFormat(
-            f"{format.title} computes differently with these weights: {'; '.join(differences)}. "
+            f"{format.title} would give different outputs with these weights: {'; '.join(differences)}. "
             f"{remedy} the model anyway with lossy=True (--lossy)"
         )
     ours = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
@@ -191,7 +191,7 @@ class Source:
     snapshot: Snapshot | None = None  # if it came from the Hugging Face Hub
 
     def describe(self, overrides: Mapping[str, Any] | None = None) -> Description:
-        """Return the config and provenance. Assumptions are listed there instead of raising warnings."""
+        """Return the config and provenance, which lists all assumptions without warning about them."""
         with torch.device("cpu"):
             description = self.checkpoint.describe(overrides or {})
         if self.snapshot is None:

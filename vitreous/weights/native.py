@@ -61,7 +61,7 @@ def write_files(
     name: str = "model",
     tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the checkpoint files to an existing folder, optionally with other `tensors` than the model's."""
+    """Write the checkpoint files to an existing folder. `tensors` replaces the model's state dict."""
     record = {**provenance_of(model), **_to_json(provenance or {}), "vitreous": vitreous.__version__}
     document = {"format": "vitreous", "version": VERSION, "model": to_dict(model.config), "provenance": record}
     try:
@@ -80,7 +80,7 @@ def _check_replaceable(folder: Path) -> None:
     foreign = sorted(names - set(FILES))
     if foreign or (names and not is_checkpoint(folder)):
         found = foreign[0] if foreign else f"a {min(names)} from another program"
-        raise ValueError(f"{folder} contains {found}, which saving would delete: use a new folder or a checkpoint")
+        raise ValueError(f"{folder} contains {found}, which saving would delete: use a new folder")
 
 
 def _to_json(value: Any) -> Any:

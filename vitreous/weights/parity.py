@@ -42,6 +42,6 @@ def stages(model: ViT, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, 
 
 
 def random_images(model: ViT, count: int = 2) -> Float[Tensor, "b c h w"]:
-    """Return random noise at the model's image size, always the same."""
+    """Return random images at the model's image size, from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, model.config.channels, *model.config.image_size, generator=generator)

@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write tensors to a file (not atomically), aligned to 64 bytes except for a few of odd sizes."""
+    """Write tensors (not atomically), ordered to align as many as possible to 64 bytes."""
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -200,7 +200,7 @@ class _Builder:
     def _bytes(self, value: memoryview | Latin1) -> bytes:
         self._copied += len(value) if isinstance(value, memoryview) else len(value.text)
         if self._copied > HARMLESS_BYTES + len(self.data):  # the same bytes may be used many times
-            raise InvalidFile(f"unpacks {len(self.data):,} bytes to {self._copied:,} or more outside of tensors")
+            raise InvalidFile(f"has {len(self.data):,} bytes, but contains {self._copied:,} bytes outside of tensors")
         return bytes(value) if isinstance(value, memoryview) else _encode(value)
 
 
@@ -215,7 +215,7 @@ def _encode(latin1: Latin1) -> bytes:
     try:
         return latin1.text.encode("latin-1")
     except UnicodeEncodeError as error:
-        raise InvalidFile("contains text that is not Latin-1 instead of bytes") from error
+        raise InvalidFile("contains text that is not Latin-1 where bytes are expected") from error
 
 
 # ---- Paddle ----------------------------------------------------------------------------------------------------------
