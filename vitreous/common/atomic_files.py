@@ -154,8 +154,8 @@ def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
     except BaseException as error:
         _remove(aside)
         if isinstance(error, Exception) and (reason := _reason(error)):
-            free = shutil.disk_usage(path.parent).free
-            space = "" if needed is None else f" (about {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"
+            room = shutil.disk_usage(path.parent).free
+            space = "" if needed is None else f" (about {needed / 1e6:,.1f} MB needed, {room / 1e6:,.1f} MB free)"
             before = "the previous version is unchanged" if path.exists() else "nothing was written"
             failure = OSError(f"could not write {path}: {FULL[reason]}{space}; {before}")
             failure.errno = reason  # set afterwards, because the constructor would change the message
