@@ -38,7 +38,7 @@ def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iter
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(f"cannot replace {path}: it is not a regular file")
+        raise OSError(f"{path} is not a file and cannot be replaced")
     with _aside(path, needed, folder=False) as aside:
         yield aside
         _sync(aside)
@@ -56,7 +56,7 @@ def atomic_folder(
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
-        raise OSError(f"cannot replace {path}: it is not a folder")
+        raise OSError(f"{path} is not a folder and cannot be replaced")
     recover(path)
     with _aside(path, needed, folder=True) as aside:
         yield aside

@@ -36,7 +36,7 @@ def test_other_folders_are_not_replaced(tmp_path: Path, small: ViTConfig, saved:
         save_folder(model, tmp_path / "pictures")
     with pytest.raises(ValueError, match=r"other contains a config.json from another program"):
         save_folder(model, tmp_path / "other")
-    with pytest.raises(OSError, match="file: it is not a folder"):
+    with pytest.raises(OSError, match="file is not a folder"):
         save_folder(model, tmp_path / "file")
     assert (tmp_path / "pictures" / "cat.jpg").exists()
     assert not is_checkpoint(tmp_path / "other")

@@ -37,7 +37,7 @@ KINDS = {
 }  # fmt: skip
 STORAGES = {f"torch.{name}Storage": getattr(torch, dtype) for name, dtype in KINDS.items()}
 STORAGES["torch.storage.UntypedStorage"] = torch.uint8
-NO_VIEW = ([], [None])  # legacy storages may be views of others, which is not supported
+NO_VIEW: tuple[list[None], ...] = ([], [None])  # legacy storages may be views of others, which is not supported
 FUNCTIONS = {
     *("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "torch.Size"),
     *("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"),
