@@ -253,7 +253,7 @@ def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
         ({"num_attention_heads": "many"}, r"num_attention_heads is 'many', but must be a whole number"),
         ({"num_attention_heads": 7}, r"num_heads is 7, but must be a divisor of width \(64\)"),
         ({"num_hidden_layers": 10**9}, r"depth is 1000000000"),
-        ({"num_hidden_layers": 300}, r"too few for depth 300"),
+        ({"num_hidden_layers": 300}, r"too few for a depth of 300"),
         ({"num_hidden_layers": 3}, r"16 missing: encoder\.layer\.2\."),
         (
             {"hidden_size": 128, "num_attention_heads": 2},
