@@ -75,7 +75,7 @@ SWAPS: list[tuple[Callable[[ViT], None], str]] = [
     (new_position, r"^position is [\w.]*Sloped\(\) in the model but PositionEmbedding\(\) in its config"),
     (one_block_less, r"^encoder\.blocks\.2 is missing in the model but Block"),
     (wider_head, r"^head is Linear\(.*out_features=6, .*out_features=5,"),
-    (other_gelu, r"^encoder\.blocks\.0\.mlp\.activation is GELU\(approximate='tanh'\), .* GELU\(approximate='none'\)"),
+    (other_gelu, r"^encoder\.blocks\.0\.mlp\.activation is GELU\(approximate='tanh'\) .* GELU\(approximate='none'\)"),
     (other_eps, r"^encoder\.blocks\.2\.attention_norm is LayerNorm\(.*eps=0\.1.*eps=1e-06"),
     (
         lora,
