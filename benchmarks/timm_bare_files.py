@@ -19,7 +19,7 @@ from torch import nn
 
 import vitreous
 from benchmarks.peers import import_timm
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 MODULES = (
     *("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 
 @st.composite

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
-from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 RECONSTRUCT, FROM_BUFFER = np.zeros(1).__reduce__()[0], np.zeros(1).__reduce_ex__(5)[0]
 

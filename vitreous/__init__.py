@@ -1,6 +1,6 @@
 """Vitreous: a Vision Transformer you can see through.
 
-Names are imported when they are first used, so that `import vitreous` and `vitreous --help` stay quick.
+Names are imported on first use to keep `import vitreous` and `vitreous --help` fast.
 """
 
 import importlib

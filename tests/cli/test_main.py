@@ -122,7 +122,7 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
         (["info", "--num-classes", "many"], 2, "--num-classes"),
         (["info", "ViT-B16"], 2, "there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?)"),
         (["info", "ViT-B/16", "--image-size", "225"], 2, "nearest sizes that fit are 224 x 224 and 240 x 240"),
-        (["info", "ViT-B/16", "--image-size", "1", "2", "3"], 2, "must be one whole number (square) or two"),
+        (["info", "ViT-B/16", "--image-size", "1", "2", "3"], 2, "must be one integer (square) or two"),
         (["info", "ViT-B/16", "--num-classes", "-5"], 2, "num_classes is -5"),
         (["train", "--data", "digit"], 1, "did you mean 'digits'?"),
         (["train", "--data", "digits", "--epochs", "-1"], 2, "epochs is -1.0, but must be a finite number above 0"),

@@ -207,7 +207,7 @@ def test_full_disk_keeps_the_previous_folder(small_disk: Path, way: str) -> None
         (aside / "weights").write_bytes(b"1" * 400_000)
     with (
         pytest.raises(
-            OSError, match=r"write .*disk/x: no space left on the disk \(about 0\.9 MB.*previous version is intact$"
+            OSError, match=r"write .*disk/x: no space left on device \(about 0\.9 MB.*previous version is unchanged$"
         ) as e,
         atomic_folder(path, needed=900_000) as aside,
     ):
@@ -228,7 +228,7 @@ def test_full_disk_keeps_the_previous_file(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
         with (
-            pytest.raises(OSError, match=r"write .*x\.bin: file too large; the previous version is intact"),
+            pytest.raises(OSError, match=r"write .*x\.bin: file too large; the previous version is unchanged"),
             atomic_file(path) as aside,
         ):
             aside.write_bytes(b"2" * 20_000)

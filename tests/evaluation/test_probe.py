@@ -150,7 +150,7 @@ def test_default_shots_are_skipped_and_explicit_ones_rejected_for_small_classes(
         (["--probe", "kn"], 2, "knn"),
         (["--prob", "knn"], 2, "--probe"),
         (["--probe", "knn", "--features", "mean"], 2, "class+mean"),
-        (["--probe", "knn", "--neighbours", "0"], 2, "neighbours is 0, but must be a whole number from 1"),
+        (["--probe", "knn", "--neighbours", "0"], 2, "neighbours is 0, but must be an integer from 1"),
         (["--probe", "fewshot", "--shots", "0"], 2, "shots is 0"),
         (["--probe", "knn", "--split", "train"], 2, "'val' or 'test' for a probe, which learns from train"),
         (["--probe", "knn", "--split", "test"], 1, "split is 'test', but digits has train, val"),

@@ -87,7 +87,7 @@ def test_create_takes_classes_size_and_overrides() -> None:
 def test_an_invalid_size_is_rejected(size: object) -> None:
     from vitreous.common.checks import as_size
 
-    with pytest.raises(ValueError, match=r"image_size is .*, but must be one whole number"):
+    with pytest.raises(ValueError, match=r"image_size is .*, but must be one integer"):
         as_size(size)  # type: ignore[arg-type]
 
 

@@ -203,7 +203,7 @@ def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path: Path) -> None
 def test_a_damaged_line_of_metrics_is_named(run: Path) -> None:
     rows = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text(rows[0][:30] + "\n" + rows[1] + "\n")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is not JSON"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is not valid JSON"):
         train(resumed(run))
 
 
@@ -235,12 +235,12 @@ PROGRESS = {"step": 22, "best": 0.5, "best_step": 22, "since_best": 0, "seconds"
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", "{", "is not JSON"),
+        ("config.json", "{", "is not valid JSON"),
         ("config.json", '{"a": ' + DEEP, "nested too deeply"),
         ("config.json", '{"data": 3}', "data"),
         ("config.json", '{"data": "digits", "task": "sing"}', "task"),
         ("metrics.jsonl", DEEP + "\n{}", "nested too deeply"),
-        ("last/progress.json", "", "is not JSON"),
+        ("last/progress.json", "", "is not valid JSON"),
         ("last/progress.json", '{"step": ' + DEEP, "nested too deeply"),
         ("last/progress.json", "[]", "object"),
         ("last/progress.json", '{"step": 3}', "lacks best"),

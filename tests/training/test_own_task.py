@@ -108,7 +108,7 @@ def test_a_module_replaced_by_a_task_is_rejected_before_the_run_starts(tmp_path:
             model.encoder.blocks[0].mlp.activation = nn.ReLU()
             super().__init__(config, model)
 
-    with pytest.raises(ValueError, match=r"encoder\.blocks\.0\.mlp\.activation is ReLU\(\), but the config says GELU"):
+    with pytest.raises(ValueError, match=r"encoder\.blocks\.0\.mlp\.activation is ReLU\(\) in the model but GELU"):
         train(tiny(tmp_path / "run"), task=Swapping)
     assert not (tmp_path / "run").exists()
 

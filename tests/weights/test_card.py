@@ -59,7 +59,7 @@ def test_the_first_twenty_labels_and_their_number() -> None:
     assert "1,000: name0, name1," in card
     assert "name19 and 980 more" in card
     assert "name20" not in card
-    assert "The 1,000 classes have no names." in model_card(ViTConfig(), "x", 1, {})
+    assert "The 1,000 classes are not named." in model_card(ViTConfig(), "x", 1, {})
     assert "Labels" not in model_card(ViTConfig(num_classes=0), "x", 1, {})
 
 
@@ -89,4 +89,4 @@ def test_other_shapes_are_summarised(small: ViTConfig) -> None:
     assert title(small) == "ViT (width 32, depth 2, 4 heads, 8 x 8 patches)"
     assert title(ResNetConfig(stages=(1, 1), width=32)) == "BiT ResNet (width 32, stages 1, 1)"
     card = model_card(dataclasses.replace(small, channels=1), "x", 1234, {})
-    assert "1,234 parameters. Grey images of 24 x 32 pixels, as 13 tokens; 5 classes." in card
+    assert "1,234 parameters. Input: greyscale images of 24 x 32 pixels (13 tokens). Output: 5 classes." in card

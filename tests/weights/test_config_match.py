@@ -70,15 +70,18 @@ def more_in_a_part(model: ViT) -> None:
 SWAPS: list[tuple[Callable[[ViT], None], str]] = [
     (
         other_mlp,
-        r"^encoder\.blocks\.1\.mlp is [\w.]*Squared\(\), but the config says GeluMlp\(\): a checkpoint is",
+        r"^encoder\.blocks\.1\.mlp is [\w.]*Squared\(\) in the model but GeluMlp\(\) in its config",
     ),
-    (new_position, r"^position is [\w.]*Sloped\(\), but the config says PositionEmbedding\(\)"),
-    (one_block_less, r"^encoder\.blocks\.2 is missing, but the config says Block"),
+    (new_position, r"^position is [\w.]*Sloped\(\) in the model but PositionEmbedding\(\) in its config"),
+    (one_block_less, r"^encoder\.blocks\.2 is missing in the model but Block"),
     (wider_head, r"^head is Linear\(.*out_features=6, .*out_features=5,"),
-    (other_gelu, r"^encoder\.blocks\.0\.mlp\.activation is GELU\(approximate='tanh'\), .* GELU\(approximate='none'\)"),
+    (other_gelu, r"^encoder\.blocks\.0\.mlp\.activation is GELU\(approximate='tanh'\) .* GELU\(approximate='none'\)"),
     (other_eps, r"^encoder\.blocks\.2\.attention_norm is LayerNorm\(.*eps=0\.1.*eps=1e-06"),
-    (lora, r"^encoder\.blocks\.0\.attention\.q is torch\.nn\.utils\.parametrize\.Parametrized.*Merge it \(LoRA\)"),
-    (more_in_a_part, r"^norm\.seen is \[\], but the config says missing"),
+    (
+        lora,
+        r"^encoder\.blocks\.0\.attention\.q is torch\.nn\.utils\.parametrize\.Parametrized.*Merge the change \(LoRA\)",
+    ),
+    (more_in_a_part, r"^norm\.seen is \[\] in the model but missing in its config"),
 ]
 
 

@@ -79,7 +79,7 @@ def test_an_etag_names_no_path(hub: HostileHub, tmp_path: Path, header: str, eta
     (tmp_path / "home" / "victim").write_bytes(b"{}")
     before = {path: content for path, content in everything(tmp_path).items() if "cache" not in path.parts}
     hub.answers["head"] = head(**{header: etag})
-    with pytest.raises(OSError, match=r"(ETag|Etag): .*but must have"):
+    with pytest.raises(OSError, match=r"(ETag|Etag): .*expected only letters"):
         download(HUB)
     after = {path: content for path, content in everything(tmp_path).items() if "cache" not in path.parts}
     assert after == before
@@ -99,7 +99,7 @@ def test_a_wrong_checksum_removes_nothing_outside_the_cache(hub: HostileHub, tmp
     right = hub.listing()
     wrong = right.replace(hashlib.sha1(b"blob 2\0{}").hexdigest().encode(), b"0" * 40)
     hub.answers["listing"] = lambda _: [response(wrong, {})]
-    with pytest.raises(OSError, match="has arrived with the checksum"):
+    with pytest.raises(OSError, match="checksum mismatch"):
         download(HUB)
     assert victim.read_bytes() == b"{}"
     assert not blob.is_symlink()
@@ -125,7 +125,7 @@ def test_every_file_that_arrived_is_verified_though_another_failed(hub: HostileH
     right = {name: {"rfilename": name, "size": len(body), "blobId": git_sum(body)} for name, body in hub.files.items()}
     wrong = [entry | {"blobId": "0" * 40} for entry in right.values()]
     hub.answers["listing"] = lambda _: [response(hub.listing(siblings=wrong), {})]
-    with pytest.raises(OSError, match="has arrived with the checksum"):
+    with pytest.raises(OSError, match="checksum mismatch"):
         download(HUB)
     del hub.answers["listing"]
     hub.requests.clear()
@@ -148,7 +148,7 @@ def test_a_commit_names_no_path(hub: HostileHub, tmp_path: Path, commit: object)
 @pytest.mark.parametrize("name", ["..\\x.npz", "\0.npz", "C:x.npz", "\x1b[2J.npz", "x\n.npz", "\ud800.npz"])
 def test_a_listed_name_names_no_path(hub: HostileHub, name: str) -> None:
     hub.answers["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": name, "size": 1}]), {})]
-    with pytest.raises(OSError, match="is not the name of a file"):
+    with pytest.raises(OSError, match="is not a valid file name"):
         download(HUB)
     assert [method for _, method, _ in hub.requests] == [f"GET /api/models/{REPOSITORY}/revision/main"]
 
@@ -161,7 +161,7 @@ def test_a_listed_name_names_no_path(hub: HostileHub, name: str) -> None:
 def test_redirects_lead_to_web_servers_only(hub: HostileHub, kind: str, location: str) -> None:
     redirect = response(b"", {"Location": location, "ETag": '"e"', "X-Repo-Commit": COMMIT}, status="302 Found")
     hub.answers[kind] = lambda _: [redirect]
-    with pytest.raises(OSError, match="not followed"):
+    with pytest.raises(OSError, match="not allowed"):
         download(HUB)
 
 
@@ -180,7 +180,7 @@ def test_redirects_that_loop_end(hub: HostileHub, kind: str) -> None:
 
 def test_a_listing_comes_from_the_hub_itself(hub: HostileHub) -> None:
     hub.answers["listing"] = lambda _: [response(b"", {"Location": f"{hub.elsewhere}/api/x"}, status="302 Found")]
-    with pytest.raises(OSError, match="not followed"):
+    with pytest.raises(OSError, match="not allowed"):
         download(HUB)
     assert {host for host, _, _ in hub.requests} == {"hub"}
 
@@ -218,7 +218,7 @@ def test_redirects_stay_encrypted(url: str, location: str, followed: bool) -> No
     from vitreous.common.hub_client import Exchange, check_redirect
 
     answer = httpx2.Response(302, headers={"Location": location})
-    with contextlib.nullcontext() if followed else pytest.raises(OSError, match="not followed"):
+    with contextlib.nullcontext() if followed else pytest.raises(OSError, match="not allowed"):
         check_redirect(Exchange("config.json"), httpx2.Request("GET", url), answer)
 
 
@@ -274,7 +274,9 @@ def test_a_long_listing_is_not_read(
 ) -> None:
     monkeypatch.setattr("vitreous.common.hub_client.MAX_METADATA_BYTES", 1 << 19)
     hub.answers["listing"] = answer
-    with pytest.raises(OSError, match=r"the answer to GET http://127.0.0.1:\d+/api/models/eve/model\S* (is|has)"):
+    with pytest.raises(
+        OSError, match=r"the response to GET http://127.0.0.1:\d+/api/models/eve/model\S* (exceeds|has)"
+    ):
         download(HUB)
     assert hub.sent < 1 << 24
 
@@ -307,14 +309,14 @@ def test_a_slow_answer_is_not_awaited(
 )
 def test_a_file_is_no_longer_than_listed(hub: HostileHub, answer: Callable[[str], Iterable[bytes]]) -> None:
     hub.answers["file"] = answer
-    with pytest.raises(OSError, match=r"the answer to GET http://127.0.0.1:\d+/\S+/(config.json|model.safetensors) "):
+    with pytest.raises(OSError, match=r"the response to GET http://127.0.0.1:\d+/\S+/(config.json|model.safetensors) "):
         download(HUB)
     assert hub.sent < 1 << 24
 
 
 def test_a_size_other_than_listed_is_refused(hub: HostileHub) -> None:
     hub.answers["head"] = head(X_Linked_Size=str(1 << 50))
-    with pytest.raises(OSError, match=r"has the size 1,125,899,906,842,624, but the hub lists"):
+    with pytest.raises(OSError, match=r"has a size of 1,125,899,906,842,624 bytes, but the Hub lists"):
         download(HUB)
     hub.answers["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": "x.npz"}]), {})]
     with pytest.raises(OSError, match=r"x.npz needs 1,125,899,906.8 MB"):
@@ -354,7 +356,7 @@ def test_a_slow_but_honest_connection_is_awaited(hub: HostileHub, monkeypatch: p
 @pytest.mark.parametrize("header", [{"Retry-After": "99999999"}, {"RateLimit": '"api";r=0;t=99999999'}])
 def test_a_hub_does_not_keep_us_waiting(hub: HostileHub, header: dict[str, str]) -> None:
     hub.answers["file"] = lambda _: [response(b"", header, status="429 Too Many Requests")]
-    with pytest.raises(OSError, match="asks to wait 99,999,999 s"):
+    with pytest.raises(OSError, match="requests a retry after 99,999,999 s"):
         download(HUB)
 
 

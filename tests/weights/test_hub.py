@@ -16,7 +16,8 @@ from vitreous.common.checks import BadValue
 from vitreous.model.build import build
 from vitreous.weights.hub import choose, parse
 from vitreous.weights.io.containers import write_file
-from vitreous.weights.io.safetensors_file import BadCheckpoint, read_tensors
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.load import load, save
 
 # ---- Names and files -------------------------------------------------------------------------------------------------
@@ -44,7 +45,7 @@ def test_names_are_parsed(source: str | Path, repository: str, revision: str | N
      "hf-hub:a/b@", "hf-hub:a/b@../main", "hf-hub:a/b@/etc", "hf-hub:a/b@x y", "hf-hub:a/b@a@b"],
 )  # fmt: skip
 def test_invalid_names_are_refused_without_a_request(source: str) -> None:
-    with pytest.raises(BadValue, match=r"^source is 'hf-hub:.*', but must be hf-hub:[\w/.-]+( or |@ and a branch)"):
+    with pytest.raises(BadValue, match=r"^source is 'hf-hub:.*', but must be hf-hub:[\w/.-]+( or |@ with a branch)"):
         load(source)
 
 
@@ -69,10 +70,10 @@ def test_only_needed_files_are_chosen(names: list[str], chosen: list[str]) -> No
 @pytest.mark.parametrize(
     ("names", "wrong"),
     [
-        (["config.json", "train.py", "sub/model.bin"], "has no weights"),
-        (["a.npz", "b.npz"], r"has 2 files of weights \(a.npz, b.npz\), and none is called model.safetensors"),
-        (["model.safetensors.index.json", "model-00001-of-00002.safetensors"], "has 1 of the files .* must have all 2"),
-        (["pytorch_model.bin.index.json"], "has 0 of the files .* must have any"),
+        (["config.json", "train.py", "sub/model.bin"], "has no weight files"),
+        (["a.npz", "b.npz"], r"has 2 weight files \(a.npz, b.npz\), and none is named model.safetensors"),
+        (["model.safetensors.index.json", "model-00001-of-00002.safetensors"], "has 1 of the files .* expected 2"),
+        (["pytorch_model.bin.index.json"], "has 0 of the files .* expected at least one"),
     ],
 )
 def test_ambiguous_repositories_are_refused(names: list[str], wrong: str) -> None:
@@ -159,12 +160,14 @@ def test_cache_is_used_without_a_network(
     for revision in ("", "@main", f"@{commit}"):
         assert offline.ask("load", f"hf-hub:me/kept{revision}") == online
     never = f"OSError: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE is set: "
-    assert failure(offline, "load", "hf-hub:me/never") == f"{never}unset it once to fetch the model"
+    assert failure(offline, "load", "hf-hub:me/never") == f"{never}unset it to download the model"
     line = failure(offline, "push", str(pets), str(tmp_path / "x"), "me/x", token=TOKEN)
-    assert line == "OSError: cannot push to me/x, because HF_HUB_OFFLINE is set: unset it"
+    assert line == "OSError: cannot push to me/x because HF_HUB_OFFLINE is set: unset it"
     assert not (tmp_path / "x").exists()
     next((home / "hub" / "models--me--kept").rglob("model.safetensors")).unlink()
-    assert failure(offline, "load", "hf-hub:me/kept").startswith("OSError: hf-hub:me/kept is incomplete in the cache")
+    assert failure(offline, "load", "hf-hub:me/kept").startswith(
+        "OSError: the cached copy of hf-hub:me/kept is incomplete"
+    )
     assert not hub.asked
 
 

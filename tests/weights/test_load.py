@@ -1,5 +1,6 @@
-"""An opened checkpoint is read once, and describes and builds its model."""
+"""Checkpoints are described without reading their tensors, and read once to build a model."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import vitreous
 from foreign_models import written
 from vitreous.weights import load
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.load import open_checkpoint
 
 CASES = ["vitreous", "timm", "timm, a pickle", "google", "paddle"]
@@ -16,10 +18,30 @@ CASES = ["vitreous", "timm", "timm, a pickle", "google", "paddle"]
 @pytest.mark.parametrize("case", CASES)
 def test_file_is_read_once_for_config_and_model(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, reads, read_file = written(case, tmp_path), [], load.read_file
-    monkeypatch.setattr(load, "read_file", lambda file: reads.append(file) or read_file(file))
+    monkeypatch.setattr(load, "read_file", lambda file, lazy: reads.append(lazy) or read_file(file, lazy))
     source = open_checkpoint(path)
     assert source.describe().config == source.model().config
-    assert len(reads) == (case != "vitreous")
+    assert reads == ([] if case == "vitreous" else [True, False])
+
+
+def test_describe_does_not_read_npz_data(tmp_path: Path) -> None:
+    path = written("google", tmp_path)
+    expected = vitreous.load(path).config
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda info: info.file_size)
+    data = bytearray(path.read_bytes())
+    data[largest.header_offset + largest.file_size] ^= 1  # in the array, after the zip and npy headers
+    path.write_bytes(data)
+    assert open_checkpoint(path).describe().config == expected
+    with pytest.raises(BadCheckpoint, match="damaged"):
+        vitreous.load(path)
+
+
+def test_describe_does_not_copy_paddle_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written("paddle", tmp_path)
+    expected = vitreous.load(path).config
+    monkeypatch.setattr("vitreous.weights.io.pickle.read._copy", lambda data: pytest.fail("data was copied"))
+    assert open_checkpoint(path).describe().config == expected
 
 
 @pytest.mark.parametrize("case", CASES)

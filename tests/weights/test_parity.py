@@ -10,7 +10,7 @@ from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
 from vitreous.model.vit import ViT
-from vitreous.weights.convert import CannotHold, convert
+from vitreous.weights.convert import UnsupportedByFormat, convert
 from vitreous.weights.parity import compare, random_images
 
 
@@ -78,13 +78,13 @@ def test_convert_reports_what_the_format_does_not_keep(
     assert "x[red].pth" in printed
     assert "not kept: labels: ('[/cat]', 'dog') is read as ()" in printed
     assert "not kept: preprocessing" in printed
-    assert "not kept: num_heads, which must be given: 4" in printed
+    assert "not kept: num_heads (pass num_heads=4 when loading)" in printed
 
 
 def test_different_computation_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"), norm_eps=1e-3)
     vitreous.save(perturbed(config), tmp_path / "ours")
-    with pytest.raises(CannotHold, match=r"eps is 0\.001 here and 1e-06 in timm.*lossy"):
+    with pytest.raises(UnsupportedByFormat, match=r"eps is 0\.001 here and 1e-06 in timm.*lossy"):
         convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
     assert not (tmp_path / "theirs").exists()
     differences = convert(tmp_path / "ours", tmp_path / "theirs", to="timm", lossy=True).differences
@@ -98,6 +98,6 @@ def test_folder_with_other_files_is_not_replaced(name: str, small: ViTConfig, tm
     target.mkdir()
     (target / name).write_text("years of work")
     model = perturbed(dataclasses.replace(small, mlp=Gelu("erf")))
-    with pytest.raises(ValueError, match=f"holds {name}"):
+    with pytest.raises(ValueError, match=f"contains {name}"):
         vitreous.save(model, target, format="timm")
     assert (target / name).read_text() == "years of work"

@@ -74,15 +74,15 @@ def test_errors_of_pushing_are_one_line(hub: Hub, client: Client, pets: Path, tm
         assert says(wrong) == f"BadValue: push_to is {wrong!r}, but must be owner/name"
     assert not (tmp_path / "out").exists()
     assert not hub.asked
-    written = f"OSError: {tmp_path}/out is written, but was not pushed to {hub.url}"
+    written = f"OSError: {tmp_path}/out was saved but not pushed to {hub.url}"
     for place, token in (("me/new", None), ("others/new", TOKEN)):
         assert says(place, token=token) == (
-            f"{written}/{place}: it needs a token with write access: log in with `hf auth login`, or set HF_TOKEN"
+            f"{written}/{place}: a token with write access is required: log in with `hf auth login`, or set HF_TOKEN"
         )
     assert load(tmp_path / "out").config == load(pets).config
-    strange = "it holds config.json, which would be loaded with this model"
+    strange = "it contains config.json, which would be loaded with this model"
     assert strange in says("me/full", "x.npz", format="google", lossy=True)
     hub.faults["upload"] = "403"
     save(create("ViT-Ti/16", overrides={"depth": 1, "width": 64, "num_heads": 1}), tmp_path / "fresh")
     line = failure(client, "push", str(tmp_path / "fresh"), str(tmp_path / "out"), "me/new", token=TOKEN)
-    assert line == f"{written}/me/new: it answered with status 403: the store is full"
+    assert line == f"{written}/me/new: HTTP status 403: the store is full"

@@ -19,7 +19,7 @@ from pickles_by_hand import little_memory
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 Maker = Callable[[Path, Path], Path]  # a folder to work in and a file that must not appear, to the checkpoint
 
@@ -215,7 +215,7 @@ CASES: list[tuple[Maker, str]] = [
     (absurd_config, r"config\.json: (image_size|model\.width|width) .*"),
     (absurd_depth, r"too few for the 1000 layers"),
     (absurd_transformers_config, r"theirs.*"),
-    (index_that_leads_elsewhere, r"index\.json names '\.\./\.\./etc/passwd', which is not in the same folder"),
+    (index_that_leads_elsewhere, r"index\.json lists '\.\./\.\./etc/passwd', which is not in the same folder"),
 ]
 
 

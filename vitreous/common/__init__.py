@@ -1,1 +1,1 @@
-"""Helpers that know nothing about images: checks, JSON, safe and atomic files, text for terminals, downloads."""
+"""General helpers: checks, JSON, untrusted and atomic files, terminal text, downloads."""

@@ -1,12 +1,12 @@
-"""Atomic writes of files and folders: to a temporary path, synced to the disk, then renamed into place.
+"""Atomic writes of files and folders: written to a temporary path, synced to disk, then renamed into place.
 
 On a file system with atomic renames:
 
-- After any crash, `path` is the complete old or the complete new file or folder. Where the system cannot exchange two
-  folders in one step (Linux can), `recover` puts the old folder back after a crash between two renames.
-- If the body fails or the disk is full, `path` stays as it was and the temporary files are removed. Those of a killed
-  process are removed by the next save to the same path.
-- Of two processes that save to one path, the later one wins; their files do not mix.
+- After a crash, `path` is either the complete old or the complete new file or folder. On systems that cannot swap two
+  folders in one step (Linux can), `recover` restores the old folder after a crash between two renames.
+- If the body fails or the disk is full, `path` is unchanged and the temporary files are removed. The next save to the
+  same path removes temporary files left by a killed process.
+- If two processes save to the same path, the last one wins and their files are never mixed.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: temporary paths of other processes are treated as abandoned
+except ImportError:  # Windows: all temporary paths are treated as abandoned
     fcntl = None  # type: ignore[assignment]
 
-FULL = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "disk quota exceeded", errno.EFBIG: "file too large"}
+FULL = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota exceeded", errno.EFBIG: "file too large"}
 
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[Path]:
     """Yield a temporary path with the same suffix, which replaces `path` if the body succeeds.
 
-    `needed`: the number of bytes to write, if known, for the error of a full disk.
+    `needed`: Number of bytes to write, if known, for the error message when the disk is full.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(f"{path} is not a file and is not replaced")
+        raise OSError(f"{path} is not a file and cannot be replaced")
     with _aside(path, needed, folder=False) as aside:
         yield aside
         _sync(aside)
@@ -50,13 +50,13 @@ def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iter
 def atomic_folder(
     path: str | os.PathLike[str], needed: int | None = None, ours: Sequence[str] | None = None
 ) -> Iterator[Path]:
-    """Yield an empty folder to write into, which replaces the folder at `path` if the body succeeds.
+    """Yield an empty temporary folder, which replaces the folder at `path` if the body succeeds.
 
-    `ours`: patterns of files that are replaced; all others are copied from the old folder. None replaces all.
+    `ours`: Patterns of files to replace; other files are copied from the old folder. None replaces everything.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
-        raise OSError(f"{path} is not a folder and is not replaced")
+        raise OSError(f"{path} is not a folder and cannot be replaced")
     recover(path)
     with _aside(path, needed, folder=True) as aside:
         yield aside
@@ -70,12 +70,12 @@ def atomic_folder(
             _sync(Path(folder))
         _put_in_place(aside, path)
     _sync(path.parent)
-    for old in (aside, _old(path)):  # the old folder, after an exchange or after two renames
+    for old in (aside, _old(path)):  # the old folder after a swap or after two renames
         shutil.rmtree(old, ignore_errors=True)
 
 
 def foreign_files(folder: Path, ours: Sequence[str]) -> list[str]:
-    """List the files below a folder, relative to it, that match none of the patterns."""
+    """List the files below a folder that match none of the patterns, as relative paths."""
     found = []
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -87,7 +87,7 @@ def foreign_files(folder: Path, ours: Sequence[str]) -> list[str]:
 
 
 def recover(path: str | os.PathLike[str]) -> None:
-    """Put the old folder back after a crash between two renames; otherwise do nothing."""
+    """Restore the old folder after a crash between two renames; otherwise do nothing."""
     path = Path(os.path.realpath(path))
     old = _old(path)
     for _ in range(20):
@@ -95,7 +95,7 @@ def recover(path: str | os.PathLike[str]) -> None:
             return
         if not any(_in_use(aside) for aside in _left_aside(path)):
             break
-        time.sleep(0.05)  # a live process is between its two renames
+        time.sleep(0.05)  # another process is between its two renames
     with contextlib.suppress(OSError):  # another process recovered it first
         old.rename(path)
 
@@ -117,7 +117,7 @@ def _put_in_place(aside: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; return False if the system cannot."""
+    """Swap two folders in one step; return False if the system does not support it."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
@@ -127,9 +127,9 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Flush to the disk. A folder needs it too, or a rename in it may be lost."""
+    """Flush a file or folder to disk. Syncing the folder makes a rename durable."""
     if os.name == "nt" and path.is_dir():
-        return  # folders cannot be opened
+        return  # Windows cannot open folders
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -142,7 +142,7 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
-    """Create a file or folder next to `path`, remove it on failure, and explain a full disk in one line."""
+    """Yield a new file or folder next to `path`, removed on failure. A full disk raises a clear error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in _left_aside(path):
         with _lock(left) as free:
@@ -155,10 +155,10 @@ def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
         _remove(aside)
         if isinstance(error, Exception) and (reason := _reason(error)):
             room = shutil.disk_usage(path.parent).free
-            wanted = "" if needed is None else f" (about {needed / 1e6:,.1f} MB needed, {room / 1e6:,.1f} MB free)"
-            before = "the previous version is intact" if path.exists() else "nothing was written"
-            failure = OSError(f"could not write {path}: {FULL[reason]}{wanted}; {before}")
-            failure.errno = reason  # set afterwards to keep the message as it is
+            space = "" if needed is None else f" (about {needed / 1e6:,.1f} MB needed, {room / 1e6:,.1f} MB free)"
+            before = "the previous version is unchanged" if path.exists() else "nothing was written"
+            failure = OSError(f"could not write {path}: {FULL[reason]}{space}; {before}")
+            failure.errno = reason  # set afterwards, because the constructor would change the message
             raise failure from error
         raise
     finally:
@@ -167,7 +167,7 @@ def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
 
 
 def _create_locked(path: Path, folder: bool) -> tuple[Path, int | None]:
-    """Create and lock a temporary path; the system releases the lock when the process ends in any way."""
+    """Create and lock a temporary path. The system releases the lock when the process ends."""
     while True:
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.aside{path.suffix}")
         if folder:
@@ -179,7 +179,7 @@ def _create_locked(path: Path, folder: bool) -> tuple[Path, int | None]:
         try:
             descriptor = os.open(aside, os.O_RDONLY)
         except FileNotFoundError:
-            continue  # another save removed it before it was locked
+            continue  # another process removed it before it was locked
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if aside.exists():
             return aside, descriptor
@@ -187,7 +187,7 @@ def _create_locked(path: Path, folder: bool) -> tuple[Path, int | None]:
 
 
 def _left_aside(path: Path) -> list[Path]:
-    """List the temporary paths of running and killed saves to `path`."""
+    """List the temporary paths of running and aborted saves to `path`."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.aside{re.escape(path.suffix)}")
     if not path.parent.is_dir():
         return []
@@ -208,11 +208,11 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(aside: Path) -> Iterator[bool]:
-    """Yield True and hold the lock if a temporary path belongs to no living process."""
+    """Lock a temporary path and yield True, or yield False if a running process uses it."""
     try:
         descriptor = os.open(aside, os.O_RDONLY) if fcntl else None
     except OSError:
-        yield False  # removed meanwhile
+        yield False  # already removed
         return
     try:
         if descriptor is not None:
@@ -233,7 +233,7 @@ def _in_use(aside: Path) -> bool:
 
 
 def _reason(error: BaseException | None) -> int | None:
-    """Return the error code of a full disk, also from inside a wrapped error."""
+    """Return the errno of a full disk from an error or its causes, or None."""
     while error is not None:
         for code in FULL:
             if getattr(error, "errno", None) == code or os.strerror(code) in str(error):

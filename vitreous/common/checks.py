@@ -1,4 +1,4 @@
-"""Checks of config fields. Every error names the field, its value and the accepted values."""
+"""Checks for config fields. Every error names the field, its value and the allowed values."""
 
 import dataclasses
 import difflib
@@ -14,18 +14,18 @@ Size = tuple[int, int]  # (height, width), always in this order
 
 
 class BadValue(ValueError):
-    """An invalid value of a field. The command line reports it as a wrong argument."""
+    """An invalid field value. The command line reports it as a bad argument."""
 
 
 def fail(field: str, value: object, allowed: str) -> NoReturn:
-    """Raise a BadValue for a field."""
+    """Raise BadValue for a field."""
     shown = str(value) if isinstance(value, Path) else value
     raise BadValue(f"{field} is {shown!r}, but must be {allowed}")
 
 
 def check_whole(field: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        fail(field, value, f"a whole number from {low} to {high}")
+        fail(field, value, f"an integer from {low} to {high}")
 
 
 def check_real(field: str, value: object, low: float, high: float) -> None:
@@ -39,10 +39,10 @@ def check_positive(field: str, value: object) -> None:
 
 
 def check_fraction(field: str, value: object) -> None:
-    """Check a drop probability, which must be below 1."""
+    """Check a drop probability, which must be less than 1."""
     check_real(field, value, 0, 1)
     if value == 1:
-        fail(field, value, "less than 1, or everything would be dropped")
+        fail(field, value, "less than 1, because 1 would drop everything")
 
 
 def check_flag(field: str, value: object) -> None:
@@ -56,13 +56,13 @@ def check_choice(field: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_words(config: Any) -> None:
-    """Check every Literal field of a dataclass, also in nested dataclasses, because Python does not."""
+    """Check every Literal field of a dataclass, including nested dataclasses."""
     for field, hint in get_type_hints(type(config)).items():
         value, kinds = getattr(config, field), (hint, *get_args(hint))
         if dataclasses.is_dataclass(value):
             check_words(value)
         words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-        others = [kind for kind in kinds if isinstance(kind, type)]  # e.g. None or a number, which is checked elsewhere
+        others = [kind for kind in kinds if isinstance(kind, type)]  # e.g. None or a number, checked elsewhere
         if words and type(value) not in others and (isinstance(value, str) or others in ([], [NoneType])):
             check_choice(field, value, words)
 
@@ -77,7 +77,7 @@ def check_size(field: str, value: object, high: int) -> None:
         isinstance(value, tuple) and len(value) == 2 and all(type(side) is int and 1 <= side <= high for side in value)
     )
     if not pair:
-        fail(field, value, f"a (height, width) pair of whole numbers from 1 to {high}")
+        fail(field, value, f"a (height, width) pair of integers from 1 to {high}")
 
 
 def check_numbers(field: str, value: object) -> None:
@@ -88,25 +88,25 @@ def check_numbers(field: str, value: object) -> None:
 
 
 def as_size(value: int | Sequence[int]) -> Size:
-    """Convert one number (a square) or two to (height, width)."""
+    """Convert one integer (a square) or two to (height, width)."""
     try:
         sides = [operator.index(side) for side in (value if isinstance(value, Iterable) else (value,))]
     except TypeError:
         sides = []
     if len(sides) not in (1, 2):
-        fail("image_size", value, "one whole number (square) or two (height, width)")
+        fail("image_size", value, "one integer (square) or two (height, width)")
     return (sides[0], sides[-1])
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ' (did you mean ...?)' for a word that is similar to an allowed one, otherwise ''."""
+    """Return ' (did you mean ...?)' if the word is similar to an allowed one, otherwise ''."""
     lowered = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=1)
     return f" (did you mean {lowered[close[0]]!r}?)" if close else ""
 
 
 def path_suggestion(path: Path) -> str:
-    """Suggest a similar name for the first part of a path that does not exist."""
+    """Name the first missing part of a path and suggest a similar existing one."""
     missing = path
     while not missing.parent.exists() and missing.parent != missing:
         missing = missing.parent
@@ -118,7 +118,7 @@ def path_suggestion(path: Path) -> str:
 
 
 def check_tiling(size: Size, patch: Size, stride: int = 1) -> None:
-    """Check that patches tile an image, after a stem has padded it to a multiple of its `stride`."""
+    """Check that patches tile an image that a stem pads to a multiple of its `stride`."""
     if all(side > 0 and -(-side // stride) * stride % step == 0 for side, step in zip(size, patch, strict=True)):
         return
     below = tuple(max(side // step, 1) * step for side, step in zip(size, patch, strict=True))

@@ -1,7 +1,7 @@
-"""Config dataclasses to JSON dictionaries and back, with the class name under `"kind"`.
+"""Converts config dataclasses to JSON dictionaries and back, with the class name under `"kind"`.
 
-Reading is strict: an unknown field or a value of the wrong type is an error with the path to it. A missing field takes
-its default.
+Decoding is strict: an error names the path of an unknown field or a value of the wrong type. Missing fields get their
+defaults.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(expected: type[T], data: object, path: str = "config") -> T:
     """Build the dataclass that `data` describes."""
     if not isinstance(data, dict):
-        raise ValueError(f"{path} is {data!r}, but must be an object with the fields of {expected.__name__}")
+        raise ValueError(f"{path} must be an object with the fields of {expected.__name__}, got {data!r}")
     hints = get_type_hints(expected)
     names = {f.name for f in dataclasses.fields(expected)}  # type: ignore[arg-type]
     kind = data.get("kind", expected.__name__)
     if kind != expected.__name__:
-        raise ValueError(f"{path}.kind is {kind!r}, but must be {expected.__name__!r}")
+        raise ValueError(f"{path}.kind must be {expected.__name__!r}, got {kind!r}")
     for name in data:
         if name != "kind" and name not in names:
             raise ValueError(f"{path}.{name} is not a field of {expected.__name__}{suggestion(str(name), names)}")
@@ -42,7 +42,7 @@ def from_dict(expected: type[T], data: object, path: str = "config") -> T:
 
 
 def decode(hint: Any, value: object, path: str) -> Any:
-    """Convert a JSON value to the type that `hint` declares."""
+    """Convert a JSON value to the type declared by `hint`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _decode_union(arguments, value, path)
@@ -51,7 +51,7 @@ def decode(hint: Any, value: object, path: str) -> Any:
         return value if isinstance(value, hint) else from_dict(hint, value, path)  # type: ignore[arg-type]
     if origin is Mapping:
         if not isinstance(value, Mapping):
-            raise ValueError(f"{path} is {value!r}, but must be an object")
+            raise ValueError(f"{path} must be an object, got {value!r}")
         return dict(value)
     if origin is tuple:
         return _decode_tuple(arguments, value, path)
@@ -62,7 +62,7 @@ def decode(hint: Any, value: object, path: str) -> Any:
     if hint is Path and isinstance(value, str | Path):
         return Path(value)
     if type(value) is not hint:
-        raise ValueError(f"{path} is {value!r}, but must be of type {hint.__name__}")
+        raise ValueError(f"{path} must be of type {hint.__name__}, got {value!r}")
     return value
 
 
@@ -78,13 +78,13 @@ def _encode(value: Any) -> Any:
 
 def _decode_tuple(arguments: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
     if arguments == (int, int) and type(value) is int:
-        value = (value, value)  # a square may be written as one number
+        value = (value, value)  # squares may be given as one number
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{path} is {value!r}, but must be a list")
+        raise ValueError(f"{path} must be a list, got {value!r}")
     if arguments[-1] is Ellipsis:
         arguments = (arguments[0],) * len(value)
     if len(value) != len(arguments):
-        raise ValueError(f"{path} is {value!r}, but must have {len(arguments)} entries")
+        raise ValueError(f"{path} must have {len(arguments)} entries, got {value!r}")
     return tuple(
         decode(hint, item, f"{path}[{i}]") for i, (hint, item) in enumerate(zip(arguments, value, strict=True))
     )
@@ -99,27 +99,25 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
     if not all(dataclasses.is_dataclass(choice) for choice in choices):
         if any(value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind for kind in choices):
             return value
-        raise ValueError(f"{path} is {value!r}, but must be {' or '.join(map(str, choices))}")
+        raise ValueError(f"{path} must be {' or '.join(map(str, choices))}, got {value!r}")
     if isinstance(value, tuple(choices)):
         return value
     kinds = {choice.__name__: choice for choice in choices}
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is {value!r}, but must be an object whose kind is one of {', '.join(kinds)}")
+        raise ValueError(f"{path} must be an object whose kind is one of {', '.join(kinds)}, got {value!r}")
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(
-            f"{path}.kind is {kind!r}, but must be one of {', '.join(kinds)}{suggestion(str(kind), kinds)}"
-        )
+        raise ValueError(f"{path}.kind must be one of {', '.join(kinds)}, got {kind!r}{suggestion(str(kind), kinds)}")
     return from_dict(kinds[kind], value, path)
 
 
 def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Parse fields of a model's config from the command line."""
+    """Parse `field=JSON` arguments from the command line."""
     fields = {}
     for text in texts:
         name, _, value = text.partition("=")
         try:
             fields[name] = json.loads(value)  # "" is not JSON
         except json.JSONDecodeError:
-            fail("set", text, 'field=JSON, such as registers=4 or \'position={"kind": "Rotary2d"}\'')
+            fail("set", text, 'field=JSON, e.g. registers=4 or \'position={"kind": "Rotary2d"}\'')
     return fields

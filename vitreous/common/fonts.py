@@ -1,4 +1,4 @@
-"""Finds installed fonts for names with letters that Pillow's default font lacks."""
+"""Finds installed fonts for text that Pillow's default font cannot render."""
 
 from functools import cache
 
@@ -11,14 +11,14 @@ CJK = (
     *("WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Arial Unicode MS"),
     *("Noto Sans CJK KR", "Noto Sans KR", "Apple SD Gothic Neo", "Malgun Gothic"),
 )
-OTHERS = ("DejaVu Sans",)  # Greek, Cyrillic and more; part of matplotlib
+OTHERS = ("DejaVu Sans",)  # Greek, Cyrillic and more; included in matplotlib
 SIZE = 12
 
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 def font_for(text: str) -> Font | None:
-    """Return a font that has every letter of the text, or None; without matplotlib, only Latin-1 has one."""
+    """Return a font with glyphs for all of the text, or None. Without matplotlib, only Latin-1 is supported."""
     if all(ord(letter) < 256 for letter in text):
         return ImageFont.load_default()
     return next((font for font, letters in _installed() if set(map(ord, text)) <= letters), None)
@@ -26,7 +26,7 @@ def font_for(text: str) -> Font | None:
 
 @cache
 def _installed() -> list[tuple[Font, frozenset[int]]]:
-    """List the installed fonts, best first, with the letters of each."""
+    """List installed fonts in order of preference, each with its code points."""
     try:
         from matplotlib.font_manager import fontManager, get_font
     except ImportError:

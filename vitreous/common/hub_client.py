@@ -1,7 +1,7 @@
-"""Fetches listings and files of a Hugging Face hub, which may be hostile, into huggingface_hub's cache.
+"""Downloads listings and files from an untrusted Hugging Face Hub to huggingface_hub's cache.
 
-huggingface_hub reads answers of any length for any time, and names files in its cache by headers. Inside `exchange()`
-a transport for its HTTP client bounds and checks both. Requests of other code in the same process are unaffected.
+huggingface_hub does not limit the size or duration of responses, and derives cache file names from their headers.
+Inside `exchange()`, a custom HTTP transport limits and checks them. Requests by other code are not affected.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import _http
 
 import vitreous
-from vitreous.common.network import MIN_BYTES_PER_SECOND, BackgroundReader, BadAnswer, Pace
+from vitreous.common.network import MIN_BYTES_PER_SECOND, BackgroundReader, BadResponse, Pace
 
-MAX_PATH = 1024  # characters of a file's name with its folders
+MAX_PATH = 1024  # characters in a file path
 WORKERS = 8
 
 _FETCHING = threading.Lock()
 
 
 def metadata() -> contextlib.AbstractContextManager[None]:
-    """Bound every answer within this block to 64 MiB and a minute."""
+    """Limit every response within this block to 64 MiB and one minute."""
     return exchange(Exchange())
 
 
 def fetch(repository: str, files: Collection[RepoSibling], revision: str | None, repo_type: str = "model") -> Path:
-    """Fetch files of the hub's listing into the cache, verified by checksum; return the folder of their commit."""
+    """Download listed files to the cache, verify their checksums, and return the folder of their commit."""
     pace = Pace(f"{constants.ENDPOINT}: the download of {repository}")
 
     def fetch_file(file: RepoSibling) -> Path:
@@ -59,11 +59,11 @@ def fetch(repository: str, files: Collection[RepoSibling], revision: str | None,
             _check_sum(folder, file)
         return folder
 
-    for name in (file.rfilename for file in files):  # none may leave its folder on any system
+    for name in (file.rfilename for file in files):  # no path may leave its folder on any system
         good = isinstance(name, str) and len(name) <= MAX_PATH and name.isprintable() and not set(name) & set("\\:")
         if not good or {"", ".", ".."} & set(str(name).split("/")):
-            raise BadAnswer(f"{constants.ENDPOINT} lists {str(name)[:100]!r}, which is not the name of a file")
-    # The client of Xet has none of these bounds.
+            raise BadResponse(f"{constants.ENDPOINT} lists {str(name)[:100]!r}, which is not a valid file name")
+    # The Xet client does not have these limits.
     with _FETCHING, _set(constants, "HF_HUB_DISABLE_XET", True), ThreadPoolExecutor(WORKERS) as pool:
         futures = [pool.submit(fetch_file, file) for file in files]
         try:
@@ -71,12 +71,12 @@ def fetch(repository: str, files: Collection[RepoSibling], revision: str | None,
         finally:
             pool.shutdown(cancel_futures=True)
     if len(folders) != 1:
-        raise BadAnswer(f"{repository} has changed during the download: try again")
+        raise BadResponse(f"{repository} changed during the download: try again")
     return folders.pop()
 
 
 def _check_sum(folder: Path, file: RepoSibling) -> None:
-    """Compare a file with its SHA-256 if it is large, otherwise with git's checksum; remove a wrong one."""
+    """Verify the SHA-256 of an LFS file or the git hash of any other file; remove the file on a mismatch."""
     path = folder / file.rfilename
     with path.open("rb") as stream:
         if file.lfs is not None:
@@ -88,14 +88,14 @@ def _check_sum(folder: Path, file: RepoSibling) -> None:
             found = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
     if right is not None and found != right:
         _remove(folder, path)
-        raise BadAnswer(f"{file.rfilename} has arrived with the checksum {found}, but must have {right}")
+        raise BadResponse(f"checksum mismatch for {file.rfilename}: expected {right}, got {found}")
 
 
 def _remove(folder: Path, path: Path) -> None:
-    """Remove a file of a snapshot and the blob that it links to, if that is in the cache's folder of blobs."""
+    """Remove a file from a snapshot, and its blob if it links to one in the cache."""
     blob = Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else None
     path.unlink()
-    if blob is not None and blob.parent == folder.parents[1] / "blobs":  # beside snapshots/COMMIT/
+    if blob is not None and blob.parent == folder.parents[1] / "blobs":  # next to snapshots/COMMIT/
         blob.unlink(missing_ok=True)
 
 
@@ -110,27 +110,27 @@ def _set(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def check_commit(commit: object) -> str:
-    """Return a commit, which becomes the name of a folder. Raise BadAnswer if it is not a hash."""
+    """Return a commit hash, which becomes a folder name. Raise BadResponse if it is invalid."""
     if not isinstance(commit, str) or not re.fullmatch("[0-9a-f]{40}", commit):
-        raise BadAnswer(f"{constants.ENDPOINT} has sent the commit {str(commit)[:100]!r}, but must send 40 hex digits")
+        raise BadResponse(f"{constants.ENDPOINT} sent the commit {str(commit)[:100]!r}; expected 40 hex digits")
     return commit
 
 
-# ---- Bounded transport -----------------------------------------------------------------------------------------------
+# ---- Limited transport -----------------------------------------------------------------------------------------------
 
 
-MAX_METADATA_BYTES = 1 << 26  # 64 MiB, the listing of about 250,000 files
-METADATA_SECONDS = 60.0  # for a whole answer
+MAX_METADATA_BYTES = 1 << 26  # 64 MiB, a listing of about 250,000 files
+METADATA_SECONDS = 60.0  # for a complete response
 MAX_WAIT_SECONDS = 60  # the longest accepted Retry-After
 OFFICIAL = "https://huggingface.co"
 
 
 @dataclass
 class Exchange:
-    """The requests of one call: about a repository, or for one of its files."""
+    """The requests of one call, which are about a repository or one of its files."""
 
     file: str | None = None
-    size: int | None = None  # bytes of the file, as declared by the hub
+    size: int | None = None  # file size in bytes, as listed by the Hub
     pace: Pace | None = None
 
 
@@ -140,7 +140,7 @@ _INSTALLING = threading.Lock()
 
 @contextlib.contextmanager
 def exchange(requests: Exchange) -> Iterator[None]:
-    """Bound and check all answers in this thread within the block."""
+    """Limit and check all responses in this thread within the block."""
     with _INSTALLING:
         factory = _http._GLOBAL_CLIENT_FACTORY
         if not isinstance(factory, _BoundedFactory):
@@ -164,7 +164,7 @@ class _BoundedFactory:
 
 
 class BoundedTransport(httpx2.BaseTransport):
-    """Checks and bounds the answers to requests of an exchange, and no others."""
+    """HTTP transport that limits and checks responses inside `exchange()`."""
 
     def __init__(self, transport: httpx2.BaseTransport) -> None:
         self.transport = transport
@@ -174,8 +174,8 @@ class BoundedTransport(httpx2.BaseTransport):
         if exchange is None:
             return self.transport.handle_request(request)
         if exchange.pace is not None:
-            exchange.pace.add(0)  # connections that keep breaking are slow, too
-        request.headers["Accept-Encoding"] = "identity"  # a few compressed bytes could unpack to many
+            exchange.pace.add(0)  # repeated broken connections count as slow
+        request.headers["Accept-Encoding"] = "identity"  # compressed responses could be decompression bombs
         if not may_see_token(request.url):
             request.headers.pop("Authorization", None)
 
@@ -198,7 +198,7 @@ class BoundedTransport(httpx2.BaseTransport):
             limit = _check_size(exchange, request, response)
         except queue.Empty:
             reader.close()
-            raise BadAnswer(f"{_named(request)} did not begin within {METADATA_SECONDS:.0f} s") from None
+            raise BadResponse(f"{_named(request)} did not start within {METADATA_SECONDS:.0f} s") from None
         except BaseException:
             reader.close()
             raise
@@ -212,7 +212,7 @@ class BoundedTransport(httpx2.BaseTransport):
 
 @dataclass
 class _BoundedStream(httpx2.SyncByteStream):
-    """The body of an answer, bounded in size and time."""
+    """Response body with a size and time limit."""
 
     reader: BackgroundReader[httpx2.Response | bytes]
     limit: int
@@ -225,29 +225,29 @@ class _BoundedStream(httpx2.SyncByteStream):
         while (chunk := self._next()) is not None:
             total += len(chunk)
             if total > self.limit:
-                raise BadAnswer(f"{self.name} is longer than the {self.limit:,} bytes that it may have")
+                raise BadResponse(f"{self.name} exceeds the limit of {self.limit:,} bytes")
             yield chunk
 
     def _next(self) -> bytes | None:
-        reader: BackgroundReader[bytes] = self.reader  # type: ignore[assignment]  # after the response, only bytes
+        reader: BackgroundReader[bytes] = self.reader  # type: ignore[assignment]  # only bytes follow the response
         if self.pace is not None:
             return self.pace.next(reader)
         try:
             return reader.next(None if self.end is None else self.end - time.monotonic())
         except queue.Empty:
-            raise BadAnswer(f"{self.name} did not end within {METADATA_SECONDS:.0f} s") from None
+            raise BadResponse(f"{self.name} was not complete within {METADATA_SECONDS:.0f} s") from None
 
     def close(self) -> None:
         self.reader.close()
 
 
 def _named(request: httpx2.Request) -> str:
-    """Describe a request without its query, which may be a signature."""
-    return f"the answer to {request.method} {request.url.copy_with(query=None)}"
+    """Describe a response by its request, without the query, which may contain a signature."""
+    return f"the response to {request.method} {request.url.copy_with(query=None)}"
 
 
 def _deadline(request: httpx2.Request) -> float | None:
-    """Return the time by which an answer must be complete, including the time to send a body."""
+    """Return the deadline for a complete response, including the time to send the request body."""
     if "Transfer-Encoding" in request.headers:
         return None  # an upload of unknown length
     to_send = int(request.headers.get("Content-Length") or 0)
@@ -259,42 +259,40 @@ def _is_file(exchange: Exchange, request: httpx2.Request, response: httpx2.Respo
 
 
 def may_see_token(url: httpx2.URL) -> bool:
-    """Return True for the hub itself, on its port or encrypted, and for the official hub, to which mirrors redirect."""
+    """Return True for the configured Hub (same origin, or HTTPS) and the official Hub, to which mirrors redirect."""
     hub = httpx2.URL(constants.ENDPOINT)
     upgraded = url.scheme == "https" and url.host == hub.host
     return upgraded or url.origin in (hub.origin, httpx2.URL(OFFICIAL).origin)
 
 
-# ---- Checks of an answer ---------------------------------------------------------------------------------------------
+# ---- Response checks -------------------------------------------------------------------------------------------------
 
 
 def _check_headers(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
-    def bad(header: str, accepted: str) -> BadAnswer:
-        return BadAnswer(
-            f"{_named(request)} has {header}: {response.headers[header][:100]!r}, but must have {accepted}"
-        )
+    def bad(header: str, accepted: str) -> BadResponse:
+        return BadResponse(f"{_named(request)} has {header}: {response.headers[header][:100]!r}; expected {accepted}")
 
     for header, value in response.headers.items():
         if not value.isprintable():
             raise bad(header, "no control characters")
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise bad("Content-Encoding", "none, as none was accepted")
-    # huggingface_hub names files and folders by these.
+        raise bad("Content-Encoding", "no encoding, as requested")
+    # huggingface_hub derives file and folder names from these headers.
     if not re.fullmatch("[0-9a-f]{40}", response.headers.get("X-Repo-Commit", "0" * 40)):
         raise bad("X-Repo-Commit", "40 hex digits")
     if exchange.file is not None and request.method == "HEAD":
         for header in ("X-Linked-Etag", "ETag"):
             file_name = response.headers.get(header, "-").lstrip("W/").strip('"')  # as huggingface_hub does
             if not re.fullmatch(r"[\w-][\w.-]{0,127}", file_name, re.ASCII):
-                raise bad(header, "letters, digits, '.', '-' and '_'")
+                raise bad(header, "only letters, digits, '.', '-' and '_'")
     if response.has_redirect_location:
         check_redirect(exchange, request, response)
     if (wait := _requested_wait(response)) > MAX_WAIT_SECONDS:
-        raise BadAnswer(f"{_named(request)} has status {response.status_code} and asks to wait {wait:,} s")
+        raise BadResponse(f"{_named(request)} has status {response.status_code} and requests a retry after {wait:,} s")
 
 
 def _requested_wait(response: httpx2.Response) -> int:
-    """Return the seconds that huggingface_hub would wait before a retry."""
+    """Return the number of seconds that huggingface_hub would wait before retrying."""
     if response.status_code not in (408, 429, 500, 502, 503, 504):
         return 0
     limit = _http.parse_ratelimit_headers(response.headers)
@@ -305,7 +303,7 @@ def _requested_wait(response: httpx2.Response) -> int:
 
 
 def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
-    """Refuse redirects from encrypted to unencrypted, and of answers about a repository to other hosts."""
+    """Reject redirects from HTTPS to HTTP, and redirects of repository requests to other hosts."""
     location = response.headers["Location"]
     try:
         target = request.url.join(location)
@@ -314,40 +312,40 @@ def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2
     schemes = ("https",) if request.url.scheme == "https" else ("http", "https")
     good = target.scheme in schemes and target.host
     if not good or (exchange.file is None and not may_see_token(target)):
-        raise BadAnswer(f"{_named(request)} redirects to {location[:200]!r}, which is not followed")
+        raise BadResponse(f"{_named(request)} redirects to {location[:200]!r}, which is not allowed")
 
 
 def _check_size(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> int:
-    """Return the maximal size of the body. Raise BadAnswer for sizes that are too large or contradictory."""
+    """Return the maximum body size. Raise BadResponse for sizes that are too large or contradictory."""
     length = response.headers.get("Content-Length")
     if exchange.file is not None and request.method == "HEAD" and not response.is_error:
         size = response.headers.get("X-Linked-Size") or (None if response.is_redirect else length)
         if size is not None and not (size.isascii() and size.isdecimal()):
-            raise BadAnswer(f"{_named(request)} has the size {size[:30]!r}, but must have a number of bytes")
+            raise BadResponse(f"{_named(request)} has the size {size[:30]!r}; expected a number of bytes")
         if exchange.size is None and size is not None:
             check_space(exchange.file, int(size))
             exchange.size = int(size)
         if size is not None and int(size) != exchange.size:
-            raise BadAnswer(
-                f"{_named(request)} has the size {int(size):,}, but the hub lists {exchange.file} with "
+            raise BadResponse(
+                f"{_named(request)} has a size of {int(size):,} bytes, but the Hub lists {exchange.file} with "
                 f"{exchange.size:,} bytes"
             )
     limit = MAX_METADATA_BYTES
     if _is_file(exchange, request, response):
         if exchange.size is None:
-            raise BadAnswer(f"{_named(request)} has no declared size: no limit to its length is known")
+            raise BadResponse(f"{_named(request)} declares no size, which is required to limit its length")
         limit = exchange.size
     if request.method != "HEAD" and length is not None and int(length) > limit:
-        raise BadAnswer(f"{_named(request)} has {int(length):,} bytes, but must have at most {limit:,}")
+        raise BadResponse(f"{_named(request)} has {int(length):,} bytes; at most {limit:,} are allowed")
     return limit
 
 
 def check_space(name: str, size: int) -> None:
-    """Raise OSError if the disk with the cache has fewer than `size` bytes left."""
+    """Raise OSError if the disk of the cache has less than `size` bytes free."""
     cache = Path(constants.HF_HUB_CACHE).absolute()
     free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free
     if size > free:
         raise OSError(
-            f"{name} needs {size / 1e6:,.1f} MB in {cache}, which has {free / 1e6:,.1f} MB left: make room, or set "
-            "HF_HOME to a folder on a larger disk"
+            f"{name} needs {size / 1e6:,.1f} MB in {cache}, but only {free / 1e6:,.1f} MB are free: free up space "
+            "or set HF_HOME to a folder on a larger disk"
         )

@@ -1,4 +1,4 @@
-"""Bounds on the size and slowness of downloads."""
+"""Speed and stall limits for downloads."""
 
 import contextlib
 import queue
@@ -7,21 +7,21 @@ import time
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
-STALL_SECONDS = 30.0  # without a single byte
-WINDOW_SECONDS = 60.0  # over which the rate of a download is measured
-MIN_BYTES_PER_SECOND = 4096  # half of a throttled mobile connection of 64 kbit/s
+STALL_SECONDS = 30.0  # without receiving any data
+WINDOW_SECONDS = 60.0  # over which the download rate is measured
+MIN_BYTES_PER_SECOND = 4096  # half the rate of a throttled 64 kbit/s mobile connection
 
 T = TypeVar("T")
 
 
-class BadAnswer(OSError):
-    """An answer of a server is too long, too slow or invalid; a retry would not help."""
+class BadResponse(OSError):
+    """A server response that is too long, too slow or invalid. Retrying would not help."""
 
 
 class BackgroundReader(Generic[T]):
-    """Run a blocking generator in a daemon thread, so that the caller can stop waiting for the next item.
+    """Runs a blocking generator in a daemon thread, which lets the caller stop waiting for the next item.
 
-    A socket timeout is not enough: a server that sends a header or a TLS handshake byte by byte resets it every time.
+    A socket timeout is not enough: a server that sends a header or TLS handshake byte by byte keeps resetting it.
     """
 
     def __init__(self, items: Callable[[], Generator[T, None, None]]) -> None:
@@ -48,19 +48,19 @@ class BackgroundReader(Generic[T]):
                 return
 
     def next(self, seconds: float | None) -> T | None:
-        """Return the next item, or None at the end. Raise queue.Empty after `seconds`, and the generator's errors."""
+        """Return the next item, or None at the end. Raise queue.Empty after `seconds`, or the generator's error."""
         item, error = self._entries.get(timeout=None if seconds is None else max(seconds, 0.001))
         if error is not None:
             raise error
         return item[0] if item else None
 
     def close(self) -> None:
-        """Stop the generator at its next item. The thread may stay blocked in a read until then."""
+        """Stop the generator at its next item. The thread may block in a read until then."""
         self._closed.set()
 
 
 class Pace:
-    """The progress of a download over any number of connections and files."""
+    """Tracks the speed of a download over any number of connections and files."""
 
     def __init__(self, description: str) -> None:
         self.description = description
@@ -68,27 +68,27 @@ class Pace:
         self._start, self._bytes = time.monotonic(), 0
 
     def add(self, count: int) -> None:
-        """Count received bytes. Raise BadAnswer after a window that was too slow."""
+        """Count received bytes. Raise BadResponse if the last window was too slow."""
         with self._lock:
             self._bytes += count
             seconds = time.monotonic() - self._start
             if seconds < WINDOW_SECONDS:
                 return
             if self._bytes < MIN_BYTES_PER_SECOND * seconds:
-                raise BadAnswer(
-                    f"{self.description} is too slow: {self._bytes:,} bytes in {seconds:.0f} s, but at least "
-                    f"{MIN_BYTES_PER_SECOND:,} bytes per second must arrive"
+                raise BadResponse(
+                    f"{self.description} is too slow: {self._bytes:,} bytes in {seconds:.0f} s; at least "
+                    f"{MIN_BYTES_PER_SECOND:,} bytes per second are required"
                 )
             self._start, self._bytes = time.monotonic(), 0
 
     def next(self, reader: BackgroundReader[bytes]) -> bytes | None:
-        """Return the next chunk, or None at the end. Raise BadAnswer for a stall or a window that was too slow."""
+        """Return the next chunk, or None at the end. Raise BadResponse if the download stalls or is too slow."""
         stalled_at = time.monotonic() + STALL_SECONDS
         while True:
             self.add(0)
             now = time.monotonic()
             if now >= stalled_at:
-                raise BadAnswer(f"{self.description} has stalled: no byte in {STALL_SECONDS:.0f} s")
+                raise BadResponse(f"{self.description} stalled: no data received for {STALL_SECONDS:.0f} s")
             with contextlib.suppress(queue.Empty):
                 chunk = reader.next(min(stalled_at, self._start + WINDOW_SECONDS) - now)
                 self.add(len(chunk or b""))

@@ -1,4 +1,4 @@
-"""Makes untrusted text, such as names of files and classes, safe for a terminal, a log line or a report."""
+"""Makes untrusted text, such as file and class names, safe for terminals, logs and reports."""
 
 import json
 import re
@@ -13,17 +13,17 @@ JOINERS = "\u200c\u200d"  # invisible, but part of words in some scripts
 
 
 def printable(text: str) -> str:
-    """Escape control and invisible characters except line ends and tabs."""
+    """Escape control and invisible characters except newlines and tabs."""
     return text if text.isprintable() else _escaped(text, JOINERS + "\n\t")
 
 
 def one_line(text: str) -> str:
-    """Escape line ends and tabs as well, so that the text cannot begin a new line."""
+    """Escape control and invisible characters, including newlines and tabs."""
     return text if text.isprintable() else _escaped(text, JOINERS)
 
 
 def single_spaced(text: str, length: int | None = None) -> str:
-    r"""Replace control and invisible characters and runs of whitespace by one space, and truncate to `length`.
+    r"""Replace runs of control characters and whitespace with one space, and truncate to `length`.
 
     >>> single_spaced("a\x1b[2J\n  b"), single_spaced("a long name", 8)
     ('a [2J b', 'a lon...')
@@ -37,7 +37,7 @@ def _escaped(text: str, keep: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Encode as JSON in one line, readable in every script, with invisible characters escaped."""
+    """Encode as one line of JSON with non-ASCII text unescaped and invisible characters escaped."""
     text = json.dumps(value, ensure_ascii=False)
     if text.isprintable():
         return text
@@ -45,7 +45,7 @@ def json_text(value: Any) -> str:
 
 
 class SafeConsole(Console):
-    """A rich console that escapes control characters in everything it prints; its own styles still work."""
+    """Rich console that escapes control characters in its output, except those of its own styles."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -62,7 +62,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def listed(names: Collection[str], limit: int = 5) -> str:
-    """List the first few names, quoted, and the number of others.
+    """List the first few names in quotes, and the number of remaining ones.
 
     >>> listed(["a", "b", "c"], limit=2)
     "'a', 'b' and 1 more"
@@ -74,11 +74,11 @@ def listed(names: Collection[str], limit: int = 5) -> str:
 # ---- The console -----------------------------------------------------------------------------------------------------
 
 
-UNBOUNDED = 1 << 16  # columns, more than any path
+UNBOUNDED = 1 << 16  # columns; longer than any path
 
 
 def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
-    """Return a console on standard output that escapes control characters; in a pipe, no line is wrapped or cut."""
+    """Return a console for stdout that escapes control characters and does not wrap lines in a pipe."""
     if sys.stdout.isatty():
         return SafeConsole(markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
     trimmed = cast(IO[str], _Trimmed())
@@ -86,7 +86,7 @@ def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
 
 
 class _Trimmed:
-    """Standard output without the trailing blanks that pad the rows of a table."""
+    """Standard output without the trailing spaces of padded table rows."""
 
     @property
     def encoding(self) -> str:

@@ -1,4 +1,4 @@
-"""Reads untrusted files: regular ones only, as a pipe or a device would block or never end, and bounded JSON."""
+"""Reads untrusted files: only regular files, because pipes and devices may block, and JSON of limited size."""
 
 import errno
 import json
@@ -11,9 +11,9 @@ NOT_REGULAR = "not a regular file"
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading bytes; raise OSError for anything else."""
+    """Open a regular file or a link to one in binary mode; raise OSError for anything else."""
     check_regular(path)
-    # The path may have changed since: opening does not block, and the check is repeated.
+    # The path may have changed since the check: open without blocking and check again.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     file = os.open(path, flags)
     try:
@@ -37,7 +37,7 @@ def read_regular_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> 
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise OSError unless `path` is a regular file, before a library opens it."""
+    """Raise OSError unless `path` is a regular file."""
     _check(os.stat(path), path)
 
 
@@ -52,45 +52,45 @@ def _check(found: os.stat_result, path: str | os.PathLike[str]) -> None:
 
 
 MAX_JSON_BYTES = 1 << 26
-MAX_JSON_DEPTH = 64  # objects and lists within each other; configs have fewer than ten
+MAX_JSON_DEPTH = 64  # nested objects and lists; configs need fewer than ten levels
 
 
 def parse_json(text: str | bytes, source: Path | str, error: type[ValueError] = ValueError) -> Any:
-    """Parse JSON text, or raise `error` with one line that names its source."""
+    """Parse JSON text; raise `error` with a one-line message that names the source."""
     try:
         value = json.loads(text)
     except RecursionError:
         raise error(_too_deep(source)) from None
     except ValueError as reason:
-        raise error(f"{source} is not JSON: {reason}") from reason
-    if _is_deeper(value, MAX_JSON_DEPTH):  # later code, even repr, may be recursive
+        raise error(f"{source} is not valid JSON: {reason}") from reason
+    if _is_deeper(value, MAX_JSON_DEPTH):  # later code, such as repr, may be recursive
         raise error(_too_deep(source))
     return value
 
 
 def read_json_object(file: Path, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """Read a JSON object from a file, or raise `error` with one line that names the file."""
+    """Read a JSON object from a file; raise `error` with a one-line message that names the file."""
     try:
         check_regular(file)  # opening a pipe would block
         if (size := file.stat().st_size) > MAX_JSON_BYTES:
-            raise error(f"{file} has {size:,} bytes, but must have at most {MAX_JSON_BYTES:,}")
+            raise error(f"{file} has {size:,} bytes; at most {MAX_JSON_BYTES:,} are allowed")
         content = file.read_bytes()
     except OSError as reason:
         raise error(f"{file} cannot be read: {reason.strerror or reason}") from reason
     value = parse_json(content, file, error)
     if not isinstance(value, dict):
-        raise error(f"{file} holds a {type(value).__name__}, but must hold an object")
+        raise error(f"{file} must contain a JSON object, got {type(value).__name__}")
     return value
 
 
-def _is_deeper(value: Any, most: int) -> bool:
-    """Return True if objects and lists are nested more than `most` levels deep, without recursion."""
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Return True if objects and lists are nested more than `limit` levels deep, without recursion."""
     level = [value]
-    for _ in range(most):
+    for _ in range(limit):
         level = [item for item in level if isinstance(item, dict | list)]
         level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
     return any(isinstance(item, dict | list) for item in level)
 
 
 def _too_deep(source: Path | str) -> str:
-    return f"{source} is nested too deeply: at most {MAX_JSON_DEPTH} levels are read"
+    return f"{source} is nested too deeply; at most {MAX_JSON_DEPTH} levels are allowed"

@@ -27,9 +27,8 @@ from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
 from vitreous.serving.errors import ApiError, unreadable
 from vitreous.serving.scheduler import Compute
-from vitreous.weights.hub import is_hub
 from vitreous.weights.io.safetensors_file import copy_to_memory
-from vitreous.weights.load import load
+from vitreous.weights.load import is_hub, load
 from vitreous.weights.native import provenance_of
 
 Precision = Literal["fp32", "bf16", "auto"]

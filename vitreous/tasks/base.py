@@ -27,8 +27,7 @@ from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
-from vitreous.weights.hub import is_hub
-from vitreous.weights.load import describe, load_encoder
+from vitreous.weights.load import describe, is_hub, load_encoder
 
 SMALL = 48  # largest side of small images, in pixels
 SAMPLES = 16  # training images in a report

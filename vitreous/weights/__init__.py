@@ -1,6 +1,6 @@
-"""Checkpoints: opened, described, loaded, saved and converted in any format.
+"""Loads, saves, describes and converts checkpoints in any supported format.
 
-`load.py` opens a source once: a folder of ours (`native.py`), or a checkpoint of another system, whose layout is in
-`formats/`. `io/` reads untrusted files into tensors; `hub.py` downloads and uploads; `convert.py` compares a written
+`load.py` opens Vitreous folders (`native.py`) and checkpoints in other formats (`formats/`). `io/` safely reads tensors
+from untrusted files, `hub.py` downloads from and uploads to the Hugging Face Hub, and `convert.py` compares a written
 checkpoint with its source.
 """

@@ -1,4 +1,4 @@
-"""The model card of a checkpoint: `README.md`, with the front matter that hubs read.
+"""Writes model cards (`README.md`) with the front matter that the Hugging Face Hub reads.
 
 Labels and provenance are untrusted, so they are escaped and truncated.
 """
@@ -14,7 +14,7 @@ from vitreous.common.text import single_spaced
 from vitreous.model.presets import PRESETS
 from vitreous.model.protocol import ModelConfig
 
-# Fields that a preset's name does not imply: sizes and outputs, regularisation, and properties of the data.
+# Fields that a preset's name does not imply: input and output sizes, regularisation, and dataset properties.
 NOT_NAMED = {
     "image_size", "num_classes", "labels", "preprocessing", "dropout", "stochastic_depth", "patch_dropout", "pad",
 }  # fmt: skip
@@ -34,9 +34,9 @@ def model_card(
     source: str = ".",
     library: str = "vitreous",
 ) -> str:
-    """Write the card. `provenance` may hold `license`, `metrics` (numbers by name) and any other records.
+    """Write the card. `provenance` may contain `license`, `metrics` (numbers by name) and any other records.
 
-    `source` is the argument of `vitreous.load` in the examples, and `library` the library that opens the files.
+    `source` is the argument of `vitreous.load` in the examples; `library` is the library that loads the files.
     """
     rest = {key: value for key, value in provenance.items() if key not in ("license", "metrics")}
     sections = [
@@ -53,7 +53,7 @@ def model_card(
 
 
 def front_matter(config: ModelConfig, provenance: Mapping[str, Any], library: str = "vitreous") -> str:
-    """Write YAML whose values are JSON strings, which YAML reads unchanged."""
+    """Write the YAML front matter. JSON values are valid YAML."""
     fields: dict[str, Any] = {
         "library_name": library,
         "pipeline_tag": PIPELINE_TAGS[config.task],
@@ -65,7 +65,7 @@ def front_matter(config: ModelConfig, provenance: Mapping[str, Any], library: st
 
 
 def title(config: ModelConfig) -> str:
-    """Return the preset that a config has the shape of (ViT-B/16), or a summary of its shape."""
+    """Return the name of the preset with the same architecture (ViT-B/16), or a summary of the architecture."""
 
     def shape(config: ModelConfig) -> dict[str, Any]:
         return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in NOT_NAMED}
@@ -78,7 +78,7 @@ def title(config: ModelConfig) -> str:
 
 
 def plain(value: object, length: int = 100) -> str:
-    """Escape text for Markdown and HTML, in one short line.
+    """Escape and truncate text for one line of Markdown and HTML.
 
     >>> plain("<b>a|b*\\n# c")
     '&lt;b&gt;a\\\\|b\\\\* \\\\# c'
@@ -88,16 +88,16 @@ def plain(value: object, length: int = 100) -> str:
 
 def _summary(config: ModelConfig, parameters: int) -> str:
     height, width = config.image_size
-    colours = {1: "Grey", 3: "RGB"}.get(config.channels, f"{config.channels}-channel")
+    colours = {1: "greyscale", 3: "RGB"}.get(config.channels, f"{config.channels}-channel")
     outputs = {
         "classify": f"{config.num_classes:,} classes",
-        "embed": "features, without a head for classes",
-        "segment": f"{config.num_classes:,} classes of pixels",
+        "embed": "features (no classification head)",
+        "segment": f"{config.num_classes:,} classes per pixel",
     }
-    tokens = f", as {config.num_tokens:,} tokens" if config.num_tokens else ""
+    tokens = f" ({config.num_tokens:,} tokens)" if config.num_tokens else ""
     return (
         f"{plain(title(config))}: {parameters:,} parameters. "
-        f"{colours} images of {height} x {width} pixels{tokens}; {outputs[config.task]}."
+        f"Input: {colours} images of {height} x {width} pixels{tokens}. Output: {outputs[config.task]}."
     )
 
 
@@ -110,7 +110,7 @@ def _usage(config: ModelConfig, source: str) -> str:
             f"vitreous predict {source} image.jpg --out segmented/",
         ),
     }[config.task]
-    where = "In this folder (or with its path instead of the dot), after" if source == "." else "After"
+    where = "In this folder, or with its path instead of the dot, after" if source == "." else "After"
     return (
         f"## Usage\n\n{where} `pip install vitreous`:\n\n```python\nimport vitreous\n\n"
         f'model = vitreous.load("{source}")\nprint(vitreous.{call})\n```\n\n```sh\n{shell}\n```'
@@ -121,7 +121,7 @@ def _labels(labels: Sequence[str], num_classes: int) -> str:
     if not num_classes:
         return ""
     if not labels:
-        return f"## Labels\n\nThe {num_classes:,} classes have no names."
+        return f"## Labels\n\nThe {num_classes:,} classes are not named."
     more = f" and {len(labels) - SHOWN_LABELS:,} more" if len(labels) > SHOWN_LABELS else ""
     return f"## Labels\n\n{len(labels):,}: {', '.join(plain(label, 40) for label in labels[:SHOWN_LABELS])}{more}"
 
@@ -130,15 +130,15 @@ def _preprocessing(config: ModelConfig) -> str:
     how, (height, width) = config.preprocessing, config.image_size
     size, fraction = f"{height} x {width} pixels", f"{how.crop_fraction:g}"
     fit = {
-        "squash": f"to {size}, regardless of the aspect ratio",
-        "squash-crop": f"regardless of the aspect ratio, and cropped to the central {size}, {fraction} of each side",
-        "pad": f"so that the longer side is {fraction} of {size}, and padded with the mean colour",
-        "crop": f"and cropped to the central {size}, {fraction} of the side that is cropped less",
+        "squash": f"to {size}, ignoring the aspect ratio",
+        "squash-crop": f"ignoring the aspect ratio, then cropped to the central {size} ({fraction} of each side)",
+        "pad": f"until the longer side is {fraction} of {size}, then padded with the mean colour",
+        "crop": f"and cropped to the central {size} ({fraction} of the side that is cropped less)",
     }[how.fit]
     if config.task == "segment":
-        fit = f"to cover {size} with the aspect ratio kept, and covered by overlapping windows of that size"
+        fit = f"to cover {size}, keeping the aspect ratio, then split into overlapping windows of that size"
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (how.mean, how.std))
-    return f"Resized ({how.interpolation}) {fit}; scaled to [0, 1], minus {mean}, divided by {std}."
+    return f"Resized ({how.interpolation}) {fit}; scaled to [0, 1] and normalised with mean {mean} and std {std}."
 
 
 def _table(heading: str, columns: tuple[str, str], rows: object) -> str:

@@ -1,4 +1,4 @@
-"""`vitreous.convert`: a checkpoint from one format to another, with a report of what that changed."""
+"""`vitreous.convert`: converts a checkpoint to another format and reports the differences."""
 
 import dataclasses
 import os
@@ -13,27 +13,27 @@ from vitreous.model.vit import ViT
 from vitreous.weights.formats.base import AssumptionWarning
 from vitreous.weights.formats.detect_format import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
-from vitreous.weights.io.safetensors_file import BadCheckpoint, CannotHold, shown
+from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat, shown
 from vitreous.weights.load import ImageSize, load, save
 from vitreous.weights.native import provenance_of
 from vitreous.weights.parity import Difference, compare, random_images
 
-__all__ = ["CannotHold", "Conversion", "convert"]
+__all__ = ["Conversion", "UnsupportedByFormat", "convert"]
 
-# Fields that matter only in training, or that choose between equal computations, or that `losses` reports.
+# Fields that only affect training, select equivalent implementations, or are reported in `losses`.
 NOT_COMPARED = ("dropout", "stochastic_depth", "patch_dropout", "layer_scale", "patch_method", "norm_eps", "mlp")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of `vitreous.convert`. Lists have one line per entry."""
+    """Result of `vitreous.convert`."""
 
-    path: Path  # of what was written
-    provenance: dict[str, Any]  # of the source: its origin, assumptions and ignored tensors
-    losses: list[str]  # differences in computation that `lossy` accepted
+    path: Path  # the written file or folder
+    provenance: dict[str, Any]  # origin of the source, assumptions and ignored tensors
+    losses: list[str]  # numeric differences that `lossy` accepted
     remarks: list[str]  # differences too small to need `lossy`
     not_kept: list[str]  # config fields that the written checkpoint does not state
-    differences: list[Difference]  # between the models, stage by stage, the outputs last; empty unless it is a ViT
+    differences: list[Difference]  # between the two models after each stage; empty for models other than ViT
 
 
 def convert(
@@ -49,14 +49,14 @@ def convert(
 ) -> Conversion:
     """Convert a checkpoint to another format, read it back and compare the two models on random images.
 
-    target: a folder, or a file whose suffix selects its kind: .safetensors, .pth, .npz, .pdparams.
-    to: the format to write, e.g. "vitreous", "timm", "huggingface", "google".
-    format, image_size, num_classes, overrides: how to read the source, as in `vitreous.load`.
-    lossy: write the model even if the other system computes differently with the same weights.
+    target: A folder, or a file whose suffix selects the file type: .safetensors, .pth, .npz, .pdparams.
+    to: The format to write, e.g. "vitreous", "timm", "huggingface", "google".
+    format, image_size, num_classes, overrides: Options for reading the source, as in `vitreous.load`.
+    lossy: Write the model even if the other library computes differently with the same weights.
     """
     target = Path(target)
     if target.exists() and os.path.exists(source) and target.samefile(source):
-        raise ValueError(f"{target} is the source itself, which would be overwritten: choose another target")
+        raise ValueError(f"{target} is both source and target; choose another target")
     model = load(source, format, image_size, num_classes, overrides)
     save(model, target, to, lossy=lossy)
     provenance, losses, remarks = provenance_of(model), [], []
@@ -66,19 +66,19 @@ def convert(
         losses = format_named(to).differences(model.config, folder=target.suffix not in SUFFIXES)
         remarks = [] if target.suffix in SUFFIXES else format_named(to).minor_differences(model.config)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AssumptionWarning)  # `not_kept` reports the same
+        warnings.simplefilter("ignore", AssumptionWarning)  # reported in `not_kept`
         written, not_kept = _read_back(target, to, model.config)
     differences = compare(model.float(), written.float(), random_images(model))
     return Conversion(target, provenance, losses, remarks, not_kept, differences)
 
 
 def _read_back(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]]:
-    """Load what was written, and list the config fields that it does not state and a reader must be given."""
+    """Load the written checkpoint; return the model and the config fields that the checkpoint does not state."""
     known = {"num_heads": config.num_heads, "image_size": config.image_size}
     try:
         model, not_kept = load(target, to), []
     except BadCheckpoint:
-        model, not_kept = None, [f"{field}, which must be given: {value}" for field, value in known.items()]
+        model, not_kept = None, [f"{field} (pass {field}={value} when loading)" for field, value in known.items()]
     if model is None or any(getattr(model.config, field) != value for field, value in known.items()):
         if model is not None:
             not_kept = _changes({field: (value, getattr(model.config, field)) for field, value in known.items()})
@@ -89,7 +89,7 @@ def _read_back(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]
 
 
 def _changes(fields: Mapping[str, tuple[object, object]]) -> list[str]:
-    """Return one line per field that differs; dataclasses of one class are compared field by field.
+    """Return one line per field that differs; dataclasses are compared field by field.
 
     >>> from vitreous.model.options import Learned1d
     >>> _changes({"position": (Learned1d(interpolation="google"), Learned1d(interpolation="timm"))})

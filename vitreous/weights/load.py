@@ -1,7 +1,4 @@
-"""`vitreous.load` and `vitreous.save`: models from and to checkpoints of any format.
-
-A checkpoint of another system is opened and recognised once, then described or built.
-"""
+"""`vitreous.load` and `vitreous.save`: read and write checkpoints in any format."""
 
 import dataclasses
 import os
@@ -26,9 +23,10 @@ from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Form
 from vitreous.weights.formats.detect_format import canonical_name, format_named, identify
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
-from vitreous.weights.hub import Snapshot, check_destination, download, is_hub, push
+from vitreous.weights.hub import PREFIX, Snapshot, check_destination, download, push
 from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
-from vitreous.weights.io.safetensors_file import BadCheckpoint, CannotHold, Mapped
+from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat
+from vitreous.weights.io.safetensors_file import Mapped
 from vitreous.weights.native import (
     CARD,
     Description,
@@ -43,22 +41,22 @@ from vitreous.weights.native import (
 )
 
 ImageSize = int | Sequence[int]
-# Files of a folder that was written here; a folder with others is not replaced.
+# Files that saving writes; a folder with other files is not replaced.
 WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
 
 
-# ---- Checkpoints of other systems ------------------------------------------------------------------------------------
+# ---- Checkpoints in other formats ------------------------------------------------------------------------------------
 
 
-def find_tensors(path: Path) -> StateDict:
-    """Open the tensors of a file or folder, without wrappers; a file named `model.safetensors` means its folder."""
+def find_tensors(path: Path, lazy: bool = False) -> StateDict:
+    """Open a weight file or folder. Files with standard names are read with the config.json beside them."""
     file = _weights_in(path) if path.is_dir() else path
     if not file.is_file():
         raise missing_checkpoint(path)
     config, config_file = {}, file.parent / "config.json"
     if (path.is_dir() or file.name in USUAL_NAMES) and config_file.is_file():
         path, config = file.parent, read_json_object(config_file, BadCheckpoint)
-    content = read_file(file)
+    content = read_file(file, lazy)
     forget = content.forget if isinstance(content, Mapped) else lambda: None
     metadata = content.metadata if isinstance(content, Mapped) else content
     tensors, inside = unwrapped(content, path)
@@ -68,7 +66,7 @@ def find_tensors(path: Path) -> StateDict:
 
 
 def _weights_in(folder: Path) -> Path:
-    """Return the only file of weights in a folder, or the one that transformers and timm write."""
+    """Return the weight file that transformers or timm writes, or the only weight file in a folder."""
     for name in USUAL_NAMES:
         if (folder / name).is_file():
             return folder / name
@@ -76,14 +74,16 @@ def _weights_in(folder: Path) -> Path:
     if len(files) == 1:
         return files[0]
     check_not_run(folder)
-    held = f"{len(files)} of them: pass the path of one" if files else "none"
-    raise BadCheckpoint(f"{folder} must hold one file of weights ({', '.join(SUFFIXES)}), but has {held}")
+    advice = ": pass the path of one of them" if files else ""
+    expected = f"expected one weight file ({', '.join(SUFFIXES)})"
+    raise BadCheckpoint(f"{expected} in {folder}, found {len(files) or 'none'}{advice}")
 
 
 class _Plan(NamedTuple):
-    """A config that was inferred from tensors, and what is needed to build its model."""
+    """A config inferred from tensors, and everything needed to build its model."""
 
     config: ViTConfig
+    format: Format
     state: StateDict
     table: list[Row]
     blank: ViT
@@ -91,44 +91,40 @@ class _Plan(NamedTuple):
     warning: str | None
 
 
+@dataclass(frozen=True)
 class ForeignCheckpoint:
-    """An opened checkpoint of another system, whose format is detected unless it is given."""
+    """A checkpoint in another format, which is detected unless `format` is given."""
 
-    def __init__(self, path: Path, format: str | None):
-        self.path = path
-        self._state: StateDict | None
-        self.format, self._state = identify(find_tensors(path), format)
+    path: Path
+    format: str | None
 
     def describe(self, overrides: Mapping[str, Any]) -> Description:
-        """Infer the config; names and shapes of all tensors are checked."""
-        plan = self._plan(overrides, None, new_head=False)
-        check_table(plan.table, plan.state.tensors, plan.blank.state_dict(), plan.state.path, self.format.ignored)
+        """Infer the config and check the names and shapes of all tensors without reading their data."""
+        plan = self._plan(overrides, None, new_head=False, lazy=True)
+        check_table(plan.table, plan.state.tensors, plan.blank.state_dict(), plan.state.path, plan.format.ignored)
         return Description(plan.config, plan.provenance)
 
     def model(
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
     ) -> Model:
-        """Build the model; warn if it depends on uncertain assumptions."""
+        """Build the model and warn about uncertain assumptions."""
         plan = self._plan(overrides, image_size, new_head=num_classes is not None)
         if plan.warning:
             warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # at the call of vitreous.load
         model, state = plan.blank, plan.state
-        fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, self.format.ignored))
-        state.forget()  # pages that were read only to be combined with others
-        self._state = None  # the model owns the mapped tensors: another model maps the file again
+        fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, plan.format.ignored))
+        state.forget()  # pages of tensors that were combined into new ones
         native = image_size is None or as_size(image_size) == plan.config.image_size
         return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
 
-    def _plan(self, overrides: Mapping[str, Any], image_size: Any, new_head: bool) -> _Plan:
-        """Infer the config. With `new_head`, a classifier that we do not support is ignored."""
+    def _plan(self, overrides: Mapping[str, Any], image_size: Any, new_head: bool, lazy: bool = False) -> _Plan:
+        """Infer the config. With `new_head`, an unsupported classifier is ignored."""
         hints = get_type_hints(ViTConfig)
         for field in overrides:
             if field not in hints:
                 raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
         given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
-        if self._state is None:
-            _, self._state = identify(find_tensors(self.path), self.format.name)
-        format, opened = self.format, self._state
+        format, opened = identify(find_tensors(self.path, lazy), self.format)
         state = format.normalise(opened)
         builder = ConfigBuilder(state, overrides, new_head)
         try:
@@ -137,11 +133,11 @@ class ForeignCheckpoint:
         except BadCheckpoint:
             raise
         except ValueError as error:
-            # Overrides that do not fit these tensors are a bad argument; everything else is a bad file.
+            # Overrides that do not match the tensors are a bad argument; everything else is a bad file.
             caller = isinstance(error, BadValue) and any(field in str(error) for field in given)
-            raise (BadValue if caller else BadCheckpoint)(f"{state.path}, read as {format.title}: {error}") from error
-        if config.depth * 4 > len(state.tensors):  # before thousands of layers are built in vain
-            raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for depth {config.depth}")
+            raise (BadValue if caller else BadCheckpoint)(f"{state.path} (read as {format.title}): {error}") from error
+        if config.depth * 4 > len(state.tensors):  # before building thousands of layers
+            raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for a depth of {config.depth}")
         table = format.table(config)
         used = {name for row in table for name in row.theirs}
         dropped = [name for name in state.tensors if name not in used and matches(name, format.ignored)]
@@ -153,49 +149,49 @@ class ForeignCheckpoint:
         }
         provenance: dict[str, Any] = {"origin": format.title, "format": format.name, "file": state.path.name}
         provenance |= {key: value for key, value in record.items() if value}
-        return _Plan(config, state, table, build_blank(config), provenance, builder.warning)
+        return _Plan(config, format, state, table, build_blank(config), provenance, builder.warning)
 
 
 def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> None:
-    """Write a model as the other system would, atomically; raise `CannotHold` for differences unless `lossy`."""
+    """Write a model atomically in another format; numeric differences raise `UnsupportedByFormat` unless `lossy`."""
     config, target = model.config, Path(path)
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
-        raise ValueError(f"{target} ends in {target.suffix!r}, but {format.title} is one file that ends in {usual}")
+        raise ValueError(f"{target} has the suffix {target.suffix!r}; {format.title} files end in {usual}")
     if unsupported := unknown_options(config) or format.unsupported(config):
-        raise CannotHold(f"{format.title} cannot hold this model: {'; '.join(unsupported)}")
+        raise UnsupportedByFormat(f"{format.title} does not support this model: {'; '.join(unsupported)}")
     differences = format.differences(config, folder=target.suffix not in SUFFIXES)
     if differences and not lossy:
         in_folder = not format.suffixes and not format.differences(config, folder=True)
-        remedy = "Write a folder, whose config.json states it, or write" if in_folder else "Write"
-        raise CannotHold(
-            f"{format.title} would compute otherwise with these weights: {'; '.join(differences)}. "
-            f"{remedy} it anyway with lossy=True (--lossy)"
+        remedy = "Save a folder, whose config.json states them, or save" if in_folder else "Save"
+        raise UnsupportedByFormat(
+            f"{format.title} would give different outputs with these weights: {'; '.join(differences)}. "
+            f"{remedy} the model anyway with lossy=True (--lossy)"
         )
     ours = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    with torch.device("cpu"):  # regardless of torch's default device
+    with torch.device("cpu"):  # ignore torch's default device
         tensors = write_table(format.table(config), ours) | format.extra_tensors(config)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     needed = sum(tensor.nbytes for tensor in tensors.values())
-    kept = WRITTEN | ({CARD} if is_checkpoint(target) else set())  # the user wrote any other README.md
+    kept = WRITTEN | ({CARD} if is_checkpoint(target) else set())  # other README.md files belong to the user
     if target.is_dir() and (foreign := sorted({file.name for file in target.iterdir()} - kept)):
-        raise ValueError(f"{target} holds {foreign[0]}, which writing would delete: use a new folder")
+        raise ValueError(f"{target} contains {foreign[0]}, which saving would delete: use a new folder")
     with (atomic_file if target.suffix in SUFFIXES else atomic_folder)(target, needed=needed) as aside:
         format.write(tensors, config, aside)
 
 
-# ---- Checkpoints of any format ---------------------------------------------------------------------------------------
+# ---- Checkpoints in any format ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Source:
-    """An opened checkpoint: its files and format are found once, then it is described and built from the same file."""
+    """A checkpoint in any format, which can be described or built."""
 
     checkpoint: NativeCheckpoint | ForeignCheckpoint
-    snapshot: Snapshot | None = None  # of the Hugging Face hub
+    snapshot: Snapshot | None = None  # if it came from the Hugging Face Hub
 
     def describe(self, overrides: Mapping[str, Any] | None = None) -> Description:
-        """Return the config and the provenance, which lists every assumption; nothing is warned of."""
+        """Return the config and provenance, which lists all assumptions without warning about them."""
         with torch.device("cpu"):
             description = self.checkpoint.describe(overrides or {})
         if self.snapshot is None:
@@ -208,7 +204,7 @@ class Source:
         num_classes: int | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> Model:
-        """Build the model; the arguments are those of `vitreous.load`."""
+        """Build the model. The arguments are those of `vitreous.load`."""
         with torch.device("cpu"):
             model = self.checkpoint.model(image_size, num_classes, overrides or {})
         if self.snapshot is not None:
@@ -216,8 +212,13 @@ class Source:
         return model.to(torch.get_default_device())
 
 
+def is_hub(source: str | Path) -> bool:
+    """Return True if the source starts with `hf-hub:`."""
+    return str(source).startswith(PREFIX)
+
+
 def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
-    """Open a folder, a file or `hf-hub:owner/name[@revision]`, and detect its format unless it is given."""
+    """Open a folder, a file or `hf-hub:owner/name[@revision]`; its format is detected unless given."""
     if format is not None:
         format = canonical_name(format)
     snapshot = download(source) if is_hub(source) else None
@@ -225,8 +226,7 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
     native = not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
     if format == "vitreous" or (format is None and native):
         return Source(NativeCheckpoint(path), snapshot)
-    with torch.device("cpu"):  # files are read into the host's memory
-        return Source(ForeignCheckpoint(path, format), snapshot)
+    return Source(ForeignCheckpoint(path, format), snapshot)
 
 
 def load(
@@ -236,18 +236,18 @@ def load(
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Load a model, in evaluation mode, from a checkpoint of ours or of another system. The format is detected.
+    """Load a model in evaluation mode from a checkpoint in any format.
 
-    It is on torch's default device, like a model of `vitreous.create`. On "meta" it has shapes and no weights.
+    The model is on torch's default device, as with `vitreous.create`. On "meta" it has shapes but no weights.
 
-    source: a folder, a file, or `hf-hub:owner/name[@revision]`.
-    image_size: resample the position embeddings for this size, as the model's own system does.
-    num_classes: replace the head by a new one for this number of classes; 0 for none.
-    overrides: config fields that change no shape, such as `{"dropout": Dropout(hidden=0.1)}`; for files of other
-        systems also fields that tensors do not show, such as `num_heads`, or the native `image_size` if the grid is not
-        square.
+    source: A folder, a file, or `hf-hub:owner/name[@revision]`.
+    format: The checkpoint format; detected by default.
+    image_size: Resample the position embeddings to this image size with the method of the checkpoint's own library.
+    num_classes: Replace the head with a new one for this number of classes; 0 removes it.
+    overrides: Config fields that change no shapes, such as `{"dropout": Dropout(hidden=0.1)}`. For other formats, also
+        fields that cannot be inferred from the tensors, such as `num_heads`, or `image_size` for a non-square grid.
 
-    Fields that a file does not state are assumed, with one `AssumptionWarning` that names them and their values.
+    Fields that a file does not state get their usual values, and one `AssumptionWarning` lists them.
     """
     return open_checkpoint(source, format).model(image_size, num_classes, overrides)
 
@@ -255,14 +255,14 @@ def load(
 def load_encoder(
     source: str | Path, image_size: ImageSize | None = None, overrides: Mapping[str, Any] | None = None
 ) -> ViT | ResNet:
-    """Load a model without a decoder: of a segmenter, only its encoder."""
+    """Load a model without a decoder: for a segmenter, only its encoder."""
     model = load(source, image_size=image_size, overrides=overrides)
     vars(model.backbone)["provenance"] = provenance_of(model)
     return model.backbone  # type: ignore[return-value]
 
 
 def describe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Description:
-    """Describe a checkpoint of any format without building its model."""
+    """Describe a checkpoint in any format without building its model."""
     return open_checkpoint(source).describe(overrides)
 
 
@@ -274,21 +274,21 @@ def save(
     lossy: bool = False,
     push_to: str | None = None,
 ) -> None:
-    """Write a model as our own checkpoint folder, or as another system would.
+    """Save a model as a Vitreous checkpoint folder or in another format.
 
-    Raises `CannotHold` if the format lacks a part of the model. `lossy` accepts differences in computation that keep
-    all weights, such as another GELU. `push_to` also uploads the files, with a model card, to a repository
-    ("owner/name") of the Hugging Face hub; without it nothing leaves this machine.
+    Raises `UnsupportedByFormat` if the format cannot represent the model. `lossy` accepts numeric differences that keep
+    all weights, such as a different GELU. `push_to` also uploads the files and a model card to a Hugging Face Hub
+    repository ("owner/name"); by default nothing is uploaded.
     """
     format = canonical_name(format)
-    model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
+    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
     check_not_swapped(model)
     repository = None if push_to is None else check_destination(push_to)
     if format == "vitreous":
         save_folder(model, path, provenance)
     elif not isinstance(model, ViT):
         kind, part = type(model).__name__, "" if model.backbone is model else ", or save its .backbone"
-        raise CannotHold(f"{format} holds Vision Transformers, and this is a {kind}: use the format vitreous{part}")
+        raise UnsupportedByFormat(f"{format} supports only ViT models, got {kind}: use format='vitreous'{part}")
     else:
         write_foreign(model, format_named(format), path, lossy)
     if repository is not None:

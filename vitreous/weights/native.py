@@ -1,8 +1,8 @@
-"""Our own checkpoint: a folder with `model.safetensors`, `config.json` and `README.md` (the model card).
+"""Vitreous checkpoints: folders with `model.safetensors`, `config.json` and `README.md` (the model card).
 
-`config.json` holds everything needed to rebuild the model, preprocess an image and name the classes, and the origin of
-the weights. Loading checks names, shapes and types, builds the model without memory, and assigns the tensors of the
-memory-mapped file. No code is executed. Before saving, the model is compared with its config.
+`config.json` contains everything needed to rebuild the model, preprocess images and label the classes, as well as the
+origin of the weights. Loading checks names, shapes and dtypes, builds the model on the meta device, and assigns
+memory-mapped tensors. No code is executed. Before saving, the model is compared with its config.
 """
 
 import json
@@ -26,23 +26,24 @@ from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.presets import PRESETS
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.weights.card import model_card
-from vitreous.weights.io.safetensors_file import BadCheckpoint, check_tensors, read_header, read_tensors, write_tensors
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import check_tensors, read_header, read_tensors, write_tensors
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FILES = (WEIGHTS, CONFIG, CARD)
 VERSION = 1
 FIELDS = ("format", "version", "model", "provenance")
-RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into names by torch's activation checkpointing
+RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into module names by torch's activation checkpointing
 
 
 # ---- Saving ----------------------------------------------------------------------------------------------------------
 
 
 def save_folder(model: Model, path: str | os.PathLike[str], provenance: Mapping[str, Any] | None = None) -> None:
-    """Write a checkpoint atomically, in place of one that was there before.
+    """Write a checkpoint atomically, replacing an existing one.
 
-    `provenance` is added to the model's own; its `metrics` and `license` also appear on the model card. A folder with
-    other files is not replaced.
+    `provenance` is merged into the model's own; its `metrics` and `license` also appear on the model card. A folder
+    with other files is not replaced.
     """
     folder = Path(path)
     recover(folder)
@@ -60,12 +61,12 @@ def write_files(
     name: str = "model",
     tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the three files of a checkpoint into an existing folder; `tensors` replace the model's own."""
+    """Write the checkpoint files to an existing folder. `tensors` replaces the model's state dict."""
     record = {**provenance_of(model), **_to_json(provenance or {}), "vitreous": vitreous.__version__}
     document = {"format": "vitreous", "version": VERSION, "model": to_dict(model.config), "provenance": record}
     try:
         text = json.dumps(document, indent=2, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a label that was the name of a folder may not be valid text
+    except UnicodeEncodeError:  # a label from a folder name may be invalid Unicode
         text = json.dumps(document, indent=2).encode()
     (folder / CONFIG).write_bytes(text + b"\n")
     written = model.state_dict() if tensors is None else tensors
@@ -78,8 +79,8 @@ def _check_replaceable(folder: Path) -> None:
     names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
     foreign = sorted(names - set(FILES))
     if foreign or (names and not is_checkpoint(folder)):
-        held = foreign[0] if foreign else f"a {min(names)} of another program"
-        raise ValueError(f"{folder} holds {held}, which saving would delete: use a new folder or a Vitreous checkpoint")
+        found = foreign[0] if foreign else f"a {min(names)} from another program"
+        raise ValueError(f"{folder} contains {found}, which saving would delete: use a new folder")
 
 
 def _to_json(value: Any) -> Any:
@@ -96,11 +97,10 @@ def _to_json(value: Any) -> Any:
 
 
 def check_not_swapped(model: Model) -> None:
-    """Raise for a module that was replaced by hand: a checkpoint is rebuilt from the config alone.
+    """Raise if a module differs from the config, because a loaded checkpoint is rebuilt from the config alone.
 
-    Modules are compared by class, by `extra_repr` (e.g. the eps of a norm) and by the shapes of their tensors. Numbers
-    that were set by hand in our own modules are not noticed, and other modules without tensors, such as a loss, are
-    dropped silently.
+    Modules are compared by class, `extra_repr` (e.g. the eps of a norm) and tensor shapes. Attributes changed on
+    existing modules are not detected, and added modules without tensors, such as a loss, are dropped silently.
     """
     blank = build_blank(model.config)
     modules, wanted = _modules(model), _modules(blank)
@@ -114,14 +114,14 @@ def _check_same(here: Mapping[str, str], stated: Mapping[str, str], names: Itera
         found, expected = here.get(name, "missing"), stated.get(name, "missing")
         if found != expected:
             raise ValueError(
-                f"{name} is {found}, but the config says {expected}: a checkpoint is rebuilt from the config and would "
-                "lack this. Merge it (LoRA), save model.state_dict() yourself, or add it to the config "
+                f"{name} is {found} in the model but {expected} in its config, from which a checkpoint is rebuilt. "
+                "Merge the change (LoRA), save model.state_dict() yourself, or add it to the config "
                 "(docs/architecture.md)"
             )
 
 
 def _modules(model: Model) -> dict[str, str]:
-    """Describe modules by class and `extra_repr`; classes of other packages with their package."""
+    """Describe modules by class and `extra_repr`, with the full name of classes from other packages."""
 
     def describe(module: nn.Module) -> str:
         kind = type(module)
@@ -141,14 +141,14 @@ def _shapes(model: Model) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint without its weights: its config, with overrides, and its provenance."""
+    """Config, with overrides, and provenance of a checkpoint."""
 
     config: AnyConfig
     provenance: dict[str, Any]
 
 
 class NativeCheckpoint:
-    """An opened checkpoint folder: its config is read, and the header of its tensors, but no tensor."""
+    """A checkpoint folder whose config and tensor header have been read, but no tensor data."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.folder = _folder(path)
@@ -156,18 +156,16 @@ class NativeCheckpoint:
         self.header = read_header(self.folder / WEIGHTS)
 
     def describe(self, overrides: Mapping[str, Any]) -> Description:
-        """Return the config with `overrides` and the provenance."""
+        """Return the config, with `overrides`, and the provenance."""
         return Description(self.stored.override(overrides), self.provenance)
 
     def model(
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
     ) -> Model:
-        """Build the model with the tensors of the memory-mapped file."""
+        """Build the model with memory-mapped tensors."""
         file, config = self.folder / WEIGHTS, self.stored.override(overrides)
-        if (layers := config.num_layers) > len(self.header):  # before thousands of layers are built in vain
-            raise BadCheckpoint(
-                f"{file} has {len(self.header)} tensors, too few for the {layers} layers that {CONFIG} describes"
-            )
+        if (layers := config.num_layers) > len(self.header):  # before building thousands of layers
+            raise BadCheckpoint(f"{file} has {len(self.header)} tensors, too few for the {layers} layers in {CONFIG}")
         model = build_blank(config)
         check_tensors(file, self.header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
         fill(model, read_tensors(file))
@@ -180,12 +178,12 @@ def load_folder(
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Load a model in evaluation mode, on the CPU, in the dtype of its tensors; see `vitreous.load`."""
+    """Load a model in evaluation mode on the CPU, in the stored dtype; see `vitreous.load`."""
     return NativeCheckpoint(path).model(image_size, num_classes, overrides or {})
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Return True if the `config.json` of a folder is one of ours."""
+    """Return True if a folder contains the `config.json` of a Vitreous checkpoint."""
     try:
         _read_document(_folder(path))
     except ValueError:
@@ -194,18 +192,18 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def check_not_run(folder: Path) -> None:
-    """Raise with the path to its checkpoint if a folder is a training run."""
+    """Raise if a folder is a training run, and suggest the checkpoint inside it."""
     for name in ("best", "last"):
         if (folder / name / WEIGHTS).is_file() and (folder / name / CONFIG).is_file():
             inside = str(folder / name)
-            raise BadCheckpoint(f"{folder} is a run, which contains checkpoints (did you mean {inside!r}?)")
+            raise BadCheckpoint(f"{folder} is a run folder, not a checkpoint (did you mean {inside!r}?)")
 
 
 def missing_checkpoint(path: Path) -> BadCheckpoint:
     """Return the error for a path that does not exist."""
     if str(path) in PRESETS:
-        kinds = "a folder, a file or hf-hub:owner/name"
-        return BadCheckpoint(f"{path} is a preset, which has no weights: a checkpoint is {kinds}")
+        expected = "expected a folder, a file or hf-hub:owner/name"
+        return BadCheckpoint(f"{path} is a preset without weights, not a checkpoint; {expected}")
     return BadCheckpoint(f"there is no checkpoint {path}{path_suggestion(path)}")
 
 
@@ -227,20 +225,20 @@ def _read_document(folder: Path) -> dict[str, Any]:
     document = read_json_object(file, BadCheckpoint)
     if (format := document.get("format")) != "vitreous":
         check_not_run(folder)
-        raise BadCheckpoint(f"{file} has format {format!r:.80}, but must have 'vitreous'")
+        raise BadCheckpoint(f"{file} must have the format 'vitreous', got {format!r:.80}")
     return document
 
 
 def _read_config(folder: Path) -> tuple[AnyConfig, dict[str, Any]]:
     document, file = _read_document(folder), folder / CONFIG
     if (version := document.get("version")) != VERSION:
-        raise BadCheckpoint(f"{file} has version {version!r}, but this Vitreous reads version {VERSION}")
+        raise BadCheckpoint(f"{file} has version {version!r}; this version of Vitreous reads only {VERSION}")
     for field in document:
         if field not in FIELDS:
-            raise BadCheckpoint(f"{file}: {field!r} is not a field of a checkpoint{suggestion(field, FIELDS)}")
+            raise BadCheckpoint(f"{file}: unknown field {field!r}{suggestion(field, FIELDS)}")
     provenance = document.get("provenance", {})
     if not isinstance(provenance, dict):
-        raise BadCheckpoint(f"{file}: provenance is {provenance!r}, but must be an object")
+        raise BadCheckpoint(f"{file}: provenance must be an object, got {provenance!r}")
     try:
         return decode(AnyConfig, document.get("model"), "model"), provenance
     except ValueError as error:
@@ -257,7 +255,7 @@ def adapt(
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
 ) -> Model:
-    """Resize the model and replace its head if given; record fields that differ from `stored` in its provenance."""
+    """Resize the model and replace its head if requested, and record the changes in its provenance."""
     if num_classes is not None:
         model.replace_head(num_classes)
     if image_size is not None:
@@ -276,5 +274,5 @@ def adapt(
 
 
 def provenance_of(model: Model) -> dict[str, Any]:
-    """Return the origin of a model's weights: the record of its checkpoint, and the changes made by loading."""
+    """Return the origin of a model's weights: the checkpoint's record and the changes made on loading."""
     return dict(vars(model).get("provenance", {}))

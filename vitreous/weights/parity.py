@@ -11,7 +11,7 @@ from vitreous.model.vit import ViT
 
 
 class Difference(NamedTuple):
-    """The difference of two models after a stage. `scale` is the largest value of the first."""
+    """Difference between two models after a stage. `scale` is the largest absolute value of the first model."""
 
     stage: str
     largest: float
@@ -21,7 +21,7 @@ class Difference(NamedTuple):
 
 @torch.no_grad()
 def compare(one: ViT, other: ViT, images: Float[Tensor, "b c h w"]) -> list[Difference]:
-    """Compare the models stage by stage; each computes on its own values, so differences accumulate as in use."""
+    """Compare the models stage by stage. Each uses its own values, so differences accumulate as in inference."""
     return [
         Difference(stage, (a - b).abs().max().item(), (a - b).abs().mean().item(), a.abs().max().item())
         for (stage, a), (_, b) in zip(stages(one, images), stages(other, images), strict=True)
@@ -29,7 +29,7 @@ def compare(one: ViT, other: ViT, images: Float[Tensor, "b c h w"]) -> list[Diff
 
 
 def stages(model: ViT, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the values after the patch projection, positions and every block, and the outputs."""
+    """Yield the patches, the tokens with positions, the output of every block, the features and the output."""
     patches, grid = model.patchify(images)
     yield "patches", patches
     tokens, layout = model.embed(patches, grid)
@@ -42,6 +42,6 @@ def stages(model: ViT, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, 
 
 
 def random_images(model: ViT, count: int = 2) -> Float[Tensor, "b c h w"]:
-    """Return noise of the model's image size, which depends on every weight."""
+    """Return random images at the model's image size, from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, model.config.channels, *model.config.image_size, generator=generator)

@@ -18,13 +18,13 @@ from vitreous.data.augment.config import Augmentation
         ("flip", 50, "a number from 0 to 1"),
         ("flip", float("nan"), "a number from 0 to 1"),
         ("policy", "trivail", ".*did you mean 'trivial'"),
-        ("policy_layers", 0, "a whole number from 1 to 8"),
+        ("policy_layers", 0, "an integer from 1 to 8"),
         ("policy_magnitude", -1.0, "a number from 0 to 15"),
         ("colour_jitter", 1.1, "a number from 0 to 1"),
         ("erasing", True, "a number from 0 to 1"),
         ("mixup", -0.2, "a number from 0 to 32"),
         ("cutmix", 1e-9, "0 .off. or a number from 0.01 to 32"),
-        ("repeats", 1.5, "a whole number from 1 to 16"),
+        ("repeats", 1.5, "an integer from 1 to 16"),
     ],
 )
 def test_a_wrong_field_is_named(field: str, value: object, message: str) -> None:

@@ -63,7 +63,7 @@ def test_the_licence_lies_beside_the_file() -> None:
         ("shapes:sise=3", r"shapes has no option 'sise' \(did you mean 'size'\?\); options: size, count, val"),
         ("shapes:size", "size must be an integer.* got ''"),
         ("shapes:size=large", "size must be an integer.* got 'large'"),
-        ("shapes:size=0", "size is 0, but must be a whole number from 8 to 4096"),
+        ("shapes:size=0", "size is 0, but must be an integer from 8 to 4096"),
     ],
 )
 def test_options(spec: str, message: str) -> None:

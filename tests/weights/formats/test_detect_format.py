@@ -20,7 +20,7 @@ from peers import import_timm, import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import provenance_of
 
 SIZE = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 5}
@@ -168,7 +168,7 @@ def test_wrapper_names_inside_tensor_names_are_removed(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "x.pth")
     check_same(tmp_path / "x.pth", plain)
     torch.save(state | plain.state_dict(), tmp_path / "x.pth")
-    with pytest.raises(BadCheckpoint, match=r"has cls_token twice, once as cls_token$"):
+    with pytest.raises(BadCheckpoint, match=r"contains cls_token twice, once as cls_token$"):
         vitreous.load(tmp_path / "x.pth")
 
 
@@ -271,7 +271,7 @@ def test_dinov2_is_read_beside_a_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rel_pos." * 25_000, "layers.0.blocks.0." * 12_000, "a." * 300])
 def test_long_names_are_rejected_and_truncated(tmp_path: Path, name: str) -> None:
     safetensors.torch.save_file({**peer().state_dict(), f"{name}\n": torch.ones(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(BadCheckpoint, match=r"a tensor with a name of [\d,]+ letters: ") as refused:
+    with pytest.raises(BadCheckpoint, match=r"a tensor name of [\d,]+ characters: ") as refused:
         vitreous.load(tmp_path / "x.safetensors")
     assert len(str(refused.value)) < 400
 

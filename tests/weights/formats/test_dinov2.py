@@ -18,7 +18,7 @@ from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, AttentionPool, Conditional, Gelu, Learned1d, ResNetStem, SwiGlu, TanhHead
 from vitreous.model.vit import ViT
-from vitreous.weights.convert import CannotHold
+from vitreous.weights.convert import UnsupportedByFormat
 
 NATIVE, OTHER = (56, 56), (42, 70)
 CONFIG = ViTConfig(
@@ -202,11 +202,11 @@ def test_teacher_checkpoint_is_read_without_heads(heads: bool, tmp_path: Path) -
     ids=str,
 )
 def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match=f"DINOv2 cannot hold this model: .*{part}"):
+    with pytest.raises(UnsupportedByFormat, match=f"DINOv2 does not support this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="dinov2")
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"mlp": Gelu("tanh")}], ids=str)
 def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match="would compute otherwise"):
+    with pytest.raises(UnsupportedByFormat, match="would give different outputs"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="dinov2")

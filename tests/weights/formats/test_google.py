@@ -27,8 +27,8 @@ from vitreous.model.options import (
     TanhHead,
 )
 from vitreous.model.vit import ViT
-from vitreous.weights.convert import CannotHold
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.convert import UnsupportedByFormat
+from vitreous.weights.io.errors import BadCheckpoint
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> None:
     changes, part = REFUSED[case]
-    with pytest.raises(CannotHold, match=f"Google's vision_transformer cannot hold this model: {part}"):
+    with pytest.raises(UnsupportedByFormat, match=f"Google's vision_transformer does not support this model: {part}"):
         vitreous.save(build(dataclasses.replace(PLAIN, **changes)), tmp_path / "m.npz", format="google", lossy=True)
     assert not list(tmp_path.iterdir())
 
@@ -264,7 +264,7 @@ def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> No
 )
 def test_other_numerics_require_lossy(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
     model = build(dataclasses.replace(PLAIN, **changes))
-    with pytest.raises(CannotHold, match=part):
+    with pytest.raises(UnsupportedByFormat, match=part):
         vitreous.save(model, tmp_path / "model.npz", format="google")
     vitreous.save(model, tmp_path / "model.npz", format="google", lossy=True)
     field = next(iter(changes))

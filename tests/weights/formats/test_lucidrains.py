@@ -26,8 +26,8 @@ from vitreous.model.options import (
     SinCos2d,
     SwiGlu,
 )
-from vitreous.weights.convert import CannotHold
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.convert import UnsupportedByFormat
+from vitreous.weights.io.errors import BadCheckpoint
 
 SIZES = {"image_size": 32, "patch_size": 8, "dim": 128, "depth": 2, "heads": 2, "mlp_dim": 96, "num_classes": 7}
 CONFIG = ViTConfig(
@@ -118,7 +118,7 @@ def test_single_wide_head_has_no_output_projection(tmp_path: Path) -> None:
     ours = vitreous.load(tmp_path / "m.pth")
     assert ours.config.num_heads == 1
     check_close(ours, model, (32, 32))
-    with pytest.raises(CannotHold, match="has no output projection"):
+    with pytest.raises(UnsupportedByFormat, match="has no output projection"):
         vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
 
 
@@ -154,7 +154,7 @@ def test_models_without_patch_norms_are_read(residual: bool, tmp_path: Path) -> 
     ours = vitreous.load(tmp_path / "m.pth")
     assert not ours.config.patch_norm
     check_close(ours, model, (32, 32))
-    with pytest.raises(CannotHold, match="requires patch_norm"):
+    with pytest.raises(UnsupportedByFormat, match="requires patch_norm"):
         vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
 
 
@@ -175,7 +175,7 @@ def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
     assert ours.config.position == SinCos2d("big_vision")
     check_close(ours, model, size)
     assert vitreous.load(tmp_path / "m.pth").config.image_size == (224, 224)
-    with pytest.raises(CannotHold, match="positions, got SinCos2d"):
+    with pytest.raises(UnsupportedByFormat, match="positions, got SinCos2d"):
         vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
 
 
@@ -183,7 +183,7 @@ def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
 
 
 def test_plain_vit_is_rejected(small: ViTConfig, tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match=r"vit-pytorch cannot hold this model: .*patch_norm.*; qkv_bias"):
+    with pytest.raises(UnsupportedByFormat, match=r"vit-pytorch does not support this model: .*patch_norm.*; qkv_bias"):
         vitreous.save(build(small), tmp_path / "m.pth", format="lucidrains")
 
 
@@ -207,13 +207,13 @@ def test_plain_vit_is_rejected(small: ViTConfig, tmp_path: Path) -> None:
     ids=str,
 )
 def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match=f"vit-pytorch cannot hold this model: .*{part}"):
+    with pytest.raises(UnsupportedByFormat, match=f"vit-pytorch does not support this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="lucidrains")
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-6}, {"mlp": Gelu("tanh")}], ids=str)
 def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match="would compute otherwise"):
+    with pytest.raises(UnsupportedByFormat, match="would give different outputs"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="lucidrains")
 
 

@@ -28,7 +28,7 @@ from vitreous.model.options import (
     TanhHead,
 )
 from vitreous.model.vit import ViT
-from vitreous.weights.convert import CannotHold
+from vitreous.weights.convert import UnsupportedByFormat
 
 NATIVE, OTHER = (32, 32), (40, 24)
 CONFIG = ViTConfig(
@@ -237,11 +237,11 @@ def test_images_above_224_pixels_are_not_cropped(tmp_path: Path) -> None:
     ids=str,
 )
 def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match=f"MAE cannot hold this model: .*{part}"):
+    with pytest.raises(UnsupportedByFormat, match=f"MAE does not support this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="mae")
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"mlp": Gelu("tanh")}], ids=str)
 def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match="would compute otherwise"):
+    with pytest.raises(UnsupportedByFormat, match="would give different outputs"):
         vitreous.save(build(dataclasses.replace(CONFIG, **changes)), tmp_path / "m.pth", format="mae")

@@ -15,7 +15,7 @@ from peers import import_timm, import_torchvision, import_transformers
 from timm_models import PLAIN, SIZES
 from vitreous.model.options import IMAGENET, Preprocessing
 from vitreous.weights.convert import convert
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 SIZE = (32, 32)
 THEIRS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8, "image_size": 32}

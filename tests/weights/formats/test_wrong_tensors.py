@@ -13,7 +13,7 @@ import vitreous
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import ResNetStem
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +41,11 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
         ("attn_pool.latent", zeros(1, 1, 128), "attention pooling without the class token"),
     ],
     "google": [
-        ("cls", None, "does not fit the model: .*posembed_input|positions"),
+        ("cls", None, "does not match the model: .*posembed_input|positions"),
         ("head/bias", None, "1 missing: head/bias"),
         ("block1/unit1/conv_proj/kernel", None, "1 missing: block1/unit1/conv_proj/kernel"),
         ("head/scale", zeros(7), "1 unexpected: head/scale"),
-        ("head/bias", zeros(3), r"head/bias is \[3\], but must be \[7\]"),
+        ("head/bias", zeros(3), r"head/bias is \[3\], expected \[7\]"),
         ("cls", zeros(1, 1, 128, dtype=torch.int32), "cls is int32"),
         ("embedding/kernel", zeros(1, 128), "embedding/kernel must have 4 "),
         ("conv_root/kernel", zeros(7, 7, 3, 5), "stem.width is 5"),
@@ -54,7 +54,7 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
     "torchvision": [
         ("encoder.ln.bias", None, r"1 missing: encoder\.ln\.bias$"),
         ("conv_proj.scale", zeros(3), r"1 unexpected: conv_proj\.scale$"),
-        ("class_token", zeros(1, 2, 128), r"class_token is \[1, 2, 128\], but must be \[1, 1, 128\]"),
+        ("class_token", zeros(1, 2, 128), r"class_token is \[1, 2, 128\], expected \[1, 1, 128\]"),
         ("conv_proj.weight", None, "has no tensor conv_proj.weight"),
         ("encoder.pos_embedding", zeros(16, 128), "must have 3 "),
         (
@@ -66,22 +66,22 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
     "lucidrains": [
         ("transformer.layers.1.1.net.4.bias", None, r"1 missing: transformer\.layers\.1\.1\.net\.4\.bias$"),
         ("temperature", zeros(1), "1 unexpected: temperature$"),
-        ("to_patch_embedding.3.bias", zeros(64), r"to_patch_embedding\.3\.bias is \[64\], but must be \[128\]"),
+        ("to_patch_embedding.3.bias", zeros(64), r"to_patch_embedding\.3\.bias is \[64\], expected \[128\]"),
         ("cls_token", None, "has no tensor cls_token"),
-        ("cls_token", zeros(2, 128), r"cls_token is \[2, 128\], but must be \[1, 128\]"),
+        ("cls_token", zeros(2, 128), r"cls_token is \[2, 128\], expected \[1, 128\]"),
         ("transformer.layers.0.0.to_qkv.weight", zeros(4), "must have 2 "),
     ],
     "dinov2": [
         ("blocks.1.ls1.gamma", None, r"1 missing: blocks\.1\.ls1\.gamma$"),
         ("head.scale", zeros(3), r"1 unexpected: head\.scale$"),
-        ("register_tokens", zeros(1, 2, 64), r"register_tokens is \[1, 2, 64\], but must be \[1, 2, 128\]"),
+        ("register_tokens", zeros(1, 2, 64), r"register_tokens is \[1, 2, 64\], expected \[1, 2, 128\]"),
         ("register_tokens", zeros(2, 128), r"register_tokens must have 3 .*got shape \[2, 128\]"),
-        ("norm.weight", zeros(128, 1), r"norm\.weight is \[128, 1\], but must be \[128\]"),
+        ("norm.weight", zeros(128, 1), r"norm\.weight is \[128, 1\], expected \[128\]"),
     ],
     "mae": [
         ("norm.bias", None, r"1 missing: norm\.bias$"),
         ("temperature", zeros(3), r"1 unexpected: temperature$"),
-        ("cls_token", zeros(1, 2, 128), r"cls_token is \[1, 2, 128\], but must be \[1, 1, 128\]"),
+        ("cls_token", zeros(1, 2, 128), r"cls_token is \[1, 2, 128\], expected \[1, 1, 128\]"),
     ],
 }
 CASES = [pytest.param(format, *row, id=f"{format}: {row[0]}") for format, rows in WRONG.items() for row in rows]

@@ -15,8 +15,9 @@ import torch
 import vitreous
 from vitreous.weights.io import npz as npz_files
 from vitreous.weights.io import safetensors_file as safetensors_files
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle import tensors as pickle_tensors
-from vitreous.weights.io.safetensors_file import MAX_TENSORS, BadCheckpoint
+from vitreous.weights.io.safetensors_file import MAX_TENSORS
 
 
 def header_of(count: int) -> bytes:
@@ -60,7 +61,7 @@ def test_too_many_tensors_in_other_files_are_refused(
     for reader in (npz_files, pickle_tensors):  # such files take long to write
         monkeypatch.setattr(reader, "MAX_TENSORS", 50)
     write(tmp_path / name, 51)
-    with pytest.raises(BadCheckpoint, match=rf"{name} holds .*(at most 50|more than 50)"):
+    with pytest.raises(BadCheckpoint, match=rf"{name} contains .*(at most 50|more than 50)"):
         vitreous.load(tmp_path / name)
 
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 
 from damage import check_noticed_or_harmless, damaged
 from pickles_by_hand import zip_of
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.npz import read_npz, write_npz
-from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 ARRAYS = {
     "opt/target/cls": np.arange(6, dtype="<f4").reshape(1, 2, 3),
@@ -126,7 +126,9 @@ def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_type_that_numpy_lacks_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"w is torch.float8_e4m3fn, but an npz file can only hold bool, int8"):
+    with pytest.raises(
+        ValueError, match=r"w is torch.float8_e4m3fn, which npz does not support; supported are bool, int8"
+    ):
         write_npz({"a": torch.ones(1), "w": torch.ones(1).to(torch.float8_e4m3fn)}, tmp_path / "x.npz")
     assert not (tmp_path / "x.npz").exists()
 
@@ -144,35 +146,35 @@ def flipped(data: bytes, at: int) -> bytes:
 
 WHOLE = zip_of({"w.npy": npy(np.ones(100))})
 BAD = {
-    "nothing": (b"", "is not a whole zip file"),
-    "no zip": (npy(np.ones(3)), "is not a whole zip file"),
-    "a cut zip": (WHOLE[:-30], "is not a whole zip file"),
-    "damage": (flipped(WHOLE, 300), "holds w.npy, which is damaged: Bad CRC-32"),
+    "nothing": (b"", "is not a complete zip file"),
+    "no zip": (npy(np.ones(3)), "is not a complete zip file"),
+    "a cut zip": (WHOLE[:-30], "is not a complete zip file"),
+    "damage": (flipped(WHOLE, 300), "contains w.npy, which is damaged: Bad CRC-32"),
     "damage, compressed": (
         flipped(compressed(w=npy(np.random.default_rng(0).random(99))), 300),
-        "holds w.npy, which is damaged",
+        "contains w.npy, which is damaged",
     ),
     "objects": (
         zip_of({"w.npy": npy(np.array([print], object), allow_pickle=True)}),
-        r"holds an array of Python objects, which is not a tensor: nothing of it was executed \(w.npy\)",
+        r"an array of Python objects, .*no code in it was executed.*w.npy",
     ),
-    "text": (zip_of({"w.npy": npy(np.array(["cat"]))}), "holds an array of type '<U3', but must hold only numbers"),
-    "records": (zip_of({"w.npy": npy(np.zeros(2, "i4,f4"))}), "holds w.npy, which is not an array of numbers"),
-    "dates": (zip_of({"w.npy": npy(np.zeros(2, "M8[s]"))}), "of type '<M8"),
-    "code": (headed("{'descr': __import__('os').system('touch canary')}"), "not an array of numbers"),
-    "another member": (zip_of({"w.npy": npy(np.ones(1)), "evil.pkl": b"x"}), "holds evil.pkl, but must hold only"),
-    "no array": (zip_of({"w.npy": b"x" * 99}), "holds w.npy, which is not an array of numbers"),
-    "an empty member": (zip_of({"w.npy": b""}), "holds w.npy, which is not an array of numbers"),
-    "a long header": (headed(" " * 20_000), "not an array of numbers"),
-    "a larger shape": (headed(header(shape="(3,)")), r"shape \[3\] takes .* bytes, but which has"),
-    "a smaller shape": (headed(header(shape="(1,)")), r"shape \[1\] takes .* bytes, but which has"),
-    "a trillion": (headed(header(shape="(1000000000000,)")), "takes 4,000,000,000"),
-    "an overflow": (headed(header(shape="(4294967296, 4294967296)")), "which is invalid"),
-    "a negative shape": (headed(header(shape="(-1,)")), "not an array of numbers"),
-    "endless digits": (headed(header(shape="(" + "1" * 9000 + ",)")), "not an array of numbers"),
+    "text": (zip_of({"w.npy": npy(np.array(["cat"]))}), "array of dtype '<U3'; supported are"),
+    "records": (zip_of({"w.npy": npy(np.zeros(2, "i4,f4"))}), "contains w.npy, which is not a numeric array"),
+    "dates": (zip_of({"w.npy": npy(np.zeros(2, "M8[s]"))}), "of dtype '<M8"),
+    "code": (headed("{'descr': __import__('os').system('touch canary')}"), "not a numeric array"),
+    "another member": (zip_of({"w.npy": npy(np.ones(1)), "evil.pkl": b"x"}), "contains evil.pkl; only"),
+    "no array": (zip_of({"w.npy": b"x" * 99}), "contains w.npy, which is not a numeric array"),
+    "an empty member": (zip_of({"w.npy": b""}), "contains w.npy, which is not a numeric array"),
+    "a long header": (headed(" " * 20_000), "not a numeric array"),
+    "a larger shape": (headed(header(shape="(3,)")), r"shape \[3\] needs .* bytes, not"),
+    "a smaller shape": (headed(header(shape="(1,)")), r"shape \[1\] needs .* bytes, not"),
+    "a trillion": (headed(header(shape="(1000000000000,)")), "needs 4,000,000,000"),
+    "an overflow": (headed(header(shape="(4294967296, 4294967296)")), "the invalid shape"),
+    "a negative shape": (headed(header(shape="(-1,)")), "not a numeric array"),
+    "endless digits": (headed(header(shape="(" + "1" * 9000 + ",)")), "not a numeric array"),
     "a bomb": (
         compressed(w=npy(np.zeros(2**25, "f4"))),
-        "would unpack from 130,.* bytes to 134,217,856, but at most 100 times",
+        "would unpack from 130,.* bytes to 134,217,856; at most 100 times",
     ),
 }
 
@@ -194,7 +196,7 @@ def test_members_that_claim_another_size_are_refused(tmp_path: Path) -> None:
     place = data.rindex(b"PK\1\2") + 24
     struct.pack_into("<I", data, place, struct.unpack_from("<I", data, place)[0] + 4)
     (tmp_path / "x.npz").write_bytes(bytes(data).replace(b"(1048576,)", b"(1048577,)"))
-    with pytest.raises(BadCheckpoint, match=r"holds w.npy, "):
+    with pytest.raises(BadCheckpoint, match=r"contains w.npy, "):
         read_npz(tmp_path / "x.npz")
 
 

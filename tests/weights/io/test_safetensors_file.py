@@ -4,14 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vitreous.weights.io.safetensors_file import (
-    BadCheckpoint,
-    Entry,
-    check_tensors,
-    read_header,
-    read_tensors,
-    write_tensors,
-)
+from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.io.safetensors_file import Entry, check_tensors, read_header, read_tensors, write_tensors
 
 TENSORS = {
     "a": torch.randn(2, 3),
@@ -114,11 +108,11 @@ def test_all_differences_are_listed_in_one_line() -> None:
     with pytest.raises(BadCheckpoint) as error:
         check_tensors(Path("x"), found, expected)
     assert str(error.value) == (
-        "x does not fit the model: "
+        "x does not match the model: "
         "10 missing: head.bias, layer0, layer1, layer2, layer3 and 5 more; "
         "1 unexpected: head.bais (did you mean 'head.bias'?); "
-        "1 of another shape: head.weight is [3, 4], but must be [5, 4]; "
-        "1 of another type: norm is I64, but must be one of F64, F32, F16, BF16"
+        "1 with the wrong shape: head.weight is [3, 4], expected [5, 4]; "
+        "1 with an unsupported dtype: norm is I64, expected one of F64, F32, F16, BF16"
     )
 
 

@@ -14,7 +14,7 @@ from vitreous.common.checks import BadValue
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.load import find_tensors
 from vitreous.weights.native import provenance_of
 
@@ -97,13 +97,13 @@ def test_changes_accumulate_in_provenance(tensors: Tensors, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("shard", "content", "message"),
     [
-        ("model.safetensors.index.json", None, "but weights are in"),
-        ("a\0.bin", None, "but weights are in"),
-        ("..", None, "but weights are in"),
+        ("model.safetensors.index.json", None, "weight files end in"),
+        ("a\0.bin", None, "weight files end in"),
+        ("..", None, "weight files end in"),
         ("sub/a.bin", None, "not in the same folder"),
         ("missing.safetensors", None, "cannot be read"),
-        ("a.bin", [torch.zeros(1)], "holds a list"),
-        ("a.bin", {"b": torch.zeros(1)}, "lists a and"),
+        ("a.bin", [torch.zeros(1)], "dict of tensors, got list"),
+        ("a.bin", {"b": torch.zeros(1)}, "lists tensors .* such as a"),
     ],
 )
 def test_invalid_index_is_refused(shard: str, content: Any, message: str, tmp_path: Path) -> None:

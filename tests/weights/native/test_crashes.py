@@ -75,7 +75,7 @@ def test_full_disk_keeps_the_previous_checkpoint(saved: Path, small: ViTConfig) 
         "except OSError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code, saved], capture_output=True, text=True, check=True)
-    assert run.stdout.endswith("the previous version is intact\n"), run
+    assert run.stdout.endswith("the previous version is unchanged\n"), run
     assert "could not write" in run.stdout
     assert run.stdout.count("\n") == 1
     check_identical(load_folder(saved), before)

@@ -109,7 +109,7 @@ def test_overrides_change_fields_without_shape(saved: Path) -> None:
     assert (model.config.num_heads, model.config.norm_eps, model.config.dropout.hidden) == (2, 1e-5, 0.5)
     fields = [change["field"] for change in provenance_of(model)["changes"]]
     assert fields == ["num_heads", "norm_eps", "dropout"]
-    with pytest.raises(ValueError, match=r"position.table is \[3, 4, 32\], but must be \[6, 4, 32\]"):
+    with pytest.raises(ValueError, match=r"position.table is \[3, 4, 32\], expected \[6, 4, 32\]"):
         load_folder(saved, overrides={"image_size": (48, 32)})
     with pytest.raises(ValueError, match=r"'num_head' is not a field of ViTConfig \(did you mean 'num_heads'\?\)"):
         load_folder(saved, overrides={"num_head": 2})

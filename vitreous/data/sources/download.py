@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from vitreous.common.network import WINDOW_SECONDS, BackgroundReader, BadAnswer, Pace
+from vitreous.common.network import WINDOW_SECONDS, BackgroundReader, BadResponse, Pace
 from vitreous.common.text import SafeConsole, printable
 
 CHUNK = 1 << 20
@@ -102,7 +102,7 @@ class _Download:
                 while (chunk := self.pace.next(reader)) is not None:
                     size += len(chunk)
                     if size > self.max_bytes:
-                        raise BadAnswer(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes")
+                        raise BadResponse(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes")
                     file.write(chunk)
                     advance(size, total)
             except (ConnectionError, TimeoutError, http.client.HTTPException):
@@ -121,7 +121,7 @@ class _Download:
             return None
         total, free = start + int(length), shutil.disk_usage(self.part.parent).free
         if total > self.max_bytes:
-            raise BadAnswer(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes: it has {total:,}")
+            raise BadResponse(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes: it has {total:,}")
         if int(length) > free:
             raise OSError(f"{self.url} has {total:,} bytes, but only {free:,} are free in {self.part.parent}")
         return total
@@ -149,7 +149,7 @@ class _Download:
             while chunk := response.read1(CHUNK):
                 yield chunk
 
-    def _failed(self, reason: object, kind: type[OSError] = BadAnswer) -> OSError:
+    def _failed(self, reason: object, kind: type[OSError] = BadResponse) -> OSError:
         return kind(f"could not download {self.url}: {reason}")
 
 

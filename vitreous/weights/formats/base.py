@@ -22,7 +22,7 @@ from vitreous.model.options import Preprocessing
 from vitreous.weights.formats.mapping import Row, renamed
 from vitreous.weights.formats.write_checks import missing_parts, numeric_differences
 from vitreous.weights.io.containers import write_file
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 # Number of heads by width in published models whose heads are not 64 wide: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}

@@ -24,7 +24,7 @@ from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.formats.timm.format import Timm
 from vitreous.weights.formats.torchvision import Torchvision
 from vitreous.weights.io.containers import AVERAGED_MODULES
-from vitreous.weights.io.safetensors_file import BadCheckpoint, shown
+from vitreous.weights.io.errors import BadCheckpoint, shown
 
 # In detection order. Formats that share timm's names come before timm.
 FORMATS: list[Format] = [

@@ -29,7 +29,7 @@ from vitreous.model.options import (
 from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import TRANSPOSE, Row, per_layer, position_table, reshape, row, single
 from vitreous.weights.formats.timm.format import stem_units
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 # ---- Flax layers -----------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from vitreous.weights.formats.mapping import (
     split,
 )
 from vitreous.weights.io.containers import TORCH_SUFFIXES
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 LAYER = "transformer.layers.{i}"
 

@@ -13,7 +13,7 @@ from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import TRANSPOSE, Row, packed_rows, per_layer, position_table, row, rows
 from vitreous.weights.formats.timm.format import QKV, Names, TimmLayout, infer_timm
 from vitreous.weights.formats.write_checks import numeric_differences
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 # ---- PaddleClas ------------------------------------------------------------------------------------------------------
 

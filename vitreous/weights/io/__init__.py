@@ -1,4 +1,4 @@
-"""Readers and writers of tensor files that are safe for untrusted input.
+"""Readers and writers for tensor files, safe for untrusted input.
 
-`containers.py` recognises the kind of a file by its content: safetensors, npz, or a pickle of torch or Paddle.
+`containers.py` detects the file type from the content: safetensors, npz, or a torch or Paddle pickle.
 """

@@ -1,12 +1,12 @@
-"""Reads and writes `.npz` files: a zip of arrays, as `np.savez` and `np.savez_compressed` write it.
+"""Reads and writes `.npz` files: zip files of arrays, as written by `np.savez` and `np.savez_compressed`.
 
-`np.load` allocates the size that an array's header declares before it reads, and unpacks any ratio. Here headers must
-agree with the directory of the zip before memory is allocated, the ratio is bounded, and no header is evaluated.
-bfloat16 is two untyped bytes ('<V2'), as jax and big_vision write it with `np.savez`. Arrays in pickles have the same
-types; only numbers are accepted.
+`np.load` trusts the size in an array's header and any compression ratio. This reader checks headers against the zip
+directory before allocating memory, limits the ratio, and does not evaluate headers as Python. bfloat16 is stored as two
+untyped bytes ('<V2'), as jax and big_vision write it with `np.savez`. Arrays in pickles use the same dtype checks.
 """
 
 import math
+import mmap
 import os
 import re
 import reprlib
@@ -21,33 +21,34 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from vitreous.weights.io.safetensors_file import MAX_TENSORS, Refused, naming, shown
+from vitreous.weights.io.errors import InvalidFile, errors_for, shown
+from vitreous.weights.io.safetensors_file import MAX_TENSORS
 from vitreous.weights.io.zip_directory import BROKEN, Member, opened_zip
 
-# ---- Types and shapes of arrays --------------------------------------------------------------------------------------
+# ---- Dtypes and shapes of arrays -------------------------------------------------------------------------------------
 
 
 NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 CODES = {code: torch.from_numpy(np.empty(0, code)).dtype for code in NUMBERS}
 CODES |= {"V2": torch.bfloat16, "bfloat16": torch.bfloat16}  # numpy stores jax's bfloat16 as two untyped bytes
 MAX_DIMENSIONS = 32
-MAX_ELEMENTS = 1 << 48  # more than any memory; keeps products of untrusted sizes within 64 bits
+MAX_ELEMENTS = 1 << 48  # keeps products of untrusted sizes within 64 bits
 
 
 class ArrayType(NamedTuple):
-    """The dtype and byte order of an array."""
+    """Dtype and byte order of an array."""
 
     dtype: torch.dtype
     big_endian: bool
 
 
 def array_type(description: str) -> ArrayType:
-    """Parse numpy's dtype string: byte order, kind and bytes per number."""
+    """Parse a numpy dtype string: byte order, kind and item size."""
     order, code = (description[0], description[1:]) if description[:1] in tuple("<>=|") else ("=", description)
     if code.startswith("O"):
-        raise Refused("holds an array of Python objects, which is not a tensor: nothing of it was executed")
+        raise InvalidFile("contains an array of Python objects, not numbers (no code in it was executed)")
     if code not in CODES:
-        raise Refused(f"holds an array of type {shown(description)!r}, but must hold only numbers: {', '.join(CODES)}")
+        raise InvalidFile(f"contains an array of dtype {shown(description)!r}; supported are {', '.join(CODES)}")
     return ArrayType(CODES[code], order == ">" or (order == "=" and sys.byteorder == "big"))
 
 
@@ -55,16 +56,16 @@ def count_elements(shape: tuple[object, ...]) -> int:
     """Validate a shape and return its number of elements."""
     sides = [side for side in shape[:MAX_DIMENSIONS] if type(side) is int and 0 <= side <= MAX_ELEMENTS]
     if len(sides) != len(shape) or math.prod(filter(None, sides)) > MAX_ELEMENTS:
-        raise Refused(f"holds a tensor of shape {shown(reprlib.repr(shape))}, which is invalid")
+        raise InvalidFile(f"contains a tensor with the invalid shape {shown(reprlib.repr(shape))}")
     return math.prod(sides)
 
 
 def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bool) -> Tensor:
-    """Return the bytes `flat` as a contiguous tensor, which shares their memory unless they must be rearranged."""
+    """Convert bytes to a contiguous tensor, sharing memory unless they must be reordered."""
     if kind.big_endian:
         unit = kind.dtype.itemsize // (2 if kind.dtype.is_complex else 1)
         flat = flat.view(-1, unit).flip(1).flatten()
-    numbers = flat.ne(0) if kind.dtype == torch.bool else flat.view(kind.dtype)  # torch assumes that a bool is 0 or 1
+    numbers = flat.ne(0) if kind.dtype == torch.bool else flat.view(kind.dtype)  # torch requires bools to be 0 or 1
     if fortran and len(shape) > 1:
         return numbers.view(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)).contiguous()
     return numbers.view(shape)
@@ -72,14 +73,14 @@ def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bo
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
-MAX_BYTES = 1 << 36  # 64 GiB for all arrays: thirty times a ViT-g in float32
-# Trained numbers hardly compress. Only constant tensors do, such as an untrained head, up to deflate's limit of 1032;
-# a whole file stays far below 100, and a zip bomb is near 1000. 64 MiB are harmless at any ratio.
+MAX_BYTES = 1 << 36  # 64 GiB for all arrays, fifteen times a ViT-g in float32
+# Trained weights hardly compress. Constant tensors, such as an untrained head, reach deflate's limit of 1032, but the
+# ratio of a whole file stays far below 100. A zip bomb is near 1000. 64 MiB are harmless at any ratio.
 MAX_RATIO = 100
 HARMLESS_BYTES = 1 << 26
 CHUNK = 1 << 20
 MAX_HEADER = 10_000  # numpy's limit
-HEADER = re.compile(  # a Python dict that numpy always writes in the same way
+HEADER = re.compile(  # Python dict literal that numpy always formats the same way
     r"\{ ?'descr': ?'(?P<type>[^']{1,80})', ?'fortran_order': ?(?P<fortran>True|False), ?"
     r"'shape': ?\((?P<shape>(?:\d{1,18}L?, ?)*(?:\d{1,18}L?)?)\),? ?\}\s*"
 )
@@ -87,7 +88,7 @@ TYPES = {dtype: ("|" if dtype.itemsize == 1 else "<") + code for code, dtype in 
 
 
 class Header(NamedTuple):
-    """The header of an array, whose numbers begin at byte `start`."""
+    """Header of an array, whose data starts at byte `start`."""
 
     kind: ArrayType
     shape: tuple[int, ...]
@@ -95,20 +96,27 @@ class Header(NamedTuple):
     start: int
 
 
-def read_npz(path: Path) -> dict[str, Tensor]:
-    """Read the arrays by name, in the order of the file, after all headers were checked."""
-    with naming(path), open(path, "rb") as file, opened_zip(file) as (archive, members):
+def read_npz(path: Path, lazy: bool = False) -> dict[str, Tensor]:
+    """Read the arrays by name, in file order, after checking every header.
+
+    `lazy` maps uncompressed arrays without aligning them or verifying their checksums.
+    """
+    with errors_for(path), open(path, "rb") as file, opened_zip(file) as (archive, members):
         _check_sizes(list(members.values()), os.fstat(file.fileno()).st_size)
         headers = {name: _header(archive, member) for name, member in members.items()}
-        return {name.removesuffix(".npy"): _array(archive, name, header) for name, header in headers.items()}
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if lazy else None
+        return {
+            name.removesuffix(".npy"): _array(archive, members[name], header, mapped)
+            for name, header in headers.items()
+        }
 
 
 def write_npz(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write tensors as `np.savez` does; the same tensors give the same bytes. Not atomic."""
+    """Write tensors like `np.savez`, not atomically. The output is deterministic."""
     for name, tensor in tensors.items():
         if tensor.dtype not in TYPES:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES)
-            raise ValueError(f"{name} is {tensor.dtype}, but an npz file can only hold {allowed}")
+            raise ValueError(f"{name} is {tensor.dtype}, which npz does not support; supported are {allowed}")
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
             flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
@@ -120,14 +128,14 @@ def write_npz(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 def _check_sizes(members: list[Member], length: int) -> None:
     if len(members) > MAX_TENSORS:
-        raise Refused(f"holds {len(members):,} arrays, but must hold at most {MAX_TENSORS:,}")
+        raise InvalidFile(f"contains {len(members):,} arrays; at most {MAX_TENSORS:,} are allowed")
     total = sum(member.size for member in members)
     if total > max(HARMLESS_BYTES, min(MAX_BYTES, MAX_RATIO * length)):
-        accepted = f"at most {MAX_RATIO} times its size and {MAX_BYTES:,} bytes are accepted"
-        raise Refused(f"would unpack from {length:,} bytes to {total:,}, but {accepted}")
+        accepted = f"at most {MAX_RATIO} times its size and {MAX_BYTES:,} bytes are allowed"
+        raise InvalidFile(f"would unpack from {length:,} bytes to {total:,}; {accepted}")
     for member in members:
         if not member.name.endswith(".npy"):
-            raise Refused(f"holds {shown(member.name)}, but must hold only arrays (.npy)")
+            raise InvalidFile(f"contains {shown(member.name)}; only arrays (.npy) are allowed")
 
 
 def _header(archive: zipfile.ZipFile, member: Member) -> Header:
@@ -135,37 +143,41 @@ def _header(archive: zipfile.ZipFile, member: Member) -> Header:
     try:
         with archive.open(member.name) as stream:
             start = stream.read(8)
-            wide = start[6:7] in (b"\2", b"\3")  # the length has two bytes in version 1, then four
+            wide = start[6:7] in (b"\2", b"\3")  # the length field has 2 bytes in version 1, 4 in later ones
             length = int.from_bytes(stream.read(4 if wide else 2), "little")
             text = stream.read(min(length, MAX_HEADER + 1)).decode("latin-1")
     except BROKEN as error:
-        raise Refused(f"holds {name}, which is damaged: {shown(error)}") from error
+        raise InvalidFile(f"contains {name}, which is damaged: {shown(error)}") from error
     found = HEADER.fullmatch(text)
     if start[:6] != b"\x93NUMPY" or len(text) != length or found is None:
-        raise Refused(f"holds {name}, which is not an array of numbers: its header is {shown(text.strip())!r}")
+        raise InvalidFile(f"contains {name}, which is not a numeric array: its header is {shown(text.strip())!r}")
     try:
         kind = array_type(found["type"])
         shape = tuple(int(side) for side in re.findall(r"\d+", found["shape"]))
         header = Header(kind, shape, found["fortran"] == "True", 8 + (4 if wide else 2) + length)
         size = header.start + count_elements(shape) * kind.dtype.itemsize
-    except Refused as reason:
-        raise Refused(f"{reason} ({name})") from reason
+    except InvalidFile as reason:
+        raise InvalidFile(f"{reason} ({name})") from reason
     if size != member.size:
-        raise Refused(f"holds {name}, whose shape {list(shape)} takes {size:,} bytes, but which has {member.size:,}")
+        raise InvalidFile(f"contains {name}, whose shape {list(shape)} needs {size:,} bytes, not {member.size:,}")
     return header
 
 
-def _array(archive: zipfile.ZipFile, name: str, header: Header) -> Tensor:
-    flat = torch.empty(math.prod(header.shape) * header.kind.dtype.itemsize, dtype=torch.uint8)
+def _array(archive: zipfile.ZipFile, member: Member, header: Header, mapped: mmap.mmap | None) -> Tensor:
+    name, nbytes = shown(member.name), math.prod(header.shape) * header.kind.dtype.itemsize
+    if mapped is not None and member.stored and nbytes:
+        flat = torch.frombuffer(mapped, dtype=torch.uint8, count=nbytes, offset=member.start + header.start)
+        return as_tensor(flat, header.kind, header.shape, header.fortran)
+    flat = torch.empty(nbytes, dtype=torch.uint8)
     memory, at = flat.numpy().data, 0
     try:
-        with archive.open(name) as stream:
+        with archive.open(member.name) as stream:
             stream.read(header.start)
             while chunk := stream.read(CHUNK):
                 memory[at : at + len(chunk)] = chunk
                 at += len(chunk)
     except BROKEN as error:
-        raise Refused(f"holds {shown(name)}, which is damaged: {shown(error)}") from error
-    if at != len(memory):
-        raise Refused(f"holds {shown(name)}, which ends early: {at:,} bytes of {len(memory):,}")
+        raise InvalidFile(f"contains {name}, which is damaged: {shown(error)}") from error
+    if at != nbytes:
+        raise InvalidFile(f"contains {name}, which is truncated: {at:,} of {nbytes:,} bytes")
     return as_tensor(flat, header.kind, header.shape, header.fortran)

@@ -1,10 +1,9 @@
-"""Writes, checks and memory-maps safetensors files; and the errors of all file readers, which name the file."""
+"""Writes, checks and memory-maps safetensors files."""
 
 import json
 import math
 import mmap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,68 +13,31 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import suggestion
 from vitreous.common.untrusted_files import check_regular
-
-# ---- Errors ----------------------------------------------------------------------------------------------------------
-
-
-class BadCheckpoint(ValueError):
-    """A file or folder is not a complete, supported checkpoint; the message names it and the reason."""
-
-
-class CannotHold(ValueError):
-    """A format cannot store a part of a model, or computes it differently."""
-
-
-class Refused(Exception):
-    """The reason why a file is not read. It begins with a verb, because `naming` puts the file's name before it."""
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn `Refused` and OSError into a one-line `BadCheckpoint` that names the file."""
-    try:
-        if path.exists() and not path.is_file():  # opening a pipe would block
-            raise Refused("is not a file")
-        yield
-    except Refused as reason:
-        raise BadCheckpoint(f"{path} {reason}") from reason
-    except OSError as error:
-        raise BadCheckpoint(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def shown(text: object, most: int = 80) -> str:
-    """Escape and truncate untrusted text for one line.
-
-    >>> shown("posix.system"), shown("two\\nlines"), shown("x" * 99, most=5)
-    ('posix.system', 'two\\\\nlines', 'xxxxx...')
-    """
-    line = str(text)[: most + 1].encode("unicode_escape").decode()
-    return line if len(line) <= most else line[:most] + "..."
-
-
-# ---- Safetensors -----------------------------------------------------------------------------------------------------
+from vitreous.weights.io.errors import BadCheckpoint
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())
 STORED = {name: dtype for dtype, name in NAMES.items()}
-STORED |= {f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)}  # readable, but refused in a model
+STORED |= {
+    f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)
+}  # readable, but not supported in a model
 STORED |= {f"U{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)}
 STORED |= {"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-ALIGNMENT = 64  # bytes: a cache line, and torch's own alignment
-MAX_TENSORS = 30_000  # in one checkpoint: more than in 1,024 blocks with all options
+ALIGNMENT = 64  # bytes; a cache line, and torch's own alignment
+MAX_TENSORS = 30_000  # per checkpoint; 1,024 blocks with all options need fewer
 MAX_HEADER_BYTES = 400 * MAX_TENSORS
-MAX_ELEMENTS = 1 << 48  # of an empty tensor, with its empty dimensions counted as 1
+MAX_ELEMENTS = 1 << 48  # limit for empty tensors, with empty dimensions counted as 1
 
 
 class Entry(NamedTuple):
-    """A tensor in a file's header, with safetensors' name of its type: F32, BF16, ..."""
+    """Dtype (F32, BF16, ...) and shape of a tensor, as stated in the file header."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write tensors, not atomically; all but the few of odd sizes begin at a multiple of 64 bytes, as in memory."""
+    """Write tensors (not atomically), ordered to align as many as possible to 64 bytes."""
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -93,13 +55,13 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """Read the names, types and shapes of the tensors, but not their data."""
+    """Read names, dtypes and shapes of the tensors without their data."""
     try:
         check_regular(file)
         with open(file, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-        if MAX_HEADER_BYTES < size <= file.stat().st_size:  # a larger number is not a header, or the file is truncated
-            raise BadCheckpoint(f"{file} has a header of {size:,} bytes, but must have at most {MAX_HEADER_BYTES:,}")
+        if MAX_HEADER_BYTES < size <= file.stat().st_size:  # safetensors rejects larger numbers
+            raise BadCheckpoint(f"{file} has a header of {size:,} bytes; at most {MAX_HEADER_BYTES:,} are allowed")
         with safe_open(file, framework="pt") as tensors:
             check_count(file, len(tensors.keys()))
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
@@ -109,13 +71,13 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 def check_count(file: Path, tensors: int) -> None:
-    """Refuse more tensors than any Vision Transformer has, because even an empty one takes time."""
+    """Raise for more tensors than any Vision Transformer has; even empty tensors take time to load."""
     if tensors > MAX_TENSORS:
-        raise BadCheckpoint(f"{file} has {tensors:,} tensors, but must have at most {MAX_TENSORS:,}")
+        raise BadCheckpoint(f"{file} has {tensors:,} tensors; at most {MAX_TENSORS:,} are allowed")
 
 
 class Mapped(dict[str, Tensor]):
-    """Tensors by name, mapped from files: the disk is read when they are used."""
+    """Tensors by name, memory-mapped from files and read from disk on first use."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None, *files: mmap.mmap):
         super().__init__(tensors or {})
@@ -123,15 +85,15 @@ class Mapped(dict[str, Tensor]):
         self.metadata: dict[str, str] = {}
 
     def forget(self) -> None:
-        """Free the pages that were read so far. Changes to the tensors are lost."""
+        """Free the pages read so far. Changes to the tensors are lost."""
         for file in self.files:
-            if hasattr(mmap, "MADV_DONTNEED"):  # on Linux; other systems do it when memory is short
+            if hasattr(mmap, "MADV_DONTNEED"):  # Linux; other systems free pages when memory is low
                 file.madvise(mmap.MADV_DONTNEED)
 
 
 def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
-    """Map the tensors into memory, copy-on-write; those that are not aligned to `alignment` bytes are copied."""
-    read_header(file)  # refuses truncated files and invalid offsets
+    """Memory-map the tensors copy-on-write; tensors not aligned to `alignment` bytes are copied."""
+    read_header(file)  # rejects truncated files and invalid offsets
     with open(file, "rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     start = 8 + int.from_bytes(mapped[:8], "little")
@@ -140,12 +102,12 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in STORED:
-            raise BadCheckpoint(f"{file} cannot be read: {name} is {entry['dtype']}, which torch does not have")
+            raise BadCheckpoint(f"{file} cannot be read: torch does not support {entry['dtype']}, the dtype of {name}")
         dtype, (first, last) = STORED[entry["dtype"]], entry["data_offsets"]
         if first == last:
-            # torch computes strides of empty dimensions too
+            # torch computes strides even for empty dimensions
             if math.prod(side or 1 for side in entry["shape"]) > MAX_ELEMENTS:
-                raise BadCheckpoint(f"{file} cannot be read: {name} has the shape {entry['shape']}")
+                raise BadCheckpoint(f"{file} cannot be read: {name} has the invalid shape {entry['shape']}")
             tensors[name] = torch.empty(entry["shape"], dtype=dtype)
             continue
         flat = torch.frombuffer(mapped, dtype=dtype, count=(last - first) // dtype.itemsize, offset=start + first)
@@ -158,25 +120,25 @@ def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
 
 @torch.no_grad()
 def copy_to_memory(model: nn.Module) -> None:
-    """Copy memory-mapped weights: reading a mapped file that was truncated meanwhile kills the process (SIGBUS)."""
+    """Copy memory-mapped weights to memory, because truncating a mapped file crashes the process (SIGBUS)."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 
 def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise unless the file has exactly these names and shapes, with floating-point types."""
+    """Raise unless the file has exactly the expected tensors, all with floating-point dtypes."""
     shared = [name for name in expected if name in found]
     missing = [name for name in expected if name not in found]
     problems = {
         "missing": missing,
         "unexpected": [name + suggestion(name, missing) for name in found if name not in expected],
-        "of another shape": [
-            f"{name} is {list(found[name].shape)}, but must be {list(expected[name])}"
+        "with the wrong shape": [
+            f"{name} is {list(found[name].shape)}, expected {list(expected[name])}"
             for name in shared
             if found[name].shape != expected[name]
         ],
-        "of another type": [
-            f"{name} is {found[name].dtype}, but must be one of {', '.join(DTYPES)}"
+        "with an unsupported dtype": [
+            f"{name} is {found[name].dtype}, expected one of {', '.join(DTYPES)}"
             for name in shared
             if found[name].dtype not in DTYPES
         ],
@@ -186,4 +148,4 @@ def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str,
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         lines += [f"{len(names)} {kind}: {', '.join(names[:5])}{more}"] if names else []
     if lines:
-        raise BadCheckpoint(f"{file} does not fit the model: {'; '.join(lines)}")
+        raise BadCheckpoint(f"{file} does not match the model: {'; '.join(lines)}")

@@ -1,7 +1,7 @@
-"""Checks the directory of an untrusted zip file before anything in it is read or inflated.
+"""Validates the directory of an untrusted zip file before its members are read.
 
-`zipfile` reads the directory of torch's and numpy's files. The checks here bound its size, keep every member inside the
-file, and refuse members that share a name or a byte, as in an overlapping zip bomb.
+`zipfile` parses the directory. The checks here limit its size, keep every member inside the file, and reject members
+with the same name or overlapping data (zip bombs).
 """
 
 import io
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
 
-from vitreous.weights.io.safetensors_file import Refused, shown
+from vitreous.weights.io.errors import InvalidFile, shown
 
 ZIP_START = b"PK\3\4"
-MAX_DIRECTORY_BYTES = 1 << 21  # about 20,000 tensors: ten times a ViT-g with its optimizer
-LOCAL = struct.Struct("<4s22xHH")  # header of a member: signature, ..., lengths of name and extra field
+MAX_DIRECTORY_BYTES = 1 << 21  # about 20,000 tensors, ten times a ViT-g with its optimizer
+LOCAL = struct.Struct("<4s22xHH")  # local file header: signature, ..., lengths of name and extra field
 BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, ValueError, NotImplementedError, EOFError, RuntimeError)
 
 
 class Member(NamedTuple):
-    """The place of a member's data in the file, and its packed and unpacked size."""
+    """A zip member: the offset of its data, and its packed and unpacked size."""
 
     name: str
     start: int
@@ -32,22 +32,22 @@ class Member(NamedTuple):
 
 
 class _BoundedFile(io.FileIO):
-    """A file that refuses large reads, because `zipfile` reads a directory of any size at once."""
+    """File that rejects large reads, because `zipfile` reads a directory of any size at once."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_DIRECTORY_BYTES:
-            raise Refused(f"is a zip with a directory of {size:,} bytes, but must have at most {MAX_DIRECTORY_BYTES:,}")
+            raise InvalidFile(f"has a zip directory of {size:,} bytes; at most {MAX_DIRECTORY_BYTES:,} are allowed")
         return super().read(-1 if size is None else size)
 
 
 @contextmanager
 def opened_zip(file: BinaryIO) -> Iterator[tuple[zipfile.ZipFile, dict[str, Member]]]:
-    """Open the zip in a file and yield it with its members by name, in their order."""
+    """Open a zip file and yield it with its members by name, in directory order."""
     bounded = _BoundedFile(file.fileno(), closefd=False)
     try:
         archive = zipfile.ZipFile(bounded)
     except BROKEN as error:
-        raise Refused(f"is not a whole zip file: {shown(error)}") from error
+        raise InvalidFile(f"is not a complete zip file: {shown(error)}") from error
     with archive:
         yield archive, _members(archive, bounded)
 
@@ -59,17 +59,17 @@ def _members(archive: zipfile.ZipFile, file: io.FileIO) -> dict[str, Member]:
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         name = shown(info.filename)
         if info.filename in members:
-            raise Refused(f"holds {name} twice")
+            raise InvalidFile(f"contains {name} twice")
         if info.header_offset < end:
-            raise Refused(f"holds {name}, which overlaps {last}")
+            raise InvalidFile(f"contains {name}, which overlaps {last}")
         end, last = _start(info, file) + info.compress_size, name
         if end > length:
-            raise Refused(f"ends early: {name} would reach to byte {end:,}, but the file has {length:,}")
+            raise InvalidFile(f"is truncated: {name} ends at byte {end:,}, but the file has {length:,} bytes")
         stored = info.compress_type == zipfile.ZIP_STORED
-        if not stored and info.compress_type != zipfile.ZIP_DEFLATED:  # others may need gigabytes to unpack
-            raise Refused(f"holds {name}, which is compressed by method {info.compress_type}, but must be by deflate")
+        if not stored and info.compress_type != zipfile.ZIP_DEFLATED:  # other methods may need gigabytes
+            raise InvalidFile(f"contains {name}, compressed by method {info.compress_type}; only deflate is supported")
         if info.flag_bits & 0x1 or (stored and info.compress_size != info.file_size):
-            raise Refused(f"holds {name}, which is encrypted or has two different sizes")
+            raise InvalidFile(f"contains {name}, which is encrypted or has contradictory sizes")
         members[info.filename] = Member(
             info.filename, end - info.compress_size, info.compress_size, info.file_size, stored
         )
@@ -77,12 +77,12 @@ def _members(archive: zipfile.ZipFile, file: io.FileIO) -> dict[str, Member]:
 
 
 def _start(info: zipfile.ZipInfo, file: io.FileIO) -> int:
-    """Return the offset of a member's data, which follows a header of variable length."""
+    """Return the offset of a member's data, which follows a variable-length header."""
     try:
         file.seek(info.header_offset)
         signature, name, extra = LOCAL.unpack(file.read(LOCAL.size))
     except (ValueError, OSError, struct.error):
         signature = b""
     if signature != ZIP_START:
-        raise Refused(f"holds {shown(info.filename)} in its directory, but not at byte {info.header_offset:,}")
+        raise InvalidFile(f"lists {shown(info.filename)} at byte {info.header_offset:,}, where no member starts")
     return info.header_offset + LOCAL.size + name + extra

@@ -31,8 +31,8 @@ from vitreous.model.options import (
     SwiGlu,
     TanhHead,
 )
-from vitreous.weights.convert import CannotHold
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.convert import UnsupportedByFormat
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import provenance_of
 
 SMALL = ViTConfig(
@@ -198,7 +198,7 @@ def test_classifier_of_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
         torch.testing.assert_close(vitreous.load(tmp_path)(images), theirs(images).logits, rtol=0, atol=2e-5)
 
 
-# ---- Refused ---------------------------------------------------------------------------------------------------------
+# ---- Rejected files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -230,14 +230,14 @@ def test_classifier_of_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
 )
 def test_unsupported_parts_are_rejected_by_name(fields: dict[str, Any], part: str, tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, **fields))
-    with pytest.raises(CannotHold, match=part):
+    with pytest.raises(UnsupportedByFormat, match=part):
         vitreous.save(model, tmp_path / "model", format="huggingface")
     assert not (tmp_path / "model").exists()
 
 
 def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, image_size=(24, 32), preprocessing=IMAGENET))
-    with pytest.raises(CannotHold, match="is resized to"):
+    with pytest.raises(UnsupportedByFormat, match="is resized to"):
         vitreous.save(model, tmp_path / "model", format="huggingface")
     vitreous.save(model, tmp_path / "model", format="huggingface", lossy=True)
 
@@ -253,11 +253,11 @@ def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
         ({"num_attention_heads": "many"}, r"num_attention_heads must be an integer, got 'many'"),
         ({"num_attention_heads": 7}, r"num_heads is 7, but must be a divisor of width \(64\)"),
         ({"num_hidden_layers": 10**9}, r"depth is 1000000000"),
-        ({"num_hidden_layers": 300}, r"too few for depth 300"),
+        ({"num_hidden_layers": 300}, r"too few for a depth of 300"),
         ({"num_hidden_layers": 3}, r"16 missing: encoder\.layer\.2\."),
         (
             {"hidden_size": 128, "num_attention_heads": 2},
-            r"projection.weight is \[64, 3, 8, 8\], but must be \[128, 3,",
+            r"projection.weight is \[64, 3, 8, 8\], expected \[128, 3,",
         ),
         ({"image_size": [32, "x"]}, r"image_size must be .*got \[32, 'x'\]"),
         ({"layer_norm_eps": None, "hidden_dropout_prob": 2}, r"hidden_dropout_prob must be .*got 2.0"),
@@ -302,7 +302,7 @@ def test_wrong_tensors_are_rejected(folder: Path) -> None:
     assert "1 missing: encoder.layer.1.layernorm_after.bias" in said(missing)
     assert "1 unexpected: surprise" in said(whole | {"surprise": torch.zeros(1)})
     wrong = whole | {"vit.encoder.layer.0.output.dense.bias": torch.zeros(65)}
-    assert "encoder.layer.0.output.dense.bias is [65], but must be [64]" in said(wrong)
+    assert "encoder.layer.0.output.dense.bias is [65], expected [64]" in said(wrong)
     counted = whole | {"vit.embeddings.cls_token": torch.zeros(1, 1, 64, dtype=torch.int64)}
     assert "embeddings.cls_token is int64" in said(counted)
 

@@ -14,7 +14,7 @@ from peers import import_timm
 from timm_models import OTHER, PLAIN, SIZES, SMALL, theirs
 from vitreous.model.build import build
 from vitreous.model.options import IMAGENET, Gelu, GlobalAverage, Preprocessing
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 
 @pytest.mark.slow

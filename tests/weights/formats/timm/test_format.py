@@ -13,7 +13,7 @@ from peers import import_timm
 from timm_models import CASES, NATIVE, OTHER, PLAIN, SIZES, theirs
 from vitreous.model.options import IMAGENET, GlobalAverage, TanhHead
 from vitreous.model.vit import ViT
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from vitreous.model.options import (
     SwiGlu,
     TanhHead,
 )
-from vitreous.weights.convert import CannotHold
+from vitreous.weights.convert import UnsupportedByFormat
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_pretrained_cfg_alone_sets_the_image_size(tmp_path: Path) -> None:
     ids=str,
 )
 def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
-    with pytest.raises(CannotHold, match=f"timm cannot hold this model: .*{part}"):
+    with pytest.raises(UnsupportedByFormat, match=f"timm does not support this model: .*{part}"):
         vitreous.save(build(dataclasses.replace(SMALL, **changes)), tmp_path / "m", format="timm")
     assert not (tmp_path / "m").exists()
 
@@ -106,7 +106,7 @@ def test_unsupported_parts_are_rejected_by_name(changes: dict[str, Any], part: s
 )
 def test_other_numerics_require_lossy(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
-    with pytest.raises(CannotHold, match=message):
+    with pytest.raises(UnsupportedByFormat, match=message):
         vitreous.save(model, tmp_path / "m", format="timm")
     vitreous.save(model, tmp_path / "m", format="timm", lossy=True)
     assert (tmp_path / "m" / "model.safetensors").is_file()

@@ -14,51 +14,51 @@ from hypothesis import HealthCheck, given, settings
 
 from damage import check_noticed_or_harmless, damaged
 from pickles_by_hand import array, check_refused, pickled, shifted, torch_old, torch_zip, view, zip_of
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
-from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 ZIP = torch_zip(view())
 FILES = {
     "nothing": (b"", "is empty"),
-    "text": (b"weights? none", "is not a whole pickle"),
+    "text": (b"weights? none", "is not a complete pickle"),
     "a compressed bomb": (
         zip_of({"x/data.pkl": pickled(view(elements=2**26)), "x/data/0": bytes(2**26)}, zipfile.ZIP_DEFLATED),
-        "compressed, but torch stores it uncompressed",
+        "in compressed form; torch stores it uncompressed",
     ),
     "a compressed storage": (
         shifted(torch_zip(view()), b"PK\1\2", 10, "<H", zipfile.ZIP_DEFLATED),
-        "holds x/data/0 compressed, but torch stores it uncompressed",
+        "contains x/data/0 in compressed form; torch stores it uncompressed",
     ),
     "another method": (shifted(ZIP, b"PK\1\2", 10, "<H", zipfile.ZIP_LZMA), "compressed by method 14"),
     "a password": (shifted(ZIP, b"PK\1\2", 8, "<H", 1), "encrypted"),
-    "two sizes": (shifted(ZIP, b"PK\1\2", 24, "<I", 2**31), "two different sizes"),
+    "two sizes": (shifted(ZIP, b"PK\1\2", 24, "<I", 2**31), "contradictory sizes"),
     "a member beyond the end": (
         shifted(shifted(ZIP, b"PK\1\2", 20, "<I", 2**31), b"PK\1\2", 24, "<I", 2**31),
-        "ends early: x/data/0 would reach to byte 2,147",
+        "truncated: x/data/0 ends at byte 2,147",
     ),
     "members that overlap": (shifted(ZIP, b"PK\1\2", 42, "<I", 0), "which overlaps x/data"),
-    "a member elsewhere": (shifted(ZIP, b"PK\1\2", 42, "<I", 200), "in its directory, but not at byte 200"),
+    "a member elsewhere": (shifted(ZIP, b"PK\1\2", 42, "<I", 200), "at byte 200, where no member starts"),
     "a name twice": (zip_of({"x/data.pkl": b"", "x/data/0": b"", "x/data/1": b""}).replace(b"a/1", b"a/0"), "0 twice"),
     "a directory without end": (
         b"PK\3\4" + bytes(2**23) + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, 2**23, 4, 0),
-        "a directory of 8,388,608 bytes",
+        "a zip directory of 8,388,608 bytes",
     ),
-    "a cut zip": (ZIP[:-9], "is not a whole zip file"),
-    "another zip": (zip_of({"a.npy": b""}), "0 data.pkl, but torch writes one"),
+    "a cut zip": (ZIP[:-9], "is not a complete zip file"),
+    "another zip": (zip_of({"a.npy": b""}), "0 data.pkl members"),
     "two zips": (zip_of({"a/data.pkl": b"", "b/data.pkl": b""}), "2 data.pkl"),
     "a program": (torch_zip(view(), **{"constants.pkl": b""}), "is a TorchScript program"),
     "the big end first": (torch_zip(view(), byteorder=b"big"), "big-endian"),
-    "a missing storage": (zip_of({"x/data.pkl": pickled(view())}), "holds 0 bytes of the storage 0, but must hold 24"),
-    "another version": (torch_old(view(), version=1), "other than 1001"),
+    "a missing storage": (zip_of({"x/data.pkl": pickled(view())}), "has 0 bytes for the storage 0; expected 24"),
+    "another version": (torch_old(view(), version=1), "expected 1001"),
     "the big end first, long ago": (torch_old(view(), little_endian=False), "big-endian"),
-    "storages that are not listed": (torch_old(view(), keys=()), "lists other storages"),
-    "storages that are no text": (torch_old(view(), keys=([[]],)), "lists other storages"),
-    "storages that are not used": (torch_old(view(), keys=("0", "1")), "lists other storages"),
-    "a storage twice": (torch_old(view(), keys=("0", "0")), "lists other storages"),
-    "another count": (torch_old(view(), count=2**40), "of 1,099,511,627,776 elements, but must hold 24"),
-    "a cut storage": (torch_old(view())[:-1], "holds 23 bytes for the storage 0"),
-    "no storage": (torch_old(view())[:-32], "ends early: the storage 0"),
-    "the beginning only": (torch_old(view())[:40], "is not a whole pickle|ends early"),
+    "storages that are not listed": (torch_old(view(), keys=()), "lists storages other than"),
+    "storages that are no text": (torch_old(view(), keys=([[]],)), "lists storages other than"),
+    "storages that are not used": (torch_old(view(), keys=("0", "1")), "lists storages other than"),
+    "a storage twice": (torch_old(view(), keys=("0", "0")), "lists storages other than"),
+    "another count": (torch_old(view(), count=2**40), "of 1,099,511,627,776 elements; expected 24"),
+    "a cut storage": (torch_old(view())[:-1], "has 23 bytes for the storage 0"),
+    "no storage": (torch_old(view())[:-32], "is truncated: the storage 0"),
+    "the beginning only": (torch_old(view())[:40], "is not a complete pickle|is truncated"),
 }
 
 

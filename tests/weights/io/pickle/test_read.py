@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
-from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool),
@@ -274,5 +274,5 @@ def test_paddle_arrays_in_parts(tmp_path: Path) -> None:
     bad = [((2, 4), ["w@@.0", "w@@.1"]), ((2, 4), ["w@@.0"] * 2), ((6,), ["x"]), ((0,), []), ((), 3), ((6,), [[]])]
     for shape, slices in bad:
         value["UnpackBigParamInfor@@"] = {"w": {"OriginShape": shape, "slices": slices}}
-        with pytest.raises(BadCheckpoint, match=r"x.pth holds w in parts that do not make a whole"):
+        with pytest.raises(BadCheckpoint, match=r"x.pth contains w in parts that do not match its shape"):
             read(tmp_path, pickle.dumps(value, 2))

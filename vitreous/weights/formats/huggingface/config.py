@@ -9,7 +9,7 @@ from vitreous.common.checks import Size
 from vitreous.model import options
 from vitreous.model.config import ViTConfig
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 # `model_type` in config.json.
 Family = Literal["vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_registers"]

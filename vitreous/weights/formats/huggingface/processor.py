@@ -16,7 +16,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Geometry, Preprocessing
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.huggingface.config import FAMILIES, Family, JsonFields, family_in
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 FILE = "preprocessor_config.json"
 

@@ -17,7 +17,7 @@ from vitreous.model import options
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.weights.formats.base import StateDict, how_to_set
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 # ---- Architecture names ----------------------------------------------------------------------------------------------
 

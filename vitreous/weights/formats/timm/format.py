@@ -36,7 +36,7 @@ from vitreous.weights.formats.write_checks import (
     numeric_differences,
     resize_differences,
 )
-from vitreous.weights.io.safetensors_file import BadCheckpoint
+from vitreous.weights.io.errors import BadCheckpoint
 
 PATCH, QKV = "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"
 

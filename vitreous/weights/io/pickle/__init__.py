@@ -1,1 +1,1 @@
-"""Pickles of torch and Paddle, interpreted without executing them."""
+"""Reader for torch and Paddle pickles that executes no code in them."""

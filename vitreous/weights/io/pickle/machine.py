@@ -1,12 +1,12 @@
-"""Interprets a pickle without executing it: opcodes in, plain values and descriptions of tensors out.
+"""Interprets a pickle without executing it and returns plain values and tensor descriptions.
 
-A pickle is a program for a stack machine with a memo. `pickletools.genops` decodes it and calls nothing; the machine
-here only describes what the few allowed names and calls would make (tensors.py) and refuses all others. Opcodes that
-no checkpoint needs, and those of the text protocols 0 and 1, are refused too.
+A pickle is a program for a stack machine with a memo. `pickletools.genops` decodes it and calls nothing. The machine
+here only describes the results of a few allowed calls (tensors.py) and rejects all others. It also rejects opcodes that
+no checkpoint needs and those of text protocols 0 and 1.
 
 Python's Unpickler is unsafe even with an allow-list in `find_class`: six bytes make it allocate gigabytes (LONG_BINPUT
-sizes its memo), and it hashes keys of nested tuples, which takes exponential time. Here the memo is a dict, keys are
-checked before they are hashed, no length exceeds the file, and the number of steps is bounded.
+sizes its memo), and hashing keys of nested tuples takes exponential time. Here the memo is a dict, keys are checked
+before they are hashed, no length exceeds the file, and the number of steps is limited.
 """
 
 import pickle
@@ -14,42 +14,49 @@ import pickletools
 from collections.abc import Sequence
 from typing import IO, Any, cast
 
+from vitreous.weights.io.errors import InvalidFile
 from vitreous.weights.io.pickle.tensors import ADVICE, Ignored, TensorMaker, checked_key, find
-from vitreous.weights.io.safetensors_file import Refused
 
-MAX_STEPS = 500_000  # about a second; ten times the steps of a ViT-g with its optimizer
+MAX_STEPS = 500_000  # about a second; ten times what a ViT-g with its optimizer needs
 MAX_NAME_BYTES = 256
-NUMBER_BYTES = 8  # of the longest length field or number
+PROTOCOL = pickle.HIGHEST_PROTOCOL
+NUMBER_BYTES = 8  # size of the longest length field or number
+BYTES_OPCODES = pickle.BINBYTES + pickle.BINBYTES8  # their data is not copied
 
 
 def interpret(data: memoryview, maker: TensorMaker, at: int = 0) -> tuple[object, int]:
-    """Interpret the pickle that begins at byte `at`; return its value and the byte after its end."""
+    """Interpret the pickle that starts at byte `at`; return its value and its end offset."""
     reader = _Reader(data, at)
     machine = _Machine(reader, maker)
     try:
         for step, (opcode, argument, _) in enumerate(pickletools.genops(cast(IO[bytes], reader))):
             if step == MAX_STEPS:
-                raise Refused(f"holds a pickle of more than {MAX_STEPS:,} steps, which no checkpoint needs")
+                raise InvalidFile(f"contains a pickle with more than {MAX_STEPS:,} opcodes, which no checkpoint needs")
             if opcode.name == "STOP":
                 break
             machine.step(opcode.name, argument)
         return machine.stack.pop(), reader.at
     except (IndexError, KeyError, ValueError) as error:
-        raise Refused(f"is not a whole pickle: it is truncated or invalid at byte {reader.at:,}") from error
+        raise InvalidFile(f"is not a complete pickle: it is truncated or invalid at byte {reader.at:,}") from error
 
 
 class _Reader:
-    """The part of a binary file's interface that `pickletools.genops` uses, over memory."""
+    """Minimal binary file over memory, for `pickletools.genops`."""
 
     def __init__(self, data: memoryview, at: int) -> None:
-        self.data, self.at = data, at
+        self.data, self.at, self.opcode_at = data, at, at
 
-    def read(self, size: int) -> bytes:
-        if size > NUMBER_BYTES:  # only what a length field in the pickle declares is longer
+    def tell(self) -> int:  # genops calls it before each opcode
+        self.opcode_at = self.at
+        return self.at
+
+    def read(self, size: int) -> bytes | memoryview:
+        if size > NUMBER_BYTES:  # longer reads come from a length field in the pickle
             self.check_length(size)
-        chunk = bytes(self.data[self.at : self.at + size])
+        chunk = self.data[self.at : self.at + size]
         self.at += len(chunk)
-        return chunk
+        is_array = size > NUMBER_BYTES and self.data[self.opcode_at] in BYTES_OPCODES
+        return chunk if is_array else bytes(chunk)
 
     def readline(self) -> bytes:
         line, newline, _ = bytes(self.data[self.at : self.at + MAX_NAME_BYTES]).partition(b"\n")
@@ -58,14 +65,14 @@ class _Reader:
 
     def check_length(self, size: int) -> None:
         if size > len(self.data) - self.at:
-            raise Refused(f"ends early: {size:,} bytes should follow byte {self.at:,} of {len(self.data):,}")
+            raise InvalidFile(f"is truncated: {size:,} more bytes expected at byte {self.at:,} of {len(self.data):,}")
 
 
 class _Machine:
     def __init__(self, reader: _Reader, maker: TensorMaker) -> None:
         self.reader, self.maker = reader, maker
         self.stack: list[Any] = []
-        self.below: list[list[Any]] = []  # the stacks under each mark
+        self.below: list[list[Any]] = []  # the stack below each mark
         self.memo: dict[int, object] = {}
 
     def step(self, opcode: str, argument: Any) -> None:
@@ -113,12 +120,12 @@ class _Machine:
             case "STACK_GLOBAL":
                 name, module = stack.pop(), stack.pop()
                 if type(name) is not str or type(module) is not str:
-                    raise Refused(f"names something by a {type(module).__name__} and a {type(name).__name__}: {ADVICE}")
+                    raise InvalidFile(f"has a global whose module or name is not a string {ADVICE}")
                 stack.append(find(f"{module}.{name}"))
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
                 if type(arguments) is not tuple:
-                    raise Refused(f"calls with a {type(arguments).__name__} instead of a tuple of arguments: {ADVICE}")
+                    raise InvalidFile(f"calls a function with {type(arguments).__name__} instead of a tuple {ADVICE}")
                 stack.append(self.maker.call(function, arguments))
             case "NEWOBJ":
                 _arguments, kind = stack.pop(), stack.pop()
@@ -131,12 +138,12 @@ class _Machine:
             case "FRAME":
                 self.reader.check_length(argument)
             case "PROTO":
-                if argument > pickle.HIGHEST_PROTOCOL:
-                    raise Refused(f"is a pickle of protocol {argument}, above {pickle.HIGHEST_PROTOCOL}")
+                if argument > PROTOCOL:
+                    raise InvalidFile(f"uses pickle protocol {argument}; the highest supported is {PROTOCOL}")
             case _:
                 if opcode == "INST":
-                    find(argument.replace(" ", ".", 1))  # an error with this name says more
-                raise Refused(f"uses the pickle opcode {opcode}, which no tensor needs: {ADVICE}")
+                    find(argument.replace(" ", ".", 1))  # raises an error that names the class
+                raise InvalidFile(f"uses the pickle opcode {opcode}, which tensors do not need {ADVICE}")
 
     def _since_mark(self) -> list[Any]:
         items, self.stack = self.stack, self.below.pop()
@@ -145,7 +152,7 @@ class _Machine:
     def _extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
-            raise Refused(f"appends to a {type(target).__name__}, which is not a list: {ADVICE}")
+            raise InvalidFile(f"appends to {type(target).__name__} instead of a list {ADVICE}")
         target += items
 
     def _update(self, items: Sequence[Any]) -> None:
@@ -153,6 +160,6 @@ class _Machine:
         if type(target) is Ignored:  # e.g. settings that subclass dict
             return
         if type(target) is not dict or len(items) % 2:
-            raise Refused(f"sets items of a {type(target).__name__}, which is not a dict: {ADVICE}")
+            raise InvalidFile(f"sets items of {type(target).__name__} instead of a dict {ADVICE}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[checked_key(key)] = value

@@ -1,12 +1,12 @@
-"""Reads checkpoints that are pickles (`.pt`, `.pth`, `.bin`, `.pdparams`) without executing anything in them.
+"""Reads pickled checkpoints (`.pt`, `.pth`, `.bin`, `.pdparams`) without executing code in them.
 
-The first bytes tell three containers apart:
+The first bytes distinguish three containers:
 
-- torch's zip (since 1.6): `<name>/data.pkl` refers to storages, whose bytes are the members `<name>/data/<key>`. They
-  are not compressed, so tensors are mapped from the file, as by `torch.load(mmap=True)`.
-- torch's older file: five pickles in a row (a magic number, a version, the machine, the data, the keys of the
-  storages), then each storage as a count and its bytes.
-- a plain pickle of numpy arrays, as Paddle writes it: see the end of this file.
+- torch's zip file (since 1.6): `<name>/data.pkl` refers to storages, whose bytes are the members `<name>/data/<key>`.
+  They are not compressed, so tensors are memory-mapped, as with `torch.load(mmap=True)`.
+- torch's legacy file: five consecutive pickles (magic number, version, system info, data, storage keys), followed by
+  each storage as an element count and its bytes.
+- a plain pickle of numpy arrays, as written by Paddle (see the end of this file).
 """
 
 import mmap
@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from vitreous.weights.io.errors import InvalidFile, errors_for, shown
 from vitreous.weights.io.npz import as_tensor, count_elements
 from vitreous.weights.io.pickle.machine import interpret
 from vitreous.weights.io.pickle.tensors import (
@@ -35,22 +36,22 @@ from vitreous.weights.io.pickle.tensors import (
     TensorMaker,
     View,
 )
-from vitreous.weights.io.safetensors_file import ALIGNMENT, Refused, naming, shown
+from vitreous.weights.io.safetensors_file import ALIGNMENT
 from vitreous.weights.io.zip_directory import ZIP_START, Member, opened_zip
 
-MAGIC = 0x1950A86A20F9469CFC6C  # of torch's older files
+MAGIC = 0x1950A86A20F9469CFC6C  # of torch's legacy files
 VERSION = 1001
 COUNT = struct.Struct("<q")
-BIG_ENDIAN = "is stored in big-endian byte order, but must be little-endian"
-MAX_VALUES = 500_000  # a value that is reached in two ways counts twice, so a "billion laughs" file is refused
+BIG_ENDIAN = "is stored in big-endian byte order; only little-endian is supported"
+MAX_VALUES = 500_000  # shared values count each time, which stops "billion laughs" files
 MAX_DEPTH = 64
 
 
-def read_pickle(path: Path) -> Any:
-    """Read dicts, lists and tuples of tensors, text, numbers and None; a dtype becomes its name, others `Ignored`."""
-    with naming(path), open(path, "rb") as file:
+def read_pickle(path: Path, lazy: bool = False) -> Any:
+    """Read tensors and plain values; other objects become `Ignored`. `lazy` maps arrays even if they are unaligned."""
+    with errors_for(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
-            raise Refused("is empty")
+            raise InvalidFile("is empty")
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         if data[: len(ZIP_START)] == ZIP_START:
             return _read_zip(file, data)
@@ -58,7 +59,7 @@ def read_pickle(path: Path) -> Any:
         if value == MAGIC:
             return _read_old(data, end)
         _check_end(data, end)
-        return from_paddle(_Builder(data, uint16=torch.bfloat16).build(value))
+        return from_paddle(_Builder(data, uint16=torch.bfloat16, lazy=lazy).build(value))
 
 
 def _read_zip(file: BinaryIO, data: memoryview) -> Any:
@@ -66,12 +67,12 @@ def _read_zip(file: BinaryIO, data: memoryview) -> Any:
         pass
     folders = [name.removesuffix("data.pkl") for name in members if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(folders) != 1:
-        raise Refused(f"is a zip with {len(folders)} data.pkl, but torch writes one")
+        raise InvalidFile(f"is a zip file with {len(folders)} data.pkl members; torch writes exactly one")
     folder = folders[0]
     if f"{folder}constants.pkl" in members:
-        raise Refused("is a TorchScript program, not weights: use its state_dict(), saved with torch.save")
+        raise InvalidFile("is a TorchScript program, not a weight file: save its state_dict() with torch.save")
     if (order := members.get(f"{folder}byteorder")) and bytes(_stored(order, data)[:9]) != b"little":
-        raise Refused(BIG_ENDIAN)
+        raise InvalidFile(BIG_ENDIAN)
     maker, program = TensorMaker(len(data)), _stored(members[f"{folder}data.pkl"], data)
     value, end = interpret(program, maker)
     _check_end(program, end)
@@ -79,48 +80,48 @@ def _read_zip(file: BinaryIO, data: memoryview) -> Any:
         member = members.get(f"{folder}data/{key}")
         held = len(_stored(member, data)) if member else 0
         if member is None or held < storage.nbytes:
-            raise Refused(f"holds {held:,} bytes of the storage {shown(key)}, but must hold {storage.nbytes:,}")
+            raise InvalidFile(f"has {held:,} bytes for the storage {shown(key)}; expected {storage.nbytes:,}")
         storage.start = member.start
     return _Builder(data).build(value)
 
 
 def _stored(member: Member, data: memoryview) -> memoryview:
     if not member.stored:
-        raise Refused(f"holds {shown(member.name)} compressed, but torch stores it uncompressed")
+        raise InvalidFile(f"contains {shown(member.name)} in compressed form; torch stores it uncompressed")
     return data[member.start : member.start + member.size]
 
 
 def _read_old(data: memoryview, at: int) -> Any:
-    """Read what follows the magic number, from byte `at` on."""
+    """Read the rest of a legacy file, which follows the magic number at byte `at`."""
     maker, values = TensorMaker(len(data)), []
     for _ in range(4):
         value, at = interpret(data, maker, at)
         values.append(value)
     version, machine, value, keys = values
     if version != VERSION:
-        raise Refused(f"has a version of torch's file format other than {VERSION}")
+        raise InvalidFile(f"has an unsupported version of torch's legacy file format; expected {VERSION}")
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
-        raise Refused(BIG_ENDIAN)
+        raise InvalidFile(BIG_ENDIAN)
     if not isinstance(keys, list) or {type(key) for key in keys} - {str} or sorted(keys) != sorted(maker.storages):
-        raise Refused("lists other storages than its tensors use")
+        raise InvalidFile("lists storages other than those that its tensors use")
     for key in keys:
         storage = maker.storages[key]
         if at + COUNT.size > len(data):
-            raise Refused(f"ends early: the storage {shown(key)} should follow byte {at:,} of {len(data):,}")
+            raise InvalidFile(f"is truncated: the storage {shown(key)} is expected at byte {at:,} of {len(data):,}")
         (number,) = COUNT.unpack_from(data, at)
         storage.start = at + COUNT.size
         at = storage.start + storage.nbytes
         if number * storage.itemsize != storage.nbytes or at > len(data):
-            raise Refused(
-                f"holds {len(data) - storage.start:,} bytes for the storage {shown(key)} of {number:,} elements, "
-                f"but must hold {storage.nbytes:,}"
+            raise InvalidFile(
+                f"has {len(data) - storage.start:,} bytes for the storage {shown(key)} of {number:,} elements; "
+                f"expected {storage.nbytes:,}"
             )
     return _Builder(data).build(value)
 
 
 def _check_end(data: memoryview, end: int) -> None:
     if more := len(data) - end:
-        raise Refused(f"holds {more:,} bytes after the end of its pickle")
+        raise InvalidFile(f"has {more:,} extra bytes after the end of its pickle")
 
 
 # ---- From descriptions to tensors ------------------------------------------------------------------------------------
@@ -128,19 +129,20 @@ def _check_end(data: memoryview, end: int) -> None:
 
 @dataclass
 class _Builder:
-    """Builds the tensors that a pickle described: mapped from the file, or copied out of it."""
+    """Builds the tensors described by a pickle, mapped or copied from the file."""
 
-    data: memoryview  # the file as copy-on-write memory
-    uint16: torch.dtype = torch.uint16  # for arrays of numpy's uint16
+    data: memoryview  # the file, mapped copy-on-write
+    uint16: torch.dtype = torch.uint16  # dtype of numpy's uint16 arrays
+    lazy: bool = False  # map arrays even if they are not aligned
     _built: dict[Array | View | Storage, Tensor] = field(default_factory=dict)
     _values: int = 0
     _copied: int = 0
 
     def build(self, value: object, depth: int = 0) -> Any:
-        """Replace descriptions by tensors; the same description gives the same tensor."""
+        """Replace descriptions with tensors. References to one description share a tensor."""
         self._values += 1
         if self._values > MAX_VALUES or depth > MAX_DEPTH:
-            raise Refused(f"holds more than {MAX_VALUES:,} values, or values nested more than {MAX_DEPTH} levels deep")
+            raise InvalidFile(f"has more than {MAX_VALUES:,} values or nests them more than {MAX_DEPTH} levels deep")
         match value:
             case None | bool() | int() | float() | str():
                 return value
@@ -161,8 +163,8 @@ class _Builder:
             case Ignored(name) | IgnoredClass(name):
                 return Ignored(name)
             case Function(name):
-                raise Refused(f"holds {name} instead of a value")
-        raise Refused(f"holds a bare {type(value).__name__} instead of a value")
+                raise InvalidFile(f"contains the function {name} instead of a value")
+        raise InvalidFile(f"contains an incomplete {type(value).__name__} instead of a value")
 
     def _view(self, view: View) -> Tensor:
         if view not in self._built:
@@ -174,10 +176,10 @@ class _Builder:
         return self._built[view]
 
     def _memory(self, storage: Storage) -> Tensor:
-        """Map a storage from the file; copy it only if it is not aligned (see safetensors_file.py)."""
+        """Map a storage from the file, or copy it if it is not aligned."""
         if storage not in self._built:
             if storage.start is None:
-                raise Refused(f"does not hold the storage {shown(storage.key)}")
+                raise InvalidFile(f"does not contain the storage {shown(storage.key)}")
             data = self.data[storage.start : storage.start + storage.nbytes]
             mapped = torch.frombuffer(data, dtype=torch.uint8)
             self._built[storage] = _copy(data) if mapped.data_ptr() % ALIGNMENT else mapped
@@ -186,22 +188,24 @@ class _Builder:
     def _array(self, array: Array) -> Tensor:
         if array not in self._built:
             if array.kind is None or array.data is None:
-                raise Refused("holds an array without numbers")
+                raise InvalidFile("contains an array without data")
             kind = array.kind._replace(dtype=self.uint16) if array.kind.dtype == torch.uint16 else array.kind
-            flat = _copy(array.data if isinstance(array.data, memoryview) else _encode(array.data))
+            data = array.data if isinstance(array.data, memoryview) else _encode(array.data)
+            mapped = self.lazy and isinstance(data, memoryview) and data.nbytes
+            flat = torch.frombuffer(data, dtype=torch.uint8) if mapped else _copy(data)
             self._built[array] = as_tensor(flat, kind, array.shape, array.fortran)
-            array.data = None  # frees text that is as large as the array
+            array.data = None  # frees text as large as the array
         return self._built[array]
 
     def _bytes(self, value: memoryview | Latin1) -> bytes:
         self._copied += len(value) if isinstance(value, memoryview) else len(value.text)
-        if self._copied > HARMLESS_BYTES + len(self.data):  # the same bytes many times
-            raise Refused(f"holds more than {self._copied:,} bytes outside of tensors, but has only {len(self.data):,}")
+        if self._copied > HARMLESS_BYTES + len(self.data):  # the same bytes may be used many times
+            raise InvalidFile(f"has {len(self.data):,} bytes, but contains {self._copied:,} bytes outside of tensors")
         return bytes(value) if isinstance(value, memoryview) else _encode(value)
 
 
 def _copy(data: memoryview | bytes) -> Tensor:
-    """Copy bytes; for a ViT-B, ten times as fast as torch's `clone` of a mapped file."""
+    """Copy bytes to a tensor. For a mapped ViT-B, this is ten times as fast as `Tensor.clone`."""
     copy = torch.empty(len(data), dtype=torch.uint8)
     copy.numpy().data[:] = data
     return copy
@@ -211,19 +215,19 @@ def _encode(latin1: Latin1) -> bytes:
     try:
         return latin1.text.encode("latin-1")
     except UnicodeEncodeError as error:
-        raise Refused("holds text with letters beyond Latin-1 instead of bytes") from error
+        raise InvalidFile("contains text that is not Latin-1 where bytes are expected") from error
 
 
 # ---- Paddle ----------------------------------------------------------------------------------------------------------
 
-# Paddle 3.3 writes a dict of arrays; nested in another, a tensor is `tuple((name, array))`. bfloat16 is uint16.
-NAMES = "StructuredToParameterName@@"  # names in the program; Paddle recognises a state dict by this entry
-PARTS = "UnpackBigParamInfor@@"  # of arrays above 1 GiB, which protocols 2 and 3 cut into flat parts "<key>@@.<i>"
+# Paddle 3.3 writes a dict of arrays; in nested dicts, a tensor is `tuple((name, array))`. bfloat16 is stored as uint16.
+NAMES = "StructuredToParameterName@@"  # parameter names; Paddle identifies a state dict by this entry
+PARTS = "UnpackBigParamInfor@@"  # arrays above 1 GiB, split into flat parts "<key>@@.<i>" by protocols 2 and 3
 NUMPY_CODES = {torch.float64: "f8", torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
 
 
 def from_paddle(content: Any) -> Any:
-    """Drop Paddle's own entries and join arrays that were too large for their protocol, as `paddle.load` does."""
+    """Drop Paddle's own entries and join arrays that were split, as `paddle.load` does."""
     if not isinstance(content, dict):
         return content
     content.pop(NAMES, None)
@@ -231,18 +235,18 @@ def from_paddle(content: Any) -> Any:
     for key, part in parts.items() if isinstance(parts, dict) else ():
         match part:
             case {"OriginShape": tuple(shape), "slices": list(names)} if all(type(name) is str for name in names):
-                found = [content.pop(name, None) for name in names]  # a part is used once, so nothing grows
+                found = [content.pop(name, None) for name in names]  # each part is used only once
                 flat = [piece for piece in found if isinstance(piece, Tensor) and piece.ndim == 1]
                 numbers, dtypes = sum(piece.numel() for piece in flat), {piece.dtype for piece in flat}
                 if len(flat) == len(names) and len(dtypes) == 1 and numbers == count_elements(shape):
                     content[key] = torch.cat(flat).view(shape)
                     continue
-        raise Refused(f"holds {shown(key)} in parts that do not make a whole")
+        raise InvalidFile(f"contains {shown(key)} in parts that do not match its shape")
     return content
 
 
 def write_pdparams(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a state dict for `paddle.load` with numpy's older names, because numpy 1 cannot read `numpy._core`."""
+    """Write a state dict for `paddle.load`, with module names that numpy 1 can import too."""
     with open(file, "wb") as stream:
         stream.write(pickle.PROTO + bytes([4]) + pickle.EMPTY_DICT + pickle.MARK)
         for name, tensor in tensors.items():
@@ -257,7 +261,7 @@ def write_pdparams(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def _array_head(tensor: Tensor) -> bytes:
-    """Encode an empty array and its state up to the bytes: version, shape, dtype, not Fortran order."""
+    """Encode an empty array and its state up to the data: version, shape, dtype, C order."""
     empty = _tuple(_global("numpy", "ndarray"), _tuple(_int(0)), pickle.SHORT_BINBYTES + b"\x01b")
     array = _global("numpy.core.multiarray", "_reconstruct") + empty + pickle.REDUCE
     kind = _tuple(_text(NUMPY_CODES[tensor.dtype]), pickle.NEWFALSE, pickle.NEWTRUE)

@@ -1,8 +1,8 @@
-"""Describes the tensors of a pickle while it is interpreted: the names it may use, storages, views and arrays.
+"""Descriptions of the values in a pickle: allowed globals, storages, tensor views and arrays.
 
-A pickle never gets the object that Python knows by a name: allowed names map to descriptions, and all others are
-refused by name. Nothing is allocated here. Descriptions are checked when they are made; that the file has the bytes is
-checked by read.py, which also builds the tensors.
+A name in a pickle is never imported: allowed names map to descriptions, and all others are rejected. Nothing is
+allocated here. Descriptions are validated when they are created. read.py checks that the file has enough bytes and
+builds the tensors.
 """
 
 import reprlib
@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
+from vitreous.weights.io.errors import InvalidFile, shown
 from vitreous.weights.io.npz import ArrayType, array_type, count_elements
-from vitreous.weights.io.safetensors_file import MAX_TENSORS, Refused, shown
+from vitreous.weights.io.safetensors_file import MAX_TENSORS
 
-ADVICE = "nothing of it was executed; use a file with only the weights"
+ADVICE = "(no code in it was executed; use a file that contains only weights)"
 MAX_PAIRS = 500_000
-MAX_SHARING = 8  # tensors may share bytes, but in total be at most this many times as large as the file
-HARMLESS_BYTES = 1 << 26  # what any file may unpack to
-MAX_KEY = 1 << 60  # Python gives many larger integers the same hash
+MAX_SHARING = 8  # limit on the total size of tensors, which may share bytes, relative to the file size
+HARMLESS_BYTES = 1 << 26  # any file may unpack to this size
+MAX_KEY = 1 << 60  # larger Python integers can be chosen to have the same hash
 
 DTYPES = {
     str(dtype): dtype
@@ -30,23 +31,13 @@ DTYPES = {
     ]
 }
 KINDS = {
-    "Double": "float64",
-    "Float": "float32",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "ComplexDouble": "complex128",
-}
-KINDS |= {
-    "ComplexFloat": "complex64",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-}
-KINDS |= {"Bool": "bool", "Untyped": "uint8"}  # an untyped one is counted in bytes, and the tensor has its own dtype
+    "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "ComplexDouble": "complex128",
+    "ComplexFloat": "complex64", "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
+    "Bool": "bool", "Untyped": "uint8",  # an untyped storage is counted in bytes; its tensors state a dtype
+}  # fmt: skip
 STORAGES = {f"torch.{name}Storage": getattr(torch, dtype) for name, dtype in KINDS.items()}
 STORAGES["torch.storage.UntypedStorage"] = torch.uint8
+NO_VIEW: tuple[list[None], ...] = ([], [None])  # legacy storages may be views of others, which is not supported
 FUNCTIONS = {
     *("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "torch.Size"),
     *("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"),
@@ -54,7 +45,7 @@ FUNCTIONS = {
     *("numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.core.numeric._frombuffer"),
     *("builtins.tuple", "builtins.bytes", "_codecs.encode"),
 }
-# Classes that training scripts store beside weights. Their objects are not created, and their contents are dropped.
+# Classes of objects that training scripts save with the weights. They are not created, and their contents are dropped.
 IGNORED_CLASSES = {
     *("argparse.Namespace", "types.SimpleNamespace", "yacs.config.CfgNode"),  # settings
     *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.base.ContainerMetadata"),
@@ -65,38 +56,38 @@ IGNORED_CLASSES = {
     *("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath"),
     *("datetime.datetime", "datetime.date", "datetime.time", "datetime.timedelta", "datetime.timezone"),
     *("torch.device", "torch.torch_version.TorchVersion", "builtins.set", "builtins.frozenset"),
-    # Types in settings, or of the values of a defaultdict; `long` is Python 2's.
+    # Types in settings and defaultdicts; `long` is from Python 2.
     *("builtins.bool", "builtins.int", "builtins.long", "builtins.float", "builtins.str"),
     *("builtins.list", "builtins.dict"),
 }
-# numpy 2's names, Python 2's, and Python 3.13's.
+# Module names of numpy 2, Python 2 and Python 3.13.
 RENAMED = {"numpy._core.": "numpy.core.", "__builtin__.": "builtins.", "pathlib._local.": "pathlib."}
 
 
 @dataclass(frozen=True)
 class Function:
-    name: str  # of an allowed function, which is described and not called
+    name: str  # an allowed function, which is never called
 
 
 @dataclass(frozen=True)
 class StorageType:
-    dtype: torch.dtype  # of the numbers in a storage class of torch
+    dtype: torch.dtype  # element dtype of a torch storage class
 
 
 @dataclass(frozen=True)
 class IgnoredClass:
-    name: str  # of a class whose objects are ignored
+    name: str  # a class whose objects are ignored
 
 
 @dataclass(frozen=True)
 class Ignored:
-    """An object beside the weights, such as training settings: the name of its class, without its contents."""
+    """Placeholder for an object saved with the weights, such as training settings."""
 
     name: str
 
 
 def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
-    """Return the description of a dotted name."""
+    """Map a dotted name to its description."""
     for new, old in RENAMED.items():
         name = old + name.removeprefix(new) if name.startswith(new) else name
     if name in STORAGES:
@@ -107,13 +98,13 @@ def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
         return Function(name)
     if name in IGNORED_CLASSES:
         return IgnoredClass(name)
-    raise Refused(f"holds {shown(name)}, which is not a tensor: {ADVICE}")
+    raise InvalidFile(f"contains {shown(name)}, which is not a tensor {ADVICE}")
 
 
 def checked_key(key: object) -> object:
-    """Return a key that is cheap to hash: nested tuples take exponential time, and chosen integers can collide."""
+    """Return a dict key that is cheap to hash. Nested tuples take exponential time, and large integers can collide."""
     if type(key) not in (str, int, bool, float, type(None)) or (type(key) is int and abs(key) > MAX_KEY):
-        raise Refused(f"holds a dict with a key of type {type(key).__name__}, but a key must be text or a small number")
+        raise InvalidFile(f"has a dict key of type {type(key).__name__}; expected text or a small number")
     return key
 
 
@@ -122,7 +113,7 @@ def checked_key(key: object) -> object:
 
 @dataclass(eq=False)
 class Storage:
-    """Bytes that tensors share; `start` is their offset in the file once it is known."""
+    """Bytes shared by tensors; `start` is their file offset once known."""
 
     key: str
     nbytes: int
@@ -132,7 +123,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Elements:
-    """A storage and the declared type of its numbers."""
+    """A storage and its declared element dtype."""
 
     storage: Storage
     dtype: torch.dtype
@@ -140,7 +131,7 @@ class Elements:
 
 @dataclass(eq=False)
 class View:
-    """A torch tensor: a strided view of a storage."""
+    """A torch tensor, described as a strided view of a storage."""
 
     storage: Storage
     dtype: torch.dtype
@@ -151,14 +142,14 @@ class View:
 
 @dataclass(eq=False, repr=False)
 class Latin1:
-    """Bytes as protocol 2 stores them: text for `_codecs.encode`, or an empty `bytes()`."""
+    """Bytes in protocol 2: text for `_codecs.encode`, or an empty `bytes()`."""
 
     text: str
 
 
 @dataclass(eq=False)
 class NumpyType:
-    """A numpy dtype by its code; BUILD sets the byte order."""
+    """A numpy dtype code; BUILD sets the byte order."""
 
     code: str
     order: str = "="
@@ -166,7 +157,7 @@ class NumpyType:
 
 @dataclass(eq=False, repr=False)
 class Array:
-    """A numpy array: created empty, filled by BUILD."""
+    """A numpy array, created empty and filled by BUILD."""
 
     kind: ArrayType | None = None
     shape: tuple[int, ...] = ()
@@ -175,12 +166,12 @@ class Array:
 
 
 class Scalar(Array):
-    """A numpy scalar, read as an array without dimensions."""
+    """A numpy scalar, read as a 0-d array."""
 
 
 @dataclass
 class TensorMaker:
-    """Resolves the calls, states and storages of a pickle in a file of `length` bytes."""
+    """Resolves the calls, states and storages of a pickle in a file with `length` bytes."""
 
     length: int
     storages: dict[str, Storage] = field(default_factory=dict)
@@ -194,7 +185,7 @@ class TensorMaker:
         if isinstance(function, IgnoredClass):
             return Ignored(function.name)
         if not isinstance(function, Function):
-            raise Refused(f"calls a {type(function).__name__}: {ADVICE}")
+            raise InvalidFile(f"calls an object of type {type(function).__name__} {ADVICE}")
         match function.name.rpartition(".")[2], arguments:
             case ("OrderedDict", ()) | ("defaultdict", (_,)):
                 return {}
@@ -220,7 +211,7 @@ class TensorMaker:
                 return self._fill(Array(), kind, shape, order == "F", data)
             case "scalar", (NumpyType() as kind, data):
                 return self._fill(Scalar(), kind, (), False, data)
-            case "tuple", ((str(), Array() as array),):  # a Paddle tensor and its name in the program
+            case "tuple", ((str(), Array() as array),):  # a Paddle parameter name and tensor
                 return array
             case "tuple", (tuple(items),):
                 return items
@@ -228,16 +219,16 @@ class TensorMaker:
                 return Latin1(text)
             case "bytes", ():
                 return Latin1("")
-        raise Refused(f"calls {function.name} with arguments that it does not take: {ADVICE}")
+        raise InvalidFile(f"calls {function.name} with unsupported arguments {ADVICE}")
 
     def new(self, kind: object) -> Ignored:
-        """Resolve NEWOBJ: an object of an ignored class."""
+        """Resolve NEWOBJ: return a placeholder for an object of an ignored class."""
         if not isinstance(kind, IgnoredClass):
-            raise Refused(f"uses the pickle opcode NEWOBJ, which no tensor needs: {ADVICE}")
+            raise InvalidFile(f"uses the pickle opcode NEWOBJ, which tensors do not need {ADVICE}")
         return Ignored(kind.name)
 
     def set_state(self, made: object, state: object) -> None:
-        """Resolve BUILD: complete an array or a dtype."""
+        """Resolve BUILD: complete an array or dtype."""
         match made, state:
             case Ignored(), _:
                 pass
@@ -246,63 +237,62 @@ class TensorMaker:
             case NumpyType(), (int(), "<" | ">" | "|" | "=" as order, None, None, None, *_):
                 made.order = order
             case dict(), dict():
-                pass  # attributes of an OrderedDict: the `_metadata` of a state dict, which is not about its tensors
+                pass  # attributes of an OrderedDict, such as a state dict's `_metadata`
             case _:
-                raise Refused(f"sets the state of a {type(made).__name__}: {ADVICE}")
+                raise InvalidFile(f"sets the state of an object of type {type(made).__name__} {ADVICE}")
 
     def storage(self, identity: object) -> Elements:
-        """Resolve BINPERSID: a storage outside the pickle."""
+        """Resolve BINPERSID: return a storage outside the pickle."""
         match identity:
-            case ("storage", StorageType(dtype), str(key), str(), int(number), *rest) if number >= 0 and rest in (
-                [],
-                [None],
+            case ("storage", StorageType(dtype), str(key), str(), int(number), *rest) if (
+                number >= 0 and rest in NO_VIEW
             ):
                 pass
             case _:
-                raise Refused(f"refers to {shown(reprlib.repr(identity))}, which is not a torch storage")
+                raise InvalidFile(f"refers to {shown(reprlib.repr(identity))}, which is not a torch storage")
         nbytes = number * dtype.itemsize
         storage = self.storages.setdefault(key, Storage(key, nbytes, dtype.itemsize))
         if storage.nbytes != nbytes:
-            raise Refused(f"holds the storage {shown(key)} both with {storage.nbytes:,} and with {nbytes:,} bytes")
+            raise InvalidFile(f"declares the storage {shown(key)} with both {storage.nbytes:,} and {nbytes:,} bytes")
         return Elements(storage, dtype)
 
     def _dict(self, pairs: list[object]) -> dict[Any, Any]:
         self._pairs += len(pairs)
-        if self._pairs > MAX_PAIRS:  # the same list many times
-            raise Refused(f"makes dicts of more than {MAX_PAIRS:,} pairs")
+        if self._pairs > MAX_PAIRS:  # one list may be used many times
+            raise InvalidFile(f"contains dicts with more than {MAX_PAIRS:,} entries in total")
         made = {}
         for pair in pairs:
             match pair:
                 case [key, value]:
                     made[checked_key(key)] = value
                 case _:
-                    raise Refused(f"makes a dict of a {type(pair).__name__}, which is not a pair: {ADVICE}")
+                    raise InvalidFile(f"builds a dict from {type(pair).__name__} instead of a pair {ADVICE}")
         return made
 
     def _view(self, storage: Storage, dtype: object, place: list[object], metadata: Sequence[object] = ()) -> View:
         match dtype, place:
             case torch.dtype(), [int(offset), tuple(shape), tuple(stride)] if not any(metadata):
                 numbers, held = count_elements(shape), storage.nbytes // dtype.itemsize
-            case _:  # metadata mark complex numbers that are conjugated or negated lazily
+            case _:  # metadata marks lazily conjugated or negated complex tensors
                 kind = shown(reprlib.repr(dtype))
-                raise Refused(f"describes a tensor of {kind} with unsupported arguments or metadata")
+                raise InvalidFile(f"contains a tensor of dtype {kind} with unsupported arguments or metadata")
         strides = [step for step in stride[: len(shape)] if type(step) is int and step >= 0]
         possible = len(strides) == len(stride) == len(shape) and offset >= 0
         if not possible or (numbers and offset + sum((n - 1) * m for n, m in zip(shape, strides, strict=True)) >= held):
-            raise Refused(
-                f"holds a tensor of shape {list(shape)} at element {offset} with strides {strides}, "
+            raise InvalidFile(
+                f"contains a tensor of shape {list(shape)} at element {offset} with strides {strides}, "
                 f"but its storage {shown(storage.key)} has {held:,} elements"
             )
         self._count_tensor()
         self._tensor_bytes += numbers * dtype.itemsize
         if self._tensor_bytes > (most := HARMLESS_BYTES + MAX_SHARING * self.length):
-            raise Refused(f"holds tensors of more than {most:,} bytes in all, but has only {self.length:,}")
+            raise InvalidFile(f"has {self.length:,} bytes, but contains tensors of more than {most:,} bytes")
         return View(storage, dtype, int(offset), shape, stride)
 
     def _count_tensor(self) -> None:
         self._tensors += 1
         if self._tensors > MAX_TENSORS:
-            raise Refused(f"holds more than {MAX_TENSORS:,} tensors")
+            raise InvalidFile(f"contains more than {MAX_TENSORS:,} tensors")
 
     def _fill(self, array: Array, kind: NumpyType, shape: tuple[Any, ...], fortran: bool, data: object) -> Array:
         match data:
@@ -312,14 +302,14 @@ class TensorMaker:
                 data = Latin1(data) if isinstance(data, str) else data
                 held = len(data.text)
             case list():
-                raise Refused("holds an array of Python objects, which is not a tensor: nothing of it was executed")
+                raise InvalidFile("contains an array of Python objects, not numbers (no code in it was executed)")
             case _:
-                raise Refused(f"holds an array whose bytes are a {type(data).__name__}")
+                raise InvalidFile(f"contains an array whose data has type {type(data).__name__}; expected bytes")
         array.kind, array.shape, array.fortran, array.data = array_type(kind.order + kind.code), shape, fortran, data
         if held != (needed := count_elements(shape) * array.kind.dtype.itemsize):
-            raise Refused(f"holds an array of shape {list(shape)}, which takes {needed:,} bytes, but has {held:,}")
+            raise InvalidFile(f"contains an array of shape {list(shape)} that needs {needed:,} bytes, but has {held:,}")
         self._count_tensor()
         self._array_bytes += needed
-        if self._array_bytes > HARMLESS_BYTES + self.length:  # each is copied out of the file, but only once
-            raise Refused(f"holds arrays of more than {self._array_bytes:,} bytes, but has only {self.length:,}")
+        if self._array_bytes > HARMLESS_BYTES + self.length:  # each array is copied from the file once
+            raise InvalidFile(f"has {self.length:,} bytes, but contains arrays of {self._array_bytes:,} bytes")
         return array
