@@ -27,8 +27,9 @@ from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
-from vitreous.weights.hub import is_hub
-from vitreous.weights.load import describe, load_encoder
+from vitreous.weights.load import Source as Checkpoint
+from vitreous.weights.load import open_checkpoint
+from vitreous.weights.native import provenance_of
 
 SMALL = 48  # largest side of small images, in pixels
 SAMPLES = 16  # training images in a report
@@ -112,7 +113,7 @@ class Task(ABC):
                 fail(name, value, f"omitted for --task {config.task}, where it has no effect")
 
     @classmethod
-    def open_data(cls, config: TrainConfig) -> DataSet:
+    def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
         where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
         return open_data(config.data, **where, labelled=cls.labelled)
 
@@ -133,7 +134,7 @@ class Task(ABC):
         return choices
 
     @classmethod
-    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
+    def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
         """Choose the options of this task."""
         return []
 
@@ -143,17 +144,19 @@ class Task(ABC):
         return Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0)), "crop and flip"
 
     @classmethod
-    def planned_config(cls, config: TrainConfig, data: DataSet) -> ModelConfig:
+    def planned_config(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> ModelConfig:
         """Config of the model that will be built, to estimate its memory."""
-        return planned_config(config).backbone
+        return planned_config(config, init).backbone
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: DataSet) -> Model:
+    def build_model(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> Model:
         """Build or load a model with a head for the classes, or without a head if there are none."""
         classes = cls.classes(data)
-        if config.init is None:
+        if init is None:
             return build_preset(config, classes)
-        model = load_encoder(config.init, image_size(config), model_fields(config)).float()
+        start = load_init(config, init)
+        model: Model = start.backbone
+        vars(model)["provenance"] = provenance_of(start)
         if model.config.labels != classes or model.config.num_classes != len(classes):
             model.replace_head(len(classes), classes)
         return model
@@ -215,25 +218,32 @@ def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
     return build(configure(config.model, len(classes), size, fields))
 
 
-def checkpoint_config(config: TrainConfig) -> ModelConfig | None:
-    """Config of the checkpoint of --init with the run's overrides; None without --init."""
-    return None if config.init is None else describe(config.init, config.overrides).config
+def open_init(config: TrainConfig) -> Checkpoint | None:
+    """Open the checkpoint of --init; None without --init."""
+    return None if config.init is None else open_checkpoint(config.init)
 
 
-def planned_config(config: TrainConfig) -> ModelConfig:
-    """Config of the model to be built, as far as it decides about memory."""
-    size, checkpoint = image_size(config), checkpoint_config(config)
+def checkpoint_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig | None:
+    """Return the config of an opened checkpoint with the run's overrides; None without a checkpoint."""
+    return None if init is None else init.describe(config.overrides).config
+
+
+def load_init(config: TrainConfig, init: Checkpoint) -> Model:
+    """Load the model of an opened checkpoint with the run's image size and overrides."""
+    return init.model(image_size(config), overrides=model_fields(config)).float()
+
+
+def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
+    """Return the config of the model that will be built, without fields that do not affect memory."""
+    size, checkpoint = image_size(config), checkpoint_config(config, init)
     if checkpoint is None:
         return configure(config.model or "", image_size=size, overrides=config.overrides)
     return checkpoint if size is None else checkpoint.resized(size)
 
 
-def check_model(config: TrainConfig) -> None:
-    """Raise if --model, --init or their overrides are invalid. This needs no data, so it comes first."""
-    if config.init is not None:
-        if not is_hub(config.init) and not config.init.exists():
-            describe(config.init)  # raises an error that names the missing file
-    elif config.model is not None:
+def check_preset(config: TrainConfig) -> None:
+    """Raise if --model or its overrides are invalid."""
+    if config.model is not None:
         configure(config.model, None, image_size(config), model_fields(config))
 
 

@@ -29,6 +29,7 @@ from vitreous.report import plots
 from vitreous.report.html import TaskReport, figures_section, samples_section
 from vitreous.tasks.base import SMALL, Choice, Finished, Task, padded_if
 from vitreous.tasks.config import TrainConfig
+from vitreous.weights.load import Source as Checkpoint
 
 FIGURES = 6  # images in the figure of reconstructions
 
@@ -165,8 +166,8 @@ class Mae(Masked):
     options = frozenset({"mask_rate", "decoder_width", "decoder_depth"})
 
     @classmethod
-    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
-        model, given = cls.planned_config(config, data), config.masking
+    def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
+        model, given = cls.planned_config(config, data, init), config.masking
         if not isinstance(model, ViTConfig):  # rejected when the task is created
             return []
         width, depth = given.decoder_shape(model)

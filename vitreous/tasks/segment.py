@@ -49,7 +49,7 @@ from vitreous.tasks import base
 from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task
 from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
-from vitreous.weights.load import load
+from vitreous.weights.load import Source as Checkpoint
 from vitreous.weights.native import load_folder, provenance_of
 
 SMALL = 96  # largest side, in pixels, of images that get the small model and the padded crop, which keeps outlines
@@ -74,9 +74,9 @@ class Segment(Task):
     model: Segmenter
 
     @classmethod
-    def open_data(cls, config: TrainConfig) -> DataSet:
+    def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
         """Open images with masks; classes keep the order of the checkpoint's, so that its decoder stays useful."""
-        checkpoint = base.checkpoint_config(config)
+        checkpoint = base.checkpoint_config(config, init)
         order = checkpoint.labels if isinstance(checkpoint, SegmenterConfig) else ()
         where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
         return open_masked(config.data, **where, ignore=config.segmenting.ignore, order=order)
@@ -95,14 +95,14 @@ class Segment(Task):
         return choices
 
     @classmethod
-    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
+    def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
         """A new linear decoder divides patches into cells; a checkpoint keeps its decoder."""
         options = config.segmenting
         if options.decoder == "mask" or options.cells or options.mask_blocks:
             return []
-        if config.init is None:
+        if init is None:
             return [Choice("cells", 8, "outlines finer than a patch")]
-        if options.decoder is None and isinstance(checkpoint := base.checkpoint_config(config), SegmenterConfig):
+        if options.decoder is None and isinstance(checkpoint := base.checkpoint_config(config, init), SegmenterConfig):
             known = checkpoint.labels == data.mask_classes
             reason = "from the checkpoint" if known else "new, of the checkpoint's kind, because the classes differ"
             return [Choice("decoder", checkpoint.decoder, reason, apply=False)]
@@ -114,8 +114,8 @@ class Segment(Task):
         return Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3), "crop, flip and colours, with masks"
 
     @classmethod
-    def planned_config(cls, config: TrainConfig, data: DataSet) -> ModelConfig:
-        planned = base.planned_config(config)
+    def planned_config(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> ModelConfig:
+        planned = base.planned_config(config, init)
         encoder = planned.backbone
         if not isinstance(encoder, ViTConfig):
             return encoder
@@ -123,14 +123,10 @@ class Segment(Task):
         return SegmenterConfig(plain, decoder_for(config.segmenting, planned), len(data.mask_classes))
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: DataSet) -> Segmenter:
+    def build_model(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> Segmenter:
         """Build a segmenter. One from a checkpoint is kept if it has the right classes and decoder."""
         classes, ids = data.mask_classes, data.train.mask_ids
-        model: Model = (
-            base.build_preset(config, ())
-            if config.init is None
-            else load(config.init, image_size=base.image_size(config), overrides=base.model_fields(config)).float()
-        )
+        model = base.build_preset(config, ()) if init is None else base.load_init(config, init)
         decoder = decoder_for(config.segmenting, model.config)
         if isinstance(model, Segmenter) and (model.config.labels, model.config.decoder) == (classes, decoder):
             model.config = dataclasses.replace(model.config, ids=ids)

@@ -28,7 +28,7 @@ from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
 from vitreous.model.protocol import Model
 from vitreous.report.html import RunReport, duration, write_report
 from vitreous.report.plots import can_draw
-from vitreous.tasks.base import Finished, Results, Task, check_model
+from vitreous.tasks.base import Finished, Results, Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
 from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, read_progress
@@ -37,6 +37,7 @@ from vitreous.training.optim import rate_fraction
 from vitreous.training.progress import Monitor, ProgressDisplay, append_row, drop_rows_after, log_tensorboard, read_rows
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
 from vitreous.training.setup import TASKS, Job, choose, set_up
+from vitreous.weights.load import Source as Checkpoint
 from vitreous.weights.native import load_folder
 
 NOTHING, SAVE, STOP = range(3)  # actions after a step, the most urgent last
@@ -99,15 +100,17 @@ def train(
 
     with world(config.device) as here, ExitStack() as held:
         console = SafeConsole(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
-        check_model(config)
+        check_preset(config)
+        opened = open_init(config)
         resume = config.resume and run_folder.reopen(config, here, held)
         if config.resume and not resume:
             console.print(f"{config.out} has no checkpoint yet: starting from the beginning")
 
-        dataset = _open_data(config, task_class, here, console)
+        dataset = _open_data(config, task_class, opened, here, console)
         classes = task_class.classes(dataset)
 
-        chosen = here.gather(choose(config, dataset, here.device.type, here.size, task_class))[0]  # same for all
+        chosen = choose(config, dataset, here.device.type, here.size, task_class, opened)
+        chosen = here.gather(chosen)[0]  # the same in all processes
         config, folder = chosen.config, run_folder.folder_of(chosen.config)
         if not config.resume:
             run_folder.check_free(folder)
@@ -117,7 +120,7 @@ def train(
         if chosen.advice:
             console.print(f"  {chosen.advice}")
 
-        job = set_up(config, dataset, here, own_task)
+        job = set_up(config, dataset, here, own_task, opened)
         if config.resume:
             run_folder.record_command(folder, command, here)
         else:
@@ -139,9 +142,11 @@ def train(
         return Run(folder, summarise(job, folder, console, chosen.notes, seconds))
 
 
-def _open_data(config: TrainConfig, task: type[Task], here: World, console: SafeConsole) -> DataSet:
+def _open_data(
+    config: TrainConfig, task: type[Task], init: Checkpoint | None, here: World, console: SafeConsole
+) -> DataSet:
     """Open the data; that of a resumed run must be the data of its start."""
-    data = task.open_data(config)
+    data = task.open_data(config, init)
     if not config.resume:
         return data
     record = run_folder.folder_of(config) / run_folder.DATA

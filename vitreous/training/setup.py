@@ -35,7 +35,7 @@ from vitreous.inference.device import total_memory
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.tasks.base import SMALL, Choice, Task, checkpoint_config
+from vitreous.tasks.base import SMALL, Choice, Task, checkpoint_config, open_init
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.tasks.masked import Mae, Mpp
@@ -45,6 +45,7 @@ from vitreous.training.distributed import World, parallelise, synchronise
 from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
 from vitreous.training.progress import StepResult, check_tensorboard
 from vitreous.weights.io.safetensors_file import copy_to_memory
+from vitreous.weights.load import Source as Checkpoint
 from vitreous.weights.native import check_not_swapped
 
 # ---- Automatic choices -----------------------------------------------------------------------------------------------
@@ -72,17 +73,31 @@ class Chosen:
 
 
 def choose(
-    config: TrainConfig, data: DataSet, device: str, processes: int = 1, task: type[Task] | None = None
+    config: TrainConfig,
+    data: DataSet,
+    device: str,
+    processes: int = 1,
+    task: type[Task] | None = None,
+    init: Checkpoint | None = None,
 ) -> Chosen:
-    """Complete a config, in an order in which each choice can depend on the earlier ones."""
-    return _Choices(config, data, device, processes, task or TASKS[config.task]).complete()
+    """Complete a config. `init` is the checkpoint of --init if it is already open."""
+    return _Choices(config, data, device, processes, task or TASKS[config.task], init or open_init(config)).complete()
 
 
 class _Choices:
     """The config as far as it is complete, and the notes so far."""
 
-    def __init__(self, config: TrainConfig, data: DataSet, device: str, processes: int, task: type[Task]):
-        self.config, self.data, self.device, self.processes, self.task = config, data, device, processes, task
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: DataSet,
+        device: str,
+        processes: int,
+        task: type[Task],
+        init: Checkpoint | None,
+    ):
+        self.config, self.data, self.device, self.processes = config, data, device, processes
+        self.task, self.init = task, init
         self.notes: list[str] = []
         self.count, self.side = len(data.train), typical_side(data.train)
 
@@ -92,7 +107,7 @@ class _Choices:
             self.pick(*self.task.choose_model(config, self.count, self.side))
         if not config.image_size:
             self.pick(self.image_size())
-        self.pick(*self.task.choose_options(self.config, self.data))
+        self.pick(*self.task.choose_options(self.config, self.data, self.init))
         if not isinstance(config.batch_size, int):
             self.pick(self.batch_size())
         self.augmentation()
@@ -117,7 +132,7 @@ class _Choices:
                 self.config = with_fields(self.config, {name: value})
 
     def image_size(self) -> Choice:
-        if (start := checkpoint_config(self.config)) is not None:
+        if (start := checkpoint_config(self.config, self.init)) is not None:
             height, width = start.image_size
             side = _tiled(lambda side: start.resized((side, side)), CPU_SIDE)
             if self.device != "cpu" or height * width <= max(CPU_SIDE, side) ** 2:
@@ -135,7 +150,7 @@ class _Choices:
     def batch_size(self) -> Choice:
         ideal, reason = (512 if self.device == "cuda" else 64), f"{self.count} images on {self.device}"
         if self.config.batch_size == "auto":
-            model = self.task.planned_config(self.config, self.data)
+            model = self.task.planned_config(self.config, self.data, self.init)
             ideal = self.processes * fitting_batch(model, free_memory(self.device))
             reason = "fits into half of the free memory"
         parts = self.processes * self.config.accumulate
@@ -332,8 +347,17 @@ class Job:
 # ---- Model, optimizer and loaders ------------------------------------------------------------------------------------
 
 
-def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task] | None = None) -> Job:
-    """Build everything that a run needs. `own_task` replaces the task that the config names."""
+def set_up(
+    config: TrainConfig,
+    data: DataSet,
+    world: World,
+    own_task: type[Task] | None = None,
+    init: Checkpoint | None = None,
+) -> Job:
+    """Build everything that a run needs.
+
+    `own_task` replaces the config's task; `init` is the checkpoint of --init if it is already open.
+    """
     task_class = own_task or TASKS[config.task]
     size, unit = config.batch_size, world.size * config.accumulate
     assert isinstance(size, int), "the config must be complete"
@@ -347,7 +371,7 @@ def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task
         check_tensorboard()
 
     torch.manual_seed(config.seed)
-    model = task_class.build_model(config, data).to(world.device)
+    model = task_class.build_model(config, data, init or open_init(config)).to(world.device)
     copy_to_memory(model)  # frozen weights must not depend on the file of --init; checkpoints need them contiguous
     backbone = model.backbone
     freeze(model, config)
