@@ -195,7 +195,7 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
                 display.step(step + 1, metrics.pop("loss"), lr, metrics.pop("images_per_second"), metrics)
             number = received()
             # All processes save together, but their clocks differ: they agree on the most urgent action.
-            action = world.most(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
+            action = world.max(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
             if action == STOP:
                 _save(job, folder, progress)
                 command = f"vitreous train --out {shlex.quote(str(folder))} --resume"
@@ -242,7 +242,7 @@ def _finish_epoch(
         append_row(folder / METRICS, row)
         if config.tensorboard:
             log_tensorboard(folder, row)
-    if world.most(evaluated or clock.due(config.save_minutes)):
+    if world.max(evaluated or clock.due(config.save_minutes)):
         _save(job, folder, progress)
         clock.saved_now()
     shown = dict.fromkeys(("train_loss", "val_loss", f"val_{task.metric}", "train_images_per_second"))
