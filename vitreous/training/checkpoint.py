@@ -34,7 +34,7 @@ from vitreous.training.optim import Ema, Optimizers, unsharded
 from vitreous.weights.native import CARD, FILES, write_files
 
 CHECKSUMS, PROGRESS = "checksums.json", "progress.json"
-OURS = (*FILES, PROGRESS, CHECKSUMS, "training/*.safetensors")  # files in a checkpoint
+CONTENTS = (*FILES, PROGRESS, CHECKSUMS, "training/*.safetensors")  # files in a checkpoint
 STEP = re.compile(r"step-\d{8,}")  # copies of earlier checkpoints
 INSTEAD = "resume from an earlier checkpoint by renaming its step-* folder to last, or start a new run"
 
@@ -96,7 +96,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 def save(folder: Path, state: State, progress: Progress, world: World, provenance: Mapping[str, Any]) -> None:
     """Write a checkpoint. All processes must call this."""
     model, weights = state.export()
-    with atomic_folder(folder, ours=OURS) if world.first else nullcontext(None) as mine:
+    with atomic_folder(folder, ours=CONTENTS) if world.first else nullcontext(None) as mine:
         aside = world.gather(mine)[0]
         if world.first:
             write_files(model, aside, provenance, folder.parent.name, weights)
@@ -127,15 +127,15 @@ def keep_copy(folder: Path, step: int, count: int) -> None:
     if not count:
         return
     last, copy = folder / "last", folder / f"step-{step:08d}"
-    names = set(foreign_files(last, ())) - set(foreign_files(last, OURS))
+    names = set(foreign_files(last, ())) - set(foreign_files(last, CONTENTS))
     if not names <= set(foreign_files(copy, ())):
-        with atomic_folder(copy, ours=OURS) as aside:
+        with atomic_folder(copy, ours=CONTENTS) as aside:
             for name in names:
                 (aside / name).parent.mkdir(exist_ok=True)
                 os.link(last / name, aside / name)
     copies = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and not path.is_symlink()]
-    ours = [path for path in copies if (path / PROGRESS).is_file() and not foreign_files(path, OURS)]
-    for old in sorted(ours, key=lambda path: int(path.name.removeprefix("step-")))[:-count]:
+    intact = [path for path in copies if (path / PROGRESS).is_file() and not foreign_files(path, CONTENTS)]
+    for old in sorted(intact, key=lambda path: int(path.name.removeprefix("step-")))[:-count]:
         shutil.rmtree(old)
 
 
