@@ -45,7 +45,7 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
 MISTAKES = 24
-FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # limits of tables: sort by F1, fold, omit
+FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # more classes than this are sorted, folded, omitted
 
 
 class Classify(Task):
@@ -79,7 +79,7 @@ class Classify(Task):
         return strong, "TrivialAugment, mixup and CutMix, for training from scratch"
 
     def module(self) -> nn.Module:
-        """Return both heads for distillation, otherwise the model, where the mean of both heads learns the labels."""
+        """Return the model; with a teacher, a model with a distillation token returns the logits of both heads."""
         if self.teacher is not None and self.model.config.distillation_token:
             return TwoHeads(self.model)
         return self.model
