@@ -182,8 +182,7 @@ def _check_used(used: bool, use: str, **options: tuple[object, object]) -> None:
     """Reject options that differ from their default but have no effect."""
     for name, (value, default) in options.items():
         if not used and value != default:
-            shown = str(value) if isinstance(value, Path) else value
-            raise BadValue(f"{name} is {shown!r}, but it only has an effect with {use}")
+            raise BadValue(f"{name} is {value}, but it only has an effect with {use}")
 
 
 def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:

@@ -109,10 +109,7 @@ def slices(count: int, rows: int) -> Iterator[slice]:
 def cached_features(
     folder: Path | None, predictor: Predictor, source: Source, kind: FeatureKind = "pooled"
 ) -> tuple[FeatureSet, bool]:
-    """Return features and True if they came from the cache folder; otherwise extract and store them.
-
-    A damaged file is replaced. If the folder is None, nothing is cached.
-    """
+    """Read features from a cache folder, or extract and store them. Also return True if they were cached."""
     file = None
     if folder is not None:
         if folder.is_file():
@@ -129,10 +126,7 @@ def cached_features(
 
 
 def write_features(features: FeatureSet, file: Path) -> None:
-    """Write features to a safetensors file.
-
-    safetensors' own writer would replace the locked temporary file by one that only its owner can read.
-    """
+    """Write a safetensors file. The library's own writer would replace the locked temporary file by a private one."""
     tensors = {"features": features.features.contiguous(), "labels": features.labels.contiguous()}
     header: dict[str, Any] = {"__metadata__": {"problems": json.dumps(features.problems)}}
     end = 0

@@ -179,9 +179,7 @@ def hold_out(train: FeatureSet, num_classes: int, seed: int) -> tuple[FeatureSet
     labels = train.labels.numpy()
     several = np.flatnonzero(np.bincount(labels, minlength=num_classes)[labels] > 1)
     if not len(several):
-        raise ValueError(
-            "a linear probe needs a class with more than one image, to hold images out, but no class has more than one"
-        )
+        raise ValueError("a linear probe holds out training images, but no class has more than one image")
     held = several[stratified(labels[several], [""] * num_classes, HELD_OUT, seed, "train")[1]]
     keep = np.setdiff1d(np.arange(len(labels)), held)
     return train.pick(torch.from_numpy(keep)), train.pick(torch.from_numpy(held))
@@ -208,9 +206,7 @@ def train_sgd(
     for step, indices in enumerate(_batches(n, batch_size, steps, seed)):
         inputs, labels = scaling(train.features[indices]).float(), train.labels[indices].to(device)
         error = (torch.tensordot(inputs, weight, dims=1) + bias).softmax(dim=-1)
-        error[torch.arange(len(labels), device=device), :, labels] -= (
-            1  # gradient of cross-entropy with respect to the logits
-        )
+        error[torch.arange(len(labels), device=device), :, labels] -= 1  # gradient with respect to the logits
         error /= len(labels)
         speed.mul_(MOMENTUM).add_(torch.tensordot(inputs.T, error, dims=1)).add_(decay * weight)
         bias_speed.mul_(MOMENTUM).add_(error.sum(dim=0))

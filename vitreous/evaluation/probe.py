@@ -26,9 +26,8 @@ from vitreous.evaluation.linear import FewShotResult, LinearResult, fewshot, fit
 from vitreous.inference.predictor import FEATURE_KINDS, FeatureKind, Predictor
 
 # ---- Weighted k-NN ---------------------------------------------------------------------------------------------------
-# As in DINO (arXiv 2104.14294), the nearest training images vote with weight exp(cosine similarity / 0.07), and top-5 is
-# the top min(5, k) of all classes ranked by votes. Classes without votes rank last, in class order, but can be among
-# the five.
+# As in DINO (arXiv 2104.14294), the nearest training images vote with weight exp(cosine similarity / 0.07), and top-5
+# is the top min(5, k) of all classes ranked by votes. Classes without votes rank last but can be among the five.
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.07

@@ -154,7 +154,7 @@ class Task(ABC):
         classes = cls.classes(data)
         if init is None:
             return build_preset(config, classes)
-        start = load_init(config, init)
+        start = init.model(image_size(config), overrides=model_fields(config)).float()
         model: Model = start.backbone
         vars(model)["provenance"] = provenance_of(start)
         if model.config.labels != classes or model.config.num_classes != len(classes):
@@ -226,11 +226,6 @@ def open_init(config: TrainConfig) -> Checkpoint | None:
 def checkpoint_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig | None:
     """Return the config of an opened checkpoint with the run's overrides; None without a checkpoint."""
     return None if init is None else init.describe(config.overrides).config
-
-
-def load_init(config: TrainConfig, init: Checkpoint) -> Model:
-    """Load the model of an opened checkpoint with the run's image size and overrides."""
-    return init.model(image_size(config), overrides=model_fields(config)).float()
 
 
 def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:

@@ -204,7 +204,6 @@ class Evaluation:
         return [WrongPrediction(int(index), int(true), int(guess), float(p)) for index, true, guess, p in rows]
 
     def _pairs(self) -> tuple[Int[Tensor, "m"], Int[Tensor, "m"]]:
-        """Return the labels and predictions of the readable images."""
         return self.labels[self.readable], self.predicted[self.readable]
 
     def _check_not_empty(self) -> None:

@@ -175,8 +175,7 @@ def check_teacher(teacher: Model, path: Path, student: Model) -> None:
     if config.num_classes != own.num_classes:
         raise BadValue(f"teacher {path} has {config.num_classes} classes, but the student has {own.num_classes}")
     if config.labels not in ((), own.labels):
-        names = (listed(config.labels), listed(own.labels))
-        raise BadValue(f"teacher {path} has the classes {names[0]}, but the student has {names[1]}")
+        raise BadValue(f"teacher {path} has classes {listed(config.labels)}, but the student {listed(own.labels)}")
     if config.channels != own.channels:
         raise BadValue(f"teacher {path} has {config.channels} input channels, but the student has {own.channels}")
     config.grid_for(own.image_size)  # raises if its patches do not tile the images
@@ -270,9 +269,7 @@ def per_class(evaluation: Evaluation) -> list[Html]:
     if rest := rows[SHOWN_CLASSES:MOST_CLASSES]:
         content.append(details(f"{len(rest):,} more classes", _class_table(rest, numbered)))
     if len(rows) > MOST_CLASSES:
-        content.append(
-            tag("p", f"{len(rows) - MOST_CLASSES:,} classes with a higher F1 are not listed.", class_="soft")
-        )
+        content.append(tag("p", f"{len(rows) - MOST_CLASSES:,} more classes are not listed.", class_="soft"))
     return content
 
 

@@ -104,18 +104,14 @@ class Segment(Task):
             return [Choice("cells", 8, "for outlines finer than a patch")]
         if options.decoder is None and isinstance(checkpoint := base.checkpoint_config(config, init), SegmenterConfig):
             known = checkpoint.labels == data.mask_classes
-            reason = (
-                "from the checkpoint" if known else "same type as in the checkpoint, but new because the classes differ"
-            )
+            reason = "from the checkpoint" if known else "as in the checkpoint, with new weights for other classes"
             return [Choice("decoder", checkpoint.decoder, reason, apply=False)]
         return []
 
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         crop = base.padded_if(side <= SMALL)
-        return Augmentation(
-            crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3
-        ), "crop, flip and colour jitter, with masks"
+        return Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3), "crop, flip and colour jitter"
 
     @classmethod
     def planned_config(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> ModelConfig:
@@ -130,7 +126,11 @@ class Segment(Task):
     def build_model(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> Segmenter:
         """Build a segmenter, or keep that of a checkpoint if its classes and decoder match."""
         classes, ids = data.mask_classes, data.train.mask_ids
-        model = base.build_preset(config, ()) if init is None else base.load_init(config, init)
+        model = (
+            base.build_preset(config, ())
+            if init is None
+            else init.model(base.image_size(config), overrides=base.model_fields(config)).float()
+        )
         decoder = decoder_for(config.segmenting, model.config)
         if isinstance(model, Segmenter) and (model.config.labels, model.config.decoder) == (classes, decoder):
             model.config = dataclasses.replace(model.config, ids=ids)
@@ -289,7 +289,7 @@ def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: floa
 
 
 def dice_loss(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
-    """Return the soft Dice loss, 1 - 2 |A ∩ B| / (|A| + |B|), averaged over the classes in each image."""
+    """Return the soft Dice loss of each image, averaged over its classes."""
     probabilities = logits.float().softmax(1) * (masks != IGNORED)[:, None]
     classes = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)
     member = masks[:, None] == classes

@@ -87,7 +87,6 @@ class SegmentEvaluation:
 
     @classmethod
     def unreadable(cls, index: int, classes: Sequence[str], problems: Sequence[str]) -> "SegmentEvaluation":
-        """Return the evaluation of an unreadable image."""
         empty = torch.zeros(1, 1, 1, dtype=torch.uint8)
         return cls.of(empty, empty, torch.tensor([UNREADABLE]), torch.tensor([index]), classes, problems)
 
@@ -228,10 +227,7 @@ TOLERANCE = 0.0075  # fraction of the image diagonal
 
 
 def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "n {classes}"]:
-    """Return the boundary F-score of every class in every image; NaN without an outline.
-
-    Ignored pixels count as predicted correctly.
-    """
+    """Return the boundary F-score of each class in each image; NaN without outline. Ignored pixels count as correct."""
     truth = torch.where(masks == IGNORED, predicted.to(masks.dtype), masks)
     predicted_outlines, true_outlines = outlines(predicted), outlines(truth)
     radius = tolerance((masks.shape[1], masks.shape[2]))

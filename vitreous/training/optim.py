@@ -264,7 +264,6 @@ def unsharded(tensor: Tensor) -> Tensor:
 
 
 def _like(tensor: Tensor, weight: Tensor) -> Tensor:
-    """Shard a tensor like a weight."""
     return distribute_tensor(tensor, weight.device_mesh, weight.placements) if isinstance(weight, DTensor) else tensor
 
 

@@ -157,7 +157,6 @@ def _open_data(
 
 
 def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress:
-    """Read the progress of the run to resume."""
     before = read_progress(folder / "last")
     if before.step > job.total_steps:
         path = folder / "last" / "progress.json"

@@ -307,7 +307,6 @@ def _class_changes(before: list[str], now: list[str]) -> str:
 
 
 def _changes(before: DataRecord, now: DataRecord) -> str:
-    """Describe the differences in one line."""
     old, new = before.names(), now.names()
     parts = [_some(old - new, "removed"), _some(new - old, "added"), _some(_relabelled(before, now), "relabelled")]
     for split, record in now.splits.items():

@@ -88,13 +88,7 @@ class _Choices:
     """Completes a config step by step. Later choices depend on earlier ones."""
 
     def __init__(
-        self,
-        config: TrainConfig,
-        data: DataSet,
-        device: str,
-        processes: int,
-        task: type[Task],
-        init: Checkpoint | None,
+        self, config: TrainConfig, data: DataSet, device: str, processes: int, task: type[Task], init: Checkpoint | None
     ):
         self.config, self.data, self.device, self.processes = config, data, device, processes
         self.task, self.init = task, init
@@ -119,9 +113,7 @@ class _Choices:
         if config.out is None:
             folder = free_folder(Path("runs"), Path(self.data.name).stem or "run")
             self.pick(Choice("out", folder, "first unused name"))
-        advice = (
-            f"{self.count} images are few for training from scratch; consider starting from a checkpoint with --init"
-        )
+        advice = f"{self.count} images are few for training from scratch; consider a checkpoint with --init"
         enough = config.init is not None or self.count >= FEW or self.side <= SMALL
         return Chosen(self.config, self.notes, "" if enough else advice)
 
@@ -348,16 +340,9 @@ class Job:
 
 
 def set_up(
-    config: TrainConfig,
-    data: DataSet,
-    world: World,
-    own_task: type[Task] | None = None,
-    init: Checkpoint | None = None,
+    config: TrainConfig, data: DataSet, world: World, own_task: type[Task] | None = None, init: Checkpoint | None = None
 ) -> Job:
-    """Build everything that a run needs.
-
-    `own_task` replaces the config's task; `init` is the checkpoint of --init if it is already open.
-    """
+    """Build a run. `own_task` replaces the config's task; `init` is the checkpoint of --init if it is already open."""
     task_class = own_task or TASKS[config.task]
     size, unit = config.batch_size, world.size * config.accumulate
     assert isinstance(size, int), "the config must be complete"
