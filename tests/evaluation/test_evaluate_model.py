@@ -79,7 +79,7 @@ def test_the_default_split_is_test_else_val(images: Path) -> None:
     assert choose_split(data, "val") == ("val", data.val)
     digits = open_data("digits")
     assert choose_split(digits) == ("val", digits.val)
-    with pytest.raises(ValueError, match="split is 'test', but digits has train, val"):
+    with pytest.raises(ValueError, match="split is 'test', but digits only has train, val"):
         choose_split(digits, "test")
 
 
@@ -100,8 +100,8 @@ def test_data_with_other_classes_is_rejected(
     [
         ({"val_fraction": 3.0}, "val_fraction"),
         ({"ignore": ("sky",)}, "ignore is 'sky', but must be omitted for a classifier"),
-        ({"shots": (5,)}, "shots .* used with --probe fewshot"),
-        ({"features": "class+mean"}, "features .* used with --probe"),
+        ({"shots": (5,)}, "shots .* effect with --probe fewshot"),
+        ({"features": "class+mean"}, "features .* effect with --probe"),
     ],
 )
 def test_invalid_or_unused_options_are_rejected(

@@ -35,7 +35,7 @@ class _ModelMetrics:
     images_per_second: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the keys of metrics.json, plus `per_class`, `confusion` and `unreadable_files`."""
+        """Return the metrics with the keys of metrics.json, plus `per_class`, `confusion` and `unreadable_files`."""
         return {
             **self.evaluation.metrics(),
             "part": self.split,
@@ -109,9 +109,9 @@ def evaluate(
     features: Features for the probe: the input of the head, or the class token and the mean of the patches.
     cache: Folder for cached features of a probe.
     neighbours: Numbers of neighbours for k-NN, evaluated in one pass; the first is reported.
-    shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, as far as
-        all classes have enough images.
-    ignore: Classes of a segmenter to exclude.
+    shots: Numbers of images per class for few-shot probes; the first is reported. By default those of 5, 10 and 25
+        that all classes have enough images for.
+    ignore: Classes to exclude from the metrics of a segmenter.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides={"depth": 1, "patch_size": 4})
@@ -170,8 +170,8 @@ def _evaluate_classifier(
     config = predictor.model.config
     name, source = choose_split(data, split)
     if config.num_classes != len(data.classes) or config.labels not in ((), data.classes):
-        names = _few(config.labels) if config.labels else f"{config.num_classes} unnamed"
-        raise ValueError(f"the model was trained on the classes {names}, but {data.name} has {_few(data.classes)}")
+        trained = f"the classes {_few(config.labels)}" if config.labels else f"{config.num_classes} unnamed classes"
+        raise ValueError(f"the model was trained on {trained}, but {data.name} has {_few(data.classes)}")
     started = time.perf_counter()
     evaluation = classify_source(predictor, source, data.classes)
     about = _about(predictor.model, data, name, len(source), started, val_fraction, seed)
@@ -212,12 +212,12 @@ def check_classes(known: Sequence[str], count: int, classes: Sequence[str], wher
     """Raise if the classes of a segmenter differ from those of the masks."""
     if len(classes) == count and tuple(known) in ((), tuple(classes)):
         return
-    trained = ", ".join(known) or f"{count} unnamed"
+    trained = f"the classes {', '.join(known)}" if known else f"{count} unnamed classes"
     others = [name for name in classes if name not in known]
     hint = f"; exclude with --ignore {' '.join(others)}" if set(known) < set(classes) else ""
     hint = "; do not --ignore classes of the model" if set(classes) < set(known) else hint
     found = ", ".join(classes)
-    raise ValueError(f"the model was trained on the classes {trained}, but the masks of {where} have {found}{hint}")
+    raise ValueError(f"the model was trained on {trained}, but the masks of {where} have {found}{hint}")
 
 
 def _few(names: Sequence[str]) -> str:

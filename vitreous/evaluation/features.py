@@ -126,7 +126,7 @@ def cached_features(
 
 
 def write_features(features: FeatureSet, file: Path) -> None:
-    """Write a safetensors file. The library's own writer would replace the locked temporary file by a private one."""
+    """Write a safetensors file. The library's writer would replace the locked temporary file with a private one."""
     tensors = {"features": features.features.contiguous(), "labels": features.labels.contiguous()}
     header: dict[str, Any] = {"__metadata__": {"problems": json.dumps(features.problems)}}
     end = 0

@@ -1,4 +1,4 @@
-"""Probes of frozen encoders: k-NN, linear classifiers and few-shot classifiers.
+"""Probes for frozen encoders: k-NN, linear classifiers and few-shot classifiers.
 
 A probe is trained on features of the train split and evaluated on another split. It does not use the head of the model,
 so the classes of the data can differ from those of the model.
@@ -83,7 +83,7 @@ def nearest(
 
 
 def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
-    """Return the columns of the k highest values in ascending order, leftmost first in ties (unlike torch.topk)."""
+    """Return the columns of the k highest values in ascending order; unlike torch.topk, ties keep the lowest columns."""
     k = min(k, similarity.shape[1])
     lowest, places = similarity.topk(k, dim=1)
     crowded = ((similarity >= lowest[:, -1:]).sum(dim=1) > k).nonzero()[:, 0]  # rare
@@ -133,7 +133,7 @@ class ProbeMetrics:
     problems: tuple[str, ...]  # unreadable images, each with the reason
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the keys of metrics.json (`knn`, `linear`, `fewshot`, ...) and all `results`."""
+        """Return the metrics with the keys of metrics.json (`knn`, `linear`, `fewshot`, ...), and all `results`."""
         return {
             "probe": self.probe,
             **headline(self.results),
@@ -221,7 +221,7 @@ def run_probe(
 
 
 def headline(results: Sequence[Result]) -> dict[str, float | str]:
-    """Return the reported result with its keys in metrics.json."""
+    """Return the reported result under its keys in metrics.json."""
     first = results[0]
     if isinstance(first, KnnResult):
         return {"knn": first.top1, "knn_top5": first.top5}

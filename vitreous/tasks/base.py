@@ -65,7 +65,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run, for the report of its task."""
+    """A finished run, as passed to `Task.report`."""
 
     folder: Path
     data: DataSet
@@ -83,7 +83,7 @@ class Finished:
 
 
 class Task(ABC):
-    """Base class of tasks. Class methods prepare a run and an instance trains. The defaults suit labelled images."""
+    """Base class of tasks. Class methods prepare a run and instances train. The defaults suit labelled images."""
 
     metric: ClassVar[str]  # selects the best checkpoint
     larger_is_better: ClassVar[bool] = True
@@ -110,7 +110,7 @@ class Task(ABC):
         default = flatten(TrainConfig())
         for name, value in flatten(config).items():
             if name in TASK_OPTIONS - cls.options and value and value != default[name]:
-                raise BadValue(f"{name} is {value!r}, but it has no effect for --task {config.task}; omit it")
+                raise BadValue(f"{name} is {value}, but it has no effect with --task {config.task}")
 
     @classmethod
     def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
@@ -126,8 +126,8 @@ class Task(ABC):
     def choose_model(cls, config: TrainConfig, count: int, side: int) -> list[Choice]:
         """Choose a preset for `count` images whose shorter side is about `side` pixels."""
         size = f"images of about {side} pixels"
-        name, reason = ("ViT-Ti/16" if count < 50_000 else "ViT-S/16"), f"{count} {size}"
-        choices = [Choice("model", "ViT-Lite-7/4", size) if side <= SMALL else Choice("model", name, reason)]
+        name, reason = ("ViT-Ti/16" if count < 50_000 else "ViT-S/16"), f"for {count} {size}"
+        choices = [Choice("model", "ViT-Lite-7/4", f"for {size}") if side <= SMALL else Choice("model", name, reason)]
         if not config.overrides and count < 100_000:
             reason = "better for few images, but other checkpoint formats do not support them"
             choices.append(Choice("overrides", FEW_IMAGES, reason))
@@ -211,7 +211,7 @@ def padded_if(small: bool) -> Literal["padded", "resized"]:
 def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
     """Build the preset of --model with random weights."""
     if config.model is None:
-        raise BadValue("neither model (a preset) nor init (a checkpoint) is given")
+        raise BadValue("either model (a preset) or init (a checkpoint) is required")
     size, fields = image_size(config), {"labels": classes} | model_fields(config)
     if size is not None and max(size) <= 64:  # small images lose too much in a centre crop
         fields = {"preprocessing": Preprocessing(crop_fraction=1.0)} | fields
@@ -229,7 +229,7 @@ def checkpoint_config(config: TrainConfig, init: Checkpoint | None) -> ModelConf
 
 
 def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
-    """Return the config of the model to be built, as far as it affects memory."""
+    """Return the planned model config, in which only fields that affect memory are final."""
     size, checkpoint = image_size(config), checkpoint_config(config, init)
     if checkpoint is None:
         return configure(config.model or "", image_size=size, overrides=config.overrides)

@@ -234,7 +234,7 @@ def classify_batches(
     precision: torch.dtype = torch.float32,
     flip: bool = False,
 ) -> Evaluation:
-    """Evaluate a module on batches of a loader. `flip` averages predictions with those of the mirrored images."""
+    """Evaluate a module on batches from a loader. `flip` averages predictions with those of the mirrored images."""
     parts = []
     with evaluation_mode(module):
         for batch in batches:

@@ -175,7 +175,7 @@ def check_teacher(teacher: Model, path: Path, student: Model) -> None:
     if config.num_classes != own.num_classes:
         raise BadValue(f"teacher {path} has {config.num_classes} classes, but the student has {own.num_classes}")
     if config.labels not in ((), own.labels):
-        raise BadValue(f"teacher {path} has classes {listed(config.labels)}, but the student {listed(own.labels)}")
+        raise BadValue(f"teacher {path} has classes {listed(config.labels)}; the student has {listed(own.labels)}")
     if config.channels != own.channels:
         raise BadValue(f"teacher {path} has {config.channels} input channels, but the student has {own.channels}")
     config.grid_for(own.image_size)  # raises if its patches do not tile the images

@@ -39,7 +39,7 @@ class Augment:
     flip: float | None = None
     """Probability of a horizontal flip."""
     policy: Literal["none", "randaugment", "trivial", "three"] | None = None
-    """Augmentation policy: RandAugment, TrivialAugment, or 3-Augment of DeiT-III."""
+    """Augmentation policy: RandAugment, TrivialAugment, or DeiT-III's 3-Augment."""
     policy_layers: int | None = None
     """RandAugment: number of operations per image."""
     policy_magnitude: float | None = None
@@ -59,7 +59,7 @@ class Augment:
         self.on(Augmentation())  # checks the fields
 
     def on(self, base: Augmentation) -> Augmentation:
-        """Return `base` with the fields that are set here replaced."""
+        """Return a copy of `base` with the fields that are set here."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return dataclasses.replace(base, **given)
 
@@ -87,7 +87,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class Masking:
-    """Options of masked pre-training (--task mae or mpp)."""
+    """Options for masked pre-training (--task mae or mpp)."""
 
     mask_rate: float | None = None
     """Fraction of patches to mask; 0.75 for mae and 0.5 for mpp by default, as in the papers."""
@@ -117,7 +117,7 @@ class Masking:
 
 @dataclass(frozen=True)
 class Segmenting:
-    """Options of semantic segmentation (--task segment)."""
+    """Options for semantic segmentation (--task segment)."""
 
     decoder: Literal["linear", "mask"] | None = None
     """linear: a linear layer on each patch; mask: a transformer over patch and class tokens (Segmenter)."""

@@ -89,7 +89,7 @@ class Segment(Task):
     def choose_model(cls, config: TrainConfig, count: int, side: int) -> list[Choice]:
         if side > SMALL:
             return super().choose_model(config, count, side)
-        choices = [Choice("model", "ViT-Lite-6/4", f"images of about {side} pixels")]
+        choices = [Choice("model", "ViT-Lite-6/4", f"for images of about {side} pixels")]
         if not config.overrides:
             choices.append(Choice("overrides", FEW_PIXELS, "a narrow model with 8-pixel patches learns fastest"))
         return choices

@@ -179,7 +179,7 @@ def segment_batches(
     classes: Sequence[str],
     precision: torch.dtype = torch.float32,
 ) -> SegmentEvaluation:
-    """Evaluate a module on batches of a loader, at the input size of the model."""
+    """Evaluate a module on batches from a loader, at the input size of the model."""
     parts = []
     with evaluation_mode(module):
         for batch in batches:

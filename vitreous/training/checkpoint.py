@@ -153,7 +153,7 @@ def load(folder: Path, state: State, world: World) -> Progress:
         [(reason, _), *_] = error.failures.values()
         raise ValueError(
             f"{folder} cannot be resumed: {str(reason).splitlines()[0]} (a run with a custom task "
-            "needs the same task again)"
+            "must be resumed with that task)"
         ) from error
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder / 'training'} cannot be read: {str(error).splitlines()[0]}; {INSTEAD}") from error

@@ -289,7 +289,7 @@ class ProgressDisplay:
         return max(-(-self.done // self.steps_per_epoch), 1)
 
     def place(self) -> tuple[int, int]:
-        """Return the finished and total steps of this epoch; an incomplete last epoch has fewer."""
+        """Return the finished and total steps of this epoch. The last epoch may be shorter."""
         before = (self.epoch_now() - 1) * self.steps_per_epoch
         return self.done - before, max(min(self.steps_per_epoch, self.total_steps - before), 0)
 

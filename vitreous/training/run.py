@@ -1,7 +1,7 @@
 """`vitreous.train`: open the data, complete the config, build the model and the optimizer, train, report.
 
-All tasks, devices and numbers of processes share one loop. A step depends only on the checkpoint and (seed, step), so a
-resumed run ends with the same weights as an uninterrupted one.
+One loop handles all tasks, all devices and any number of processes. A step depends only on the checkpoint and on (seed,
+step), so a resumed run ends with the same weights as an uninterrupted one.
 """
 
 import json
@@ -250,7 +250,7 @@ def _finish_epoch(
 
 
 def evaluate(job: Job, source: Source) -> Results:
-    """Evaluate the current weights, or their average, on a split. The processes share the images and all results."""
+    """Evaluate the current weights, or their average, on a split. Each process returns the results for all images."""
     with job.state.ema.applied() if job.state.ema is not None else nullcontext():
         mine = job.task.evaluate(job.stepper.module, job.evaluator(source), job.stepper.precision)
     return type(mine).join(job.world.gather(mine))
@@ -376,7 +376,7 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
-    """Return commands to try after a run, with an image from its data and with its split."""
+    """Return suggested commands for a finished run, with one of its images and its split."""
     val, image = data.val, "IMAGE.jpg"
     source = val.source if isinstance(val, Subset) else val
     if isinstance(source, FileSource) and val.name(0).isprintable():

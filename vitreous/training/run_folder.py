@@ -1,4 +1,4 @@
-"""Run folder: its files, lock and config, and changes of the data between start and resume.
+"""Run folder: its files, lock and config, and detection of changed data on resume.
 
 config.json          the complete config; "overrides" maps fields of the model config to values
 commands.txt         the command that started the run, followed by the commands that resumed it

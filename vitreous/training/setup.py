@@ -137,10 +137,10 @@ class _Choices:
         pixels = min(max(-(-self.side // 4) * 4, 16), 32) if self.side <= SMALL else large
         model, overrides = self.config.model or "", self.config.overrides
         side = _tiled(lambda side: configure(model, image_size=side, overrides=overrides), pixels)
-        return Choice("image_size", (side,), f"images of about {self.side} pixels on {self.device}")
+        return Choice("image_size", (side,), f"for images of about {self.side} pixels on {self.device}")
 
     def batch_size(self) -> Choice:
-        ideal, reason = (512 if self.device == "cuda" else 64), f"{self.count} images on {self.device}"
+        ideal, reason = (512 if self.device == "cuda" else 64), f"for {self.count} images on {self.device}"
         if self.config.batch_size == "auto":
             model = self.task.planned_config(self.config, self.data, self.init)
             ideal = self.processes * fitting_batch(model, free_memory(self.device))
@@ -372,7 +372,7 @@ def set_up(
     wrapped = parallelise(module, world, config.parallel)
     fast = compiled(wrapped, config, world, own_task is None) if config.compile else wrapped
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not backbone.blocks):
-        fail("optimizer", "muon", "adamw or sgd here (Muon trains all block matrices of a ViT)")
+        fail("optimizer", "muon", "adamw or sgd unless all weights of a ViT are trained")
     optimizers = build_optimizers(module, config.optim, backbone)
     ema = Ema(model, config.optim.ema) if config.optim.ema is not None else None
     precision = dtype_of(config, world)
