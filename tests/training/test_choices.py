@@ -74,7 +74,7 @@ def test_typical_side_is_the_median_of_a_sample(sizes: list[tuple[int, int] | No
 
 @pytest.mark.parametrize(("count", "looks"), [(4, 4), (30, 25)])
 def test_unreadable_images_only_is_an_error(count: int, looks: int) -> None:
-    with pytest.raises(ValueError, match=rf"none of .*{looks} images can be read, such as 0\.jpg"):
+    with pytest.raises(ValueError, match=rf"none of .*{looks} sampled images can be read, such as 0\.jpg"):
         typical_side(Mixed(*[None] * count))
 
 
@@ -133,7 +133,7 @@ def test_image_size_depends_on_images_and_device(side: int, cpu: int, cuda: int)
     for device, size in (("cpu", cpu), ("cuda", cuda)):
         found = chosen(side=side, device=device)
         assert found.config.image_size == (size,)
-        assert f"image_size = {size} (images of about {side} pixels on {device})" in found.notes
+        assert f"image_size = {size} (for images of about {side} pixels on {device})" in found.notes
         pixels = chosen(side=side, device=device, model="ViT-Ti/16", overrides={"patch_size": 1})  # which tile any size
         assert pixels.config.image_size == (size,)
 

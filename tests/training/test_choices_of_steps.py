@@ -66,7 +66,7 @@ def test_auto_batch_size_fits_half_of_the_free_memory_of_each_gpu(monkeypatch: p
     for processes, many, few in ((1, 32, 16), (2, 64, 16), (3, 96, 12)):
         found = chosen(100_000, device="cuda", processes=processes, init=vit, batch_size="auto")
         assert found.config.batch_size == many
-        assert f"batch_size = {many} (fits into half of the free memory)" in found.notes
+        assert f"batch_size = {many} (fits in half of the free memory)" in found.notes
         assert chosen(80, device="cuda", processes=processes, init=vit, batch_size="auto").config.batch_size == few
 
 

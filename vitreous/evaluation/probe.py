@@ -83,7 +83,7 @@ def nearest(
 
 
 def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
-    """Return the columns of the k highest values in ascending order; unlike torch.topk, ties keep the lowest columns."""
+    """Return the columns of the k highest values, ascending. Unlike with torch.topk, ties keep the lowest columns."""
     k = min(k, similarity.shape[1])
     lowest, places = similarity.topk(k, dim=1)
     crowded = ((similarity >= lowest[:, -1:]).sum(dim=1) > k).nonzero()[:, 0]  # rare
