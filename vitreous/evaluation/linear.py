@@ -134,8 +134,8 @@ class Sgd:
 
 
 SWEEP = tuple(Sgd(lr, weight_decay) for weight_decay in (1e-4, 1e-5, 1e-6, 0.0) for lr in (1.0, 10.0, 100.0))
-BATCH_SIZE = 64, 1024  # minimum and maximum of an eighth of the images
-STEPS = 1000, 12_500  # minimum and maximum (as in DINOv2) of 30 epochs
+BATCH_SIZE = 64, 1024  # limits; in between, an eighth of the images
+STEPS = 1000, 12_500  # limits, the upper one as in DINOv2; in between, 30 epochs
 
 
 @dataclass(frozen=True)

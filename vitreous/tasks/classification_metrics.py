@@ -252,7 +252,7 @@ def classify_source(predictor: Predictor, source: Source, classes: Sequence[str]
         indices = torch.tensor([index for index, _ in batch])
         labels, scores, problems = torch.from_numpy(source.labels[indices.numpy()]), [], []
         for row, (_, result) in enumerate(batch):
-            if result.error == NOT_A_NUMBER:  # an error of the model, not of the image
+            if result.error == NOT_A_NUMBER:  # a problem with the model, not with the image
                 raise ValueError(f"{result.name}: {NOT_A_NUMBER}")
             if result.vector is None:
                 labels[row] = UNREADABLE

@@ -203,7 +203,7 @@ def segment_source(
     results = predictor.stream(SourceImage(source, index) for index in mine)
     for index, result in zip(mine, results, strict=True):
         problem = result.error
-        if problem == NOT_A_NUMBER:  # an error of the model, not of the image
+        if problem == NOT_A_NUMBER:  # a problem with the model, not with the image
             raise ValueError(f"{source.name(index)}: {problem}")
         if result.mask is not None:
             try:

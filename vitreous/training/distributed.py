@@ -83,7 +83,7 @@ def world(device: str) -> Iterator[World]:
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = pick_device(device, local)
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)  # memory queries use it too
+        torch.cuda.set_device(chosen)  # also for memory queries
     if size == 1:
         yield World(0, 1, chosen)
         return

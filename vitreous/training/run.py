@@ -399,7 +399,7 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
     """Return all unreadable images of all splits, with reasons. All processes must call this."""
     problems = [problem for row in rows for problem in row.get("unreadable", ())]
-    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows have only their number
+    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only their count
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
     problems = [problem for those in job.world.gather(problems) for problem in those]
     return list(dict.fromkeys(problems + results.problems))
