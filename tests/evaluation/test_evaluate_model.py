@@ -85,12 +85,16 @@ def test_the_default_split_is_test_else_val(images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "classes", "known"),
-    [(("ant", "bee", "cow"), 3, "ant, bee, cow"), ((), 5, "5 unnamed"), (tuple("abcdef"), 6, "a, b, c, d, ...")],
+    [
+        (("ant", "bee", "cow"), 3, "the classes ant, bee, cow"),
+        ((), 5, "on 5 unnamed classes"),
+        (tuple("abcdef"), 6, "the classes a, b, c, d, ..."),
+    ],
 )
 def test_data_with_other_classes_is_rejected(
     labels: tuple[str, ...], classes: int, known: str, images: Path, tmp_path: Path
 ) -> None:
-    line = f"the classes {known}, but set has [b]ird, cat, dog:smile:"
+    line = f"{known}, but set has [b]ird, cat, dog:smile:"
     with pytest.raises(ValueError, match=re.escape(line)):
         evaluated(checkpoint(tmp_path, labels, classes), images)
 
