@@ -190,7 +190,7 @@ def bad_data(root: Path) -> None:
         ("nothing", "nothing is empty"),
         ("none", "none has folders, but no images in them"),
         ("notest", "notest has 'test', but no folder 'train'"),
-        ("broken", "none of 4 images can be read, such as a/"),
+        ("broken", "none of 4 sampled images can be read, such as a/"),
         ("epmty", "(did you mean 'empty'?)"),
         ("column.csv", "column.csv has no label column, but 'path', 'kind': name one of them label"),
         ("gone.csv", "1 of 2 files do not exist below"),
