@@ -188,9 +188,9 @@ def test_muon_needs_all_weights(train_only: Any, tmp_path: Path, digits: DataSet
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"classes": 4}, "trained on 10 classes (it has 4)"),
-        ({"labels": tuple("abcdefghij")}, "trained on the classes '0', '1', '2', '3', '4' and 5 more (it has 'a'"),
-        ({"channels": 3}, "a model for images of 1 channels (it has 3)"),
+        ({"classes": 4}, "has 4 classes, but the student has 10"),
+        ({"labels": tuple("abcdefghij")}, "the student has '0', '1', '2', '3', '4' and 5 more"),
+        ({"channels": 3}, "has 3 input channels, but the student has 1"),
         ({"image_size": 15, "patch_size": 5}, "5 x 5 patches do not tile"),
     ],
 )
