@@ -12,6 +12,7 @@ from vitreous.model.options import DecoderConfig
 from vitreous.model.presets import create
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
+from vitreous.tasks.base import open_init
 from vitreous.training import TrainConfig
 from vitreous.training.setup import TASKS, Chosen, choose
 from vitreous.weights.load import save
@@ -36,7 +37,7 @@ def chosen(
 
 def build_model(config: TrainConfig, data: DataSet) -> Model:
     """Build the model that a run with this config starts from."""
-    return TASKS[config.task].build_model(config, data)
+    return TASKS[config.task].build_model(config, data, open_init(config))
 
 
 def checkpoint(folder: Path, decoder: DecoderConfig | None = None, side: int = 48, patch: int = 16) -> Path:

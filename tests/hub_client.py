@@ -126,13 +126,15 @@ def initial(*arguments: str) -> dict[str, Any]:
     from vitreous.cli.main import FLAGS
     from vitreous.cli.train import Flags
     from vitreous.data.open import open_data
+    from vitreous.tasks.base import open_init
     from vitreous.tasks.classify import Classify
     from vitreous.training.setup import choose
     from vitreous.weights.native import provenance_of
 
     config = tyro.cli(Flags, args=arguments, config=FLAGS).config()
     data = open_data(config.data)
-    return provenance_of(Classify.build_model(choose(config, data, "cpu").config, data))
+    init = open_init(config)
+    return provenance_of(Classify.build_model(choose(config, data, "cpu", init=init).config, data, init))
 
 
 def serve() -> None:

@@ -79,18 +79,22 @@ def test_the_default_split_is_test_else_val(images: Path) -> None:
     assert choose_split(data, "val") == ("val", data.val)
     digits = open_data("digits")
     assert choose_split(digits) == ("val", digits.val)
-    with pytest.raises(ValueError, match="split is 'test', but digits has train, val"):
+    with pytest.raises(ValueError, match="split is 'test', but digits only has train, val"):
         choose_split(digits, "test")
 
 
 @pytest.mark.parametrize(
     ("labels", "classes", "known"),
-    [(("ant", "bee", "cow"), 3, "ant, bee, cow"), ((), 5, "5 unnamed"), (tuple("abcdef"), 6, "a, b, c, d, ...")],
+    [
+        (("ant", "bee", "cow"), 3, "the classes ant, bee, cow"),
+        ((), 5, "on 5 unnamed classes"),
+        (tuple("abcdef"), 6, "the classes a, b, c, d, ..."),
+    ],
 )
 def test_data_with_other_classes_is_rejected(
     labels: tuple[str, ...], classes: int, known: str, images: Path, tmp_path: Path
 ) -> None:
-    line = f"the classes {known}, but set has [b]ird, cat, dog:smile:"
+    line = f"{known}, but set has [b]ird, cat, dog:smile:"
     with pytest.raises(ValueError, match=re.escape(line)):
         evaluated(checkpoint(tmp_path, labels, classes), images)
 
@@ -100,8 +104,8 @@ def test_data_with_other_classes_is_rejected(
     [
         ({"val_fraction": 3.0}, "val_fraction"),
         ({"ignore": ("sky",)}, "ignore is 'sky', but must be omitted for a classifier"),
-        ({"shots": (5,)}, "shots .* used with --probe fewshot"),
-        ({"features": "class+mean"}, "features .* used with --probe"),
+        ({"shots": (5,)}, "shots .* effect with --probe fewshot"),
+        ({"features": "class+mean"}, "features .* effect with --probe"),
     ],
 )
 def test_invalid_or_unused_options_are_rejected(

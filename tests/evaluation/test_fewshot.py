@@ -80,7 +80,7 @@ def test_planted_classes_are_found_and_random_ones_are_not() -> None:
 def test_a_class_with_too_few_images_is_named() -> None:
     train = clustered(60)
     few = train.pick(torch.tensor([*range(0, 60, 3), 1, 4, 7, 2]))  # 20 ants, 3 bees and a cat
-    with pytest.raises(ValueError, match=r"shots is 5, but must be at most 1: class 'cat' has 1 image to learn from"):
+    with pytest.raises(ValueError, match=r"shots is 5, but must be at most 1: class 'cat' only has 1 training image"):
         fewshot(few, train, NAMES, (1, 5))
     assert fewshot(few, train, NAMES, (1,), seeds=(0,))[0].shots == 1
 

@@ -152,7 +152,7 @@ def test_planted_classes_are_found_and_random_ones_are_not() -> None:
 
 
 def test_invalid_numbers_of_neighbours_are_rejected() -> None:
-    with pytest.raises(ValueError, match="neighbours is 31, but must be at most 30: there are no more images"):
+    with pytest.raises(ValueError, match="neighbours is 31, but must be at most 30, the number of training images"):
         knn(clustered(30), clustered(5), 7, (20, 31))
     with pytest.raises(ValueError, match="neighbours is 0, but must be an integer from 1"):
         check_options("knn", "pooled", (0,), ())

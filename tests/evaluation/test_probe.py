@@ -125,8 +125,8 @@ def test_default_shots_are_skipped_and_explicit_ones_rejected_for_small_classes(
 ) -> None:
     digits = open_data("digits").train
     for count, measured, note in (
-        (12, [5, 10], "skipped: 25 shots: class '0' has 12 images to learn from"),
-        (3, [3], "skipped: 5, 10, 25 shots: class '0' has 3 images to learn from"),
+        (12, [5, 10], "skipped: 25 shots: class '0' only has 12 training images"),
+        (3, [3], "skipped: 5, 10, 25 shots: class '0' only has 3 training images"),
     ):
         kept = [
             i for label in range(10) for i in np.flatnonzero(digits.labels == label).tolist()[: 30 if label else count]
@@ -152,8 +152,8 @@ def test_default_shots_are_skipped_and_explicit_ones_rejected_for_small_classes(
         (["--probe", "knn", "--features", "mean"], 2, "class+mean"),
         (["--probe", "knn", "--neighbours", "0"], 2, "neighbours is 0, but must be an integer from 1"),
         (["--probe", "fewshot", "--shots", "0"], 2, "shots is 0"),
-        (["--probe", "knn", "--split", "train"], 2, "'val' or 'test' for a probe, which learns from train"),
-        (["--probe", "knn", "--split", "test"], 1, "split is 'test', but digits has train, val"),
+        (["--probe", "knn", "--split", "train"], 2, "'val' or 'test' for a probe"),
+        (["--probe", "knn", "--split", "test"], 1, "split is 'test', but digits only has train, val"),
     ],
 )
 def test_invalid_options_of_probes_are_rejected(

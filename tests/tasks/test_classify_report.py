@@ -33,7 +33,7 @@ def test_of_many_classes_the_worst_come_first() -> None:
     assert shares(html) == sorted(shares(html))
     assert len(shares(html)) == 1000
     assert "970 more classes" in html
-    assert "200 better classes are not listed" in html
+    assert "200 more classes are not listed" in html
 
 
 def test_classes_without_images_come_last() -> None:
@@ -62,7 +62,7 @@ def test_calibration_is_put_into_words(sharpness: float, words: str) -> None:
     answered = evaluation(400, 4, sharpness)
     html = "".join(sections.calibration(answered, None))
     assert words in html
-    assert f"{100 * answered.metrics()['ece']:.1f} points" in html
+    assert f"{100 * answered.metrics()['ece']:.1f} percentage points" in html
 
 
 def test_a_plot_is_shown_where_there_is_one(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_options_without_effect_are_rejected(changes: dict[str, Any], tasks: str
         config = TrainConfig(data="x", task=task, **changes)
         config.check()
         if task in tasks.split():
-            with pytest.raises(ValueError, match=f"omitted for --task {task}, where it has no effect"):
+            with pytest.raises(ValueError, match=f"has no effect with --task {task}"):
                 TASKS[task].check(config)
         else:
             TASKS[task].check(config)

@@ -243,9 +243,9 @@ def test_unreadable_images_are_counted_and_excluded() -> None:
 
 def test_ids_beyond_the_classes_are_an_error() -> None:
     predicted, masks = answers(2, 4, seed=2)
-    with pytest.raises(ValueError, match="masks has ids from 0 to 3, but there are 3 classes"):
+    with pytest.raises(ValueError, match="masks has class ids from 0 to 3, but there are 3 classes"):
         evaluated(predicted.clamp(max=2), masks, 3)
-    with pytest.raises(ValueError, match="predicted has ids from 0 to 3, but there are 3 classes"):
+    with pytest.raises(ValueError, match="predicted has class ids from 0 to 3, but there are 3 classes"):
         evaluated(predicted, masks.where(masks != 3, torch.tensor(0)), 3)
 
 
@@ -316,7 +316,7 @@ def test_unreadable_images_and_masks_are_named_and_excluded(model: Segmenter) ->
     found = segment_source(predictor, source, model.config.labels)
     assert (found.metrics()["count"], found.metrics()["unreadable"]) == (3, 3)
     assert [problem.split(":")[0] for problem in found.problems] == [f"shapes/val[{index}]" for index in (1, 2, 3)]
-    assert "its mask is 32 x 31 pixels, but the image 32 x 32" in found.problems[2]
+    assert "its mask is 32 x 31 pixels, but the image is 32 x 32" in found.problems[2]
     good = [0, 4, 5]
     pixels = sum(source.mask(index).size for index in good)
     assert int(found.confusion().sum()) == pixels

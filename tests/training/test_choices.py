@@ -74,7 +74,7 @@ def test_typical_side_is_the_median_of_a_sample(sizes: list[tuple[int, int] | No
 
 @pytest.mark.parametrize(("count", "looks"), [(4, 4), (30, 25)])
 def test_unreadable_images_only_is_an_error(count: int, looks: int) -> None:
-    with pytest.raises(ValueError, match=rf"none of .*{looks} images can be read, such as 0\.jpg"):
+    with pytest.raises(ValueError, match=rf"none of .*{looks} sampled images can be read, such as 0\.jpg"):
         typical_side(Mixed(*[None] * count))
 
 
@@ -133,7 +133,7 @@ def test_image_size_depends_on_images_and_device(side: int, cpu: int, cuda: int)
     for device, size in (("cpu", cpu), ("cuda", cuda)):
         found = chosen(side=side, device=device)
         assert found.config.image_size == (size,)
-        assert f"image_size = {size} (images of about {side} pixels on {device})" in found.notes
+        assert f"image_size = {size} (for images of about {side} pixels on {device})" in found.notes
         pixels = chosen(side=side, device=device, model="ViT-Ti/16", overrides={"patch_size": 1})  # which tile any size
         assert pixels.config.image_size == (size,)
 
@@ -155,7 +155,7 @@ def test_checkpoint_size_is_limited_to_224_pixels_on_a_cpu(
     own: int, patch: int, cpu: int | None, times: str, tmp_path: Path
 ) -> None:
     init = checkpoint(tmp_path / "m", side=own, patch=patch)
-    kept, less = f"image_size = {own} {own} (from the checkpoint)", f"takes a CPU {times} times as long"
+    kept, less = f"image_size = {own} {own} (from the checkpoint)", f"takes {times} times as long on a CPU"
     for device, size in (("cpu", cpu), ("cuda", None)):
         found = chosen(device=device, init=init)
         assert found.config.image_size == (() if size is None else (size,))
@@ -167,7 +167,7 @@ def test_limit_of_a_non_square_checkpoint_counts_its_pixels(tmp_path: Path) -> N
     save(create("ViT-Ti/16", num_classes=0, image_size=(192, 512), overrides=TINY), tmp_path / "m")
     found = chosen(init=tmp_path / "m")
     assert 0 < math.prod(as_size(found.config.image_size)) <= 224 * 224
-    assert any("192 x 512 takes a CPU 2 times as long" in note for note in found.notes)
+    assert any("192 x 512 takes 2 times as long on a CPU" in note for note in found.notes)
     save(create("ViT-Ti/16", num_classes=0, image_size=(96, 256), overrides=TINY), tmp_path / "n")
     assert chosen(init=tmp_path / "n").config.image_size == ()
 
@@ -188,8 +188,8 @@ def test_overrides_complete_a_foreign_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("init", "how", "expected", "decoder"),
     [
-        (None, Segmenting(), "cells = 8 (outlines finer than a patch)", LinearDecoder(8)),
-        (None, Segmenting(decoder="linear"), "cells = 8 (outlines finer than a patch)", LinearDecoder(8)),
+        (None, Segmenting(), "cells = 8 (for outlines finer than a patch)", LinearDecoder(8)),
+        (None, Segmenting(decoder="linear"), "cells = 8 (for outlines finer than a patch)", LinearDecoder(8)),
         (None, Segmenting(cells=2), "", LinearDecoder(2)),
         (None, Segmenting(decoder="mask"), "", MaskDecoder(2)),
         (None, Segmenting(mask_blocks=3), "", MaskDecoder(3)),

@@ -34,8 +34,8 @@ def test_every_choice_is_noted_in_order(monkeypatch: pytest.MonkeyPatch, tmp_pat
         "model = ViT-Ti/16", "image_size = 128", "batch_size = 16", "augmentation = TrivialAugment, for 40 images",
         "epochs = 150", "evaluate_every = 13", "lr = 1.8e-4", "workers = 2", "out = runs/pictures",
     ]  # fmt: skip
-    assert "class_token=False (these learn from few images" in " ".join(notes)
-    assert "epochs = 300 (1 step each, on cpu)" in chosen(20, 120).notes
+    assert "class_token=False (better for few images" in " ".join(notes)
+    assert "epochs = 300 (1 step per epoch, on cpu)" in chosen(20, 120).notes
 
 
 # ---- The batch -------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_batch_size_divides_into_pairs_for_every_process(
 ) -> None:
     found = chosen(count, device=device, processes=processes, accumulate=accumulate)
     assert found.config.batch_size == size
-    assert f"batch_size = {size} ({count} images on {device})" in found.notes
+    assert f"batch_size = {size} (for {count} images on {device})" in found.notes
 
 
 def test_auto_batch_size_fits_half_of_the_free_memory_of_each_gpu(monkeypatch: pytest.MonkeyPatch, vit: Path) -> None:
@@ -66,7 +66,7 @@ def test_auto_batch_size_fits_half_of_the_free_memory_of_each_gpu(monkeypatch: p
     for processes, many, few in ((1, 32, 16), (2, 64, 16), (3, 96, 12)):
         found = chosen(100_000, device="cuda", processes=processes, init=vit, batch_size="auto")
         assert found.config.batch_size == many
-        assert f"batch_size = {many} (fits into half of the free memory)" in found.notes
+        assert f"batch_size = {many} (fits in half of the free memory)" in found.notes
         assert chosen(80, device="cuda", processes=processes, init=vit, batch_size="auto").config.batch_size == few
 
 
@@ -115,8 +115,8 @@ PLAIN = Augmentation(crop_scale=(0.2, 1.0))
     [
         ("classify", 4_999, False, LIGHT, "TrivialAugment, for 4999 images"),
         ("classify", 5_000, False, STRONG, "TrivialAugment, mixup and CutMix"),
-        ("classify", 5_000, True, LIGHT, "TrivialAugment, to fine-tune"),
-        ("segment", 5_000, False, WITH_MASKS, "crop, flip and colours"),
+        ("classify", 5_000, True, LIGHT, "TrivialAugment, for fine-tuning"),
+        ("segment", 5_000, False, WITH_MASKS, "crop, flip and colour jitter"),
         ("mae", 5_000, False, PLAIN, "crop and flip"),
         ("mpp", 100, True, PLAIN, "crop and flip"),
     ],
@@ -187,7 +187,7 @@ def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
 ) -> None:
     found = chosen(10 * per_epoch + 9, batch_size=10, **given)
     assert found.config.evaluate_every == every
-    said_aloud = f"evaluate_every = {every} (epochs of {per_epoch} step{'s' if per_epoch > 1 else ''})"
+    said_aloud = f"evaluate_every = {every} ({per_epoch} step{'s' if per_epoch > 1 else ''} per epoch)"
     assert (said_aloud in found.notes) == (every not in (None, 1))
 
 
@@ -203,8 +203,8 @@ def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
         ({"optim": Optim("sgd")}, False, 512, 0.03, "for SGD"), ({"optim": Optim("sgd")}, True, 128, 0.015, "for SGD"),
         ({}, True, 512, 2e-4, "for fine-tuning"), ({}, True, 128, 1e-4, "for fine-tuning"),
         ({"train_only": "lora"}, True, 128, 5e-4, "scaled with sqrt"),
-        ({"train_only": "head"}, True, 512, 3e-3, "for a head alone"),
-        ({"train_only": "head"}, True, 128, 1.5e-3, "for a head alone"),
+        ({"train_only": "head"}, True, 512, 3e-3, "for training only the head"),
+        ({"train_only": "head"}, True, 128, 1.5e-3, "for training only the head"),
     ],
     ids=str,
 )  # fmt: skip

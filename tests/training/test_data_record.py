@@ -136,7 +136,7 @@ def test_a_file_moved_from_train_to_val_is_rejected(tmp_path: Path) -> None:
     before = recorded(tmp_path, *opened(tmp_path, make_parts, list(range(40))))
     (tmp_path / "set/train/cat/000.png").rename(tmp_path / "set/val/cat/000.png")
     data = open_data(str(tmp_path / "set"))
-    with pytest.raises(ValueError, match="1 sample that the run was trained on would be evaluated on"):
+    with pytest.raises(ValueError, match="1 training sample would be used for evaluation"):
         resume_data(data, before, data.classes, allow_change=True)
 
 
@@ -149,7 +149,7 @@ def test_a_row_moved_from_train_to_val_is_rejected(tmp_path: Path) -> None:
     before = recorded(tmp_path, data, data.classes)
     table.write_text("\n".join(rows).replace("002.png,cat,train", "002.png,cat,val"))
     data = open_data(str(table))
-    with pytest.raises(ValueError, match=r"1 sample moved to val.*1 sample that the run was trained on"):
+    with pytest.raises(ValueError, match=r"1 sample moved to val.*1 training sample would be used"):
         resume_data(data, before, data.classes, allow_change=True)
 
 
@@ -161,8 +161,8 @@ def test_other_labels_and_classes_are_rejected(allow: bool, tmp_path: Path) -> N
     text = table.read_text()
     for changed, message in (
         (text.replace("000.png,cat", "000.png,dog"), "relabelled"),
-        (text.replace(",cat", ",tiger"), "'cat' is gone and the class 'tiger' is new"),
-        (text.replace("000.png,cat", "000.png,ant").replace("002.png,cat", "002.png,ant"), "'ant' is new"),
+        (text.replace(",cat", ",tiger"), "classes removed: 'cat', classes added: 'tiger'"),
+        (text.replace("000.png,cat", "000.png,ant").replace("002.png,cat", "002.png,ant"), "classes added: 'ant'"),
     ):
         table.write_text(changed)
         data = open_data(str(table))

@@ -189,7 +189,7 @@ def test_incomplete_last_line_of_metrics_is_dropped(run: Path, capsys: pytest.Ca
     rows = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(rows + rows.splitlines()[-1][:40])
     train(resumed(run))
-    assert "metrics.jsonl: dropped its last line" in capsys.readouterr().out
+    assert "metrics.jsonl: dropped the last line" in capsys.readouterr().out
     assert (run / "metrics.jsonl").read_text() == rows
 
 
@@ -243,7 +243,7 @@ PROGRESS = {"step": 22, "best": 0.5, "best_step": 22, "since_best": 0, "seconds"
         ("last/progress.json", "", "is not valid JSON"),
         ("last/progress.json", '{"step": ' + DEEP, "nested too deeply"),
         ("last/progress.json", "[]", "object"),
-        ("last/progress.json", '{"step": 3}', "lacks best"),
+        ("last/progress.json", '{"step": 3}', "missing best"),
         *(
             ("last/progress.json", json.dumps(PROGRESS | change), message)
             for change, message in (
@@ -364,7 +364,7 @@ def test_changed_data_is_rejected(change: Callable[[Path], None], tmp_path: Path
     words = {
         remove_one: "1 sample removed",
         add_one: "1 sample added",
-        rename_class: "'zebra' is new",
+        rename_class: "classes added: 'zebra'",
         add_class: "'ant'",
     }
     with pytest.raises(ValueError, match=words[change]):

@@ -11,13 +11,14 @@ import vitreous
 from choosing import build_model
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import DataSet
-from vitreous.model.options import AttentionPool, Preprocessing
+from vitreous.model.options import AttentionPool, Gelu, Preprocessing
 from vitreous.model.segmenter import Segmenter
 from vitreous.tasks.masked import Mae
 from vitreous.tasks.segment import Segment
 from vitreous.training import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training.run import next_commands
 from vitreous.training.setup import choose
+from vitreous.weights.load import find_tensors
 
 SMALL = {"width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2}
 
@@ -102,3 +103,19 @@ def test_overrides_give_the_heads_of_a_foreign_checkpoint(shapes: DataSet, tmp_p
     assert build_model(chosen, shapes).config.num_heads == 6
     with pytest.raises(ValueError, match="number of heads"):
         choose(config(data="shapes", model=None, init=tmp_path / "x.pth", overrides={}), shapes, "cpu")
+
+
+@pytest.mark.parametrize("task", ["classify", "segment", "mae"])
+def test_a_run_opens_its_checkpoint_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, opened = tmp_path / "x.pth", []
+    overrides = {"width": 64, "num_heads": 1, "mlp_width": 64, "depth": 1, "mlp": Gelu("erf")}
+    vitreous.save(vitreous.create("ViT-Ti/4", image_size=16, overrides=overrides), file, format="timm")
+
+    def counted(path: Path) -> Any:
+        opened.append(path)
+        return find_tensors(path)
+
+    monkeypatch.setattr("vitreous.weights.load.find_tensors", counted)
+    flags = {"task": task, "steps": 1, "batch_size": 4, "workers": 0, "device": "cpu", "out": tmp_path / "run"}
+    vitreous.train(data="shapes:size=16,count=8,val=4", init=file, **flags)
+    assert opened == [file]

@@ -48,7 +48,7 @@ def test_three_nonfinite_steps_in_a_row_stop_the_run_and_name_the_images() -> No
     for skipped in (True, True, False, True, True, True):  # what follows the break in the row is not enough by itself
         ours.add(result(skipped=skipped), batch(7, 8))
     assert ours.skipped == 4
-    with pytest.raises(ValueError, match=r"not finite in 3 steps in a row.*--lr.*set\[7\], set\[8\]"):
+    with pytest.raises(ValueError, match=r"not finite in 3 consecutive steps.*--lr.*set\[7\], set\[8\]"):
         ours.check()  # a step is read when the next one is under way
 
 

@@ -124,5 +124,5 @@ def test_lora_is_accepted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_task_cannot_resume_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny(tmp_path / "run", steps=12), task=Small)
-    with pytest.raises(ValueError, match=r"last cannot be resumed: .*needs the same task"):
+    with pytest.raises(ValueError, match=r"last cannot be resumed: .*must be resumed with that task"):
         train(tiny(tmp_path / "run", steps=12, resume=True))

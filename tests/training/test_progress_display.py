@@ -74,7 +74,7 @@ def test_plain_lines_at_most_one_per_minute_within_an_epoch() -> None:
 def test_the_time_is_estimated_before_the_first_epoch_ends() -> None:
     console, clock = screen(terminal=False), Clock()
     run(ProgressDisplay(2000, 100, 20, console=console, clock=clock), clock, seconds=0.09, last=60)
-    assert shown(console).strip() == "about 3 min for 20 epochs, without evaluation"
+    assert shown(console).strip() == "about 3 min for 20 epochs, excluding evaluation"
 
 
 def test_slow_first_step_does_not_affect_the_estimate() -> None:
@@ -131,7 +131,7 @@ def test_a_resumed_run_counts_from_where_it_is() -> None:
     run(ProgressDisplay(100, 10, 10, start_step=55, console=console, clock=clock), clock, seconds=60)
     lines = shown(console).splitlines()
     assert "step 6/10" in lines[0]
-    assert lines[1] == "about 45 min for the remaining 4.5 epochs, without evaluation"
+    assert lines[1] == "about 45 min for the remaining 4.5 epochs, excluding evaluation"
     assert lines[-1].startswith("epoch 10/10")
 
 

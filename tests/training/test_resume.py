@@ -91,7 +91,7 @@ def test_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> 
 
 def test_another_run_is_not_overwritten(uninterrupted: Path) -> None:
     before = weights(uninterrupted)
-    with pytest.raises(ValueError, match=r"already contains a run: .*--resume"):
+    with pytest.raises(ValueError, match=r"already contains a run; .*--resume"):
         train(tiny(uninterrupted))
     assert same(weights(uninterrupted), before)
 

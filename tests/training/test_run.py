@@ -113,7 +113,7 @@ def test_too_many_unreadable_images_fail_the_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 of 40 training images") as error:
         train(config)
     line = str(error.value)
-    assert "(5.0%) cannot be read, more than --max-unreadable 0.04 allows, such as train/" in line
+    assert "(5.0%) cannot be read, which is more than --max-unreadable 0.04 allows; the first is train/" in line
     assert any(name in line for name in BROKEN)
     assert "\n" not in line
 

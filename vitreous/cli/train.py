@@ -50,11 +50,10 @@ def train(flags: Annotated[Flags, arg(name="")]) -> None:
 
 def run_flags(config: TrainConfig, command: str) -> None:
     """Train, and exit like a process that was killed if a signal stops the run."""
-    import vitreous
-    from vitreous.training.run import Interrupted
+    from vitreous.training import run
 
     try:
-        vitreous.train(config, command=command)
-    except Interrupted as stop:
+        run.train(config, command=command)
+    except run.Interrupted as stop:
         print(printable(f"vitreous: {stop}"), file=sys.stderr)
         sys.exit(128 + stop.signal_number)

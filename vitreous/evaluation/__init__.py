@@ -1,7 +1,7 @@
-"""Evaluation: `evaluate` measures a classifier, a segmenter, or a frozen encoder through a probe.
+"""Evaluation of classifiers and segmenters, and of frozen encoders with probes.
 
-Images take the same path as in prediction (`vitreous.inference`). Probes learn from features of the train
-split: `probe` has k-NN, `linear` has ridge regression, the linear probe and few-shot. Nothing here prints.
+Images are processed as in prediction (`vitreous.inference`). Probes are trained on features of the train split:
+probe.py has k-NN, linear.py has ridge regression, linear probes and few-shot probes. Nothing here prints.
 """
 
 from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics

@@ -1,4 +1,4 @@
-"""`vitreous.evaluate`: metrics of a classifier, a segmenter, or a frozen encoder through a probe."""
+"""`vitreous.evaluate`: metrics of a classifier, a segmenter, or a frozen encoder with a probe."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from vitreous.common.checks import fail
+from vitreous.common.checks import BadValue, fail
 from vitreous.data.open import open_data, open_masked
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
@@ -24,18 +24,18 @@ from vitreous.weights.native import provenance_of
 
 @dataclass(frozen=True)
 class _ModelMetrics:
-    """Metrics of a model with a head; fractions, not percent. `evaluation` has per-class metrics and mistakes."""
+    """Metrics of a classifier or segmenter, as fractions. `evaluation` has per-class metrics and mistakes."""
 
     evaluation: Evaluation | SegmentEvaluation
     count: int
     unreadable: int
     split: str
     seconds: float
-    doubt: str  # a warning if the model may have been trained on some of these images; otherwise empty
+    doubt: str  # warning if the model may have been trained on some of these images, otherwise empty
     images_per_second: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of metrics.json, with `per_class`, `confusion` and `unreadable_files`."""
+        """Return the metrics with the keys of metrics.json, plus `per_class`, `confusion` and `unreadable_files`."""
         return {
             **self.evaluation.metrics(),
             "part": self.split,
@@ -94,24 +94,24 @@ def evaluate(
     shots: Sequence[int] = (),
     ignore: Sequence[str] = (),
 ) -> Metrics:
-    """Evaluate a model: accuracy and calibration of a classifier, mean IoU of a segmenter, or a probe of its features.
+    """Evaluate a classifier (accuracy, calibration), a segmenter (mean IoU), or frozen features with a probe.
 
-    model: a model, or a checkpoint: a folder, a file of another system, or hf-hub:owner/name.
-    data: a data set, as for `vitreous.train`.
-    split: by default the test split if there is one, else the validation split.
-    image_size: another size than the model's; positions are resampled.
-    data_root: a local copy of a data set that would be downloaded.
-    val_fraction, seed: of the validation split if the data has none, as in training; a probe draws with this seed too.
-    workers: decoding threads.
-    flip: average with the mirror image.
-    decode: "fast" decodes large JPEGs at a reduced scale, which changes some results; only for classifiers.
-    probe: evaluate the frozen encoder: train k-NN, a linear classifier or few-shot least squares on its features.
-    features: for a probe, the input of the head, or the class token concatenated with the mean of the patches.
-    cache: for a probe, a folder that stores features for the next one.
-    neighbours: for k-NN, numbers of neighbours, all measured in one pass; the first is reported.
-    shots: for few-shot probes, images per class; the first is reported. By default those of 5, 10 and 25 that every
-        class has.
-    ignore: for a segmenter, classes whose pixels are excluded.
+    model: Model, or checkpoint (a folder, a weight file, or hf-hub:owner/name).
+    data: Data set, as for `vitreous.train`.
+    split: Split to evaluate; by default test if it exists, otherwise val.
+    image_size: Image size, by default that of the model; position embeddings are resampled.
+    data_root: Local copy of a data set that is otherwise downloaded.
+    val_fraction, seed: Validation split if the data has none, as in training. Probes also use the seed.
+    workers: Number of decoding threads.
+    flip: Average predictions with those of the mirrored images.
+    decode: "fast" decodes large JPEGs at a reduced scale, which can change results; only for classifiers.
+    probe: Evaluate the frozen encoder with k-NN, a linear classifier or few-shot least squares.
+    features: Features for the probe: the input of the head, or the class token and the mean of the patches.
+    cache: Folder for cached features of a probe.
+    neighbours: Numbers of neighbours for k-NN, evaluated in one pass; the first is reported.
+    shots: Numbers of images per class for few-shot probes; the first is reported. By default those of 5, 10 and 25
+        that all classes have enough images for.
+    ignore: Classes to exclude from the metrics of a segmenter.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides={"depth": 1, "patch_size": 4})
@@ -128,10 +128,10 @@ def evaluate(
     running: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "workers": workers}
     if probe is not None:
         if ignore:
-            fail("ignore", " ".join(ignore), "omitted with --probe: it excludes classes of pixels")
+            fail("ignore", " ".join(ignore), "omitted with --probe (it applies to segmenters)")
         check_options(probe, features, neighbours, shots)
         if split == "train":
-            fail("split", split, "'val' or 'test' for a probe, which learns from train")
+            fail("split", split, "'val' or 'test' for a probe, which is trained on 'train'")
         found = open_data(spec, **opening)
         name, source = choose_split(found, split)
         predictor = Predictor(open_encoder(model, image_size), device, **running)
@@ -145,9 +145,9 @@ def evaluate(
         found = open_masked(spec, **opening, ignore=tuple(ignore), order=model.config.labels)
         return _evaluate_segmenter(SegmentPredictor(model, device, **running), found, split, val_fraction, seed)
     if ignore:
-        fail("ignore", " ".join(ignore), "omitted for a classifier: it excludes classes of pixels")
+        fail("ignore", " ".join(ignore), "omitted for a classifier (it applies to segmenters)")
     if not model.config.num_classes:
-        raise ValueError("the model has no head: evaluate its features with --probe knn, linear or fewshot")
+        raise ValueError("the model has no head: use --probe knn, linear or fewshot to evaluate its features")
     found = open_data(spec, **opening)
     return _evaluate_classifier(Predictor(model, device, decode=decode, **running), found, split, val_fraction, seed)
 
@@ -170,8 +170,8 @@ def _evaluate_classifier(
     config = predictor.model.config
     name, source = choose_split(data, split)
     if config.num_classes != len(data.classes) or config.labels not in ((), data.classes):
-        ours = config.labels or f"{config.num_classes} unnamed"
-        raise ValueError(f"the model was trained on the classes {_few(ours)}, but {data.name} has {_few(data.classes)}")
+        trained = f"the classes {_few(config.labels)}" if config.labels else f"{config.num_classes} unnamed classes"
+        raise ValueError(f"the model was trained on {trained}, but {data.name} has {_few(data.classes)}")
     started = time.perf_counter()
     evaluation = classify_source(predictor, source, data.classes)
     about = _about(predictor.model, data, name, len(source), started, val_fraction, seed)
@@ -179,45 +179,46 @@ def _evaluate_classifier(
 
 
 def _check_used(used: bool, use: str, **options: tuple[object, object]) -> None:
-    """Reject options, each with its default, that have no effect."""
+    """Reject options that differ from their default but have no effect."""
     for name, (value, default) in options.items():
         if not used and value != default:
-            fail(name, value, f"omitted, or used with {use}")
+            raise BadValue(f"{name} is {value}, but it only has an effect with {use}")
 
 
 def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:
-    """The name and images of a split; by default test, which was not used to choose anything, else val."""
+    """Return the name and images of a split; by default test if it exists, otherwise val."""
     splits = {"train": data.train, "val": data.val} | ({"test": data.test} if data.test is not None else {})
     chosen = split or ("test" if data.test is not None else "val")
     if chosen not in splits:
-        raise ValueError(f"split is {chosen!r}, but {data.name} has {', '.join(splits)} ({data.note})")
+        raise ValueError(f"split is {chosen!r}, but {data.name} only has {', '.join(splits)} ({data.note})")
     return chosen, splits[chosen]
 
 
 def _about(
     model: Any, data: DataSet, split: str, images: int, started: float, val_fraction: float, seed: int
 ) -> dict[str, Any]:
-    """Fields of every evaluation. `doubt` is set if the model's run split the same data in another way."""
+    """Return the fields that all metrics have. `doubt` warns if the model was trained on another split of the data."""
     seconds, trained = time.perf_counter() - started, provenance_of(model)
     then, doubt = (trained.get("seed"), trained.get("val_fraction")), ""
     if data.val_drawn and trained.get("data") == data.name and None not in then and then != (seed, val_fraction):
         doubt = (
-            f"the checkpoint was trained on another split of {data.name} and may know some of these images; its own is "
-            f"--seed {then[0]} --val-fraction {then[1]}"
+            f"the model was trained on another split of {data.name}, which may include some of these images; to use "
+            f"the same split, pass --seed {then[0]} --val-fraction {then[1]}"
         )
     return {"split": split, "seconds": seconds, "doubt": doubt, "images_per_second": images / seconds}
 
 
 def check_classes(known: Sequence[str], count: int, classes: Sequence[str], where: str) -> None:
-    """Raise if the classes of a segmenter and of masks differ."""
+    """Raise if the classes of a segmenter differ from those of the masks."""
     if len(classes) == count and tuple(known) in ((), tuple(classes)):
         return
-    ours, theirs = ", ".join(known) or f"{count} unnamed", ", ".join(classes)
+    trained = f"the classes {', '.join(known)}" if known else f"{count} unnamed classes"
     others = [name for name in classes if name not in known]
     hint = f"; exclude with --ignore {' '.join(others)}" if set(known) < set(classes) else ""
-    hint = "; do not --ignore classes that it knows" if set(classes) < set(known) else hint
-    raise ValueError(f"the model was trained on the classes {ours}, but the masks of {where} have {theirs}{hint}")
+    hint = "; do not --ignore classes of the model" if set(classes) < set(known) else hint
+    found = ", ".join(classes)
+    raise ValueError(f"the model was trained on {trained}, but the masks of {where} have {found}{hint}")
 
 
-def _few(names: object) -> str:
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "") if isinstance(names, tuple) else str(names)
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

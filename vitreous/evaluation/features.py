@@ -1,8 +1,7 @@
-"""Feature vectors of the images of a source, for probes, with an optional cache on disk; and accuracy on them.
+"""Feature extraction for probes, with an optional cache on disk, and top-k accuracy.
 
-A cache file is `features-<digest>.safetensors`. The digest covers all that features depend on (weights, config, images,
-labels, precision), so a file is never stale. Image files are identified by name, size and modification time, without
-reading them.
+A cache file is `features-<digest>.safetensors`. The digest covers everything that features depend on (weights, config,
+images, labels, precision), so a file is never stale. Image files are identified by name, size and modification time.
 
 n: images; d: width of the features.
 """
@@ -30,13 +29,13 @@ from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.model.protocol import Model
 
-BUDGET = 512 << 20  # bytes of temporary tensors that a probe may use at a time, beside features and weights
+BUDGET = 512 << 20  # maximum bytes of temporary tensors in a probe, in addition to features and weights
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
 
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """Features of the readable images of a source, on the CPU; `problems` names the other images, with reasons."""
+    """Features of the readable images of a source, on the CPU. `problems` lists unreadable images with reasons."""
 
     features: Float[Tensor, "n d"]  # float32, or float16 if computed in bfloat16
     labels: Int[Tensor, "n"]
@@ -50,8 +49,8 @@ class FeatureSet:
 
 
 def extract(predictor: Predictor, source: Source, kind: FeatureKind = "pooled") -> FeatureSet:
-    """Compute the features of a source; a million images fit: 3 GB at a width of 768, half of it in bfloat16."""
-    # bfloat16 has 8 bits of precision and float16 has 11: only range is lost, which is checked below.
+    """Compute the features of all images; a million of width 768 take 3 GB, or half of that in bfloat16."""
+    # float16 has more precision than bfloat16, but less range, which is checked below.
     stored = torch.float32 if predictor.dtype == torch.float32 else torch.float16
     width = predictor.width * (2 if kind == "class+mean" else 1)
     labels, problems = torch.from_numpy(source.labels.copy()), []
@@ -65,16 +64,16 @@ def extract(predictor: Predictor, source: Source, kind: FeatureKind = "pooled") 
     if problems:
         features, labels = features[labels >= 0], labels[labels >= 0]
     if not len(features):
-        raise ValueError(f"there is nothing to probe: none of the {len(source)} images could be read")
+        raise ValueError(f"nothing to probe: none of the {len(source)} images could be read")
     broken = sum(int((~features[rows].isfinite().all(dim=1)).sum()) for rows in slices(len(features), 4096))
     if broken:
-        hint = ", or too large for bfloat16: try --precision fp32" if stored == torch.float16 else ""
-        raise ValueError(f"the features of {broken} of {len(features)} images are infinite or not a number{hint}")
+        hint = ", or do not fit in float16; try --precision fp32" if stored == torch.float16 else ""
+        raise ValueError(f"the features of {broken} of {len(features)} images are infinite or NaN{hint}")
     return FeatureSet(features, labels, tuple(problems))
 
 
 class Accuracy(NamedTuple):
-    """Fractions of images whose class has the best score, or is among the best five."""
+    """Top-1 and top-5 accuracy, as fractions."""
 
     top1: float
     top5: float
@@ -83,9 +82,9 @@ class Accuracy(NamedTuple):
 def count_hits(
     scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"], ranks: tuple[int, int] = (1, 5)
 ) -> Int[Tensor, "2"]:
-    """Count the images whose class is among the `ranks` best scores. Of equal scores the lower class ranks first.
+    """Count the images whose true class is among the top k scores, for each k in `ranks`.
 
-    Infinite scores of the true class and rows with NaN are never hits.
+    In ties, the lower class ranks first. Rows with NaN, or with an infinite score of the true class, do not count.
     """
     own = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
@@ -95,12 +94,12 @@ def count_hits(
 
 
 def rows_within_budget(width: int) -> int:
-    """Rows of this width, in float64 with two copies, that fit BUDGET."""
+    """Return the number of rows of this width that fit in BUDGET, in float64 with temporary copies."""
     return max(1, BUDGET // (4 * 8 * width))
 
 
 def slices(count: int, rows: int) -> Iterator[slice]:
-    """Cover 0 to count, `rows` at a time."""
+    """Yield slices of up to `rows` rows that cover 0 to `count`."""
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
 
 
@@ -110,15 +109,12 @@ def slices(count: int, rows: int) -> Iterator[slice]:
 def cached_features(
     folder: Path | None, predictor: Predictor, source: Source, kind: FeatureKind = "pooled"
 ) -> tuple[FeatureSet, bool]:
-    """As `extract`, and True if the features came from the cache folder; otherwise they are stored there.
-
-    A damaged file counts as missing. Without a folder nothing is read or written.
-    """
+    """Read features from a cache folder, or extract and store them. Also return True if they were cached."""
     file = None
     if folder is not None:
         if folder.is_file():
             fail("cache", folder, "a folder, not a file")
-        folder.mkdir(parents=True, exist_ok=True)  # fails before the work, not after it
+        folder.mkdir(parents=True, exist_ok=True)  # fail before the features are computed
         how = {"kind": kind, "flip": predictor.flip, "precision": str(predictor.dtype)}
         file = folder / f"features-{digest(predictor.model, source, **how)}.safetensors"
         if (found := read_features(file)) is not None:
@@ -130,10 +126,7 @@ def cached_features(
 
 
 def write_features(features: FeatureSet, file: Path) -> None:
-    """Write a safetensors file into the temporary file of `atomic_file`.
-
-    The library's writer would replace that file, which is locked, with a new one that only its owner may read.
-    """
+    """Write a safetensors file. The library's writer would replace the locked temporary file with a private one."""
     tensors = {"features": features.features.contiguous(), "labels": features.labels.contiguous()}
     header: dict[str, Any] = {"__metadata__": {"problems": json.dumps(features.problems)}}
     end = 0
@@ -149,7 +142,7 @@ def write_features(features: FeatureSet, file: Path) -> None:
 
 
 def read_features(file: Path) -> FeatureSet | None:
-    """Memory-map the features of a file; None if it is missing or damaged."""
+    """Memory-map the features in a file. Return None if it is missing or damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
             problems = json.loads((opened.metadata() or {})["problems"])
@@ -162,7 +155,7 @@ def read_features(file: Path) -> FeatureSet | None:
 
 
 def digest(model: Model, source: Source, **how: object) -> str:
-    """32 hexadecimal digits over all that features depend on."""
+    """Return a hash, in 32 hexadecimal digits, of everything that the features depend on."""
     total = hashlib.sha256(json.dumps([vitreous.__version__, to_dict(model.config), how], sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -181,15 +174,15 @@ def _stamps(source: Source) -> Iterator[bytes]:
 
 
 def _stamp(source: Source, index: int) -> bytes:
-    """Bytes that change with an image: size and modification time of a file, or the pixels."""
+    """Return bytes that identify an image: size and modification time of its file, or its pixels."""
     if isinstance(source, Subset):
         return _stamp(source.source, int(source.indices[index]))
     if isinstance(source, FileSource):
         return _file_stamp(source.root / source.paths[index])
     if isinstance(source, SpanSource):
         return _file_stamp(Path(source.files[source.spans[index, 0]])) + source.spans[index, 1:].tobytes()
-    picture = source.image(index)
-    return picture if isinstance(picture, bytes) else repr(picture.shape).encode() + picture.tobytes()
+    image = source.image(index)
+    return image if isinstance(image, bytes) else repr(image.shape).encode() + image.tobytes()
 
 
 def _file_stamp(path: Path) -> bytes:

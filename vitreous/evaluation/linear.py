@@ -1,6 +1,6 @@
-"""Linear classifiers on frozen features: ridge regression, the linear probe and few-shot least squares.
+"""Linear classifiers on frozen features: ridge regression, linear probes and few-shot least squares.
 
-n: images; d: width; m: the smaller of the two.
+n: images; d: width; m: the smaller of n and d.
 """
 
 import math
@@ -24,24 +24,24 @@ from vitreous.evaluation.features import Accuracy, FeatureSet, count_hits, rows_
 #
 #     minimise |X W + b - Y|^2 + l2 |W|^2        W = (X'X + l2 I)^-1 X'Y  =  X' (X X' + l2 I)^-1 Y
 #
-# X are the features, standardised. One eigendecomposition, of X'X or, with fewer images than features, of X X', gives
-# the solutions for every l2. As X is centred, the intercept b is the mean of Y for every l2. (One-hot targets would
-# give the same ranking of classes: they are Y halved and shifted.)
+# X contains the standardised features. One eigendecomposition, of X'X or (with fewer images than features) of X X',
+# gives the solutions for every l2. Because X is centred, the intercept b is the mean of Y for every l2. One-hot targets
+# would give the same ranking of classes, because they are an affine function of Y.
 
 CPU = torch.device("cpu")
-EPSILON = 1e-5  # added to the std, as in big_vision: a constant feature has a std of 0
+EPSILON = 1e-5  # added to the std, as in big_vision, because a constant feature has a std of 0
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Standardise features by the mean and std of a training set."""
+    """Standardisation of features by the mean and std of a training set."""
 
     mean: Float[Tensor, "d"]
     std: Float[Tensor, "d"]
 
     @classmethod
     def of(cls, features: Float[Tensor, "n d"], device: torch.device) -> "Scaling":
-        """Compute in two passes: for large means, one pass would lose the variance to rounding."""
+        """Compute mean and std in two passes, because one pass is inaccurate for large means."""
         n, d = features.shape
         total, squares = torch.zeros(2, d, dtype=torch.float64, device=device)
         parts = list(slices(n, rows_within_budget(d)))
@@ -57,14 +57,14 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear classifier of unscaled features."""
+    """Linear classifier of unscaled features."""
 
     weight: Float[Tensor, "d classes"]
     bias: Float[Tensor, "classes"]
 
     @classmethod
     def scaled(cls, scaling: Scaling, weight: Float[Tensor, "d classes"], bias: Float[Tensor, "classes"]) -> "Linear":
-        """Fold the scaling into the weights of a classifier of scaled features."""
+        """Fold the scaling into a classifier of scaled features."""
         weight = weight / scaling.std[:, None]
         return cls(weight, bias - scaling.mean @ weight)
 
@@ -81,9 +81,9 @@ class Linear:
 
 
 class Ridge:
-    """Solutions of one problem for every l2.
+    """Ridge regression for any l2 from a single eigendecomposition.
 
-    dual: decompose X X' rather than X'X; None chooses the smaller. The solutions are the same.
+    dual: Decompose X X' instead of X'X; None selects the smaller one. The solutions are the same.
     """
 
     def __init__(self, train: FeatureSet, num_classes: int, *, dual: bool | None = None, device: torch.device = CPU):
@@ -104,46 +104,46 @@ class Ridge:
                 sums.index_add_(0, labels[part], scaled)
             self.eigenvalues, self.left = torch.linalg.eigh(gram)
             right = self.left.T @ sums.T
-        # Y is twice the one-hot labels minus 1, and the constant drops out: X has zero mean.
+        # Y is twice the one-hot labels minus 1. The constant drops out because X has zero mean.
         self.right: Float[Tensor, "m classes"] = 2 * right
         self.bias = 2 * torch.bincount(labels, minlength=num_classes).double() / n - 1
 
     def at(self, l2: float) -> Linear:
-        # Zero eigenvalues come out slightly negative or positive.
+        # Zero eigenvalues can come out slightly negative.
         weight = self.left @ (self.right / (self.eigenvalues.clamp(min=0) + l2)[:, None])
         return Linear.scaled(self.scaling, weight, self.bias)
 
 
 # ---- Linear probe ----------------------------------------------------------------------------------------------------
-# Two methods: ridge regression for a sweep of penalties, and multinomial logistic regression by SGD with momentum and a
-# cosine schedule for a sweep of learning rates and weight decays. All choices are made on a fifth of train that is held
-# out, never on the test images: first the setting of each method, which is then fitted again to all of train, and then
-# the method that is reported.
+# Two methods: ridge regression with a sweep over penalties, and multinomial logistic regression (SGD with a cosine
+# schedule) with a sweep over learning rates and weight decays. The setting of each method, and the method to report,
+# are selected on a held-out fifth of train, never on the test images. The selected settings are refitted to all of
+# train.
 
 HELD_OUT = 0.2
-PENALTIES = tuple(10.0**power for power in range(-6, 4))  # per image: features have a variance of 1
+PENALTIES = tuple(10.0**power for power in range(-6, 4))  # per image; features have unit variance
 MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """Settings of SGD. Features are scaled to a length of about 1, so that learning rates suit any width."""
+    """SGD settings. Features are scaled to a norm of about 1, so the learning rates suit any width."""
 
     lr: float
     weight_decay: float
 
 
 SWEEP = tuple(Sgd(lr, weight_decay) for weight_decay in (1e-4, 1e-5, 1e-6, 0.0) for lr in (1.0, 10.0, 100.0))
-BATCH_SIZE = 64, 1024  # minimum and maximum; in between, an eighth of the images
-STEPS = 1000, 12_500  # minimum and maximum, which is that of DINOv2; in between, 30 epochs
+BATCH_SIZE = 64, 1024  # limits; in between, an eighth of the images
+STEPS = 1000, 12_500  # limits, the upper one as in DINOv2; in between, 30 epochs
 
 
 @dataclass(frozen=True)
 class LinearResult:
-    """The best setting of one method and its accuracy."""
+    """Best setting of one method and its accuracy."""
 
     method: str
-    held_out: float  # top-1 on the held-out images that chose the setting
+    held_out: float  # top-1 on the held-out images
     top1: float
     top5: float
     setting: dict[str, float]
@@ -157,29 +157,29 @@ def linear_probe(
     sweep: Sequence[Sgd] = SWEEP,
     device: torch.device = CPU,
 ) -> list[LinearResult]:
-    """Results of both methods, the better one on held-out images first."""
+    """Return the results of both methods, sorted by accuracy on held-out images."""
     fit, held = hold_out(train, num_classes, seed)
     ridge = Ridge(fit, num_classes, device=device)
     accuracies = {penalty: ridge.at(penalty * len(fit)).accuracy(held).top1 for penalty in PENALTIES}
-    penalty = max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))  # of equal ones the most regularised
+    penalty = max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))  # in ties, the largest penalty
     chosen = Ridge(train, num_classes, device=device).at(penalty * len(train))
     by_ridge = LinearResult("ridge", accuracies[penalty], *chosen.accuracy(test), {"penalty": penalty})
 
     together = max(1, features.BUDGET // (16 * BATCH_SIZE[1] * num_classes))
     groups = [train_sgd(fit, num_classes, sweep[some], seed, device=device) for some in slices(len(sweep), together)]
     found = [classifier.accuracy(held).top1 for group in groups for classifier in group]
-    best = found.index(max(found))  # of equal ones the first
+    best = found.index(max(found))  # in ties, the first
     [chosen] = train_sgd(train, num_classes, sweep[best : best + 1], seed, device=device)
     by_sgd = LinearResult("sgd", found[best], *chosen.accuracy(test), asdict(sweep[best]))
     return sorted([by_ridge, by_sgd], key=lambda result: -result.held_out)
 
 
 def hold_out(train: FeatureSet, num_classes: int, seed: int) -> tuple[FeatureSet, FeatureSet]:
-    """Split a fraction of every class off `train`. A class of one image stays whole."""
+    """Hold out a fraction of every class of `train`. A class with one image is not split."""
     labels = train.labels.numpy()
     several = np.flatnonzero(np.bincount(labels, minlength=num_classes)[labels] > 1)
     if not len(several):
-        raise ValueError("a linear probe needs held-out images, but no class has more than one image")
+        raise ValueError("a linear probe holds out training images, but no class has more than one image")
     held = several[stratified(labels[several], [""] * num_classes, HELD_OUT, seed, "train")[1]]
     keep = np.setdiff1d(np.arange(len(labels)), held)
     return train.pick(torch.from_numpy(keep)), train.pick(torch.from_numpy(held))
@@ -193,20 +193,20 @@ def train_sgd(
     steps: int | None = None,
     device: torch.device = CPU,
 ) -> list[Linear]:
-    """Train a classifier for each setting, all from zero and on the same batches, which depend only on the seed."""
+    """Train one classifier per setting, all initialised to zero and on the same batches."""
     (n, d), count = train.features.shape, len(sweep)
     batch_size = min(max(n // 8, BATCH_SIZE[0]), BATCH_SIZE[1], n)
     steps = steps or min(max(30 * n // batch_size, STEPS[0]), STEPS[1])
     scaling = Scaling.of(train.features, device)
     scaling = Scaling(scaling.mean, scaling.std * math.sqrt(d))
     lr, decay = torch.tensor([[how.lr, how.weight_decay] for how in sweep], device=device).T[..., None]
-    # Classifiers are stacked, so that one product computes the scores of all.
+    # The classifiers are stacked to compute the logits of all of them at once.
     weight, bias = torch.zeros(d, count, num_classes, device=device), torch.zeros(count, num_classes, device=device)
     speed, bias_speed = torch.zeros_like(weight), torch.zeros_like(bias)
     for step, indices in enumerate(_batches(n, batch_size, steps, seed)):
         inputs, labels = scaling(train.features[indices]).float(), train.labels[indices].to(device)
         error = (torch.tensordot(inputs, weight, dims=1) + bias).softmax(dim=-1)
-        error[torch.arange(len(labels), device=device), :, labels] -= 1  # gradient of cross-entropy by the logits
+        error[torch.arange(len(labels), device=device), :, labels] -= 1  # gradient with respect to the logits
         error /= len(labels)
         speed.mul_(MOMENTUM).add_(torch.tensordot(inputs.T, error, dims=1)).add_(decay * weight)
         bias_speed.mul_(MOMENTUM).add_(error.sum(dim=0))
@@ -217,7 +217,7 @@ def train_sgd(
 
 
 def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor, "b"]]:
-    """Yield `steps` batches; every epoch drops its incomplete last batch."""
+    """Yield the indices of `steps` batches; each epoch drops its incomplete last batch."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.empty(0, dtype=torch.int64)
     for _ in range(steps):
@@ -228,23 +228,23 @@ def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tenso
 
 
 # ---- Few-shot accuracy -----------------------------------------------------------------------------------------------
-# As in section 4.1 of the paper: the features of k images per class are mapped to {-1, 1}^classes by regularised
-# regression. The details are those of the authors' code (big_vision, `fewshot_lsr`): standardised features and a
-# penalty of 2^10. Its penalised bias is omitted: it is the same for every class when all have equally many images.
+# As in section 4.1 of the ViT paper: regularised least squares from the features of k images per class to
+# {-1, 1}^classes. The details follow the authors' code (big_vision, `fewshot_lsr`): standardised features and a penalty
+# of 2^10. Its penalised bias is omitted, because it is the same for all classes if they have the same number of images.
 
 PENALTY = 2.0**10
-SHOTS = (5, 10, 25)  # measured by default
+SHOTS = (5, 10, 25)  # defaults
 
 
 @dataclass(frozen=True)
 class FewShotResult:
-    """Accuracy with `shots` images per class: mean and standard deviation over several draws."""
+    """Accuracy with `shots` images per class, averaged over several random draws."""
 
     shots: int
     top1: float
     top5: float
-    std: float  # of top1 (n - 1); 0 for a single draw
-    draws: tuple[float, ...]  # top1 of each
+    std: float  # sample std of top1; 0 for a single draw
+    draws: tuple[float, ...]  # top1 of each draw
 
 
 def fewshot(
@@ -255,12 +255,12 @@ def fewshot(
     seeds: Sequence[int] = range(5),
     device: torch.device = CPU,
 ) -> list[FewShotResult]:
-    """Measure the accuracy on `test` for each number of shots. Classes without images are not learned."""
+    """Compute the accuracy on `test` for each number of shots. Classes without images are not learned."""
     least, name = smallest_class(train, classes)
     if max(shots) > least:
         raise ValueError(
             f"shots is {max(shots)}, but must be at most {least}: "
-            f"class {name!r} has {plural(least, 'image')} to learn from"
+            f"class {name!r} only has {plural(least, 'training image')}"
         )
     results = []
     for count in shots:
@@ -273,28 +273,28 @@ def fewshot(
 
 
 def draw(labels: Int[Tensor, "n"], shots: int, seed: int) -> Int[Tensor, "m"]:
-    """Indices of `shots` images of each class. With one seed, fewer shots are a subset of more."""
+    """Return the indices of `shots` random images per class. With the same seed, fewer shots are a subset of more."""
     numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("fewshot").numpy()
-    order = np.lexsort((numbers, labels.numpy()))  # class by class, within each in random order
+    order = np.lexsort((numbers, labels.numpy()))  # sorted by class, in random order within each class
     counts = np.bincount(labels.numpy())
     rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     return torch.from_numpy(order[rank < shots])
 
 
 def smallest_class(train: FeatureSet, classes: Sequence[str]) -> tuple[int, str]:
-    """The number of images of the smallest class that has any, and its name."""
+    """Return the size and name of the smallest class that is not empty."""
     counts = torch.bincount(train.labels, minlength=len(classes)).tolist()
     return min((count, name) for count, name in zip(counts, classes, strict=True) if count)
 
 
 def fitting_shots(train: FeatureSet, classes: Sequence[str]) -> tuple[tuple[int, ...], str]:
-    """The default numbers of shots that every class has images for, and why the others are skipped.
+    """Return the default numbers of shots that every class has images for, and why the others are skipped.
 
-    If the smallest class has too few for any of them, the number of its images.
+    If the smallest class has too few images for any of them, return its size.
     """
     least, name = smallest_class(train, classes)
     fitting = tuple(count for count in SHOTS if count <= least)
     if fitting == SHOTS:
         return SHOTS, ""
     skipped = ", ".join(str(count) for count in SHOTS if count > least)
-    return fitting or (least,), f"{skipped} shots: class {name!r} has {plural(least, 'image')} to learn from"
+    return fitting or (least,), f"{skipped} shots: class {name!r} only has {plural(least, 'training image')}"

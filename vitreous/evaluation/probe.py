@@ -1,9 +1,9 @@
-"""Probes: the quality of a frozen encoder, measured by k-NN, a linear classifier or a few labels.
+"""Probes for frozen encoders: k-NN, linear classifiers and few-shot classifiers.
 
-Probes learn from features of the train split and are measured on another split. The head of the model is not used, so
-its classes need not be those of the data.
+A probe is trained on features of the train split and evaluated on another split. It does not use the head of the model,
+so the classes of the data can differ from those of the model.
 
-q: queries; n: images of the bank; d: width; k: neighbours.
+q: queries; n: images in the bank; d: width; k: neighbours.
 """
 
 import math
@@ -26,18 +26,17 @@ from vitreous.evaluation.linear import FewShotResult, LinearResult, fewshot, fit
 from vitreous.inference.predictor import FEATURE_KINDS, FeatureKind, Predictor
 
 # ---- Weighted k-NN ---------------------------------------------------------------------------------------------------
-# As in DINO (arXiv 2104.14294): nothing is trained, the nearest images vote. A neighbour's vote weighs exp(cosine
-# similarity / 0.07). As in DINO's eval_knn.py, top-5 is the top min(5, k) of all classes ranked by their votes: classes
-# without a vote rank last, in their order, but may be among the five.
+# As in DINO (arXiv 2104.14294), the nearest training images vote with weight exp(cosine similarity / 0.07), and top-5
+# is the top min(5, k) of all classes ranked by votes. Classes without votes rank last but can be among the five.
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.07
-PAIR_BYTES = 24  # per pair of images: similarity (4), comparison (1), and if all are equal, a sorted copy (16)
+PAIR_BYTES = 24  # per pair of images: similarity (4), comparison (1), and in ties a sorted copy (16)
 
 
 @dataclass(frozen=True)
 class KnnResult:
-    """Accuracy with `neighbours` neighbours."""
+    """k-NN accuracy with this number of neighbours."""
 
     neighbours: int
     top1: float
@@ -47,11 +46,9 @@ class KnnResult:
 def knn(
     train: FeatureSet, test: FeatureSet, num_classes: int, neighbours: Sequence[int] = (20,), device: torch.device = CPU
 ) -> list[KnnResult]:
-    """Measure the accuracy on `test` when images of `train` vote, for several numbers of neighbours in one pass."""
+    """Compute k-NN accuracy on `test` for several numbers of neighbours in one pass."""
     if (most := max(neighbours)) > len(train):
-        raise ValueError(
-            f"neighbours is {most}, but must be at most {len(train)}: there are no more images to learn from"
-        )
+        raise ValueError(f"neighbours is {most}, but must be at most {len(train)}, the number of training images")
     hits = {k: torch.zeros(2, dtype=torch.int64, device=device) for k in neighbours}
     labels = train.labels.to(device)
     budget, widest = features.BUDGET, max(train.features.shape[1], num_classes)
@@ -67,10 +64,9 @@ def knn(
 def nearest(
     queries: Float[Tensor, "q d"], bank: Float[Tensor, "n d"], k: int, rows: int
 ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
-    """Similarities and indices of the k nearest images of the bank, nearest first.
+    """Return the similarities and indices of the k nearest images in the bank, nearest first.
 
-    Of equal similarities the earlier in the bank comes first. The bank is copied to the queries' device `rows` rows at
-    a time.
+    In ties, the lower index comes first. The bank is copied to the device of the queries in chunks of `rows` rows.
     """
     queries = F.normalize(queries.float(), dim=1)
     best = queries.new_empty(len(queries), 0)
@@ -78,7 +74,7 @@ def nearest(
     for part in slices(len(bank), rows):
         similarity = queries @ F.normalize(bank[part].to(queries.device).float(), dim=1).T
         places = _top(similarity, k)
-        # Earlier results come from earlier in the bank: a stable sort keeps them before equal ones.
+        # Earlier results have lower indices, and the stable sort keeps them first in ties.
         best = torch.cat([best, similarity.gather(1, places)], dim=1)
         where = torch.cat([where, places + part.start], dim=1)
         best, order = best.sort(dim=1, descending=True, stable=True)
@@ -87,10 +83,10 @@ def nearest(
 
 
 def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
-    """Columns of the k highest, ascending; of equal values the leftmost, which torch.topk does not guarantee."""
+    """Return the columns of the k highest values, ascending. Unlike with torch.topk, ties keep the lowest columns."""
     k = min(k, similarity.shape[1])
     lowest, places = similarity.topk(k, dim=1)
-    crowded = ((similarity >= lowest[:, -1:]).sum(dim=1) > k).nonzero()[:, 0]  # rarely any
+    crowded = ((similarity >= lowest[:, -1:]).sum(dim=1) > k).nonzero()[:, 0]  # rare
     if len(crowded):
         places[crowded] = similarity[crowded].sort(dim=1, descending=True, stable=True).indices[:, :k]
     return places.sort(dim=1).values
@@ -99,11 +95,11 @@ def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
 def votes(
     similarity: Float[Tensor, "q k"], labels: Int[Tensor, "q k"], num_classes: int, neighbours: Sequence[int]
 ) -> Iterator[tuple[int, Float[Tensor, "q classes"]]]:
-    """Yield each number of neighbours, in rising order, with the sum of the votes for each class.
+    """Yield each number of neighbours, in ascending order, with the total votes for each class.
 
-    Votes are added one neighbour at a time, so that the sum is deterministic on every device.
+    Votes are added one neighbour at a time, which makes the sum deterministic on every device.
     """
-    weights = ((similarity - similarity[:, :1]) / TEMPERATURE).exp()  # the nearest has 1: nothing overflows
+    weights = ((similarity - similarity[:, :1]) / TEMPERATURE).exp()  # at most 1, to avoid overflow
     total = similarity.new_zeros(len(similarity), num_classes)
     for rank in range(max(neighbours)):
         total.scatter_add_(1, labels[:, rank : rank + 1], weights[:, rank : rank + 1])
@@ -115,13 +111,13 @@ def votes(
 
 Probe = Literal["knn", "linear", "fewshot"]
 PROBES: tuple[Probe, ...] = get_args(Probe)
-DRAWS = 5  # random sets of images that a few-shot probe learns from
+DRAWS = 5  # random training sets of a few-shot probe
 Result = KnnResult | LinearResult | FewShotResult
 
 
 @dataclass(frozen=True)
 class ProbeMetrics:
-    """Results of a probe; the first of `results` is the reported one. Fractions, not percent."""
+    """Results of a probe, as fractions; the first of `results` is reported."""
 
     probe: Probe
     results: Sequence[Result]
@@ -131,13 +127,13 @@ class ProbeMetrics:
     num_classes: int
     features: FeatureKind
     width: int
-    images_per_second: float | None  # of the encoder; None if features came from the cache
+    images_per_second: float | None  # speed of the encoder; None if features came from the cache
     seconds: float
-    skipped: str  # default numbers of shots that some class has too few images for
-    problems: tuple[str, ...]  # names of unreadable images, each with the reason
+    skipped: str  # default numbers of shots that were skipped, with the reason
+    problems: tuple[str, ...]  # unreadable images, each with the reason
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of metrics.json (`knn`, `linear`, `fewshot`, ...), with all `results`."""
+        """Return the metrics with the keys of metrics.json (`knn`, `linear`, `fewshot`, ...), and all `results`."""
         return {
             "probe": self.probe,
             **headline(self.results),
@@ -156,11 +152,11 @@ class ProbeMetrics:
 
 
 def check_options(probe: Probe, features: FeatureKind, neighbours: Sequence[int], shots: Sequence[int]) -> None:
-    """Raise if an option is invalid, before anything is loaded."""
+    """Raise if an option is invalid."""
     check_choice("probe", probe, PROBES)
     check_choice("features", features, FEATURE_KINDS)
     if not neighbours:
-        fail("neighbours", neighbours, "at least one whole number")
+        fail("neighbours", neighbours, "at least one integer")
     for field, numbers in (("neighbours", neighbours), ("shots", shots)):
         for number in numbers:
             check_whole(field, number, 1, 2**20)
@@ -179,7 +175,7 @@ def probe_encoder(
     shots: Sequence[int] = (),
     seed: int = 0,
 ) -> ProbeMetrics:
-    """Train a probe on features of `train` and measure it on `test`, the images of `split`."""
+    """Train a probe on features of `train` and evaluate it on `test`, the images of `split`."""
     started, classes = time.perf_counter(), train.classes
     (known, known_cached), (unknown, unknown_cached) = (
         cached_features(cache, predictor, source, features) for source in (train, test)
@@ -214,9 +210,9 @@ def run_probe(
     shots: Sequence[int],
     device: torch.device,
 ) -> Sequence[Result]:
-    """Run one probe on features; the first result is the reported one."""
+    """Run a probe on features. The first result is the one to report."""
     if device.type == "mps":
-        device = torch.device("cpu")  # MPS has no float64
+        device = torch.device("cpu")  # MPS does not support float64
     if probe == "knn":
         return knn(train, test, len(classes), neighbours, device=device)
     if probe == "linear":
@@ -225,7 +221,7 @@ def run_probe(
 
 
 def headline(results: Sequence[Result]) -> dict[str, float | str]:
-    """The reported result under its keys in metrics.json."""
+    """Return the reported result under its keys in metrics.json."""
     first = results[0]
     if isinstance(first, KnnResult):
         return {"knn": first.top1, "knn_top5": first.top5}

@@ -1,6 +1,6 @@
-"""Tasks: what a model is trained for.
+"""Training tasks: classification, segmentation and masked pre-training.
 
-Each task is one class (in classify.py, segment.py or masked.py) with the data it needs, its model, loss, metrics,
-defaults and report sections; base.py documents what a task consists of, config.py is the config of a run. The *_metrics
-files evaluate models, for training and for `vitreous eval`. Importing this package does not import torch.
+Each task is one class (in classify.py, segment.py or masked.py) that defines its data, model, loss, metrics, defaults
+and report sections. base.py defines the interface of a task, and config.py the config of a run. The *_metrics files
+evaluate models in training and for `vitreous eval`. Importing this package does not import torch.
 """

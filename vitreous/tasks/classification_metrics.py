@@ -1,9 +1,8 @@
-"""Metrics of a classifier: accuracy, loss, calibration, per-class results and confusions.
+"""Classification metrics: accuracy, loss, calibration, per-class metrics and confusion.
 
-Only what the metrics need is kept for each image, 64 bytes for any number of classes: a large evaluation reduces each
-batch where its scores are and joins the results.
+Logits are reduced batch by batch on their device, and only 64 bytes per image are kept, for any number of classes.
 
-n: images; k: best classes kept, at most 5.
+n: images; k: top classes that are kept, at most 5.
 """
 
 import itertools
@@ -24,12 +23,12 @@ from vitreous.inference.engine import NOT_A_NUMBER, class_scores, evaluation_mod
 from vitreous.inference.predictor import Predictor
 from vitreous.model.options import Preprocessing
 
-UNREADABLE = -1  # the label of an image that could not be read
+UNREADABLE = -1  # label of an unreadable image
 
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """Metrics of one class; None where undefined: recall without images, precision without predictions."""
+    """Metrics of one class. Recall is None without images, precision is None without predictions."""
 
     index: int
     name: str
@@ -41,19 +40,19 @@ class ClassMetrics:
 
 @dataclass(frozen=True)
 class Confused:
-    """`count` images of class `true` were predicted as `predicted`: the `fraction` of all images of that class."""
+    """A confused pair of classes: how many images of class `true` were classified as `predicted`."""
 
     true: int
     predicted: int
     count: int
-    fraction: float
+    fraction: float  # of all images of class `true`
 
 
 @dataclass(frozen=True)
 class WrongPrediction:
-    """A mistake: the position of the image in the evaluation, and the probability of the predicted class."""
+    """A misclassified image and the probability of the predicted class."""
 
-    index: int
+    index: int  # position in the evaluation
     true: int
     predicted: int
     probability: float
@@ -61,9 +60,9 @@ class WrongPrediction:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Images in bins of confidence, each with its right edge; `ece` is the mean distance to the accuracy."""
+    """Confidence and accuracy in bins of confidence; `ece` is the expected calibration error."""
 
-    edges: Float[Tensor, "edges"]  # one more than bins
+    edges: Float[Tensor, "edges"]  # one more than there are bins
     counts: Int[Tensor, "bins"]
     confidence: Float[Tensor, "bins"]
     accuracy: Float[Tensor, "bins"]
@@ -72,16 +71,16 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions for n images. Unreadable ones (label -1) are in no metric; of equal scores the lower class wins."""
+    """Predictions for n images. Metrics exclude unreadable images (label -1); ties go to the lower class index."""
 
     labels: Int[Tensor, "n"]
-    best: Int[Tensor, "n k"]  # the classes with the highest scores, highest first
-    confidence: Float[Tensor, "n"]  # the probability of the first of them
-    losses: Float[Tensor, "n"]  # the cross-entropy of each image
+    best: Int[Tensor, "n k"]  # top classes, highest score first
+    confidence: Float[Tensor, "n"]  # probability of the top class
+    losses: Float[Tensor, "n"]  # cross-entropy of each image
     indices: Int[Tensor, "n"]  # positions of the images in their source
     num_classes: int
     names: tuple[str, ...] | None = None
-    problems: list[str] = field(default_factory=list)  # names of unreadable images, each with the reason
+    problems: list[str] = field(default_factory=list)  # unreadable images, each with the reason
 
     @classmethod
     def of(
@@ -92,18 +91,18 @@ class Evaluation:
         indices: Int[Tensor, "n"] | None = None,
         problems: Sequence[str] = (),
     ) -> "Evaluation":
-        """From scores, on any device and in any precision; the result is on the CPU, in float32."""
+        """Evaluate logits on any device and in any precision. The result is on the CPU in float32."""
         num_classes = logits.shape[1]
         labels = labels.to(logits.device, torch.int64)
         if names is not None and len(names) != num_classes:
-            raise ValueError(f"names has {len(names)} entries, but the scores are of {num_classes} classes")
+            raise ValueError(f"names has {len(names)} entries, but the logits have {num_classes} classes")
         if bool(((labels < UNREADABLE) | (labels >= num_classes)).any()):
             raise ValueError(f"labels must be from 0 to {num_classes - 1}, or {UNREADABLE} for an unreadable image")
         readable = labels != UNREADABLE
-        logits = torch.where(readable[:, None], logits.float(), 0)  # scores of unreadable images are arbitrary
+        logits = torch.where(readable[:, None], logits.float(), 0)  # logits of unreadable images are arbitrary
         broken = int((~logits.isfinite().all(1)).sum())
         if broken:
-            raise ValueError(f"the scores of {broken} of {len(labels)} images are infinite or not a number")
+            raise ValueError(f"the logits of {broken} of {len(labels)} images are infinite or NaN")
         log_probabilities = logits.log_softmax(1)
         best = _best(logits, min(5, num_classes))
         confidence = log_probabilities.gather(1, best[:, :1])[:, 0].exp()
@@ -114,12 +113,12 @@ class Evaluation:
 
     @classmethod
     def join(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
-        """The evaluation of all parts in the order of their indices, each image once."""
+        """Merge evaluations in the order of their indices, counting each image once."""
         if not parts:
-            raise ValueError("there is nothing to join: no batch was evaluated")
+            raise ValueError("nothing to join: no batch was evaluated")
         first = parts[0]
         if any((part.num_classes, part.names) != (first.num_classes, first.names) for part in parts):
-            raise ValueError("evaluations of different classes cannot be joined")
+            raise ValueError("cannot join evaluations with different classes")
         fields = ("labels", "best", "confidence", "losses", "indices")
         joined = {field: torch.cat([getattr(part, field) for part in parts]) for field in fields}
         order = torch.from_numpy(np.unique(joined["indices"].numpy(), return_index=True)[1])
@@ -139,7 +138,7 @@ class Evaluation:
         return self.labels != UNREADABLE
 
     def metrics(self) -> dict[str, Any]:
-        """`top1`, `top5`, `loss`, `ece`, and the numbers of images; fractions, not percent."""
+        """Return `top1`, `top5`, `loss`, `ece` and image counts; fractions, not percent."""
         self._check_not_empty()
         hits = self.best == self.labels[:, None]  # an unreadable image is never a hit
         count = int(self.readable.sum())
@@ -153,7 +152,7 @@ class Evaluation:
         }
 
     def calibration(self, bins: int = 15) -> Calibration:
-        """Confidence against accuracy, in 15 bins by default (Guo et al. 2017)."""
+        """Compare confidence with accuracy, in 15 bins by default (Guo et al. 2017)."""
         self._check_not_empty()
         edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
         confidence = self.confidence[self.readable].double()
@@ -166,7 +165,7 @@ class Evaluation:
         return Calibration(edges, counts, sure / counts.clamp(min=1), hits / counts.clamp(min=1), ece)
 
     def per_class(self) -> list[ClassMetrics]:
-        """All classes in order, including those without images."""
+        """Return the metrics of all classes in order, including classes without images."""
         true, predicted = self._pairs()
         counts, claims, hits = (
             torch.bincount(which, minlength=self.num_classes).tolist()
@@ -180,13 +179,13 @@ class Evaluation:
         ]
 
     def confusion(self) -> Int[Tensor, "classes classes"]:
-        """Images of class (row) that were predicted as class (column): a dense matrix."""
+        """Return the confusion matrix: rows are true classes, columns are predicted classes."""
         true, predicted = self._pairs()
         cells = torch.bincount(true * self.num_classes + predicted, minlength=self.num_classes**2)
         return cells.view(self.num_classes, self.num_classes)
 
     def most_confused(self, k: int) -> list[Confused]:
-        """The k most frequent confusions; of equal counts, the larger fraction of its class first."""
+        """Return the k most frequent confusions; ties are sorted by fraction."""
         true, predicted = self._pairs()
         wrong = true != predicted
         cells, counts = torch.unique(true[wrong] * self.num_classes + predicted[wrong], return_counts=True)
@@ -198,19 +197,18 @@ class Evaluation:
         return sorted(pairs, key=lambda pair: (-pair.count, -pair.fraction))[:k]
 
     def worst(self, k: int) -> list[WrongPrediction]:
-        """The k mistakes with the highest confidence."""
+        """Return the k mistakes with the highest confidence."""
         wrong = (self.readable & (self.predicted != self.labels)).nonzero()[:, 0]
         order = wrong[self.confidence[wrong].argsort(descending=True, stable=True)[:k]]
         rows = zip(order, self.labels[order], self.predicted[order], self.confidence[order], strict=True)
         return [WrongPrediction(int(index), int(true), int(guess), float(p)) for index, true, guess, p in rows]
 
     def _pairs(self) -> tuple[Int[Tensor, "m"], Int[Tensor, "m"]]:
-        """Labels and predictions of the readable images."""
         return self.labels[self.readable], self.predicted[self.readable]
 
     def _check_not_empty(self) -> None:
         if not bool(self.readable.any()):
-            raise ValueError(f"there is nothing to measure: none of the {len(self.labels)} images could be read")
+            raise ValueError(f"nothing to evaluate: none of the {len(self.labels)} images could be read")
 
 
 def ratio(part: float, whole: int) -> float | None:
@@ -218,7 +216,7 @@ def ratio(part: float, whole: int) -> float | None:
 
 
 def _best(logits: Float[Tensor, "n classes"], k: int) -> Int[Tensor, "n k"]:
-    """The k highest classes; of equal scores the lower class first, which torch.topk does not guarantee."""
+    """Return the top k classes, lower class first in ties, which torch.topk does not guarantee."""
     logits = logits.clone()
     best = []
     for _ in range(k):
@@ -236,7 +234,7 @@ def classify_batches(
     precision: torch.dtype = torch.float32,
     flip: bool = False,
 ) -> Evaluation:
-    """Evaluate a module on the batches of a loader, as a training run does. `flip` averages with the mirror image."""
+    """Evaluate a module on batches from a loader. `flip` averages predictions with those of the mirrored images."""
     parts = []
     with evaluation_mode(module):
         for batch in batches:
@@ -248,13 +246,13 @@ def classify_batches(
 
 
 def classify_source(predictor: Predictor, source: Source, classes: Sequence[str]) -> Evaluation:
-    """Evaluate a predictor on every image of a source; scores that are not numbers are an error."""
+    """Evaluate a predictor on every image of a source. Raise if a prediction is NaN."""
     parts, results = [], enumerate(predictor.stream_logits(source))
     while batch := list(itertools.islice(results, predictor.batch_size)):
         indices = torch.tensor([index for index, _ in batch])
         labels, scores, problems = torch.from_numpy(source.labels[indices.numpy()]), [], []
         for row, (_, result) in enumerate(batch):
-            if result.error == NOT_A_NUMBER:  # not the image's fault: skipping it would flatter the model
+            if result.error == NOT_A_NUMBER:  # a problem with the model, not with the image
                 raise ValueError(f"{result.name}: {NOT_A_NUMBER}")
             if result.vector is None:
                 labels[row] = UNREADABLE

@@ -1,4 +1,4 @@
-"""Classification: one class per image, learned from labels and, with --teacher, from another model.
+"""Image classification, with optional distillation from a teacher model.
 
 b: batch; c: channels; h, w: height and width.
 """
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from vitreous.common.checks import fail
+from vitreous.common.checks import BadValue
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
 from vitreous.data.augment.batch import augment, mix
@@ -45,11 +45,11 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
 MISTAKES = 24
-FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # in a table: in their own order, unfolded, at all
+FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # more classes than this are sorted, folded, omitted
 
 
 class Classify(Task):
-    """Cross-entropy with labels that may be smoothed or mixed, and distillation from a teacher."""
+    """Classification with label smoothing, mixup, CutMix and distillation."""
 
     metric = train_metric = "top1"
     complete_checkpoint = True
@@ -74,12 +74,12 @@ class Classify(Task):
         crop = padded_if(side <= SMALL)
         if config.init is not None or count < 5_000:
             light = Augmentation(crop=crop, crop_scale=(0.35, 1.0), policy="trivial")
-            return light, "TrivialAugment, " + ("to fine-tune" if config.init is not None else f"for {count} images")
+            return light, "TrivialAugment, " + ("for fine-tuning" if config.init is not None else f"for {count} images")
         strong = Augmentation(crop=crop, crop_scale=(0.2, 1.0), policy="trivial", mixup=0.2, cutmix=1.0)
-        return strong, "TrivialAugment, mixup and CutMix, to train from scratch"
+        return strong, "TrivialAugment, mixup and CutMix, for training from scratch"
 
     def module(self) -> nn.Module:
-        """Without a teacher, both heads of a model with a distillation token learn from the labels, as their mean."""
+        """Return the model; with a teacher, a model with a distillation token returns the logits of both heads."""
         if self.teacher is not None and self.model.config.distillation_token:
             return TwoHeads(self.model)
         return self.model
@@ -109,21 +109,21 @@ class Classify(Task):
 
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
-        """Logits of the teacher for the same images, normalised as the teacher needs them."""
+        """Return the teacher's logits for the same images, normalised as the teacher expects."""
         assert self.teacher is not None
-        ours, theirs = self.model.config.preprocessing, self.teacher.config.preprocessing
-        if (ours.mean, ours.std) != (theirs.mean, theirs.std):
-            mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (ours.mean, ours.std))
-            images = normalise(images * std + mean, theirs)
+        own, other = self.model.config.preprocessing, self.teacher.config.preprocessing
+        if (own.mean, own.std) != (other.mean, other.std):
+            mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (own.mean, own.std))
+            images = normalise(images * std + mean, other)
         return self.teacher(images).float()
 
     def _distillation_loss(self, logits: Tensor, images: Tensor) -> Float[Tensor, "b"]:
         teacher, temperature = self._teacher_logits(images), self.config.distillation.distill_temperature
         if self.config.distillation.distill == "hard":
             return F.cross_entropy(logits.float(), teacher.argmax(1), reduction="none")
-        ours, theirs = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, teacher))
-        # The square makes the size of the gradient independent of the temperature (Hinton et al.).
-        return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1) * temperature**2
+        student, target = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, teacher))
+        # The square makes the gradient scale independent of the temperature (Hinton et al.).
+        return F.kl_div(student, target, reduction="none", log_target=True).sum(1) * temperature**2
 
     def report(self, run: Finished) -> TaskReport:
         assert isinstance(run.results, Evaluation)
@@ -157,7 +157,7 @@ class Classify(Task):
 
 
 class TwoHeads(nn.Module):
-    """A model with a distillation token: returns the logits of both heads in training, their mean in evaluation."""
+    """Wraps a model with a distillation token: returns both heads' logits in training, their mean in evaluation."""
 
     def __init__(self, student: Model):
         super().__init__()
@@ -170,19 +170,19 @@ class TwoHeads(nn.Module):
 
 
 def check_teacher(teacher: Model, path: Path, student: Model) -> None:
-    """Raise if a teacher has other classes than its student, or cannot read the student's images."""
-    theirs, ours, where = teacher.config, student.config, str(path)
-    if theirs.num_classes != ours.num_classes:
-        fail("teacher", where, f"trained on {ours.num_classes} classes (it has {theirs.num_classes})")
-    if theirs.labels not in ((), ours.labels):
-        fail("teacher", where, f"trained on the classes {listed(ours.labels)} (it has {listed(theirs.labels)})")
-    if theirs.channels != ours.channels:
-        fail("teacher", where, f"a model for images of {ours.channels} channels (it has {theirs.channels})")
-    theirs.grid_for(ours.image_size)  # raises if its patches do not tile the images
+    """Raise if a teacher has other classes than its student, or cannot take the student's images."""
+    config, own = teacher.config, student.config
+    if config.num_classes != own.num_classes:
+        raise BadValue(f"teacher {path} has {config.num_classes} classes, but the student has {own.num_classes}")
+    if config.labels not in ((), own.labels):
+        raise BadValue(f"teacher {path} has classes {listed(config.labels)}; the student has {listed(own.labels)}")
+    if config.channels != own.channels:
+        raise BadValue(f"teacher {path} has {config.channels} input channels, but the student has {own.channels}")
+    config.grid_for(own.image_size)  # raises if its patches do not tile the images
 
 
 def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:
-    """Target probabilities; all zero for the label -1 (unreadable)."""
+    """Return smoothed one-hot targets; all zero for the label -1 (unreadable)."""
     known = (labels >= 0).float()[:, None]
     targets = F.one_hot(labels.clamp(min=0), classes).float() * (1 - smoothing) + smoothing / classes
     return targets * known
@@ -196,7 +196,7 @@ def cross_entropy(logits: Float[Tensor, "b classes"], targets: Float[Tensor, "b 
 
 
 class Mistake(NamedTuple):
-    """An image that was classified wrongly, and the probability of the predicted class."""
+    """A misclassified image and the probability of its predicted class."""
 
     image: UInt8[Tensor, "c h w"]
     name: str
@@ -208,7 +208,7 @@ class Mistake(NamedTuple):
 def evaluation_sections(
     folder: Path, evaluation: Evaluation, mistakes: Sequence[Mistake] = (), draw: bool = True
 ) -> list[Section]:
-    """Per-class metrics, confusion, worst mistakes and calibration; `draw` writes their plots to the folder."""
+    """Return sections for per-class metrics, confusion, mistakes and calibration; `draw` writes plots to `folder`."""
     if not bool(evaluation.readable.any()):
         return []
     drawn = draw and evaluation.num_classes <= plots.MOST_CLASSES
@@ -236,9 +236,9 @@ def _mistakes(evaluation: Evaluation, mistakes: Sequence[Mistake]) -> list[Html]
         return []
     metrics = evaluation.metrics()
     text = (
-        f"{round(metrics['count'] * (1 - metrics['top1'])):,} of {metrics['count']:,} images were classified wrongly. "
-        "These are the mistakes with the highest probability: often the label is wrong, or the image is hard for "
-        "anyone. Below each: true class → predicted class, and its probability."
+        f"{round(metrics['count'] * (1 - metrics['top1'])):,} of {metrics['count']:,} images were misclassified. "
+        "These are the most confident mistakes. Often the label is wrong or the image is ambiguous. "
+        "Captions: true class → predicted class (probability)."
     )
     alts = [f"{one.name}: {one.truth}, predicted as {one.predicted}" for one in mistakes]
     captions = [
@@ -253,23 +253,23 @@ def _mistakes(evaluation: Evaluation, mistakes: Sequence[Mistake]) -> list[Html]
 
 
 def per_class(evaluation: Evaluation) -> list[Html]:
-    """Table of classes; more than a few are sorted, the worst first."""
+    """Table of classes, sorted by F1 if there are many."""
     rows = evaluation.per_class()
     many = len(rows) > FEW_CLASSES
     if many:  # classes without images come last
         rows = sorted(rows, key=lambda row: (row.f1 is None or row.count == 0, row.f1 or 0))
     text = (
-        "Recall: fraction of the images of this class that were found. Precision: fraction of the predictions of this "
-        "class that are correct. F1 is high only if both are."
+        "Recall: fraction of the images of a class that were predicted correctly. Precision: fraction of the "
+        "predictions of a class that are correct. F1 is high only if both are high."
     )
     content = [tag("p", text + (" The worst classes come first." if many else ""))]
-    # Plots show a class by its number if there are many classes or no font has its letters.
+    # Plots label classes by number if there are many classes or non-ASCII names.
     numbered = evaluation.names is not None and (many or not all(row.name.isascii() for row in rows))
     content.append(_class_table(rows[:SHOWN_CLASSES], numbered))
     if rest := rows[SHOWN_CLASSES:MOST_CLASSES]:
         content.append(details(f"{len(rest):,} more classes", _class_table(rest, numbered)))
     if len(rows) > MOST_CLASSES:
-        content.append(tag("p", f"{len(rows) - MOST_CLASSES:,} better classes are not listed.", class_="soft"))
+        content.append(tag("p", f"{len(rows) - MOST_CLASSES:,} more classes are not listed.", class_="soft"))
     return content
 
 
@@ -289,11 +289,11 @@ def _class_table(rows: Sequence[ClassMetrics], numbered: bool) -> Html:
 
 
 def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
-    """Confusion matrix, if it was drawn, and the most confused pairs of classes."""
+    """Confusion matrix (if drawn) and the most confused class pairs."""
     content = []
     if drawn is not None:
-        text = "Each row shows the predictions for the images of one class. Everything off the diagonal is wrong."
-        content.append(plot(drawn, "Confusion matrix: true classes against predicted ones", text))
+        text = "Each row shows the predictions for one class. Everything off the diagonal is a mistake."
+        content.append(plot(drawn, "Confusion matrix: true against predicted classes", text))
     name_of = evaluation.name
     pairs = [
         [name(name_of(pair.true)), name(name_of(pair.predicted)), f"{pair.count:,}", f"{pair.fraction:.1%}"]
@@ -305,17 +305,17 @@ def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
 
 
 def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
-    """Explanation of calibration, its mean error and its direction."""
+    """Calibration error, its explanation and the reliability diagram."""
     bins, top1 = evaluation.calibration(), evaluation.metrics()["top1"]
     gap = float((bins.confidence * bins.counts).sum() / bins.counts.sum()) - top1
-    lean = "neither overconfident nor underconfident on the whole"
+    lean = "neither overconfident nor underconfident overall"
     if abs(gap) > 0.01:
-        lean = "overconfident on the whole" if gap > 0 else "underconfident on the whole"
+        lean = "overconfident overall" if gap > 0 else "underconfident overall"
     text = (
-        f"Predictions with a probability of 80% should be correct 8 times in 10. The mean error of this model is "
-        f"{100 * bins.ece:.1f} points, and it is {lean}."
+        f"Predictions with a probability of 80% should be correct 80% of the time. The mean calibration error of this "
+        f"model is {100 * bins.ece:.1f} percentage points, and it is {lean}."
     )
     if drawn is None:
         return [tag("p", text)]
-    note = f"Hollow dots: bins of fewer than {plots.FEW} images, which prove little."
+    note = f"Hollow dots: bins with fewer than {plots.FEW} images, which are unreliable."
     return [tag("p", text), plot(drawn, "Reliability diagram: accuracy against confidence", note)]

@@ -1,8 +1,8 @@
-"""Configuration of a training run: everything that decides its outcome.
+"""Configuration of a training run.
 
-Every field is a flag of `vitreous train`; one that is None is chosen for the data (see training/setup.py). This file
-imports no torch, so that `vitreous --help` stays fast. `train` checks the config, not its constructor, because the
-parser would report errors of the constructor in other words.
+Every field is a flag of `vitreous train`; fields that are None are chosen automatically (see training/setup.py). This
+file does not import torch, which keeps `vitreous --help` fast. Values are checked by `check` rather than the
+constructor, because the command-line parser would change the error messages of a constructor.
 """
 
 import dataclasses
@@ -30,76 +30,76 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Augment:
-    """Augmentation of training images; None is chosen for the data."""
+    """Augmentation of training images. Unset options are chosen automatically."""
 
     crop: Literal["resized", "padded", "none"] | None = None
-    """A random region at a random scale, a window of the padded image, or the whole image."""
+    """resized: random crop at a random scale; padded: random crop of the padded image; none: the whole image."""
     crop_scale: tuple[float, float] | None = None
-    """Smallest and largest fraction of the image's area in a resized crop."""
+    """Minimum and maximum area of a resized crop, as fractions of the image area."""
     flip: float | None = None
     """Probability of a horizontal flip."""
     policy: Literal["none", "randaugment", "trivial", "three"] | None = None
-    """RandAugment, TrivialAugment, or DeiT-III's 3-Augment."""
+    """Augmentation policy: RandAugment, TrivialAugment, or DeiT-III's 3-Augment."""
     policy_layers: int | None = None
-    """RandAugment: number of operations."""
+    """RandAugment: number of operations per image."""
     policy_magnitude: float | None = None
     """RandAugment: strength of the operations; 10 is full strength."""
     colour_jitter: float | None = None
-    """Largest relative change of brightness, contrast and saturation."""
+    """Maximum relative change of brightness, contrast and saturation."""
     erasing: float | None = None
-    """Probability that a rectangle is replaced by noise."""
+    """Probability of replacing a random rectangle with noise."""
     mixup: float | None = None
-    """Parameter of mixup's Beta distribution; 0 turns it off."""
+    """Alpha of mixup's Beta distribution; 0 disables mixup."""
     cutmix: float | None = None
-    """Parameter of CutMix's Beta distribution; 0 turns it off."""
+    """Alpha of CutMix's Beta distribution; 0 disables CutMix."""
     repeats: int | None = None
-    """Variants of each image in an epoch."""
+    """Repeated augmentation: number of variants of each image per epoch."""
 
     def check(self) -> None:
-        self.on(Augmentation())  # which checks its fields
+        self.on(Augmentation())  # checks the fields
 
     def on(self, base: Augmentation) -> Augmentation:
-        """Replace the fields of `base` that are set here."""
+        """Return a copy of `base` with the fields that are set here."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return dataclasses.replace(base, **given)
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """Learning from a teacher in addition to the labels (DeiT, arXiv 2012.12877)."""
+    """Distillation from a teacher model (DeiT, arXiv 2012.12877)."""
 
     teacher: Path | None = None
-    """Checkpoint of the teacher, with the same classes."""
+    """Checkpoint of the teacher, which must have the same classes."""
     distill: Literal["soft", "hard"] = "hard"
-    """Match the teacher's probabilities, or use its top-1 class as a label."""
+    """soft: match the teacher's probabilities; hard: use its top-1 class as the label."""
     distill_weight: float = 0.5
-    """Weight of the teacher's loss; the loss of the labels has the rest."""
+    """Weight of the distillation loss, from 0 to 1; the label loss has the remaining weight."""
     distill_temperature: float = 3.0
-    """Temperature of the soft probabilities."""
+    """Softmax temperature of soft distillation."""
 
     def check(self) -> None:
         check_real("distill_weight", self.distill_weight, 0, 1)
         check_positive("distill_temperature", self.distill_temperature)
         for name, default in vars(Distillation()).items():
             if self.teacher is None and getattr(self, name) != default:
-                fail(name, getattr(self, name), "omitted, or used with --teacher")
+                raise BadValue(f"{name} is {getattr(self, name)!r}, but it has no effect without --teacher")
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Masks and targets of self-supervised training (--task mae or mpp)."""
+    """Options for masked pre-training (--task mae or mpp)."""
 
     mask_rate: float | None = None
-    """Fraction of the patches that is hidden; by default 0.75 for mae and 0.5 for mpp, as in their papers."""
+    """Fraction of patches to mask; 0.75 for mae and 0.5 for mpp by default, as in the papers."""
     mpp_target: Literal["colour", "colours", "pixels"] = "colour"
-    """mpp: mean colour of a patch in 3 bits per channel, the colours of its 4 x 4 cells, or all of its pixels."""
+    """mpp: predict the mean colour of a patch (3 bits per channel), the colours of its 4 x 4 cells, or its pixels."""
     decoder_width: int | None = None
-    """mae: by default half of the encoder's width, at most 512."""
+    """mae: width of the decoder; half of the encoder's width by default, at most 512."""
     decoder_depth: int | None = None
-    """mae: by default a sixth of the encoder's depth, 2 to 8 blocks. More blocks help features that stay frozen."""
+    """mae: number of decoder blocks; a sixth of the encoder's depth by default, from 2 to 8."""
 
     def decoder_shape(self, encoder: ViTConfig) -> tuple[int, int]:
-        """Width and depth of MAE's decoder: the given ones, or light ones for this encoder (see MAE's table 1)."""
+        """Return the width and depth of MAE's decoder. The defaults depend on the encoder (see table 1 of MAE)."""
         width = self.decoder_width or min(max(encoder.width // 2 // 32, 1) * 32, 512)
         depth = self.decoder_depth or min(max(encoder.depth // 6, 2), encoder.depth, 8)
         return width, depth
@@ -110,25 +110,25 @@ class Masking:
         if self.decoder_width is not None:
             check_whole("decoder_width", self.decoder_width, 32, 2**16)
             if self.decoder_width % 32:
-                fail("decoder_width", self.decoder_width, "a multiple of 32, the width of a head")
+                fail("decoder_width", self.decoder_width, "a multiple of 32 (the width of a head)")
         if self.decoder_depth is not None:
             check_whole("decoder_depth", self.decoder_depth, 1, 1024)
 
 
 @dataclass(frozen=True)
 class Segmenting:
-    """Decoder and loss of semantic segmentation (--task segment)."""
+    """Options for semantic segmentation (--task segment)."""
 
     decoder: Literal["linear", "mask"] | None = None
-    """A linear layer on each patch, or a transformer over patches and one token per class (Segmenter)."""
+    """linear: a linear layer on each patch; mask: a transformer over patch and class tokens (Segmenter)."""
     cells: int | None = None
-    """Linear decoder: number of cells that each patch is divided into, vertically and horizontally."""
+    """Linear decoder: number of cells per patch in each direction, for finer outlines."""
     mask_blocks: int | None = None
-    """Mask decoder: number of blocks; 2 by default."""
+    """Mask decoder: number of transformer blocks; 2 by default."""
     dice: float = 0.0
-    """Weight of the Dice loss beside cross-entropy; it helps small classes."""
+    """Weight of the Dice loss, which is added to cross-entropy and helps small classes."""
     ignore: tuple[str, ...] = ()
-    """Classes whose pixels are excluded from the loss and the metrics."""
+    """Classes to exclude from the loss and the metrics."""
 
     def check(self) -> None:
         for name in ("cells", "mask_blocks"):
@@ -136,12 +136,12 @@ class Segmenting:
                 check_whole(name, getattr(self, name), 1, 64)
         check_real("dice", self.dice, 0, 100)
         if self.decoder == "mask" and self.cells is not None:
-            fail("cells", self.cells, "omitted with --decoder mask: it is an option of the linear decoder")
+            fail("cells", self.cells, "omitted with --decoder mask")
         if self.decoder == "linear" and self.mask_blocks is not None:
-            fail("mask_blocks", self.mask_blocks, "omitted with --decoder linear: it is an option of the mask decoder")
+            fail("mask_blocks", self.mask_blocks, "omitted with --decoder linear")
 
 
-# Integer fields with their smallest and largest values.
+# Integer fields with their minimum and maximum.
 INTEGERS = (
     ("steps", 1, 10**9), ("accumulate", 1, 10**4), ("workers", 0, 1024), ("evaluate_every", 1, 10**6),
     ("patience", 1, 10**6), ("keep", 0, 10**4),
@@ -150,32 +150,32 @@ INTEGERS = (
 
 @dataclass(frozen=True)
 class Optim:
-    """Optimizer, learning-rate schedule and weight average."""
+    """Optimizer, learning-rate schedule and weight averaging."""
 
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
-    """muon: Muon for the matrices of the blocks, AdamW for all other weights."""
+    """muon uses Muon for the matrices of the blocks and AdamW for all other weights."""
     lr: float | None = None
     """Peak learning rate."""
     weight_decay: float = 0.05
-    """Of matrices only: biases, norms, tokens and position embeddings are not decayed."""
+    """Weight decay of matrices; biases, norms, tokens and position embeddings are not decayed."""
     momentum: float = 0.9
-    """Of SGD and Muon."""
+    """Momentum of SGD and Muon."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW."""
+    """Beta coefficients of AdamW."""
     schedule: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
     """Learning-rate schedule after the warm-up."""
     warmup: float = 0.05
-    """Fraction of the run in which the learning rate rises linearly."""
+    """Duration of the linear warm-up, as a fraction of the run."""
     cooldown: float = 0.2
-    """Fraction of the run in which rsqrt falls linearly to zero at the end."""
+    """Duration of the linear cooldown of the rsqrt schedule, as a fraction of the run."""
     final_lr: float = 0.0
-    """Last learning rate of cosine and linear, as a fraction of the peak."""
+    """Final learning rate of the cosine and linear schedules, as a fraction of the peak."""
     layer_decay: float = 1.0
-    """Factor on the learning rate from each layer to the one below it; 0.75 is usual for fine-tuning."""
+    """Layer-wise decay of the learning rate, from the last layer to the first; 0.75 is common for fine-tuning."""
     clip: float = 1.0
-    """Largest norm of the gradient; 0 for no limit."""
+    """Maximum gradient norm; 0 disables clipping."""
     ema: float | None = None
-    """Decay of an exponential moving average of the weights, which is evaluated and saved; 0.9998, for example."""
+    """Decay of an exponential moving average of the weights, such as 0.9998. The average is evaluated and saved."""
 
     def check(self) -> None:
         if self.lr is not None:
@@ -196,41 +196,41 @@ class Optim:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run. `TrainConfig(data="images/")` is complete: every field that is None is chosen for the data."""
+    """Configuration of a training run. Only `data` is required; fields that are None are chosen automatically."""
 
     data: str = ""
-    """A folder, a table, tar shards, a .npz, hf:owner/name, or a built-in name such as digits or cifar10."""
+    """Folder, table, tar shards, .npz file, hf:owner/name, or a built-in data set such as digits or cifar10."""
     model: str | None = None
-    """A preset such as ViT-S/16."""
+    """Model preset, such as ViT-S/16."""
     init: Path | None = None
-    """Checkpoint to start from instead of random weights; its head is replaced if the classes differ."""
+    """Checkpoint to start from; its head is replaced if the classes differ."""
     image_size: tuple[int, ...] = ()
-    """One number, or height and width; a checkpoint's position embeddings are resampled to it."""
+    """One number, or height and width; position embeddings of a checkpoint are resampled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of the model's config: {"registers": 4, "position": Rotary2d()}."""
+    """Other fields of the model config: {"registers": 4, "position": Rotary2d()}."""
     task: Literal["classify", "segment", "mae", "mpp"] = "classify"
-    """One class per image, one class per pixel, or training without labels: MAE or the paper's masked patches."""
+    """classify: one class per image; segment: one class per pixel; mae and mpp: masked pre-training without labels."""
     data_root: Path | None = None
-    """A local copy of a data set that would be downloaded otherwise."""
+    """Local copy of a data set that is otherwise downloaded."""
     val_fraction: float = 0.2
-    """Fraction of the training images that is held out if the data has no validation split."""
+    """Fraction of the training images to hold out if the data has no validation split."""
     seed: int = 0
-    """Seed of all randomness: split, initial weights, order, augmentation, dropout."""
+    """Random seed for the split, initial weights, data order, augmentation and dropout."""
 
     train_only: Literal["all", "head", "lora"] = "all"
-    """Train all weights, only the head or decoder (a linear probe), or the head and LoRA matrices in all blocks."""
+    """all: all weights; head: only the head or decoder (linear probe); lora: the head, and LoRA in all blocks."""
     lora_rank: int = 8
-    """Rank of the LoRA matrices (--train-only lora)."""
+    """Rank of the LoRA matrices (with --train-only lora)."""
     smoothing: float = 0.0
     """Label smoothing."""
     stochastic_depth: float | None = None
-    """Probability of skipping the last block; lower for earlier blocks."""
+    """Drop rate of the last block; earlier blocks have lower rates."""
     dropout: float | None = None
-    """Dropout of the embedding and the hidden layers."""
+    """Dropout rate of the embedding and the hidden layers."""
     patch_dropout: float | None = None
-    """Fraction of the patches that is dropped in training."""
+    """Fraction of patches to drop in training."""
     flip_test: bool = False
-    """Average validation predictions over each image and its mirror image."""
+    """Average the predictions for each validation image and its mirror image."""
 
     augment: Augment = field(default_factory=Augment)
     distillation: Distillation = field(default_factory=Distillation)
@@ -238,35 +238,35 @@ class TrainConfig:
     segmenting: Segmenting = field(default_factory=Segmenting)
 
     out: Path | None = None
-    """Folder of the run; the first free one of runs/NAME, runs/NAME-2, ... by default."""
+    """Run folder; by default the first unused of runs/NAME, runs/NAME-2, ..."""
     resume: bool = False
     """Resume the run in --out from its last checkpoint."""
     allow_data_change: bool = False
-    """With --resume: accept that images were added or removed. Known ones keep their split, new ones join train."""
+    """With --resume: allow added and removed images. Old images keep their split; new ones are used for training."""
 
     epochs: float | None = None
-    """Number of passes over the training images."""
+    """Number of epochs."""
     steps: int | None = None
-    """Number of optimizer steps, instead of epochs."""
+    """Number of optimizer steps, instead of --epochs."""
     batch_size: int | Literal["auto"] | None = None
-    """Images per step, over all processes; auto is the largest that fits into half of the free memory."""
+    """Images per step over all processes; auto is the largest that fits in half of the free memory."""
     accumulate: int = 1
-    """Number of micro-batches per step and process, to save memory."""
+    """Gradient accumulation: number of micro-batches per step in each process."""
 
     device: str = "auto"
-    """auto, cpu, mps, cuda or cuda:N; auto is a GPU if there is one."""
+    """auto, cpu, mps, cuda or cuda:N; auto uses a GPU if available."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Precision of the computation; weights are fp32. auto is bf16 on a GPU that supports it."""
+    """Compute precision; weights stay in fp32. auto is bf16 on GPUs that support it, otherwise fp32."""
     workers: int | None = None
-    """Number of processes that decode images."""
+    """Number of data-loading processes."""
     decode: Literal["auto", "exact", "fast"] = "auto"
-    """JPEG decoding in training: fast reads large ones at a reduced scale; auto is fast until the last tenth."""
+    """JPEG decoding in training: fast decodes at a reduced scale; auto is fast until the last tenth of the run."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Strategy for several processes (torchrun)."""
+    """Strategy for multiple processes (torchrun)."""
     compile: bool = False
-    """Compile the model with torch.compile; faster after about a minute."""
+    """Compile the model with torch.compile, which takes about a minute and makes training faster."""
     checkpoint_blocks: bool = False
-    """Recompute blocks in the backward pass, to save memory."""
+    """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 
     evaluate_every: int | None = None
     """Number of epochs between evaluations and checkpoints."""
@@ -275,21 +275,21 @@ class TrainConfig:
     keep: int = 0
     """Number of earlier checkpoints to keep besides last and best."""
     save_minutes: float = 5.0
-    """Longest time between checkpoints within an epoch."""
+    """Maximum minutes between checkpoints within an epoch."""
     max_unreadable: float | None = None
-    """Fail if a larger fraction of the training images is unreadable; 0.05 by default."""
+    """Maximum fraction of unreadable training images before the run fails; 0.05 by default."""
     tensorboard: bool = False
-    """Also write the metrics of every epoch to --out/tensorboard."""
+    """Also log metrics to TensorBoard, in the tensorboard/ folder of the run."""
 
     optim: Optim = field(default_factory=Optim)
 
     def check(self) -> None:
-        """Raise if a value is invalid. The task checks which options it uses."""
+        """Raise if a value is invalid. `Task.check` rejects options that the task does not use."""
         check_words(self)
         for group in (self.optim, self.augment, self.distillation, self.masking, self.segmenting):
             group.check()
         if self.model is not None and self.init is not None:
-            fail("model", self.model, "omitted with --init: a checkpoint has its own architecture")
+            fail("model", self.model, "omitted with --init, because a checkpoint has its own architecture")
         check_real("val_fraction", self.val_fraction, 0.01, 0.9)
         check_whole("seed", self.seed, 0, 2**62)
         check_whole("lora_rank", self.lora_rank, 1, 4096)
@@ -297,13 +297,13 @@ class TrainConfig:
             if getattr(self, name) is not None:
                 check_fraction(name, getattr(self, name))
         if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
-            fail("lora_rank", self.lora_rank, "omitted, or used with --train-only lora")
+            raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
         if not self.data and not self.resume:
-            fail("data", self.data, "a folder, a file or a name; `vitreous train --help` lists the kinds")
+            raise BadValue("data is required: a folder, a file or a data set name (see `vitreous train --help`)")
         if self.epochs is not None:
             check_positive("epochs", self.epochs)
         if self.epochs is not None and self.steps is not None:
-            fail("steps", self.steps, "omitted with --epochs, or given instead of it")
+            raise BadValue(f"epochs ({self.epochs:g}) and steps ({self.steps}) cannot be combined")
         if self.batch_size not in (None, "auto"):
             check_whole("batch_size", self.batch_size, 1, 10**6)
         for name, least, most in INTEGERS:
@@ -314,23 +314,23 @@ class TrainConfig:
         if self.resume and self.out is None:
             raise BadValue("--resume needs --out, the folder of the run to resume")
         if self.allow_data_change and not self.resume:
-            raise BadValue("--allow-data-change needs --resume: it accepts changed data when a run is resumed")
+            raise BadValue("--allow-data-change can only be used with --resume")
 
 
-# Options of single tasks. A task lists those that it uses.
+# Task-specific options. Each task lists those that it uses.
 TASK_OPTIONS = frozenset({"smoothing", "flip_test", "mixup", "cutmix"}).union(
     *(vars(group()) for group in (Distillation, Masking, Segmenting))
 )
 
 
 def typed_overrides(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides with JSON values converted to the types of ViTConfig; fields of other models stay as they are."""
+    """Convert JSON values to the field types of ViTConfig. Fields of other models are not converted."""
     hints = get_type_hints(ViTConfig)
     return {name: decode(hints[name], value, name) if name in hints else value for name, value in fields.items()}
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """All fields of a config by name, with those of nested groups: names are unique, as flags are."""
+    """Return all fields of a config by name, including nested ones. Names are unique."""
     fields = dict(vars(config))
     for name in [name for name, value in fields.items() if dataclasses.is_dataclass(value)]:
         fields |= flatten(fields.pop(name))
@@ -338,7 +338,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def with_fields(config: C, fields: Mapping[str, Any]) -> C:
-    """Replace fields by name, those of nested groups too: with_fields(config, {"seed": 1, "flip": 0.5})."""
+    """Replace fields by name, including nested ones: with_fields(config, {"seed": 1, "flip": 0.5})."""
     known = {*vars(config), *flatten(config)}
     if unknown := next((name for name in fields if name not in known), None):
         raise BadValue(f"{unknown!r} is not a field of {type(config).__name__}{suggestion(unknown, known)}")

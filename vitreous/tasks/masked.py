@@ -1,4 +1,4 @@
-"""Training without labels: MAE and the paper's masked patch prediction hide patches and predict them.
+"""Self-supervised pre-training on masked patches: MAE, and the masked patch prediction of the ViT paper.
 
 b: batch; n: patches.
 """
@@ -29,13 +29,14 @@ from vitreous.report import plots
 from vitreous.report.html import TaskReport, figures_section, samples_section
 from vitreous.tasks.base import SMALL, Choice, Finished, Task, padded_if
 from vitreous.tasks.config import TrainConfig
+from vitreous.weights.load import Checkpoint
 
-FIGURES = 6  # images in the figure of reconstructions
+FIGURES = 6  # images in the reconstruction figure
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Loss of every image; NaN for unreadable ones."""
+    """Loss of each image; NaN for unreadable images."""
 
     losses: Float[Tensor, "n"]
     indices: Tensor
@@ -55,35 +56,35 @@ class Losses:
 
 
 class Masked(Task):
-    """Base of tasks that hide patches of an image and predict them."""
+    """Base class of tasks that mask patches and predict them."""
 
     metric, larger_is_better, labelled = "loss", False, False
     title: ClassVar[str]
-    caption = "Validation images, their visible patches, and the predictions for the hidden ones."
+    caption = "Validation images, their visible patches, and the predicted hidden patches."
     random_sets = 1  # random numbers per patch
 
     def __init__(self, config: TrainConfig, model: Model):
         if not isinstance(model, ViT):
-            fail("model", config.model, f"a ViT for --task {config.task}: other models have no patches to hide")
+            fail("model", config.model or str(config.init), f"a ViT for --task {config.task}")
         if config.train_only != "all":
-            fail("train_only", config.train_only, f"all for --task {config.task}: there is no head to train alone")
+            fail("train_only", config.train_only, f"'all' for --task {config.task}")
         super().__init__(config, model)
         self.augmentation = replace(self.augmentation, mixup=0.0, cutmix=0.0)
         with next(model.parameters()).device:
             self._module = self.build_module()
 
     def build_module(self) -> nn.Module:
-        """The model with the modules that predict patches."""
+        """Build the module that contains the model and predicts masked patches."""
         raise NotImplementedError
 
     def predict(self, module: nn.Module, images: Tensor, unit: Tensor, numbers: Tensor) -> Filled:
-        """Hide and predict patches. unit: the images with values in [0, 1]; numbers: decide what is hidden."""
+        """Mask and predict patches. `unit` has the images in [0, 1]; `numbers` decide which patches are masked."""
         raise NotImplementedError
 
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         base = Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0))
-        return base, "crop and flip: predicting hidden patches is hard enough"
+        return base, "crop and flip"
 
     def module(self) -> nn.Module:
         return self._module
@@ -93,12 +94,12 @@ class Masked(Task):
         return self._inputs(augment(batch.images, draws, self.augmentation), draws, batch.labels)
 
     def prepare_evaluation(self, batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
-        """Inputs of `predict`: the same patches of an image are hidden every time, so that losses are comparable."""
+        """Return the inputs of `predict`. An image has the same mask in every evaluation, to compare losses."""
         unit = batch.images.to(device, non_blocking=True).float() / 255
         return self._inputs(unit, SampleRng(self.config.seed, 0, batch.keys.cpu()), batch.labels)
 
     def _inputs(self, unit: Tensor, draws: SampleRng, labels: Tensor) -> tuple[Tensor, ...]:
-        """Normalised images, images in [0, 1], random numbers that decide what is hidden, and weights."""
+        """Return normalised images, images in [0, 1], random numbers for the mask, and image weights."""
         (gh, gw), sets = self.model.config.grid, self.random_sets
         numbers = draws.to(unit.device).uniform("hidden", sets * gh * gw).view(-1, sets, gh * gw)
         readable = (labels >= 0).float().to(unit.device, non_blocking=True)
@@ -136,7 +137,7 @@ class Masked(Task):
         )
 
     def reconstructions(self, module: nn.Module, source: Source) -> list[Tensor]:
-        """A few images, each followed by its visible patches and by the image with predicted patches."""
+        """Return a few images, each followed by its visible patches and its reconstruction."""
         config, device = self.model.config, next(module.parameters()).device
         indices = torch.arange(min(FIGURES, len(source)))
         reader = Reader(source, config.image_size, config.channels, config.preprocessing)
@@ -151,22 +152,20 @@ class Masked(Task):
         return [row[i] for i in range(len(indices)) for row in shown]
 
     def to_unit(self, patches: Tensor) -> Tensor:
-        """Predicted patches with values in [0, 1]."""
+        """Convert predicted patches to values in [0, 1]."""
         return patches
 
 
 class Mae(Masked):
-    """Masked autoencoder (arXiv 2111.06377): a light decoder predicts the pixels of 75 % of the patches."""
+    """Masked autoencoder (arXiv 2111.06377): a light decoder predicts the pixels of the masked patches."""
 
     title = "Masked autoencoding"
-    caption = (
-        f"{Masked.caption} The model predicts normalised patches: their mean and contrast are taken from the image."
-    )
+    caption = f"{Masked.caption} The model predicts normalised patches; their mean and contrast come from the image."
     options = frozenset({"mask_rate", "decoder_width", "decoder_depth"})
 
     @classmethod
-    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
-        model, given = cls.planned_config(config, data), config.masking
+    def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
+        model, given = cls.planned_config(config, data, init), config.masking
         if not isinstance(model, ViTConfig):  # rejected when the task is created
             return []
         width, depth = given.decoder_shape(model)
@@ -187,7 +186,7 @@ class Mae(Masked):
 
 
 class Mpp(Masked):
-    """Masked patch prediction (appendix B.1.2 of the paper): the colours or pixels of half of the patches."""
+    """Masked patch prediction (appendix B.1.2 of the ViT paper): predicts the colours or pixels of masked patches."""
 
     title = "Masked patch prediction"
     random_sets = 3

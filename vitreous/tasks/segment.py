@@ -49,22 +49,22 @@ from vitreous.tasks import base
 from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task
 from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
-from vitreous.weights.load import load
+from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import load_folder, provenance_of
 
-SMALL = 96  # largest side, in pixels, of images that get the small model and the padded crop, which keeps outlines
-# Half of ViT-Lite's width, four layers and patches of 8 pixels reach a mean IoU of 0.93 on the shapes in two and a half
-# minutes on two cores.
+SMALL = 96  # largest side, in pixels, of images that use the small model and the padded crop
+# Half of ViT-Lite's width, four layers and 8-pixel patches reach a mean IoU of 0.93 on the shapes data set, after two
+# and a half minutes of training on two CPU cores.
 FEW_PIXELS = {"patch_size": (8, 8), "width": 128, "depth": 4, "num_heads": 4, "mlp_width": 256} | FEW_IMAGES
-FIGURES, PAIRS = 4, 10  # images in a figure, rows in the table of confused classes
+FIGURES, PAIRS = 4, 10  # images per figure, rows in the table of confused classes
 
 
 class Segment(Task):
-    """Cross-entropy of every pixel, with an optional Dice loss; crops and flips apply to images and masks alike."""
+    """Semantic segmentation with per-pixel cross-entropy and an optional Dice loss."""
 
     metric, train_metric = "miou", "pixel_accuracy"
     complete_checkpoint = masks = True
-    options = frozenset({*vars(Segmenting()), "mixup", "cutmix"})  # mixing is rejected where masks are augmented
+    options = frozenset({*vars(Segmenting()), "mixup", "cutmix"})  # the mask augmentation rejects mixing
     next_steps = (
         "vitreous predict {best} {image} --out {folder}/predicted",
         "vitreous eval {best} --data {data}",
@@ -74,9 +74,9 @@ class Segment(Task):
     model: Segmenter
 
     @classmethod
-    def open_data(cls, config: TrainConfig) -> DataSet:
-        """Open images with masks; classes keep the order of the checkpoint's, so that its decoder stays useful."""
-        checkpoint = base.checkpoint_config(config)
+    def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
+        """Open images with masks, with classes in the order of the checkpoint so that its decoder still fits."""
+        checkpoint = base.checkpoint_config(config, init)
         order = checkpoint.labels if isinstance(checkpoint, SegmenterConfig) else ()
         where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
         return open_masked(config.data, **where, ignore=config.segmenting.ignore, order=order)
@@ -89,33 +89,33 @@ class Segment(Task):
     def choose_model(cls, config: TrainConfig, count: int, side: int) -> list[Choice]:
         if side > SMALL:
             return super().choose_model(config, count, side)
-        choices = [Choice("model", "ViT-Lite-6/4", f"images of about {side} pixels")]
+        choices = [Choice("model", "ViT-Lite-6/4", f"for images of about {side} pixels")]
         if not config.overrides:
-            choices.append(Choice("overrides", FEW_PIXELS, "a narrow model with patches of 8 pixels learns fastest"))
+            choices.append(Choice("overrides", FEW_PIXELS, "a narrow model with 8-pixel patches learns fastest"))
         return choices
 
     @classmethod
-    def choose_options(cls, config: TrainConfig, data: DataSet) -> list[Choice]:
-        """A new linear decoder divides patches into cells; a checkpoint keeps its decoder."""
+    def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
+        """Choose cells for a new linear decoder. A checkpoint keeps its decoder."""
         options = config.segmenting
         if options.decoder == "mask" or options.cells or options.mask_blocks:
             return []
-        if config.init is None:
-            return [Choice("cells", 8, "outlines finer than a patch")]
-        if options.decoder is None and isinstance(checkpoint := base.checkpoint_config(config), SegmenterConfig):
+        if init is None:
+            return [Choice("cells", 8, "for outlines finer than a patch")]
+        if options.decoder is None and isinstance(checkpoint := base.checkpoint_config(config, init), SegmenterConfig):
             known = checkpoint.labels == data.mask_classes
-            reason = "from the checkpoint" if known else "new, of the checkpoint's kind, because the classes differ"
+            reason = "from the checkpoint" if known else "as in the checkpoint, with new weights for other classes"
             return [Choice("decoder", checkpoint.decoder, reason, apply=False)]
         return []
 
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         crop = base.padded_if(side <= SMALL)
-        return Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3), "crop, flip and colours, with masks"
+        return Augmentation(crop=crop, crop_scale=(0.35, 1.0), colour_jitter=0.3), "crop, flip and colour jitter"
 
     @classmethod
-    def planned_config(cls, config: TrainConfig, data: DataSet) -> ModelConfig:
-        planned = base.planned_config(config)
+    def planned_config(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> ModelConfig:
+        planned = base.planned_config(config, init)
         encoder = planned.backbone
         if not isinstance(encoder, ViTConfig):
             return encoder
@@ -123,13 +123,13 @@ class Segment(Task):
         return SegmenterConfig(plain, decoder_for(config.segmenting, planned), len(data.mask_classes))
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: DataSet) -> Segmenter:
-        """Build a segmenter. One from a checkpoint is kept if it has the right classes and decoder."""
+    def build_model(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> Segmenter:
+        """Build a segmenter, or keep that of a checkpoint if its classes and decoder match."""
         classes, ids = data.mask_classes, data.train.mask_ids
-        model: Model = (
+        model = (
             base.build_preset(config, ())
-            if config.init is None
-            else load(config.init, image_size=base.image_size(config), overrides=base.model_fields(config)).float()
+            if init is None
+            else init.model(base.image_size(config), overrides=base.model_fields(config)).float()
         )
         decoder = decoder_for(config.segmenting, model.config)
         if isinstance(model, Segmenter) and (model.config.labels, model.config.decoder) == (classes, decoder):
@@ -138,15 +138,15 @@ class Segment(Task):
             return model
         encoder = model.backbone
         if not isinstance(encoder, ViT):
-            fail("model", config.model or str(config.init), "a ViT for --task segment: other models have no patches")
+            fail("model", config.model or str(config.init), "a ViT for --task segment")
         encoder.replace_head(0)
-        # Pixels at the edge count as much as any other, so images are not cropped, and no patch is dropped.
+        # All pixels are predicted, so images are not centre-cropped, and patches are dropped only if requested.
         preprocessing = dataclasses.replace(encoder.config.preprocessing, fit="crop", crop_fraction=1.0)
         dropped = config.patch_dropout or 0.0
         encoder.config = dataclasses.replace(encoder.config, preprocessing=preprocessing, patch_dropout=dropped)
         segmenter = build_segmenter(SegmenterConfig(encoder.config, decoder, len(classes), classes, ids), encoder)
         vars(segmenter)["provenance"] = provenance_of(model)
-        segmenter.encoder.pool.requires_grad_(False)  # pixels do not use it
+        segmenter.encoder.pool.requires_grad_(False)  # the decoder does not use it
         return segmenter
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -192,7 +192,7 @@ class Segment(Task):
         )
 
     def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
-        """Training images with their masks on top."""
+        """Return augmented training images with their masks overlaid."""
         images, masks, _ = self.prepare(batch)
         pixels = denormalise(images[:SAMPLES], self.model.config.preprocessing).cpu()
         background = background_of(self.model.config.labels)
@@ -201,7 +201,7 @@ class Segment(Task):
 
 
 def decoder_for(options: Segmenting, start: ModelConfig | None) -> DecoderConfig:
-    """The decoder of the options, else the checkpoint's own, else a linear one."""
+    """Return the decoder that the options select, by default that of the checkpoint or a linear one."""
     if isinstance(start, SegmenterConfig) and (options.decoder, options.cells, options.mask_blocks) == (None,) * 3:
         return start.decoder
     if options.decoder == "mask" or (options.decoder is None and options.mask_blocks is not None):
@@ -217,7 +217,7 @@ def _figures(run: Finished, evaluation: SegmentEvaluation) -> list[tuple[str, Pa
     predictor = SegmentPredictor(load_folder(run.folder / "best").to(device))
     labelled = [index for index, _ in evaluation.worst(len(run.source))]
     first = [index for index in range(FIGURES) if index in set(labelled)]
-    caption = f"Images of the {run.split} split, their true masks and the predicted ones."
+    caption = f"Images of the {run.split} split with their true and predicted masks."
     figures = []
     for file, text, indices in (
         ("segments.png", caption, first),
@@ -230,11 +230,11 @@ def _figures(run: Finished, evaluation: SegmentEvaluation) -> list[tuple[str, Pa
 
 
 def _triple(predictor: SegmentPredictor, source: Source, index: int) -> list[Tensor]:
-    [answer] = predictor([source.image(index)])
-    assert answer.pixels is not None
-    assert answer.mask is not None
-    image = _rgb(torch.from_numpy(answer.pixels).permute(2, 0, 1))
-    masks = [_with_mask(image, mask, predictor.background) for mask in (source.mask(index), answer.mask)]
+    [result] = predictor([source.image(index)])
+    assert result.pixels is not None
+    assert result.mask is not None
+    image = _rgb(torch.from_numpy(result.pixels).permute(2, 0, 1))
+    masks = [_with_mask(image, mask, predictor.background) for mask in (source.mask(index), result.mask)]
     return [torch.from_numpy(image).permute(2, 0, 1), *masks]
 
 
@@ -247,11 +247,11 @@ def _with_mask(image: np.ndarray, mask: np.ndarray, background: int | None) -> T
 
 
 def per_class(evaluation: SegmentEvaluation) -> list[Html]:
-    """Table of classes, the worst first, and the most confused pairs of classes."""
+    """Tables of the classes, in order of IoU, and of the most confused class pairs."""
     text = (
-        "IoU: pixels of this class that were found, as a fraction of all pixels that are of this class or were "
-        "predicted as it. Accuracy: fraction of the pixels of this class that were found. Boundary F: agreement of "
-        "outlines, within a few pixels. The worst classes come first."
+        "IoU: correctly predicted pixels of a class, as a fraction of all pixels that belong to the class or were "
+        "predicted as it. Accuracy: fraction of the pixels of a class that were predicted correctly. Boundary F: "
+        "agreement of the outlines, within a few pixels. The worst classes come first."
     )
     rows = [
         [
@@ -282,14 +282,14 @@ Masks = UInt8[Tensor, "b h w"] | Int[Tensor, "b h w"]
 
 
 def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: float = 0.0) -> Float[Tensor, "b"]:
-    """Mean cross-entropy over the labelled pixels of each image, plus `dice` times the Dice loss; 0 without pixels."""
+    """Return the mean cross-entropy over the labelled pixels of each image, plus `dice` times the Dice loss."""
     pixels = F.cross_entropy(logits.float(), masks.long(), ignore_index=IGNORED, reduction="none")
     losses = pixels.sum((1, 2)) / (masks != IGNORED).sum((1, 2)).clamp(min=1)
     return losses + dice * dice_loss(logits, masks) if dice else losses
 
 
 def dice_loss(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
-    """1 - the mean of 2 |A and B| / (|A| + |B|) over the classes in the image, with probabilities for A."""
+    """Return the soft Dice loss of each image, averaged over its classes."""
     probabilities = logits.float().softmax(1) * (masks != IGNORED)[:, None]
     classes = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)
     member = masks[:, None] == classes

@@ -1,7 +1,7 @@
-"""Metrics of a segmenter: IoU, accuracy and confusion of pixels, and boundary F-scores.
+"""Segmentation metrics: IoU, pixel accuracy and confusion, and boundary F-scores.
 
-Only a sparse confusion matrix and the boundary F-score of each class are kept for an image: a few hundred bytes. So
-batches and processes can be joined, each image counting once, and the worst images can be found.
+Only a sparse confusion matrix and per-class boundary F-scores are kept for each image, a few hundred bytes. This is
+enough to merge batches and processes and to find the worst images.
 
 n: images; k: classes; h, w: height and width.
 """
@@ -31,27 +31,27 @@ Ids = UInt8[Tensor, "n h w"] | Int[Tensor, "n h w"]
 
 @dataclass(frozen=True)
 class SegmentClassMetrics:
-    """Metrics of one class; None where undefined, such as the accuracy of a class without pixels."""
+    """Metrics of one class; None if undefined, such as the accuracy of a class without pixels."""
 
     index: int
     name: str
     pixels: int
-    iou: float | None  # pixels of this class predicted as such, over pixels of either
-    accuracy: float | None  # fraction of the pixels of this class that are predicted as such
-    boundary_f: float | None  # the mean over images
+    iou: float | None  # intersection over union
+    accuracy: float | None  # fraction of this class's pixels that are predicted correctly
+    boundary_f: float | None  # mean over images
 
 
 @dataclass(frozen=True)
 class SegmentEvaluation:
-    """Predictions for n images with masks, from predicted masks (`of`) or from batches (`join`)."""
+    """Evaluation of n predicted masks; `of` evaluates a batch and `join` merges batches."""
 
     indices: Int[Tensor, "n"]  # positions of the images in their source
     readable: Bool[Tensor, "n"]
-    cells: Int[Tensor, "m 4"]  # nonzero counts: row of indices, true class, predicted class, pixels
-    outlines: Int[Tensor, "o 2"]  # row of indices, class with an outline
-    scores: Float[Tensor, "o"]  # the boundary F-score of each of them
+    cells: Int[Tensor, "m 4"]  # nonzero counts: row in `indices`, true class, predicted class, pixels
+    outlines: Int[Tensor, "o 2"]  # row in `indices`, class with an outline
+    scores: Float[Tensor, "o"]  # boundary F-score of each outline
     classes: tuple[str, ...]
-    problems: list[str] = field(default_factory=list)  # names of unreadable images, each with the reason
+    problems: list[str] = field(default_factory=list)  # unreadable images, each with the reason
 
     @classmethod
     def of(
@@ -63,7 +63,7 @@ class SegmentEvaluation:
         classes: Sequence[str],
         problems: Sequence[str] = (),
     ) -> "SegmentEvaluation":
-        """From predicted masks on any device; the label -1 marks an unreadable image, IGNORED an unlabelled pixel."""
+        """Evaluate predicted masks on any device. Images with the label -1 and IGNORED pixels are excluded."""
         n, k = len(masks), len(classes)
         device = predicted.device
         readable = labels.to(device) != UNREADABLE
@@ -72,13 +72,13 @@ class SegmentEvaluation:
         for what, ids in (("masks", torch.where(known, masks, 0)), ("predicted", predicted)):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= k:
-                raise ValueError(f"{what} has ids from {low} to {high}, but there are {k} classes")
+                raise ValueError(f"{what} has class ids from {low} to {high}, but there are {k} classes")
         place = torch.arange(n, device=device)[:, None, None]
-        rows = place * (k + 1) + torch.where(known, masks, k)  # ignored pixels fill row k, which is dropped
+        rows = place * (k + 1) + torch.where(known, masks, k)  # ignored pixels go to row k, which is dropped
         counts = torch.bincount((rows * k + predicted).flatten(), minlength=n * (k + 1) * k).view(n, k + 1, k)[:, :k]
         cells = counts.nonzero()
         scores = boundary_scores(predicted, masks, k)
-        # A class that occurs only in ignored pixels has no outline to score.
+        # Skip classes that occur only in ignored pixels.
         occurs = (counts.sum(1) + counts.sum(2)) > 0
         outlines = (occurs & ~scores.isnan()).nonzero()
         cells = torch.cat([cells, counts[tuple(cells.T)][:, None]], dim=1).cpu()
@@ -87,22 +87,21 @@ class SegmentEvaluation:
 
     @classmethod
     def unreadable(cls, index: int, classes: Sequence[str], problems: Sequence[str]) -> "SegmentEvaluation":
-        """The evaluation of one image that could not be read."""
         empty = torch.zeros(1, 1, 1, dtype=torch.uint8)
         return cls.of(empty, empty, torch.tensor([UNREADABLE]), torch.tensor([index]), classes, problems)
 
     @classmethod
     def join(cls, parts: Sequence["SegmentEvaluation"]) -> "SegmentEvaluation":
-        """The evaluation of all parts in the order of their indices, each image once."""
+        """Merge evaluations in the order of their indices, counting each image once."""
         if not parts:
-            raise ValueError("there is nothing to join: no batch was evaluated")
+            raise ValueError("nothing to join: no batch was evaluated")
         if any(part.classes != parts[0].classes for part in parts):
-            raise ValueError("evaluations of different classes cannot be joined")
+            raise ValueError("cannot join evaluations with different classes")
         indices = torch.cat([part.indices for part in parts])
         first = torch.from_numpy(np.unique(indices.numpy(), return_index=True)[1])
         places = torch.full((len(indices),), -1)
         places[first] = torch.arange(len(first))
-        # New rows of each part's images; -1 for repeated ones.
+        # New row of each image of each part; -1 for duplicates.
         own = torch.split(places, [len(part.indices) for part in parts])
 
         def moved(tables: Sequence[Tensor]) -> Tensor:
@@ -117,11 +116,11 @@ class SegmentEvaluation:
         return cls(indices[first], readable[first], *tables, parts[0].classes, list(problems))
 
     def metrics(self) -> dict[str, Any]:
-        """Metrics as fractions; classes that neither occur nor are predicted are excluded. Without outlines, F is 1."""
+        """Return metrics as fractions. Classes that neither occur nor are predicted are excluded from the means."""
         confusion = self.confusion()
         pixels = int(confusion.sum())
         if not pixels:
-            raise ValueError(f"there is nothing to measure: none of {len(self.indices)} images has a labelled pixel")
+            raise ValueError(f"nothing to evaluate: none of {len(self.indices)} images has a labelled pixel")
         classes = self.per_class()
         ious = [one.iou for one in classes if one.iou is not None]
         outlines = [one.boundary_f for one in classes if one.boundary_f is not None]
@@ -135,13 +134,13 @@ class SegmentEvaluation:
         }
 
     def confusion(self) -> Int[Tensor, "k k"]:
-        """Pixels of class (row) that were predicted as class (column)."""
+        """Return the confusion matrix of pixels: rows are true classes, columns are predicted classes."""
         k = len(self.classes)
         _, true, predicted, pixels = self.cells.unbind(1)
         return torch.zeros(k * k, dtype=torch.int64).index_add_(0, true * k + predicted, pixels).view(k, k)
 
     def per_class(self) -> list[SegmentClassMetrics]:
-        """All classes in order, including those without pixels."""
+        """Return the metrics of all classes in order, including classes without pixels."""
         confusion = self.confusion()
         hits, pixels, claims = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
         kind = self.outlines[:, 1]
@@ -160,7 +159,7 @@ class SegmentEvaluation:
         ]
 
     def worst(self, k: int) -> list[tuple[int, float]]:
-        """Index in the source and pixel accuracy of the k images with the lowest."""
+        """Return the source index and pixel accuracy of the k images with the lowest pixel accuracy."""
         place, true, predicted, pixels = self.cells.unbind(1)
         totals, right = (
             torch.bincount(place, weights, minlength=len(self.indices))
@@ -180,7 +179,7 @@ def segment_batches(
     classes: Sequence[str],
     precision: torch.dtype = torch.float32,
 ) -> SegmentEvaluation:
-    """Evaluate a module on images and masks that a loader fitted to its input size, as a training run does."""
+    """Evaluate a module on batches from a loader, at the input size of the model."""
     parts = []
     with evaluation_mode(module):
         for batch in batches:
@@ -196,22 +195,22 @@ def segment_batches(
 def segment_source(
     predictor: SegmentPredictor, source: Source, classes: Sequence[str], rank: int = 0, ranks: int = 1
 ) -> SegmentEvaluation:
-    """Evaluate a predictor on images at full size; in process `rank` of `ranks`, on its share of them."""
+    """Evaluate a predictor on images at full size; process `rank` of `ranks` evaluates its share of them."""
     mine = range(rank, len(source), ranks)
-    if not mine:  # more processes than images: repeat the first, which `join` drops
+    if not mine:  # more processes than images: add a duplicate, which `join` drops
         return SegmentEvaluation.unreadable(0, classes, ())
     parts = []
     results = predictor.stream(SourceImage(source, index) for index in mine)
     for index, result in zip(mine, results, strict=True):
         problem = result.error
-        if problem == NOT_A_NUMBER:  # not the image's fault: skipping it would flatter the model
+        if problem == NOT_A_NUMBER:  # a problem with the model, not with the image
             raise ValueError(f"{source.name(index)}: {problem}")
         if result.mask is not None:
             try:
                 truth = source.mask(index)
                 if result.mask.shape != truth.shape:
                     sizes = [" x ".join(map(str, array.shape)) for array in (truth, result.mask)]
-                    problem = f"its mask is {sizes[0]} pixels, but the image {sizes[1]}"
+                    problem = f"its mask is {sizes[0]} pixels, but the image is {sizes[1]}"
             except (UnreadableImage, OSError) as error:
                 problem = f"its mask: {error}"
         if problem is not None:
@@ -224,28 +223,28 @@ def segment_source(
 
 # ---- Boundaries ------------------------------------------------------------------------------------------------------
 
-TOLERANCE = 0.0075  # of the diagonal
+TOLERANCE = 0.0075  # fraction of the image diagonal
 
 
 def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "n {classes}"]:
-    """F of every class in every image; NaN without an outline. In ignored pixels the prediction is the truth."""
+    """Return the boundary F-score of each class in each image; NaN without outline. Ignored pixels count as correct."""
     truth = torch.where(masks == IGNORED, predicted.to(masks.dtype), masks)
-    ours, theirs = outlines(predicted), outlines(truth)
+    predicted_outlines, true_outlines = outlines(predicted), outlines(truth)
     radius = tolerance((masks.shape[1], masks.shape[2]))
-    right, claimed = _near(ours, theirs, radius, classes)
-    found, there = _near(theirs, ours, radius, classes)
-    precision, recall = right / claimed.clamp(min=1), found / there.clamp(min=1)
+    correct, claimed = _near(predicted_outlines, true_outlines, radius, classes)
+    found, actual = _near(true_outlines, predicted_outlines, radius, classes)
+    precision, recall = correct / claimed.clamp(min=1), found / actual.clamp(min=1)
     scores = 2 * precision * recall / (precision + recall).clamp(min=1e-12)
-    return torch.where(claimed + there > 0, scores, torch.nan)
+    return torch.where(claimed + actual > 0, scores, torch.nan)
 
 
 def tolerance(size: Size) -> int:
-    """The maximum distance, in pixels, at which an outline counts as correct."""
+    """Return the maximum distance, in pixels, at which an outline counts as correct."""
     return math.ceil(TOLERANCE * math.hypot(*size))
 
 
 def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
-    """The class of each pixel with a neighbour (above, below, left or right) of another class; IGNORED elsewhere."""
+    """Return the class of each pixel that has a 4-neighbour of another class; IGNORED elsewhere."""
     edge = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
     across, down = ids[:, :, 1:] != ids[:, :, :-1], ids[:, 1:] != ids[:, :-1]
     edge[:, :, 1:] |= across
@@ -256,17 +255,17 @@ def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
 
 
 def _near(
-    ours: UInt8[Tensor, "n h w"], theirs: UInt8[Tensor, "n h w"], radius: int, classes: int
+    outline: UInt8[Tensor, "n h w"], reference: UInt8[Tensor, "n h w"], radius: int, classes: int
 ) -> tuple[Float[Tensor, "n {classes}"], Float[Tensor, "n {classes}"]]:
-    """Count our outline pixels with one of theirs, of the same class, within the radius; and all of ours."""
-    n, h, w = ours.shape
+    """Count the outline pixels within `radius` of a reference pixel of the same class, and all outline pixels."""
+    n, h, w = outline.shape
     step = w + 2 * radius
-    around = F.pad(theirs, (radius,) * 4, value=IGNORED).flatten()
-    image, row, column = (ours != IGNORED).nonzero().unbind(1)
-    kind = ours[image, row, column]
+    around = F.pad(reference, (radius,) * 4, value=IGNORED).flatten()
+    image, row, column = (outline != IGNORED).nonzero().unbind(1)
+    kind = outline[image, row, column]
     place = (image * (h + 2 * radius) + row + radius) * step + column + radius
     near = torch.zeros_like(kind, dtype=torch.bool)
-    for y in range(-radius, radius + 1):  # outlines are few pixels: faster than dilating each class
+    for y in range(-radius, radius + 1):  # faster than dilating each class, because outlines have few pixels
         reach = math.isqrt(radius**2 - y**2)
         for x in range(-reach, reach + 1):
             near |= around[place + (y * step + x)] == kind

@@ -1,8 +1,8 @@
-"""Training: `run.py` is all of `vitreous.train`, from the config to the report; the other files are its stages.
+"""Training: `run.py` implements `vitreous.train`, from the config to the report.
 
-setup.py completes the config and builds model, optimizer (optim.py) and loaders; progress.py shows and logs metrics;
-distributed.py serves several processes; run_folder.py and checkpoint.py store the run so that it can be resumed.
-Everything that depends on the task, and the config of a run, is in `vitreous.tasks`.
+setup.py completes the config and builds the model, the optimizer (optim.py) and the data loaders. progress.py displays
+and logs metrics, distributed.py handles multiple processes, and run_folder.py and checkpoint.py save runs for resuming.
+The run config and all task-specific code are in `vitreous.tasks`.
 """
 
 from vitreous.tasks.config import Augment, Distillation, Masking, Optim, Segmenting, TrainConfig

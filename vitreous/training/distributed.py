@@ -1,6 +1,6 @@
-"""Several processes: the only file that uses DDP or FSDP. With one process, nothing here has an effect.
+"""Distributed training: process group, collectives, DDP and FSDP. No other file uses DDP or FSDP.
 
-`torchrun --nproc-per-node N -m vitreous train ...` sets the environment that this reads.
+`torchrun --nproc-per-node N -m vitreous train ...` sets the environment variables that are read here.
 """
 
 import os
@@ -29,7 +29,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """True for the process that writes files and prints."""
+        """True in the process that writes files and prints."""
         return self.rank == 0
 
     @property
@@ -42,8 +42,8 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def most(self, number: int) -> int:
-        """The largest number of all processes. Every process calls this at the same step."""
+    def max(self, number: int) -> int:
+        """Return the maximum over all processes. All processes must call this."""
         if not self.many:
             return number
         numbers = torch.tensor(number, device=self.device)
@@ -51,7 +51,7 @@ class World:
         return int(numbers.item())
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, by rank. Every process calls this."""
+        """Return the values of all processes, ordered by rank. All processes must call this."""
         if not self.many:
             return [value]
         values: list[Any] = [None] * self.size
@@ -59,7 +59,7 @@ class World:
         return values
 
     def first_only(self, function: Callable[[], T]) -> T:
-        """Call a function in the first process and return its result, or raise its error, in all processes."""
+        """Call a function in the first process, and return its result or raise its error in all processes."""
         outcome: Any = None
         if self.first:
             try:
@@ -78,12 +78,12 @@ class World:
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Join the process group of torchrun, if there is one, and leave it at the end."""
+    """Join the process group when started by torchrun, and leave it on exit."""
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = pick_device(device, local)
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)  # memory queries use it too
+        torch.cuda.set_device(chosen)  # also for memory queries
     if size == 1:
         yield World(0, 1, chosen)
         return
@@ -95,28 +95,28 @@ def world(device: str) -> Iterator[World]:
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """The torch device of a name; `auto` is a GPU if there is one."""
+    """Return the torch device with this name; `auto` is a GPU if one is available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but no CUDA device is available here; use cpu or auto")
+        raise ValueError(f"device is {name!r}, but CUDA is not available; use cpu or auto")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device is {name!r}, but must be auto, cpu, mps, cuda or cuda:N") from None
+        raise ValueError(f"unknown device {name!r}; expected auto, cpu, mps, cuda or cuda:N") from None
     return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
 
 
 def parallelise(module: nn.Module, world: World, kind: Literal["ddp", "fsdp"]) -> nn.Module:
-    """Wrap a module for several processes with DDP or FSDP."""
+    """Wrap a module in DDP or FSDP if there are several processes."""
     if not world.many:
         return module
     if kind == "ddp":
         devices = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices)
-    mesh = init_device_mesh(world.device.type, (world.size,))  # the default would be CUDA if there is a GPU
+    mesh = init_device_mesh(world.device.type, (world.size,))  # not the default, which is CUDA if a GPU is present
     for part in module.modules():
-        if type(part).__name__ == "Block":  # each block is one unit of communication
+        if type(part).__name__ == "Block":  # one unit of communication per block
             fully_shard(part, mesh=mesh)
     fully_shard(module, mesh=mesh)
     return module
@@ -124,7 +124,7 @@ def parallelise(module: nn.Module, world: World, kind: Literal["ddp", "fsdp"]) -
 
 @contextmanager
 def synchronise(module: nn.Module, now: bool) -> Iterator[None]:
-    """Exchange gradients in this backward pass only if `now`; otherwise accumulate them."""
+    """Synchronise gradients in this backward pass if `now` is True; otherwise accumulate them."""
     if isinstance(module, DistributedDataParallel) and not now:
         with module.no_sync():
             yield

@@ -1,4 +1,4 @@
-"""Optimizers with their parameter groups, learning-rate schedule, moving average of the weights, and LoRA."""
+"""Optimizers and parameter groups, learning-rate schedule, moving average of the weights, and LoRA."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ from vitreous.tasks.config import Optim
 
 @dataclass
 class Optimizers:
-    """One optimizer, or two: Muon for the matrices of the blocks and AdamW for all other weights."""
+    """A single optimizer, or Muon for the block matrices with AdamW for all other weights."""
 
     parts: list[torch.optim.Optimizer]
 
@@ -38,13 +38,13 @@ class Optimizers:
             group["lr"] = group["peak"] * fraction
 
     def step(self, skip: Tensor) -> None:
-        """Update the weights, or nothing if `skip` is 1; the device decides, so that the host does not wait for it."""
+        """Update the weights unless `skip` is 1. The device checks `skip`, so the host does not wait."""
         for part in self.parts:
             part.grad_scale, part.found_inf = None, skip  # type: ignore[attr-defined]
             part.step()
 
     def create_state(self) -> None:
-        """Create the optimizers' state, which torch creates at the first step, so that a checkpoint can fill it."""
+        """Create the optimizer state before the first step, to load a checkpoint into it."""
         for group in self.groups:
             group["lr"] = 0.0
             for weight in group["params"]:
@@ -58,9 +58,9 @@ class Optimizers:
 
 
 def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optimizers:
-    """Optimizers for the parameters that require a gradient; `layer_decay` applies to the layers of `backbone`."""
+    """Build optimizers for all trainable parameters; `layer_decay` applies to the layers of `backbone`."""
     if config.lr is None:
-        raise ValueError("lr is None, but must be a number")
+        raise ValueError("lr must be a number, got None")
     named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
     rates = learning_rates(backbone, config.lr, config.layer_decay)
     if config.optimizer != "muon":
@@ -73,7 +73,7 @@ def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optim
 
 
 def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
-    """Peak learning rate of the weights in block i of L, layer_decay ** (L - i), and below the blocks, as in MAE."""
+    """Return the peak learning rate of each weight: lr * layer_decay ** (L - i) in block i of L, as in MAE."""
     blocks = backbone.blocks
     below = [weight for module in backbone.embedding for weight in module.parameters()]
     rates = dict.fromkeys(below, lr * layer_decay ** (len(blocks) + 1))
@@ -83,7 +83,7 @@ def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Pa
 
 
 def decays(name: str, weight: Tensor) -> bool:
-    """True for matrices and filters; biases, norms, scales, tokens and positions are not decayed."""
+    """Return True for matrices and filters. Biases, norms, scales, tokens and positions are not decayed."""
     special = ("prefix.", "position.", ".query", "decoder.classes")
     return weight.ndim >= 2 and not any(part in f".{name}" for part in special)
 
@@ -108,7 +108,7 @@ SGD_OPTIONS = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maxim
 
 
 class ShardSGD(torch.optim.SGD):
-    """torch's fused SGD on the local shards of FSDP parameters, for which torch has no fused kernel."""
+    """Fused SGD that also supports FSDP parameters, by updating their local shards."""
 
     found_inf: Tensor  # 1 to skip the step
 
@@ -128,7 +128,7 @@ class ShardSGD(torch.optim.SGD):
 
 def _sgd(groups: list[dict[str, object]], config: Optim) -> torch.optim.Optimizer:
     optimizer = ShardSGD(groups, lr=config.lr or 0.0, momentum=config.momentum, fused=True)
-    # torch leaves the buffers uninitialised if the first step is skipped; zeros give the same first step.
+    # torch leaves these buffers uninitialised if the first step is skipped. Zeros give the same first step.
     for group in optimizer.param_groups:
         for weight in group["params"]:
             optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
@@ -140,7 +140,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def rate_fraction(step: int, total: int, optim: Optim) -> float:
-    """Learning rate at a step, from 0, as a fraction of its peak; it has no state that a checkpoint would need."""
+    """Return the learning rate at a step, counted from 0, as a fraction of its peak."""
     rising, final = round(optim.warmup * total), optim.final_lr
     if step < rising:
         return (step + 1) / rising
@@ -162,7 +162,7 @@ def rate_fraction(step: int, total: int, optim: Optim) -> float:
 
 
 class Ema:
-    """Exponential moving average of the weights, with a smaller decay at the start; sharded like the weights."""
+    """Exponential moving average of the weights, with a smaller decay at the start. Sharded like the weights."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
@@ -178,26 +178,26 @@ class Ema:
     def applied(self) -> Iterator[None]:
         """Use the averages as the model's weights inside the `with` block."""
         own = [weight.detach().clone() for weight in self.weights.values()]
-        self._put(list(self.averages.values()))
+        self._assign(list(self.averages.values()))
         try:
             yield
         finally:
-            self._put(own)
+            self._assign(own)
 
     @torch.no_grad()
-    def _put(self, values: list[Tensor]) -> None:
+    def _assign(self, values: list[Tensor]) -> None:
         for weight, value in zip(self.weights.values(), values, strict=True):
             weight.copy_(value)
 
 
 # ---- Muon ------------------------------------------------------------------------------------------------------------
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration's polynomial: steep at 0, so that five iterations suffice
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at 0, so five iterations are enough
 ROUNDS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon optimizer. `parts` of a group is the number of matrices stacked in each weight, such as SwiGLU's two."""
+    """Muon optimizer. A group's `parts` is the number of matrices stacked in each weight (two in SwiGLU)."""
 
     found_inf: Tensor  # 1 to skip the step, as in torch's fused optimizers
 
@@ -218,12 +218,12 @@ class Muon(torch.optim.Optimizer):
         momenta = [self._momentum(weight) for weight in weights]
         gradients = [_where(skip, old, w.grad) for w, old in zip(weights, momenta, strict=True) if w.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov, in place of the copied gradients
+        torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov momentum; `gradients` are copies
         torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
         for shape in {weight.shape: None for weight in weights}:
             alike = [i for i, weight in enumerate(weights) if weight.shape == shape]
             matrices = torch.cat([unsharded(gradients[i]).reshape(group["parts"], -1, shape[1]) for i in alike])
-            # Scaled to the usual length of AdamW's steps (arXiv 2502.16982), so that both use one learning rate.
+            # Scale updates to the usual size of AdamW's (arXiv 2502.16982), so both can share a learning rate.
             length = 0.2 * math.sqrt(max(matrices.shape[1:]))
             steps = (orthogonalise(matrices).to(weights[0].dtype) * (rate * length)).chunk(len(alike))
             moved = [weights[i] for i in alike]
@@ -237,12 +237,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Float[Tensor, "m r c"]) -> Float[Tensor, "m r c"]:
-    """Approximate U V^T of each matrix U S V^T by the Newton-Schulz iteration in bfloat16."""
+    """Approximate U V^T for each matrix U S V^T with the Newton-Schulz iteration in bfloat16."""
     a, b, c = COEFFICIENTS
     x = matrices.bfloat16()
     if tall := x.shape[1] > x.shape[2]:
         x = x.mT
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # all singular values are now at most 1
     for _ in range(ROUNDS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -250,7 +250,7 @@ def orthogonalise(matrices: Float[Tensor, "m r c"]) -> Float[Tensor, "m r c"]:
 
 
 def _where(skip: Tensor, kept: Tensor, new: Tensor) -> Tensor:
-    """torch.where for tensors that FSDP may shard."""
+    """Apply torch.where to tensors that FSDP may have sharded."""
     if isinstance(new, DTensor):
         assert isinstance(kept, DTensor)
         local = torch.where(skip, kept.to_local(), new.to_local())
@@ -259,12 +259,11 @@ def _where(skip: Tensor, kept: Tensor, new: Tensor) -> Tensor:
 
 
 def unsharded(tensor: Tensor) -> Tensor:
-    """Gather the shards of an FSDP tensor. Every process calls this."""
+    """Gather the shards of an FSDP tensor. All processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(tensor: Tensor, weight: Tensor) -> Tensor:
-    """Shard a tensor like a weight."""
     return distribute_tensor(tensor, weight.device_mesh, weight.placements) if isinstance(weight, DTensor) else tensor
 
 
@@ -272,7 +271,7 @@ def _like(tensor: Tensor, weight: Tensor) -> Tensor:
 
 
 class Delta(nn.Module):
-    """W + B A. B is zero at first, so that the model starts unchanged."""
+    """LoRA parametrization W + B A. B is initialised to zero, which leaves the model unchanged."""
 
     def __init__(self, weight: Tensor, rank: int):
         super().__init__()
@@ -285,7 +284,7 @@ class Delta(nn.Module):
 
 
 def add_lora(model: nn.Module, rank: int) -> None:
-    """Freeze the matrices of all blocks and add trainable low-rank matrices to them."""
+    """Freeze the linear layers of all blocks and add trainable low-rank matrices to them."""
     for block in model.modules():
         if isinstance(block, Block):
             for linear in [part for part in block.modules() if isinstance(part, nn.Linear)]:

@@ -1,4 +1,4 @@
-"""Progress of a run: metrics over steps, metrics.jsonl, TensorBoard, and the display in the terminal."""
+"""Training metrics, their logs (metrics.jsonl and TensorBoard), and the progress display in the terminal."""
 
 import functools
 import json
@@ -31,12 +31,12 @@ from vitreous.training.distributed import World
 
 # ---- Metrics ---------------------------------------------------------------------------------------------------------
 
-NONFINITE_STEPS = 3  # in a row that end a run
+NONFINITE_STEPS = 3  # consecutive steps after which a run fails
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over the images of this process, on the device: reading them waits for it."""
+    """Sums over the images of this process, on the device. Reading them waits for the device."""
 
     loss: Tensor
     metric: Tensor
@@ -45,14 +45,14 @@ class StepResult:
 
 
 class Monitor:
-    """Sums since the last report. Only `metrics` waits for the device, and `check`, which is one step late."""
+    """Accumulates metrics between reports, without waiting for the device at every step."""
 
     def __init__(self, world: World, source: Source, train_metric: str | None = "top1"):
         self.world, self.source, self.train_metric = world, source, train_metric
         self.unreadable: dict[str, None] = {}  # an ordered set
-        self._reported: set[str] = set()  # those of them in earlier rows
+        self._reported: set[str] = set()  # unreadable images in earlier rows
         self.skipped = 0
-        self._nonfinite: deque[Tensor] = deque(maxlen=NONFINITE_STEPS)  # indices of their images
+        self._nonfinite: deque[Tensor] = deque(maxlen=NONFINITE_STEPS)  # image indices of each such step
         self._pending: tuple[_AsyncNumber, Batch] | None = None
         self.reset()
 
@@ -68,7 +68,7 @@ class Monitor:
         self._pending = (_AsyncNumber(result.skipped), batch)
 
     def check(self) -> None:
-        """Wait for the step before the last, while the device computes the last one."""
+        """Check the previous step, while the device computes the current one."""
         if self._pending is None:
             return
         (skipped, batch), self._pending = self._pending, None
@@ -80,19 +80,19 @@ class Monitor:
         if len(self._nonfinite) == NONFINITE_STEPS:
             names = [self.source.name(int(i)) for i in torch.cat(list(self._nonfinite))[:6]]
             raise ValueError(
-                f"the gradient was not finite in {NONFINITE_STEPS} steps in a row, which were skipped: lower --lr, "
+                f"the gradient was not finite in {NONFINITE_STEPS} consecutive steps; lower --lr, "
                 f"use --precision fp32, or check the images {', '.join(names)}, ..."
             )
 
     def metrics(self) -> dict[str, Any]:
-        """Means since the last report and new unreadable images, over all processes. Every process calls this."""
+        """Return means and new unreadable images since the last report. All processes must call this."""
         means = {f"train_{name}": value for name, value in self.means(self.world.sum(self._sums.clone())).items()}
         new = [name for name in self.all_unreadable() if name not in self._reported]
         self._reported.update(new)
         return {**means, "train_unreadable": len(self._reported), "unreadable": new}
 
     def means(self, sums: Tensor | None = None) -> dict[str, float]:
-        """Means of these sums, by default of this process alone, for the display."""
+        """Return the means of `sums`, or of this process's own sums by default."""
         loss, metric, count = (self._sums if sums is None else sums).tolist()
         seconds = max(time.perf_counter() - self._started, 1e-9)
         return {
@@ -102,7 +102,7 @@ class Monitor:
         }
 
     def all_unreadable(self) -> list[str]:
-        """Unreadable images of all processes. Every process calls this."""
+        """Return the unreadable images of all processes. All processes must call this."""
         everyone: dict[str, None] = {}
         for names in self.world.gather(list(self.unreadable)):
             everyone |= dict.fromkeys(names)
@@ -110,7 +110,7 @@ class Monitor:
 
 
 class _AsyncNumber:
-    """A number that is copied from the device without waiting for later work of the device."""
+    """Asynchronous copy of a number from the device."""
 
     def __init__(self, number: Tensor):
         on_gpu = number.device.type == "cuda"
@@ -126,7 +126,7 @@ class _AsyncNumber:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Append a line and sync it to the disk. A line that a full disk cut off is removed."""
+    """Append a line and sync it to disk. If writing fails, remove the incomplete line."""
     with open(path, "ab", buffering=0) as file:
         size = file.tell()
         try:
@@ -149,17 +149,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         try:
             row = parse_json(line, where)
             if not isinstance(row, dict) or type(row.get("step")) is not int:
-                raise ValueError(f"{where} has no step")
+                raise ValueError(f"{where} has no integer step")
         except ValueError as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{error}: delete that line to resume without it") from error
+            raise ValueError(f"{error}; delete that line to resume without it") from error
         rows.append(row)
     return rows
 
 
 def drop_rows_after(path: Path, step: int) -> bool:
-    """Drop rows of later steps, which will be written again, and an incomplete last line; True if there was one."""
+    """Drop rows after `step` and an incomplete last line. Return True if the last line was incomplete."""
     if not path.exists():
         return False
     content = path.read_bytes()
@@ -173,15 +173,15 @@ def drop_rows_after(path: Path, step: int) -> bool:
 
 
 def check_tensorboard() -> None:
-    """Raise if TensorBoard is not installed: before the run, not after its first epoch."""
+    """Raise if TensorBoard is not installed."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
-        raise ValueError("--tensorboard needs a package that is not installed: pip install vitreous[track]") from None
+        raise ValueError('--tensorboard needs TensorBoard: pip install "vitreous[track]"') from None
 
 
 def log_tensorboard(folder: Path, row: Mapping[str, Any]) -> None:
-    """Write a row of metrics.jsonl as scalars."""
+    """Log the numbers of a metrics row to TensorBoard."""
     writer = _writer(folder / "tensorboard")
     for name, number in row.items():
         if isinstance(number, int | float):
@@ -189,7 +189,7 @@ def log_tensorboard(folder: Path, row: Mapping[str, Any]) -> None:
     writer.flush()
 
 
-@functools.cache  # every writer starts a new file
+@functools.cache  # every writer creates a new file
 def _writer(folder: Path) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -198,14 +198,14 @@ def _writer(folder: Path) -> Any:
 
 # ---- Terminal --------------------------------------------------------------------------------------------------------
 
-PAUSE = 60.0  # seconds between plain lines within an epoch
-BRIEF = 10.0  # seconds within which an epoch without evaluation prints no second line: small data has hundreds
-SETTLED = 3.0  # seconds of steps after which an estimate is reliable
-SOON = 1.0  # seconds before the end of the first epoch at which it is printed anyway
+PAUSE = 60.0  # seconds between lines within an epoch if there are no progress bars
+BRIEF = 10.0  # minimum seconds between epochs that are printed without an evaluation
+SETTLED = 3.0  # seconds of training after which the time estimate is reliable
+SOON = 1.0  # seconds before the end of the first epoch when the estimate is printed anyway
 
 
 class ProgressDisplay:
-    """Display of a run's progress; steps and epochs are counted from 1, when they are finished."""
+    """Progress display in the terminal. Steps and epochs are counted from 1."""
 
     def __init__(
         self,
@@ -224,8 +224,8 @@ class ProgressDisplay:
         self.console = console or SafeConsole(force_terminal=None if sys.stdout.isatty() else False)
         self.estimated = False
         self.began = self.printed = clock()
-        self.printed_epoch = -math.inf  # time of the last line of an epoch
-        self.first: tuple[int, float] | None = None  # the first step and its time: it excludes warm-up
+        self.printed_epoch = -math.inf  # time when the last epoch was printed
+        self.first: tuple[int, float] | None = None  # first step and its time, to exclude start-up from the estimate
         live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
         self.bars = _Bars(self.console, self) if live else None
 
@@ -242,7 +242,7 @@ class ProgressDisplay:
     def step(
         self, step: int, loss: float, lr: float, images_per_second: float, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Show the metrics after a step. Cheap enough to call after every step."""
+        """Show the metrics after a step; cheap enough for every step."""
         if self.quiet:
             return
         self.done, now = step, self.clock()
@@ -263,7 +263,7 @@ class ProgressDisplay:
             self.print("  ".join([f"epoch {self.epoch_now()}/{self.epochs}", count, *words, *self.left()]))
 
     def epoch(self, epoch: int, metrics: Mapping[str, float | str]) -> None:
-        """Print the metrics of an epoch, unless a line was just printed and nothing was evaluated since."""
+        """Print the metrics of an epoch. Epochs without an evaluation are skipped if one was just printed."""
         if self.quiet:
             return
         self.done = max(self.done, min(epoch * self.steps_per_epoch, self.total_steps))
@@ -276,37 +276,37 @@ class ProgressDisplay:
         self.print("  ".join([f"epoch {epoch}/{self.epochs}", *words, *self.left()]))
 
     def print(self, text: str) -> None:
-        """Print a line above the bars."""
+        """Print a line above the progress bars."""
         if self.quiet:
             return
         text, encoding = "".join(char if char.isprintable() else " " for char in text), self.console.encoding
-        # A name that the terminal cannot show must not stop the run.
+        # Replace characters that the terminal cannot encode.
         self.console.print(Text(text.encode(encoding, "replace").decode(encoding)), soft_wrap=True)
         self.printed = self.clock()
 
     def epoch_now(self) -> int:
-        """Epoch of the last step, counted from 1."""
+        """Return the epoch of the last step, counted from 1."""
         return max(-(-self.done // self.steps_per_epoch), 1)
 
     def place(self) -> tuple[int, int]:
-        """Finished steps of this epoch and their total number, which is smaller for an incomplete last epoch."""
+        """Return the finished and total steps of this epoch. The last epoch may be shorter."""
         before = (self.epoch_now() - 1) * self.steps_per_epoch
         return self.done - before, max(min(self.steps_per_epoch, self.total_steps - before), 0)
 
     def left(self) -> list[str]:
-        """The remaining time, as soon as it can be estimated."""
+        """Return the remaining time, or an empty list if it cannot be estimated yet."""
         rest = self.total_steps - self.done
         return [f"{duration(rest * self._pace())} left"] if rest > 0 and self.done > self.start_step else []
 
     def _pace(self) -> float:
-        """Seconds per step, including evaluations."""
+        """Return the seconds per step, including evaluations."""
         now = self.clock()
         if self.first is not None and self.done > self.first[0]:
             return (now - self.first[1]) / (self.done - self.first[0])
         return (now - self.began) / max(self.done - self.start_step, 1)
 
     def _estimate(self) -> None:
-        """Print once how long the run will take."""
+        """Print an estimate of the duration of the run, once."""
         if self.estimated or self.done >= self.total_steps:
             return
         self.estimated = True
@@ -314,11 +314,11 @@ class ProgressDisplay:
         epochs = steps / self.steps_per_epoch
         whole = "the remaining " if self.start_step else ""
         what = f"{whole}{epochs:.3g} epoch{'s' * (epochs != 1)}" if epochs >= 1 else f"{whole}{steps} steps"
-        self.print(f"about {roughly(steps * self._pace())} for {what}, without evaluation")
+        self.print(f"about {roughly(steps * self._pace())} for {what}, excluding evaluation")
 
 
 class _Bars:
-    """Progress bars of the epoch and of the run, with a line of metrics below."""
+    """Progress bars for the epoch and the run, with a line of metrics below."""
 
     def __init__(self, console: Console, run: ProgressDisplay):
         self.run = run
@@ -347,7 +347,7 @@ class _Bars:
 
 
 def gpu_memory() -> list[str]:
-    """Peak memory of this process on its GPU, if it uses one."""
+    """Return the peak GPU memory of this process, or an empty list without a GPU."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

@@ -1,7 +1,7 @@
 """`vitreous.train`: open the data, complete the config, build the model and the optimizer, train, report.
 
-The loop serves every task, every device and any number of processes. Everything that a step depends on is in the
-checkpoint or follows from (seed, step), so that a resumed run ends with the same weights as one that was not stopped.
+One loop handles all tasks, all devices and any number of processes. A step depends only on the checkpoint and on (seed,
+step), so a resumed run ends with the same weights as an uninterrupted one.
 """
 
 import json
@@ -28,7 +28,7 @@ from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
 from vitreous.model.protocol import Model
 from vitreous.report.html import RunReport, duration, write_report
 from vitreous.report.plots import can_draw
-from vitreous.tasks.base import Finished, Results, Task, check_model
+from vitreous.tasks.base import Finished, Results, Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
 from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, read_progress
@@ -37,15 +37,16 @@ from vitreous.training.optim import rate_fraction
 from vitreous.training.progress import Monitor, ProgressDisplay, append_row, drop_rows_after, log_tensorboard, read_rows
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
 from vitreous.training.setup import TASKS, Job, choose, set_up
+from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import load_folder
 
-NOTHING, SAVE, STOP = range(3)  # actions after a step, the most urgent last
+NOTHING, SAVE, STOP = range(3)  # actions after a step, in order of urgency
 MAX_UNREADABLE = 0.05  # default of --max-unreadable
-NAMED = 10  # unreadable images that the terminal names
+NAMED = 10  # unreadable images to name in the terminal
 
 
 class Interrupted(Exception):
-    """A run was stopped by a signal after saving a checkpoint."""
+    """Raised when a signal stops a run, after saving a checkpoint."""
 
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
@@ -58,11 +59,11 @@ class Run:
 
     folder: Path
     metrics: dict[str, Any]
-    """The content of metrics.json: top1, loss, ... of the best model, images_per_second, seconds."""
+    """Contents of metrics.json: top1, loss, ... of the best model, images_per_second, seconds."""
 
     @cached_property
     def model(self) -> Model:
-        """The best model, loaded from the run's folder."""
+        """Best model, loaded from the run folder."""
         return load_folder(self.folder / "best")
 
 
@@ -77,8 +78,8 @@ def train(
 ) -> Run:
     """Train a model, as `vitreous train` does.
 
-    Keyword arguments replace fields of the config, also of its groups: epochs=3, lr=1e-3, overrides={"registers": 4}.
-    `task` may be a subclass of `vitreous.tasks.base.Task`; `command` is shown in the report.
+    Keyword arguments replace config fields, including nested ones: epochs=3, lr=1e-3, overrides={"registers": 4}.
+    `task` can be a subclass of `vitreous.tasks.base.Task`. `command` is shown in the report.
 
     >>> run = train(data="digits", out="runs/first", epochs=5)  # doctest: +SKIP
     >>> run.metrics["top1"], run.folder, run.model.config.labels  # doctest: +SKIP
@@ -99,15 +100,17 @@ def train(
 
     with world(config.device) as here, ExitStack() as held:
         console = SafeConsole(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
-        check_model(config)
+        check_preset(config)
+        opened = open_init(config)
         resume = config.resume and run_folder.reopen(config, here, held)
         if config.resume and not resume:
-            console.print(f"{config.out} has no checkpoint yet: starting from the beginning")
+            console.print(f"{config.out} has no checkpoint yet; starting from the beginning")
 
-        dataset = _open_data(config, task_class, here, console)
+        dataset = _open_data(config, task_class, opened, here, console)
         classes = task_class.classes(dataset)
 
-        chosen = here.gather(choose(config, dataset, here.device.type, here.size, task_class))[0]  # same for all
+        chosen = choose(config, dataset, here.device.type, here.size, task_class, opened)
+        chosen = here.gather(chosen)[0]  # the same in all processes
         config, folder = chosen.config, run_folder.folder_of(chosen.config)
         if not config.resume:
             run_folder.check_free(folder)
@@ -117,7 +120,7 @@ def train(
         if chosen.advice:
             console.print(f"  {chosen.advice}")
 
-        job = set_up(config, dataset, here, own_task)
+        job = set_up(config, dataset, here, own_task, opened)
         if config.resume:
             run_folder.record_command(folder, command, here)
         else:
@@ -139,26 +142,27 @@ def train(
         return Run(folder, summarise(job, folder, console, chosen.notes, seconds))
 
 
-def _open_data(config: TrainConfig, task: type[Task], here: World, console: SafeConsole) -> DataSet:
-    """Open the data; that of a resumed run must be the data of its start."""
-    data = task.open_data(config)
+def _open_data(
+    config: TrainConfig, task: type[Task], init: Checkpoint | None, here: World, console: SafeConsole
+) -> DataSet:
+    """Open the data. A resumed run must use the same data as before."""
+    data = task.open_data(config, init)
     if not config.resume:
         return data
     record = run_folder.folder_of(config) / run_folder.DATA
     if here.first_only(record.exists):
         return resume_data(data, DataRecord.read(record), task.classes(data), config.allow_data_change)
-    console.print(f"{record} is missing: changes of the data since the start of the run are not detected")
+    console.print(f"{record} is missing; changes to the data since the start of the run are not detected")
     return data
 
 
 def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress:
-    """Progress of the run that is resumed."""
     before = read_progress(folder / "last")
     if before.step > job.total_steps:
         path = folder / "last" / "progress.json"
         raise ValueError(f"{path} is at step {before.step}, but the run has {job.total_steps} steps")
     if before.step == job.total_steps:
-        console.print("this run is finished: evaluating it again")
+        console.print("this run is finished; evaluating it again")
     return before
 
 
@@ -166,11 +170,11 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
 
 
 def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) -> None:
-    """Train until the last step, until `patience` is exhausted, or until a signal."""
+    """Train until the last step, until `patience` runs out, or until a signal arrives."""
     config, world, state = job.config, job.world, job.state
     progress = checkpoint.load(folder / "last", state, world) if resume else Progress()
     if world.first_only(lambda: drop_rows_after(folder / METRICS, progress.step)):
-        display.print(f"{folder / METRICS}: dropped its last line, which was incomplete")
+        display.print(f"{folder / METRICS}: dropped the last line, which was incomplete")
     if resume and world.first:
         checkpoint.keep_copy(folder, progress.step, config.keep)  # if the run was killed between saving and copying
     monitor, clock = Monitor(world, job.data.train, job.task.train_metric), _Clock(progress.seconds)
@@ -189,17 +193,17 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
                 metrics = monitor.means()
                 display.step(step + 1, metrics.pop("loss"), lr, metrics.pop("images_per_second"), metrics)
             number = received()
-            # All processes save together, but their clocks differ: they agree on the most urgent action.
-            action = world.most(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
+            # All processes must save together, but their clocks differ, so they agree on the most urgent action.
+            action = world.max(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
             if action == STOP:
                 _save(job, folder, progress)
                 command = f"vitreous train --out {shlex.quote(str(folder))} --resume"
-                message = f"stopped after step {step + 1} of {job.total_steps} and saved; resume with `{command}`"
+                message = f"saved and stopped after step {step + 1} of {job.total_steps}; resume with `{command}`"
                 raise Interrupted(number, message)
             if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
                 _finish_epoch(job, folder, display, monitor, progress, clock, lr)
                 if config.patience is not None and progress.since_best >= config.patience:
-                    display.print(f"no improvement in {progress.since_best} evaluations: stopping early")
+                    display.print(f"stopping early: no improvement in {progress.since_best} evaluations")
                     break
             elif action == SAVE:
                 _save(job, folder, progress)
@@ -209,7 +213,7 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
 def _finish_epoch(
     job: Job, folder: Path, display: ProgressDisplay, monitor: Monitor, progress: Progress, clock: "_Clock", lr: float
 ) -> None:
-    """Evaluate if it is time to, save the best model and a checkpoint, and log the metrics."""
+    """Evaluate if due, save the best model and a checkpoint, and log the metrics."""
     config, world, task = job.config, job.world, job.task
     epoch = -(-progress.step // job.steps_per_epoch)
     row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": lr, **monitor.metrics()}
@@ -217,14 +221,14 @@ def _finish_epoch(
     allowed = MAX_UNREADABLE if config.max_unreadable is None else config.max_unreadable
     if len(names) / count > allowed:
         raise ValueError(
-            f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, more than "
-            f"--max-unreadable {allowed:g} allows, such as {names[0]}"
+            f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, which is more than "
+            f"--max-unreadable {allowed:g} allows; the first is {names[0]}"
         )
     if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
         metrics = evaluate(job, job.data.val).metrics()
         row |= {f"val_{name}": value for name, value in metrics.items()}
         score = row[f"val_{task.metric}"] * (1 if task.larger_is_better else -1)
-        loss = min(1e300, row.get("val_loss", math.inf))  # of NaN too: progress must be finite
+        loss = min(1e300, row.get("val_loss", math.inf))  # also replaces NaN, because progress must be finite
         progress.since_best += 1
         if score > progress.best or (score == progress.best and loss < progress.best_loss):
             progress.best, progress.best_loss = score, loss
@@ -237,7 +241,7 @@ def _finish_epoch(
         append_row(folder / METRICS, row)
         if config.tensorboard:
             log_tensorboard(folder, row)
-    if world.most(evaluated or clock.due(config.save_minutes)):
+    if world.max(evaluated or clock.due(config.save_minutes)):
         _save(job, folder, progress)
         clock.saved_now()
     shown = dict.fromkeys(("train_loss", "val_loss", f"val_{task.metric}", "train_images_per_second"))
@@ -246,7 +250,7 @@ def _finish_epoch(
 
 
 def evaluate(job: Job, source: Source) -> Results:
-    """Evaluate the current weights, or their average, on a split. Every process takes a share and gets all results."""
+    """Evaluate the current weights, or their average, on a split. Each process returns the results for all images."""
     with job.state.ema.applied() if job.state.ema is not None else nullcontext():
         mine = job.task.evaluate(job.stepper.module, job.evaluator(source), job.stepper.precision)
     return type(mine).join(job.world.gather(mine))
@@ -261,7 +265,7 @@ def _save(job: Job, folder: Path, progress: Progress) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """Record Ctrl-C and SIGTERM, for the loop to check after every step; a second Ctrl-C stops at once."""
+    """Record SIGINT and SIGTERM for the loop to check after every step. A second Ctrl-C stops immediately."""
     received = 0
 
     def record(number: int, frame: FrameType | None) -> None:
@@ -280,7 +284,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
 
 class _Clock:
-    """Seconds of training over all resumptions, and the times of the last save and the last display."""
+    """Total training time of a run, including earlier sessions, and timers for checkpoints and display."""
 
     def __init__(self, before: float):
         self.before, self.started = before, time.monotonic()
@@ -290,7 +294,7 @@ class _Clock:
         return self.before + time.monotonic() - self.started
 
     def tick(self) -> bool:
-        """True twice a second: reading metrics waits for the device, so not at every step."""
+        """Return True at most twice a second, because reading metrics waits for the device."""
         if time.monotonic() - self.displayed < 0.5:
             return False
         self.displayed = time.monotonic()
@@ -307,12 +311,12 @@ class _Clock:
 
 
 def summarise(job: Job, folder: Path, console: Console, notes: list[str], seconds: float) -> dict[str, Any]:
-    """Evaluate `best/`, write metrics.json and report.html; returns the metrics. Every process calls this."""
+    """Evaluate `best/`, write metrics.json and report.html, and return the metrics. All processes must call this."""
     split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
     results = _evaluate_best(job, folder, source)
     rows = read_rows(folder / run_folder.METRICS)
     if not rows:
-        raise ValueError(f"{folder / run_folder.METRICS} has no rows, so there is nothing to report")
+        raise ValueError(f"{folder / run_folder.METRICS} is empty, so there is nothing to report")
     unreadable = _unreadable(job, rows, split, results)
     steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
     metrics: dict[str, Any] = {
@@ -348,7 +352,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
         )
         console.print(f"\n{split} {report.summary}, after {duration(seconds)}")
         if unreadable:
-            console.print(f"{plural(len(unreadable), 'image')} could not be read and were ignored:")
+            console.print(f"{plural(len(unreadable), 'image')} could not be read:")
         for problem in unreadable[:NAMED]:
             console.print(f"  {problem}")
         if len(unreadable) > NAMED:
@@ -361,18 +365,18 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
 
 
 def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
-    """Evaluate the best checkpoint, or the last module if checkpoints lack a part of it, such as MAE's decoder."""
+    """Evaluate the best checkpoint, or the final module if checkpoints omit parts of it, such as MAE's decoder."""
     if not job.task.complete_checkpoint:
         return evaluate(job, source)
     world = job.world
-    world.wait()  # until the first process has written it
+    world.wait()  # until the first process has written best/
     model, batches = load_folder(folder / "best").to(world.device), job.evaluator(source)
     mine = job.task.evaluate_best(model, source, batches, job.stepper.precision, world.rank, world.size)
     return type(mine).join(world.gather(mine))
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
-    """Commands to try after a run: with an existing image and the split of the run."""
+    """Return suggested commands for a finished run, with one of its images and its split."""
     val, image = data.val, "IMAGE.jpg"
     source = val.source if isinstance(val, Subset) else val
     if isinstance(source, FileSource) and val.name(0).isprintable():
@@ -393,9 +397,9 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
 
 
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
-    """Name and reason of every unreadable image of any split. Every process calls this."""
+    """Return all unreadable images of all splits, with reasons. All processes must call this."""
     problems = [problem for row in rows for problem in row.get("unreadable", ())]
-    if split != "val" and any(row.get("val_unreadable") for row in rows):  # counted so far, not named
+    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only their count
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
     problems = [problem for those in job.world.gather(problems) for problem in those]
     return list(dict.fromkeys(problems + results.problems))

@@ -1,12 +1,12 @@
-"""The folder of a run: its files, its lock, its config, and the checkpoint to resume from.
+"""Run folder: its files, lock and config, and detection of changed data on resume.
 
-config.json          the complete config; "overrides" maps fields of the model's config to their values
-commands.txt         the command that started the run, then one line for each that resumed it
-data.json.gz         names, labels and splits of the samples, to detect changed data when a run is resumed
-last/, step-*/       checkpoints to resume from; best/ is a model alone
+config.json          the complete config; "overrides" maps fields of the model config to values
+commands.txt         the command that started the run, followed by the commands that resumed it
+data.json.gz         names, labels and splits of all samples, to detect changed data on resume
+last/, step-*/       checkpoints to resume from; best/ contains only the model
 metrics.jsonl        one line per epoch
 metrics.json         final metrics
-.lock                locked by the process that trains, with its pid and host
+.lock                locked by the training process; contains its pid and host
 .saved               exists once `last/` has been written
 """
 
@@ -53,23 +53,23 @@ MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root", "ma
 
 
 class LockWarning(UserWarning):
-    """The file system does not support locks."""
+    """Warns that the file system does not support locks."""
 
 
 def check_free(folder: Path) -> None:
-    """Raise if a folder contains a run, or a file that a new run would replace."""
+    """Raise if a folder contains a run, or a file that a new run would overwrite."""
     if (folder / CONFIG).exists():
-        raise ValueError(f"{folder} already contains a run: choose another --out, or resume the run with --resume")
+        raise ValueError(f"{folder} already contains a run; choose another --out, or resume it with --resume")
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder: choose another --out")
+        raise ValueError(f"{folder} is not a folder; choose another --out")
     there = os.listdir(folder) if folder.is_dir() else []
     if taken := sorted(name for name in there if name in WRITTEN or STEP.fullmatch(name)):
-        raise ValueError(f"{folder} already has {taken[0]}, which a run would replace: choose another --out")
+        raise ValueError(f"{folder} already has {taken[0]}, which a new run would overwrite; choose another --out")
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Lock a folder. The system releases the lock when this process ends, however it ends."""
+    """Lock a folder. The operating system releases the lock when the process ends or is killed."""
     if not fcntl:
         yield
         return
@@ -86,20 +86,18 @@ def _acquire(descriptor: int, folder: Path) -> None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by data workers
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
-            message = f"{folder} cannot be locked ({error.strerror}): do not start a second run in it"
+            message = f"{folder} cannot be locked ({error.strerror}); do not start a second run in it"
             warnings.warn(message, LockWarning, stacklevel=2)
             return
         holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-        raise ValueError(
-            f"{folder} is in use by {holder}: wait until it has finished, or choose another --out"
-        ) from None
-    with suppress(OSError):  # a full disk
+        raise ValueError(f"{folder} is in use by {holder}; wait for it to finish, or choose another --out") from None
+    with suppress(OSError):  # the disk may be full
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """True if `last/` can be resumed, False before the first save; raises if a checkpoint may have existed."""
+    """Return True if `last/` exists and False before the first save. Raise if `last/` was lost."""
     for name in ("last", "best"):
         recover(folder / name)
     if (folder / "last").exists():
@@ -111,11 +109,11 @@ def has_checkpoint(folder: Path) -> bool:
         return False
     if killed_early and not kept and not (folder / "metrics.json").exists():
         return False
-    found = f"there is {', '.join(there)}" if there else "it had saved one"
+    found = f"it has {', '.join(there)}" if there else "it had saved one"
     choice = f"rename {kept[-1]} to last to resume from there, " if kept else ""
     raise ValueError(
-        f"{folder / 'last'} is missing, so there is no checkpoint to resume ({found}): put it back, {choice}"
-        "or start a new run in another --out"
+        f"{folder / 'last'} is missing, but the run has started ({found}); restore it, {choice}"
+        "or start a new run with another --out"
     )
 
 
@@ -130,13 +128,13 @@ def release(folder: Path) -> None:
 
 
 def create(config: TrainConfig, command: str, world: World, held: ExitStack) -> None:
-    """Create and lock the folder of a new run, after everything that may fail. Every process calls this."""
+    """Create and lock the folder of a new run. All processes must call this."""
     folder = folder_of(config)
-    world.wait()  # until all processes have seen that it is free
+    world.wait()  # until all processes have checked that the folder is free
     if world.first:
         folder.mkdir(parents=True, exist_ok=True)
     world.first_only(lambda: held.enter_context(lock(folder)))
-    world.first_only(lambda: check_free(folder))  # another run may have created it meanwhile
+    world.first_only(lambda: check_free(folder))  # another run may have used it since the first check
     if world.first:
         (folder / SAVED).unlink(missing_ok=True)
         with atomic_file(folder / CONFIG) as aside:
@@ -145,7 +143,7 @@ def create(config: TrainConfig, command: str, world: World, held: ExitStack) -> 
 
 
 def record_command(folder: Path, command: str, world: World) -> None:
-    """Append a line to commands.txt; runs of early versions have none."""
+    """Append a command to commands.txt, which runs of early versions do not have."""
     if world.first:
         line = " ".join(command.splitlines())
         new = not (folder / COMMANDS).exists() and (folder / SAVED).exists()
@@ -154,7 +152,7 @@ def record_command(folder: Path, command: str, world: World) -> None:
 
 
 def reopen(config: TrainConfig, world: World, held: ExitStack) -> bool:
-    """Lock the folder of a run to resume; True if it has a checkpoint. Every process calls this."""
+    """Lock the folder of a run to resume. Return True if it has a checkpoint. All processes must call this."""
     folder = folder_of(config)
     world.first_only(lambda: held.enter_context(lock(folder)))
     found = world.first_only(lambda: has_checkpoint(folder))
@@ -169,7 +167,7 @@ def folder_of(config: TrainConfig) -> Path:
 
 
 def resumed_config(given: TrainConfig) -> TrainConfig:
-    """The config of the run in `given.out`; only MAY_CHANGE may differ from it."""
+    """Return the config of the run in `given.out`, with the MAY_CHANGE fields of `given`."""
     config = read_config(folder_of(given))
     before, default, changes = flatten(config), flatten(TrainConfig()), {}
     for name, value in flatten(given).items():
@@ -181,10 +179,10 @@ def resumed_config(given: TrainConfig) -> TrainConfig:
 
 
 def read_config(folder: Path) -> TrainConfig:
-    """Read the config of a run. Early versions wrote the overrides as "set": ["field=JSON", ...]."""
+    """Read the config of a run. Early versions stored overrides as "set": ["field=JSON", ...]."""
     path = folder / CONFIG
     if not path.exists():
-        raise ValueError(f"there is no run to resume in {folder}: config.json is missing")
+        raise ValueError(f"no run to resume in {folder}: config.json is missing")
     document = read_json_object(path)
     try:
         if isinstance(document.get("set"), list):
@@ -197,14 +195,14 @@ def read_config(folder: Path) -> TrainConfig:
     return config
 
 
-# ---- Record of the data ----------------------------------------------------------------------------------------------
+# ---- Data record -----------------------------------------------------------------------------------------------------
 
-POSITION = re.compile(r"\[\d+\]$")  # name of a sample that is identified by its index
+POSITION = re.compile(r"\[\d+\]$")  # end of the name of a sample that is identified only by its index
 
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """The samples of one split, in order. `labels` are class names; empty if the task uses none."""
+    """Samples of one split, in order. `labels` are class names, or empty if the task uses no labels."""
 
     names: list[str]
     labels: list[str]
@@ -212,14 +210,14 @@ class SplitRecord:
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Classes in the order of the model's outputs, and the samples of every split."""
+    """Classes, in the order of the model outputs, and the samples of every split."""
 
     classes: list[str]
     splits: dict[str, SplitRecord]
 
     @classmethod
     def of(cls, data: DataSet, classes: Sequence[str]) -> "DataRecord":
-        """Record a data set with the classes that the task learns."""
+        """Create a record of a data set and the classes of the task."""
         sources = {"train": data.train, "val": data.val} | ({} if data.test is None else {"test": data.test})
         labelled = bool(classes) and tuple(classes) == data.classes
         splits = {
@@ -248,11 +246,11 @@ class DataRecord:
             for split in splits.values():
                 _texts([*split.names, *split.labels])
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} is not a record of data: delete it to resume without this check") from error
+            raise ValueError(f"{path} is not a valid data record; delete it to resume without this check") from error
         return record
 
     def labels(self) -> dict[str, str]:
-        """The label of every sample, by name."""
+        """Return the label of every sample by name."""
         pairs = [zip(one.names, one.labels or [""] * len(one.names), strict=False) for one in self.splits.values()]
         return {name: label for pair in pairs for name, label in pair}
 
@@ -261,33 +259,33 @@ class DataRecord:
 
 
 def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow_change: bool) -> DataSet:
-    """The data of a resumed run, with its original split. Raises if the data has changed.
+    """Return the data of a resumed run with its original split, or raise if the data changed.
 
-    With `allow_change`, samples may have been added or removed. Changed classes, changed labels and samples that moved
-    from train to val or test are rejected in any case.
+    With `allow_change`, samples may be added or removed. Changed classes, changed labels and samples that moved from
+    train to val or test are always rejected.
     """
     now = DataRecord.of(data, classes)
     if now == before:
         return data
     if now.classes != before.classes:
-        raise ValueError(f"{data.name}: {_class_changes(before.classes, now.classes)}: start a new run")
+        raise ValueError(f"{data.name}: {_class_changes(before.classes, now.classes)}; start a new run")
     if data.val_drawn:
         data = _keep_split(data, before)
         now = DataRecord.of(data, classes)
-        if now == before:  # after a change that was accepted earlier
+        if now == before:  # the change was accepted in an earlier resume
             return data
     changes = _changes(before, now)
     if reason := _unacceptable(before, now):
-        raise ValueError(f"{data.name} has changed since the run began ({changes}): {reason}; restore it")
+        raise ValueError(f"{data.name} changed since the run began ({changes}): {reason}; restore the original data")
     if not allow_change:
         raise ValueError(
-            f"{data.name} has changed since the run began ({changes}): restore it, or resume with --allow-data-change"
+            f"{data.name} changed since the run began ({changes}); restore it, or resume with --allow-data-change"
         )
     return replace(data, note=f"{data.note}; changed since the run began: {changes}")
 
 
 def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
-    """Split the samples as recorded; unknown ones go to train."""
+    """Split the samples as recorded; new samples go to train."""
     assert isinstance(data.train, Subset)
     assert isinstance(data.val, Subset)
     source = data.train.source
@@ -296,44 +294,43 @@ def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
     in_val = np.array([source.name(int(index)) in held_out for index in indices])
     if not in_val.any() or in_val.all():
         missing = "validation" if not in_val.any() else "training"
-        raise ValueError(f"{data.name} has changed since the run began: none of its {missing} samples is left")
+        raise ValueError(f"{data.name} changed since the run began: no {missing} samples are left")
     train, val = pick(source, indices[~in_val]), pick(source, indices[in_val])
-    note = f"train {len(train):,}, val {len(val):,}; split as at the start of the run"
+    note = f"train {len(train):,}, val {len(val):,}; same split as at the start of the run"
     return replace(data, train=train, val=val, note=note)
 
 
 def _class_changes(before: list[str], now: list[str]) -> str:
     gone, new = ([name for name in one if name not in other] for one, other in ((before, now), (now, before)))
-    parts = [f"the class {listed(gone)} is gone" if gone else "", f"the class {listed(new)} is new" if new else ""]
-    return " and ".join(filter(None, parts)) or "the order of the classes has changed"
+    parts = [f"classes removed: {listed(gone)}" if gone else "", f"classes added: {listed(new)}" if new else ""]
+    return ", ".join(filter(None, parts)) or "the order of the classes changed"
 
 
 def _changes(before: DataRecord, now: DataRecord) -> str:
-    """Short description of the differences."""
     old, new = before.names(), now.names()
     parts = [_some(old - new, "removed"), _some(new - old, "added"), _some(_relabelled(before, now), "relabelled")]
     for split, record in now.splits.items():
         moved = (set(record.names) & old) - before.names(split)
         parts.append(_some(moved, f"moved to {split}"))
-    return ", ".join(filter(None, parts)) or "the samples are in another order"
+    return ", ".join(filter(None, parts)) or "the order of the samples changed"
 
 
 def _unacceptable(before: DataRecord, now: DataRecord) -> str:
-    """Reason to reject a change; empty if it is acceptable."""
+    """Return the reason to reject a change, or an empty string if it is acceptable."""
     trained = before.names("train") - before.names("val", "test")
     held_out, vanished = now.names("val", "test"), {_without_split(name) for name in trained - now.names()}
     leaked = {name for name in held_out - before.names() if _without_split(name) in vanished} | (trained & held_out)
     if leaked:
-        return f"{plural(len(leaked), 'sample')} that the run was trained on would be evaluated on"
+        return f"{plural(len(leaked), 'training sample')} would be used for evaluation"
     if any(POSITION.search(name) for name in before.names() | now.names()):
-        return "its samples are identified by their index only, so old and new ones cannot be distinguished"
+        return "its samples are identified by index only, so old and new ones cannot be told apart"
     if _relabelled(before, now):
-        return "the labels of known samples differ"
+        return "labels of existing samples changed"
     return ""
 
 
 def _without_split(name: str) -> str:
-    """A path without the folder of its split, which stays the same if a sample moves to another split."""
+    """Remove the split folder from a path, to recognise samples that moved to another split."""
     return "/".join(piece for piece in Path(name).parts if split_name(piece) is None)
 
 
@@ -349,5 +346,5 @@ def _some(names: Iterable[str], verb: str) -> str:
 
 def _texts(values: Any) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise TypeError("not a list of text")
+        raise TypeError("expected a list of strings")
     return values

@@ -1,4 +1,4 @@
-"""Set up a run: choose the settings that its config does not give, and build model, optimizer and loaders."""
+"""Setup of a run: automatic settings, and construction of the model, optimizer and data loaders."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,7 @@ from vitreous.inference.device import total_memory
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.tasks.base import SMALL, Choice, Task, checkpoint_config
+from vitreous.tasks.base import SMALL, Choice, Task, checkpoint_config, open_init
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.tasks.masked import Mae, Mpp
@@ -45,26 +45,27 @@ from vitreous.training.distributed import World, parallelise, synchronise
 from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
 from vitreous.training.progress import StepResult, check_tensorboard
 from vitreous.weights.io.safetensors_file import copy_to_memory
+from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import check_not_swapped
 
 # ---- Automatic choices -----------------------------------------------------------------------------------------------
 
 TASKS: dict[str, type[Task]] = {"classify": Classify, "segment": Segment, "mae": Mae, "mpp": Mpp}
 
-# Fewest and most steps. A small model takes about a third of a second per step on a CPU.
+# Minimum and maximum number of steps. A small model takes about a third of a second per step on a CPU.
 STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
-# Fewest steps between evaluations (an epoch of 50 images has two), unless this leaves too few evaluations.
+# Minimum steps between evaluations (an epoch of 50 images has two steps), and minimum number of evaluations.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
-CPU_SIDE = 224  # largest image size that is chosen for a CPU
-FEW = 2_000  # with fewer images, starting from a checkpoint is much better
+CPU_SIDE = 224  # largest automatic image size on a CPU
+FEW = 2_000  # with fewer images, --init is recommended
 
-# Data whose images have another meaning when mirrored.
+# Data sets whose images change meaning when mirrored.
 UNMIRRORED = {"digits": "a mirrored 2 is not a digit"}
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A complete config, and a note for every automatic choice."""
+    """A complete config, with a note about every automatic choice."""
 
     config: TrainConfig
     notes: list[str]
@@ -72,17 +73,25 @@ class Chosen:
 
 
 def choose(
-    config: TrainConfig, data: DataSet, device: str, processes: int = 1, task: type[Task] | None = None
+    config: TrainConfig,
+    data: DataSet,
+    device: str,
+    processes: int = 1,
+    task: type[Task] | None = None,
+    init: Checkpoint | None = None,
 ) -> Chosen:
-    """Complete a config, in an order in which each choice can depend on the earlier ones."""
-    return _Choices(config, data, device, processes, task or TASKS[config.task]).complete()
+    """Complete a config. `init` is the checkpoint of --init if it is already open."""
+    return _Choices(config, data, device, processes, task or TASKS[config.task], init or open_init(config)).complete()
 
 
 class _Choices:
-    """The config as far as it is complete, and the notes so far."""
+    """Completes a config step by step. Later choices depend on earlier ones."""
 
-    def __init__(self, config: TrainConfig, data: DataSet, device: str, processes: int, task: type[Task]):
-        self.config, self.data, self.device, self.processes, self.task = config, data, device, processes, task
+    def __init__(
+        self, config: TrainConfig, data: DataSet, device: str, processes: int, task: type[Task], init: Checkpoint | None
+    ):
+        self.config, self.data, self.device, self.processes = config, data, device, processes
+        self.task, self.init = task, init
         self.notes: list[str] = []
         self.count, self.side = len(data.train), typical_side(data.train)
 
@@ -92,7 +101,7 @@ class _Choices:
             self.pick(*self.task.choose_model(config, self.count, self.side))
         if not config.image_size:
             self.pick(self.image_size())
-        self.pick(*self.task.choose_options(self.config, self.data))
+        self.pick(*self.task.choose_options(self.config, self.data, self.init))
         if not isinstance(config.batch_size, int):
             self.pick(self.batch_size())
         self.augmentation()
@@ -103,10 +112,8 @@ class _Choices:
             self.pick(self.workers())
         if config.out is None:
             folder = free_folder(Path("runs"), Path(self.data.name).stem or "run")
-            self.pick(Choice("out", folder, "the first free name"))
-        advice = (
-            f"{self.count} images are few to train from scratch: start from a checkpoint with --init if you have one"
-        )
+            self.pick(Choice("out", folder, "first unused name"))
+        advice = f"{self.count} images are few for training from scratch; consider a checkpoint with --init"
         enough = config.init is not None or self.count >= FEW or self.side <= SMALL
         return Chosen(self.config, self.notes, "" if enough else advice)
 
@@ -117,27 +124,27 @@ class _Choices:
                 self.config = with_fields(self.config, {name: value})
 
     def image_size(self) -> Choice:
-        if (start := checkpoint_config(self.config)) is not None:
+        if (start := checkpoint_config(self.config, self.init)) is not None:
             height, width = start.image_size
             side = _tiled(lambda side: start.resized((side, side)), CPU_SIDE)
             if self.device != "cpu" or height * width <= max(CPU_SIDE, side) ** 2:
                 return Choice("image_size", (height, width), "from the checkpoint", apply=False)
             times = f"{height * width / side**2:.2g}"
             return Choice(
-                "image_size", (side,), f"the checkpoint's {height} x {width} takes a CPU {times} times as long"
+                "image_size", (side,), f"the checkpoint's {height} x {width} takes {times} times as long on a CPU"
             )
         large = 224 if self.side >= 160 and self.device != "cpu" else 128 if self.side >= 96 else 64
         pixels = min(max(-(-self.side // 4) * 4, 16), 32) if self.side <= SMALL else large
         model, overrides = self.config.model or "", self.config.overrides
         side = _tiled(lambda side: configure(model, image_size=side, overrides=overrides), pixels)
-        return Choice("image_size", (side,), f"images of about {self.side} pixels on {self.device}")
+        return Choice("image_size", (side,), f"for images of about {self.side} pixels on {self.device}")
 
     def batch_size(self) -> Choice:
-        ideal, reason = (512 if self.device == "cuda" else 64), f"{self.count} images on {self.device}"
+        ideal, reason = (512 if self.device == "cuda" else 64), f"for {self.count} images on {self.device}"
         if self.config.batch_size == "auto":
-            model = self.task.planned_config(self.config, self.data)
+            model = self.task.planned_config(self.config, self.data, self.init)
             ideal = self.processes * fitting_batch(model, free_memory(self.device))
-            reason = "fits into half of the free memory"
+            reason = "fits in half of the free memory"
         parts = self.processes * self.config.accumulate
         return Choice("batch_size", batch_size(self.count, ideal, parts), reason)
 
@@ -151,7 +158,7 @@ class _Choices:
         self.config = dataclasses.replace(self.config, augment=whole)
 
     def length(self) -> None:
-        """Choose the number of epochs, and how many of them pass between evaluations."""
+        """Choose the number of epochs and the evaluation interval."""
         assert isinstance(self.config.batch_size, int)
         per_epoch = max(self.count // self.config.batch_size, 1)
         if self.config.epochs is None and self.config.steps is None:
@@ -159,53 +166,53 @@ class _Choices:
             large = self.count > 100_000 and self.side > SMALL
             usual = 20 if self.config.init is not None else 300 if large else 100
             epochs = max(min(usual, most // per_epoch), math.ceil(least / per_epoch), 1)
-            self.pick(Choice("epochs", epochs, f"{plural(per_epoch, 'step')} each, on {self.device}"))
+            self.pick(Choice("epochs", epochs, f"{plural(per_epoch, 'step')} per epoch, on {self.device}"))
         total = self.config.epochs or (self.config.steps or 1) / per_epoch
         every = min(math.ceil(EVALUATED_STEPS / per_epoch), int(total / EVALUATIONS))
         if self.config.evaluate_every is None and every > 1:
-            self.pick(Choice("evaluate_every", every, f"epochs of {plural(per_epoch, 'step')}"))
+            self.pick(Choice("evaluate_every", every, f"{plural(per_epoch, 'step')} per epoch"))
 
     def workers(self) -> Choice:
         if self.config.augment.crop != "resized" and is_array(self.data.train):
             return Choice("workers", 0, "the images are in memory")
         available = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", max(self.processes, 1)))
-        if self.device == "cpu":  # a quarter of the cores decodes as fast as the others train
-            return Choice("workers", max(available // 4, 1), "the CPU also trains")
-        return Choice("workers", min(max(available, 1), 16), "one for each core")
+        if self.device == "cpu":  # a quarter of the cores can decode as fast as the others train
+            return Choice("workers", max(available // 4, 1), "training also uses the CPU")
+        return Choice("workers", min(max(available, 1), 16), "one per core")
 
 
 def typical_side(source: Source, samples: int = 25) -> int:
-    """Median of the shorter sides of a few images, from their headers."""
+    """Return the median shorter side of a sample of images, read from their headers."""
     sides = []
     for index in np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int):
         try:
             sides.append(min(size_of(source.image(int(index)))))
         except (UnreadableImage, OSError):
-            continue  # counted and named when it is loaded
+            continue  # reported when it is loaded
     if not sides:
-        raise ValueError(f"none of {min(samples, len(source))} images can be read, such as {source.name(0)}")
+        raise ValueError(f"none of {min(samples, len(source))} sampled images can be read, such as {source.name(0)}")
     return int(np.median(sides))
 
 
 def _tiled(fits: Callable[[int], object], pixels: int) -> int:
-    """The size nearest to `pixels` that the model's patches tile: 126 for ViT-L/14 instead of 128."""
+    """Return the size nearest to `pixels` that the patches tile, such as 126 instead of 128 for ViT-L/14."""
     for side in sorted(range(max(pixels - 64, 1), pixels + 64), key=lambda side: abs(side - pixels)):
         try:
             fits(side)
         except BadValue:
             continue
         return side
-    return pixels  # something else is wrong with the model: building it will raise the error
+    return pixels  # the model has another problem, and building it will raise the error
 
 
 def free_folder(parent: Path, name: str) -> Path:
-    """The first of parent/name, parent/name-2, ... that does not exist."""
+    """Return the first of parent/name, parent/name-2, ... that does not exist."""
     names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
     return next(folder for folder in map(parent.joinpath, names) if not folder.exists())
 
 
 def batch_size(count: int, ideal: int, parts: int) -> int:
-    """At least eight steps per epoch, if batches still have sixteen images; equal micro-batches for every process."""
+    """Return a batch size up to `ideal` that gives 8 steps per epoch, but at least 16; a multiple of 2 * `parts`."""
     size = min(ideal, max(count // 8, 16), count)
     unit = 2 * parts  # mixup and CutMix need pairs
     return max(size // unit * unit, unit)
@@ -215,7 +222,7 @@ def learning_rate(config: TrainConfig) -> Choice:
     assert isinstance(config.batch_size, int)
     peak, reason = 1e-3, "scaled with sqrt(batch size)"
     if config.train_only == "head":
-        peak, reason = 3e-3, "for a head alone"
+        peak, reason = 3e-3, "for training only the head"
     elif config.optim.optimizer == "sgd":
         peak, reason = 0.03, f"for SGD, {reason}"
     elif config.init is not None and config.train_only == "all":
@@ -224,17 +231,17 @@ def learning_rate(config: TrainConfig) -> Choice:
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:
-    """The largest power of two whose activations take at most half of the memory, up to 4096."""
-    from vitreous.model.cost import cost  # imports torch's fake tensors, which takes a moment
+    """Return the largest power of two, up to 4096, whose activations fit in half of the memory."""
+    from vitreous.model.cost import cost  # slow import: torch's fake tensors
 
     each = cost(model).activation_bytes
-    if model.task == "segment":  # the loss keeps the scores of every pixel, and their softmax
+    if model.task == "segment":  # the loss stores the logits of every pixel and their softmax
         each += 2 * 4 * model.num_classes * math.prod(model.image_size)
     return 1 << min(max(memory // (2 * each), 1), 4096).bit_length() - 1
 
 
 def free_memory(device: str) -> int:
-    """Free bytes for this process on the device of the run."""
+    """Return the free memory, in bytes, for this process on the device."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -256,7 +263,7 @@ def _text(value: Any) -> str:
 
 
 class Stepper:
-    """One step: forward and backward passes of `compiled`, clipping, optimizer. Evaluation uses `module` itself."""
+    """Training step: forward and backward pass of `compiled`, gradient clipping, optimizer step."""
 
     def __init__(
         self,
@@ -278,7 +285,7 @@ class Stepper:
     def __call__(self, batch: Batch) -> StepResult:
         inputs = self.task.prepare(batch)
         count = inputs[-1].sum()
-        # Over all processes, so that every image has the same weight; DDP averages gradients, hence the factor below.
+        # Sum over all processes, so every image has the same weight. DDP averages gradients, hence world.size below.
         total = self.world.sum(count.clone()).clamp(min=1)
         loss_sum, metric_sum = torch.zeros_like(count), torch.zeros_like(count)
         chunks = list(zip(*(tensor.chunk(self.accumulate) for tensor in inputs), strict=True))
@@ -292,17 +299,17 @@ class Stepper:
         return StepResult(loss_sum, metric_sum, count, self._optimizer_step())
 
     def _optimizer_step(self) -> Tensor:
-        """Update the weights; returns 1 if the step was skipped because the gradient was not finite."""
+        """Update the weights. Return 1 if the step was skipped because the gradient was not finite."""
         for optimizer in self.optimizers.parts:
             self.scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.weights, self.clip or float("inf"))
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP shards it
         skipped = (~norm.isfinite()).float()
         self.optimizers.step(skipped)
-        self.optimizers.zero_grad()  # to None: outputs of a CUDA graph must not be kept until it runs again
+        self.optimizers.zero_grad()  # to None, because a CUDA graph's outputs must be freed before it runs again
         if self.scaler.is_enabled():
             self.scaler.update()
-            return torch.zeros_like(skipped)  # fp16 overflows now and then by design: its scale is reduced
+            return torch.zeros_like(skipped)  # occasional overflow is normal in fp16; the scaler adapts
         return skipped
 
 
@@ -322,7 +329,7 @@ class Job:
     total_steps: int
 
     def evaluator(self, source: Source) -> EvalLoader:
-        """Batches of a split, to evaluate on."""
+        """Return the evaluation batches of a split."""
         config = self.state.model.config
         reader = Reader(source, config.image_size, config.channels, config.preprocessing, masks=self.task.masks)
         resident = self.world.device if can_reside(source, config.image_size, config.channels) else None
@@ -332,8 +339,10 @@ class Job:
 # ---- Model, optimizer and loaders ------------------------------------------------------------------------------------
 
 
-def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task] | None = None) -> Job:
-    """Build everything that a run needs. `own_task` replaces the task that the config names."""
+def set_up(
+    config: TrainConfig, data: DataSet, world: World, own_task: type[Task] | None = None, init: Checkpoint | None = None
+) -> Job:
+    """Build a run. `own_task` replaces the config's task; `init` is the checkpoint of --init if it is already open."""
     task_class = own_task or TASKS[config.task]
     size, unit = config.batch_size, world.size * config.accumulate
     assert isinstance(size, int), "the config must be complete"
@@ -347,23 +356,23 @@ def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task
         check_tensorboard()
 
     torch.manual_seed(config.seed)
-    model = task_class.build_model(config, data).to(world.device)
-    copy_to_memory(model)  # frozen weights must not depend on the file of --init; checkpoints need them contiguous
+    model = task_class.build_model(config, data, init or open_init(config)).to(world.device)
+    copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
     backbone = model.backbone
     freeze(model, config)
     task = task_class(config, model)
-    if own_task is not None and config.train_only != "lora":  # LoRA is merged before it is saved
-        check_not_swapped(model)  # or its checkpoints could not be loaded
+    if own_task is not None and config.train_only != "lora":  # LoRA is merged before saving
+        check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
     module = task.module().train()
     if config.checkpoint_blocks:
         if not backbone.blocks:
-            fail("checkpoint_blocks", True, "omitted for a model without blocks")
+            raise BadValue("--checkpoint-blocks needs a model with transformer blocks")
         backbone.recompute_blocks()
 
     wrapped = parallelise(module, world, config.parallel)
     fast = compiled(wrapped, config, world, own_task is None) if config.compile else wrapped
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not backbone.blocks):
-        fail("optimizer", "muon", "adamw or sgd here: Muon needs all matrices of a ViT's blocks")
+        fail("optimizer", "muon", "adamw or sgd unless all weights of a ViT are trained")
     optimizers = build_optimizers(module, config.optim, backbone)
     ema = Ema(model, config.optim.ema) if config.optim.ema is not None else None
     precision = dtype_of(config, world)
@@ -384,23 +393,23 @@ def set_up(config: TrainConfig, data: DataSet, world: World, own_task: type[Task
 
 
 def freeze(model: Model, config: TrainConfig) -> None:
-    """Freeze the weights that are not trained, and add LoRA matrices if they are."""
+    """Freeze the weights that `train_only` excludes, and add LoRA matrices if it is `lora`."""
     if config.train_only == "all":
         return
     if config.init is None:
-        fail("train_only", config.train_only, "used with --init: frozen random weights are useless")
+        raise BadValue(f"--train-only {config.train_only} needs --init, because frozen random weights are useless")
     backbone = model.backbone
     backbone.requires_grad_(False)
     if config.train_only == "lora":
         if not backbone.blocks or config.parallel == "fsdp":
-            fail("train_only", "lora", "used with a ViT and without --parallel fsdp")
+            raise BadValue("--train-only lora needs a ViT and cannot be used with --parallel fsdp")
         add_lora(backbone, config.lora_rank)
     for head in backbone.heads:
         head.requires_grad_(True)
 
 
 def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
-    """The first epoch in which JPEGs are decoded exactly: for `auto`, that of the last tenth, at least one epoch.
+    """Return the first epoch with exact JPEG decoding; `auto` decodes the last tenth of the epochs exactly.
 
     >>> exact_from("auto", 300), exact_from("auto", 5), exact_from("auto", 0.5), exact_from("exact", 300)
     (270, 4, 0, 0)
@@ -410,13 +419,13 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
 
 
 def compiled(module: nn.Module, config: TrainConfig, world: World, called_once: bool) -> nn.Module:
-    """Compile a module, with CUDA graphs if its outputs are used before it runs again: launching kernels is slow."""
+    """Compile a module, with CUDA graphs if its outputs are consumed before it runs again."""
     graphs = world.device.type == "cuda" and not world.many and config.accumulate == 1 and called_once
     return torch.compile(module, mode="reduce-overhead" if graphs else None)  # type: ignore[return-value]
 
 
 def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
-    """The precision of the computation; `auto` is bfloat16 on a GPU that supports it."""
+    """Return the compute dtype; `auto` is bfloat16 on a GPU that supports it, else float32."""
     precision = config.precision
     if precision == "auto":
         precision = "bf16" if world.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"

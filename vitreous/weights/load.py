@@ -184,7 +184,7 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
 
 
 @dataclass(frozen=True)
-class Source:
+class Checkpoint:
     """A checkpoint in any format, which can be described or built."""
 
     checkpoint: NativeCheckpoint | ForeignCheckpoint
@@ -217,7 +217,7 @@ def is_hub(source: str | Path) -> bool:
     return str(source).startswith(PREFIX)
 
 
-def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
+def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint:
     """Open a folder, a file or `hf-hub:owner/name[@revision]`; its format is detected unless given."""
     if format is not None:
         format = canonical_name(format)
@@ -225,8 +225,8 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Source:
     path = Path(source) if snapshot is None else snapshot.folder
     native = not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
     if format == "vitreous" or (format is None and native):
-        return Source(NativeCheckpoint(path), snapshot)
-    return Source(ForeignCheckpoint(path, format), snapshot)
+        return Checkpoint(NativeCheckpoint(path), snapshot)
+    return Checkpoint(ForeignCheckpoint(path, format), snapshot)
 
 
 def load(
