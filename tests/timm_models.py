@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from optional_imports import import_timm
 from parity import noisy
-from peers import import_timm
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool, Gelu, GlobalAverage, Learned1d, ResNetStem, SwiGlu
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from planted import KINDS, of_kind
+from single_patch_models import KINDS, of_kind
 from vitreous.explanation import captured as module
 from vitreous.explanation.captured import capture, pooling_weights, token_index
 from vitreous.model.build import build_vit

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from planted import KINDS, of_kind
+from single_patch_models import KINDS, of_kind
 from vitreous.explanation import captured as module
 from vitreous.explanation.captured import attention_distance, capture, distances
 from vitreous.model.config import ViTConfig

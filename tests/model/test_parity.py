@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peers import import_timm
+from optional_imports import import_timm
 from vitreous.model.attention import rotate
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from peers import import_timm
+from optional_imports import import_timm
 from vitreous.model.position import RESAMPLINGS, resample, resample_line
 
 TABLE = torch.randn(7, 7, 12, generator=torch.Generator().manual_seed(1))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from peers import import_timm
+from optional_imports import import_timm
 from vitreous.model.build import build
 from vitreous.model.presets import configure
 from vitreous.model.resnet import same_padding

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hub_client import Client
 from hub_server import Hub
+from hub_subprocess import Client
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.weights.load import save

@@ -1,5 +1,5 @@
 """Against a hub of our own that speaks the real one's protocol (hub_server.py), used by processes that have
-huggingface_hub as it is (hub_client.py). What goes wrong is in test_hub_errors.py, and pushing in test_push.py."""
+huggingface_hub as it is (hub_subprocess.py). What goes wrong is in test_hub_errors.py, and pushing in test_push.py."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from hub_client import NOT_THERE, Client, failure, files_of, settings
 from hub_server import TOKEN, Hub
+from hub_subprocess import NOT_THERE, Client, failure, files_of, settings
 from vitreous.common.checks import BadValue
 from vitreous.model.build import build
 from vitreous.weights.hub import choose, parse

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hub_client import NOT_THERE, Client, failure, files_of
 from hub_server import TOKEN, Hub
+from hub_subprocess import NOT_THERE, Client, failure, files_of
 
 
 def test_refusals_of_the_hub_are_one_line_each(hub: Hub, client: Client, pets: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hub_client import Client, failure, files_of
 from hub_server import TOKEN, Hub
+from hub_subprocess import Client, failure, files_of
 from vitreous.model.presets import create
 from vitreous.weights.load import load, save
 

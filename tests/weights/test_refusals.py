@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import vitreous
-from pickles_by_hand import little_memory
+from handmade_pickles import little_memory
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from peers import import_timm
+from optional_imports import import_timm
 from vitreous.data.image import fit, resize
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig

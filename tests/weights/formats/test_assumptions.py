@@ -15,7 +15,7 @@ from torch import nn
 
 import vitreous
 from benchmarks.timm_bare_files import build, outcome
-from peers import import_timm, import_transformers
+from optional_imports import import_timm, import_transformers
 from vitreous.model.options import ClassToken, Gelu, Preprocessing
 from vitreous.serving.models import load_models
 from vitreous.training import TrainConfig

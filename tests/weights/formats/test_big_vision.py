@@ -10,8 +10,8 @@ import torch
 
 import vitreous
 from flax_arrays import Arrays, flax_arrays, saved, unknown
+from optional_imports import import_timm
 from parity import check_close, check_identical, noisy
-from peers import import_timm
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (

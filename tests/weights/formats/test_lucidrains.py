@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import vitreous
+from optional_imports import import_vit_pytorch
 from parity import check_close, check_identical, noisy
-from peers import import_vit_pytorch
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (

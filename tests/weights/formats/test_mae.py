@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
+from optional_imports import import_timm, import_transformers
 from parity import check_close, check_identical, noisy
-from peers import import_timm, import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (

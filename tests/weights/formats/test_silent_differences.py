@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
+from optional_imports import import_timm, import_torchvision, import_transformers, import_vit_pytorch
 from parity import check_close, check_identical, difference, noisy
-from peers import import_timm, import_torchvision, import_transformers, import_vit_pytorch
 from timm_models import PLAIN, SIZES
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig

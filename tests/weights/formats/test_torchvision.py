@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import vitreous
+from optional_imports import import_torchvision
 from parity import check_close, check_identical, noisy
-from peers import import_torchvision
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import vitreous
+from optional_imports import import_timm, import_torchvision, import_transformers
 from parity import check_close, noisy
-from peers import import_timm, import_torchvision, import_transformers
 from timm_models import PLAIN, SIZES
 from vitreous.model.options import IMAGENET, Preprocessing
 from vitreous.weights.convert import convert

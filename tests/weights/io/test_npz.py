@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from damage import check_noticed_or_harmless, damaged
-from pickles_by_hand import zip_of
+from corrupted_files import check_noticed_or_harmless, damaged
+from handmade_pickles import zip_of
 from vitreous.weights.io.npz import read_npz, write_npz
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 

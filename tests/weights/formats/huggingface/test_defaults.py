@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitreous
+from optional_imports import import_transformers
 from parity import TOLERANCE, noisy
-from peers import import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
+from optional_imports import import_transformers
 from parity import TOLERANCE, check_identical, noisy
-from peers import import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import vitreous
+from optional_imports import import_timm
 from parity import check_close, noisy
-from peers import import_timm
 from timm_models import OTHER, PLAIN, SIZES, SMALL, theirs
 from vitreous.model.build import build
 from vitreous.model.options import IMAGENET, Gelu, GlobalAverage, Preprocessing

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import vitreous
+from optional_imports import import_timm
 from parity import check_close, check_identical, noisy
-from peers import import_timm
 from timm_models import CASES, NATIVE, OTHER, PLAIN, SIZES, theirs
 from vitreous.model.options import IMAGENET, GlobalAverage, TanhHead
 from vitreous.model.vit import ViT

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import vitreous
+from optional_imports import import_timm
 from parity import check_close, check_identical, noisy
-from peers import import_timm
 from timm_models import PLAIN, SMALL
 from vitreous.model.build import build
 from vitreous.model.options import (

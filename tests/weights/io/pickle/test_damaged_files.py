@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from damage import check_noticed_or_harmless, damaged
-from pickles_by_hand import array, check_refused, pickled, shifted, torch_old, torch_zip, view, zip_of
+from corrupted_files import check_noticed_or_harmless, damaged
+from handmade_pickles import array, check_refused, pickled, shifted, torch_old, torch_zip, view, zip_of
 from vitreous.weights.io.pickle.read import read_pickle
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 

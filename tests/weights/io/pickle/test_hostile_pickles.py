@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from pickles_by_hand import (
+from handmade_pickles import (
     FROM_BUFFER,
     RECONSTRUCT,
     Call,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import vitreous
-from pickles_by_hand import Call, Outside, array, check_refused, doubled, little_memory, pickled, torch_zip, view
+from handmade_pickles import Call, Outside, array, check_refused, doubled, little_memory, pickled, torch_zip, view
 from vitreous.weights.io.pickle.read import read_pickle
 from vitreous.weights.io.pickle.tensors import Ignored
 from vitreous.weights.io.safetensors_file import BadCheckpoint

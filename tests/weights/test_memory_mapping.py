@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import vitreous
 from foreign_models import EVERY, MAPPED, loaded
+from optional_imports import import_accelerate, import_timm
 from parity import noisy
-from peers import import_accelerate, import_timm
 from vitreous.model.build import build
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
