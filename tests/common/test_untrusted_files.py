@@ -1,4 +1,4 @@
-"""Only regular files are opened: pipes and devices among images are reported and do not block."""
+"""Only regular files are opened; pipes and devices among images are reported and never block."""
 
 import json
 import os
