@@ -61,7 +61,7 @@ SMALL = ViTConfig(
 )
 
 
-def theirs(case: str, **more: Any) -> nn.Module:
+def timm_model(case: str, **more: Any) -> nn.Module:
     name, given, _ = CASES[case]
     sizes = HYBRID if "_r" in name else SIZES
     return noisy(import_timm().create_model(name, **{**sizes, "num_classes": 7, **given}, **more))

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of data: a separate cache, and a web server with typical faults."""
+"""Fixtures for data tests: a separate cache, and a web server with typical faults."""
 
 import contextlib
 import threading
@@ -20,17 +20,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @dataclass
 class Web:
-    """Files by path. `breaks` of the next answers stop midway; `ranges` off makes a server that cannot resume."""
+    """Web server with files by path. The next `breaks` responses stop midway; `ranges=False` disables resuming."""
 
     url: str
     files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range of every request
+    asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range header of every request
     breaks: int = 0
     ranges: bool = True
     tag: str = '"1"'
     length: bool = True
     seconds_per_byte: float = 0.0
-    silences: int = 0  # of the next answers, which stop midway without closing the connection
+    silences: int = 0  # number of responses that stall midway without closing the connection
 
 
 @pytest.fixture

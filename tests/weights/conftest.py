@@ -69,6 +69,6 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.1)
-    folder = tmp_path_factory.mktemp("ours") / "pets"
+    folder = tmp_path_factory.mktemp("saved") / "pets"
     save(model, folder, provenance={"license": "mit", "metrics": {"top1": 0.75}})
     return folder

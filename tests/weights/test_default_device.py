@@ -70,10 +70,10 @@ def test_models_are_created_on_the_default_device(name: str) -> None:
     real = build(CONFIGS[name])
     with torch.device("meta"):
         blank = build(CONFIGS[name])
-    ours, theirs = blank.state_dict(), real.state_dict()
-    assert all(tensor.is_meta for tensor in ours.values())
-    assert {key: (x.shape, x.dtype) for key, x in ours.items()} == {
-        key: (x.shape, x.dtype) for key, x in theirs.items()
+    meta_state, real_state = blank.state_dict(), real.state_dict()
+    assert all(tensor.is_meta for tensor in meta_state.values())
+    assert {key: (x.shape, x.dtype) for key, x in meta_state.items()} == {
+        key: (x.shape, x.dtype) for key, x in real_state.items()
     }
     assert blank(torch.empty(2, 3, 24, 32, device="meta")).shape == real(torch.zeros(2, 3, 24, 32)).shape
 

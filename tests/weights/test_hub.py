@@ -96,9 +96,9 @@ def test_files_are_fetched_once(hub: Hub, client: Client, pets: Path) -> None:
 
 @pytest.mark.slow
 def test_shards_and_pickles(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
-    save(load(pets), tmp_path / "theirs", "huggingface", lossy=True)
-    tensors = list(read_tensors(tmp_path / "theirs" / "model.safetensors").items())
-    config = (tmp_path / "theirs" / "config.json").read_bytes()
+    save(load(pets), tmp_path / "foreign", "huggingface", lossy=True)
+    tensors = list(read_tensors(tmp_path / "foreign" / "model.safetensors").items())
+    config = (tmp_path / "foreign" / "config.json").read_bytes()
     where = {}
     for number, part in ((1, tensors[::2]), (2, tensors[1::2])):
         shard = tmp_path / f"model-0000{number}-of-00002.safetensors"
@@ -109,7 +109,7 @@ def test_shards_and_pickles(hub: Hub, client: Client, pets: Path, tmp_path: Path
     shards = {file.name: file.read_bytes() for file in tmp_path.glob("model-*")}
     hub.add("me/sharded", shards | {"config.json": config, "model.safetensors.index.json": index})
     hub.add("me/pickled", {"config.json": config, "pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()})
-    right = client.ask("load", str(tmp_path / "theirs"))["logits"]
+    right = client.ask("load", str(tmp_path / "foreign"))["logits"]
     assert client.ask("load", "hf-hub:me/sharded")["logits"] == right
     assert client.ask("load", "hf-hub:me/pickled")["logits"] == right
 

@@ -59,9 +59,9 @@ def test_foreign_formats_are_pushed_and_loaded(
     there = client.ask("load", f"hf-hub:{name}")
     here = client.ask("load", str(tmp_path / target))
     assert (there["logits"], there["config"]) == (here["logits"], here["config"])
-    message = {"repository": name, "commit": commit, "license": "mit"}
+    expected = {"repository": name, "commit": commit, "license": "mit"}
     del here["provenance"]["file"]
-    assert there["provenance"] == here["provenance"] | message
+    assert there["provenance"] == here["provenance"] | expected
 
 
 def test_errors_of_pushing_are_one_line(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:

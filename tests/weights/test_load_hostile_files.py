@@ -54,8 +54,8 @@ def paddle_pickle(folder: Path, canary: Path) -> Path:
 
 def truncated_safetensors(folder: Path, canary: Path) -> Path:
     file = folder / "x.safetensors"
-    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "ours")
-    file.write_bytes((folder / "ours" / "model.safetensors").read_bytes()[:-100])
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "saved")
+    file.write_bytes((folder / "saved" / "model.safetensors").read_bytes()[:-100])
     return file
 
 
@@ -95,31 +95,31 @@ def zip_bomb(folder: Path, canary: Path) -> Path:
 
 
 def absurd_config(folder: Path, canary: Path) -> Path:
-    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "ours")
-    file = folder / "ours" / "config.json"
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "saved")
+    file = folder / "saved" / "config.json"
     document = json.loads(file.read_text())
     document["model"] |= {"width": 10**9, "depth": 10**6, "image_size": [10**8, 10**8]}
     file.write_text(json.dumps(document))
-    return folder / "ours"
+    return folder / "saved"
 
 
 def absurd_depth(folder: Path, canary: Path) -> Path:
     """Each number is allowed, but the tensors are not there."""
-    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "ours")
-    file = folder / "ours" / "config.json"
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "saved")
+    file = folder / "saved" / "config.json"
     document = json.loads(file.read_text())
     document["model"] |= {"depth": 1000}
     file.write_text(json.dumps(document))
-    return folder / "ours"
+    return folder / "saved"
 
 
 def absurd_transformers_config(folder: Path, canary: Path) -> Path:
-    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "theirs", format="huggingface")
-    file = folder / "theirs" / "config.json"
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "foreign", format="huggingface")
+    file = folder / "foreign" / "config.json"
     document = json.loads(file.read_text())
     document |= {"hidden_size": 10**9, "num_hidden_layers": 10**6, "image_size": 10**8, "intermediate_size": 10**10}
     file.write_text(json.dumps(document))
-    return folder / "theirs"
+    return folder / "foreign"
 
 
 def index_that_leads_elsewhere(folder: Path, canary: Path) -> Path:
@@ -139,8 +139,8 @@ def edited(format: str, **fields: object) -> Maker:
     """A folder of another system, in the JSON files of which somebody has changed fields."""
 
     def make(folder: Path, canary: Path) -> Path:
-        vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "theirs", format=format)
-        for file in (folder / "theirs").glob("*.json"):
+        vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "foreign", format=format)
+        for file in (folder / "foreign").glob("*.json"):
             document = json.loads(file.read_text())
             for name, value in fields.items():
                 *outer, last = name.split("__")
@@ -149,7 +149,7 @@ def edited(format: str, **fields: object) -> Maker:
                     place = place.get(key, {})
                 place[last] = value
             file.write_text(json.dumps(document))
-        return folder / "theirs"
+        return folder / "foreign"
 
     make.__name__ = f"{format} {next(iter(fields))}"
     return make
@@ -211,7 +211,7 @@ CASES: list[tuple[Maker, str]] = [
     (zip_bomb, r"x\.npz.*"),
     (absurd_config, r"config\.json: (image_size|model\.width|width) .*"),
     (absurd_depth, r"too few for the 1000 layers"),
-    (absurd_transformers_config, r"theirs.*"),
+    (absurd_transformers_config, r"foreign.*"),
     (index_that_leads_elsewhere, r"index\.json names '\.\./\.\./etc/passwd', which is not in the same folder"),
 ]
 

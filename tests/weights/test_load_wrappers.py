@@ -70,9 +70,9 @@ def test_mixed_dtypes_become_the_widest(tensors: Tensors, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
 def test_a_file_of_a_folder_is_read_with_the_config_beside_it(format: str, tmp_path: Path) -> None:
-    vitreous.save(build_vit(CONFIG), tmp_path / "theirs", format=format)
-    found = vitreous.load(tmp_path / "theirs" / "model.safetensors")
-    assert found.config == vitreous.load(tmp_path / "theirs").config
+    vitreous.save(build_vit(CONFIG), tmp_path / "foreign", format=format)
+    found = vitreous.load(tmp_path / "foreign" / "model.safetensors")
+    assert found.config == vitreous.load(tmp_path / "foreign").config
     assert isinstance(found.config, ViTConfig)
     assert found.config.num_heads == 2
 
@@ -81,16 +81,16 @@ def test_overrides_are_recorded_in_provenance(tensors: Tensors, tmp_path: Path) 
     torch.save(tensors, tmp_path / "x.pth")
     found = vitreous.load(tmp_path / "x.pth", overrides={"num_heads": 2, "mlp": Gelu("tanh")})
     assert not any(line.startswith(("num_heads:", "mlp:")) for line in provenance_of(found)["assumed"])
-    vitreous.save(found, tmp_path / "ours")
-    given = provenance_of(vitreous.load(tmp_path / "ours"))["given"]
+    vitreous.save(found, tmp_path / "saved")
+    given = provenance_of(vitreous.load(tmp_path / "saved"))["given"]
     assert given == {"num_heads": 2, "mlp": {"kind": "Gelu", "approximation": "tanh"}}
 
 
 @pytest.mark.slow
 def test_changes_accumulate_in_provenance(tensors: Tensors, tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "x.pth")
-    vitreous.save(vitreous.load(tmp_path / "x.pth", image_size=24), tmp_path / "ours")
-    changes = provenance_of(vitreous.load(tmp_path / "ours", image_size=32))["changes"]
+    vitreous.save(vitreous.load(tmp_path / "x.pth", image_size=24), tmp_path / "saved")
+    changes = provenance_of(vitreous.load(tmp_path / "saved", image_size=32))["changes"]
     assert [(one["from"], one["to"]) for one in changes] == [([16, 16], [24, 24]), ([24, 24], [32, 32])]
 
 
@@ -118,6 +118,6 @@ def test_invalid_overrides_are_a_bad_argument(tensors: Tensors, tmp_path: Path) 
     for given, message in (({"num_heads": 5}, "num_heads"), ({"num_head": 2}, "did you mean 'num_heads'")):
         with pytest.raises(BadValue, match=message):
             vitreous.load(tmp_path / "plain.safetensors", overrides=given)
-    vitreous.save(build_vit(CONFIG), tmp_path / "ours")
+    vitreous.save(build_vit(CONFIG), tmp_path / "saved")
     with pytest.raises(BadValue, match="num_heads"):
-        vitreous.load(tmp_path / "ours", overrides={"num_heads": 5})
+        vitreous.load(tmp_path / "saved", overrides={"num_heads": 5})

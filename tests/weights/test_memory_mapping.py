@@ -35,8 +35,8 @@ def load(path: Path) -> ViT:
 
 
 def same(one: Model, other: Model) -> bool:
-    ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def places(folder: Path) -> list[range]:
@@ -63,10 +63,10 @@ def test_matrices_are_mapped_and_not_copied(case: str, tmp_path: Path) -> None:
 
 def test_foreign_model_saved_as_native_is_equal(timms: Path, tmp_path: Path) -> None:
     model = load(timms)
-    vitreous.save(model, tmp_path / "ours")
-    assert same(load(tmp_path / "ours"), model)
+    vitreous.save(model, tmp_path / "saved")
+    assert same(load(tmp_path / "saved"), model)
     for part in ("attention.q", "attention.k", "attention.v"):  # written apart, each of its own size
-        assert load(tmp_path / "ours").get_submodule(f"encoder.blocks.0.{part}").weight.shape == (128, 128)
+        assert load(tmp_path / "saved").get_submodule(f"encoder.blocks.0.{part}").weight.shape == (128, 128)
 
 
 def test_parameters_change_independently(timms: Path) -> None:

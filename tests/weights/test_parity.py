@@ -45,12 +45,12 @@ def test_difference_shows_at_its_stage(small: ViTConfig) -> None:
 
 def test_convert_reports_nothing_lost(small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"))
-    vitreous.save(perturbed(config), tmp_path / "ours")
-    result = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
-    assert result.path == tmp_path / "theirs"
+    vitreous.save(perturbed(config), tmp_path / "saved")
+    result = convert(tmp_path / "saved", tmp_path / "foreign", to="timm")
+    assert result.path == tmp_path / "foreign"
     assert all(one.largest == 0 for one in result.differences)
     assert len(result.differences) == config.depth + 4
-    convert_verb(str(tmp_path / "ours"), tmp_path / "theirs", to="timm", check=True)
+    convert_verb(str(tmp_path / "saved"), tmp_path / "foreign", to="timm", check=True)
     printed = capsys.readouterr().out
     assert "wrote" in printed
     assert "logits" in printed
@@ -71,9 +71,9 @@ def test_convert_reports_what_the_format_does_not_keep(
     config = dataclasses.replace(
         square, num_classes=2, labels=("[/cat]", "dog"), position=Learned1d(interpolation="timm")
     )
-    vitreous.save(perturbed(config), tmp_path / "ours")
-    assert convert(tmp_path / "ours", tmp_path / "theirs", to="timm").not_kept == []
-    convert_verb(str(tmp_path / "ours"), tmp_path / "x[red].pth", to="torchvision")
+    vitreous.save(perturbed(config), tmp_path / "saved")
+    assert convert(tmp_path / "saved", tmp_path / "foreign", to="timm").not_kept == []
+    convert_verb(str(tmp_path / "saved"), tmp_path / "x[red].pth", to="torchvision")
     printed = " ".join(capsys.readouterr().out.split())
     assert "x[red].pth" in printed
     assert "not kept: labels: ('[/cat]', 'dog') is read as ()" in printed
@@ -83,18 +83,18 @@ def test_convert_reports_what_the_format_does_not_keep(
 
 def test_different_computation_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"), norm_eps=1e-3)
-    vitreous.save(perturbed(config), tmp_path / "ours")
+    vitreous.save(perturbed(config), tmp_path / "saved")
     with pytest.raises(CannotHold, match=r"eps is 0\.001, and timm's is 1e-06.*lossy"):
-        convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
-    assert not (tmp_path / "theirs").exists()
-    differences = convert(tmp_path / "ours", tmp_path / "theirs", to="timm", lossy=True).differences
+        convert(tmp_path / "saved", tmp_path / "foreign", to="timm")
+    assert not (tmp_path / "foreign").exists()
+    differences = convert(tmp_path / "saved", tmp_path / "foreign", to="timm", lossy=True).differences
     assert differences[0].largest == 0  # patches know no norm
     assert differences[-1].largest > 1e-6
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "README.md"])
 def test_folder_with_other_files_is_not_replaced(name: str, small: ViTConfig, tmp_path: Path) -> None:
-    target = tmp_path / "theirs"
+    target = tmp_path / "foreign"
     target.mkdir()
     (target / name).write_text("years of work")
     model = perturbed(dataclasses.replace(small, mlp=Gelu("erf")))

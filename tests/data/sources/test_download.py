@@ -30,7 +30,7 @@ def test_broken_connection_is_resumed(web, tmp_path) -> None:  # type: ignore[no
     assert starts == [1_500_000, 2_250_000, 2_625_000]
 
 
-def test_download_of_a_killed_process_is_resumed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_interrupted_download_is_resumed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     (tmp_path / "a.bin.part").write_bytes(BODY[:1000])
     (tmp_path / "a.bin.part.tag").write_text(web.tag)
@@ -47,13 +47,13 @@ def test_changed_file_is_downloaded_again(web, tmp_path) -> None:  # type: ignor
 
 
 @pytest.mark.parametrize("have", [len(BODY), len(BODY) + 5])
-def test_a_split_that_is_as_long_as_the_file(web, tmp_path, have: int) -> None:  # type: ignore[no-untyped-def]
+def test_partial_file_of_full_size_is_handled(web, tmp_path, have: int) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     (tmp_path / "a.bin.part").write_bytes((BODY + b".....")[:have])
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5).read_bytes() == BODY
 
 
-def test_server_without_ranges(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_server_without_range_support(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.breaks, web.ranges = BODY, 1, False
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5).read_bytes() == BODY
 
@@ -73,7 +73,7 @@ def test_wrong_checksum_raises_and_removes_the_file(web, tmp_path) -> None:  # t
 
 
 @pytest.mark.parametrize("length", [True, False], ids=["declared", "undeclared"])
-def test_too_long_file_is_rejected(web, tmp_path, length: bool) -> None:  # type: ignore[no-untyped-def]
+def test_too_large_file_is_rejected(web, tmp_path, length: bool) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.length = BODY, length
     with pytest.raises(OSError, match=r"127.*a\.bin (has 3,000,000|is longer than the limit of 1,000) bytes"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin", max_bytes=1000)
@@ -101,7 +101,7 @@ def test_endless_restarts_are_abandoned(web, tmp_path) -> None:  # type: ignore[
     assert len(web.asked) < 10
 
 
-def test_errors_name_the_address(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_errors_name_the_url(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(OSError, match=r"could not download http://127.*/none: the server answers 404"):
         fetch(f"{web.url}/none", tmp_path / "none")
     with socket.socket() as free:
@@ -111,7 +111,7 @@ def test_errors_name_the_address(web, tmp_path) -> None:  # type: ignore[no-unty
         fetch(f"http://127.0.0.1:{port}/x", tmp_path / "x")
 
 
-def test_two_processes_fetch_a_file_once(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_concurrent_downloads_fetch_the_file_once(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     code = "import sys; from pathlib import Path; from vitreous.data.sources.download import fetch"
     code += "; fetch(sys.argv[1], Path(sys.argv[2]))"
@@ -122,7 +122,7 @@ def test_two_processes_fetch_a_file_once(web, tmp_path) -> None:  # type: ignore
     assert len(web.asked) == 1
 
 
-def test_cache_folder_follows_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_is_set_by_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder("data", "x") == cache / "data" / "x"
     assert (cache / "data" / "x").is_dir()
     monkeypatch.delenv("VITREOUS_CACHE")

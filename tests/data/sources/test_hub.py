@@ -1,4 +1,4 @@
-"""Data sets of a small local hub that answers the requests of huggingface_hub."""
+"""Data sets from a local hub server, downloaded with huggingface_hub."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def contents(source: Source) -> dict[bytes, str]:
 
 
 class Hub:
-    """Data sets by name and revision, each a dictionary of files; and the requested pages."""
+    """Files of each data set by name and revision, and the requested pages."""
 
     def __init__(self) -> None:
         self.sets: dict[tuple[str, str], dict[str, bytes]] = {}
@@ -102,7 +102,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path, offline: bool = False) -> None:
-    """Apply HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE as a new process would."""
+    """Apply HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE as in a new process."""
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -110,7 +110,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path, offline:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
 
 
-def test_from_the_repository_then_from_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repository_is_downloaded_and_then_cached(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.sets["ann/pets", "main"] = {
         "README.md": b"pets",
         "data/train-00000-of-00002.parquet": parquet(0, 6),
@@ -132,7 +132,7 @@ def test_from_the_repository_then_from_the_cache(hub: Hub, tmp_path: Path, monke
         open_data("hf:ann/other")
 
 
-def test_from_the_hubs_own_conversion(hub: Hub) -> None:
+def test_parquet_conversion_of_the_hub_is_used(hub: Hub) -> None:
     hub.sets["ann/pets", "main"] = {"train.zip": b"", "README.md": b""}
     hub.sets["ann/pets", CONVERTED] = {
         "default/train/0000.parquet": parquet(0, 8),
@@ -142,7 +142,7 @@ def test_from_the_hubs_own_conversion(hub: Hub) -> None:
     assert (len(data.train), len(data.val)) == (8, 2)
 
 
-def test_a_revision_and_a_configuration(hub: Hub) -> None:
+def test_revision_and_configuration_are_selected(hub: Hub) -> None:
     hub.sets["ann/pets", "main"] = {"x/train.parquet": parquet(0, 4), "y/train.parquet": parquet(4, 6)}
     hub.sets["ann/pets", "v1"] = {"train.parquet": parquet(0, 20)}
     assert len(open_data("hf:ann/pets:y").train) == 4
@@ -153,7 +153,7 @@ def test_a_revision_and_a_configuration(hub: Hub) -> None:
         open_data("hf:ann/pets:z")
 
 
-def test_mistakes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_requests_are_rejected(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.sets["ann/text", "main"] = {"README.md": b""}
     with pytest.raises(ValueError, match="hf:ann/text: the repository has no Parquet files"):
         open_data("hf:ann/text")
@@ -190,13 +190,13 @@ def test_hostile_hub_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     stop()
 
 
-def test_a_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = HostileHub(files={"train.parquet": parquet(0, 8)})
     stop = start(site)
     use(monkeypatch, site, tmp_path / "hf")
     wrong = {"rfilename": "train.parquet", "size": len(parquet(0, 8)), "blobId": "0" * 40}
     site.answers["listing"] = lambda _: [response(site.listing(siblings=[wrong]), {})]
-    for _ in range(2):  # the second time it is fetched again
+    for _ in range(2):  # it is downloaded again
         with pytest.raises(OSError, match=r"train\.parquet has arrived with the checksum \w{40}, but must have 0{40}"):
             open_data("hf:eve/model")
         assert not list((tmp_path / "hf").rglob("*.parquet"))
@@ -206,7 +206,7 @@ def test_a_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: p
     stop()
 
 
-def test_files_of_a_configuration() -> None:
+def test_files_are_selected_by_configuration() -> None:
     files = ["plain_text/train-00000-of-00001.parquet", "plain_text/test-00000-of-00001.parquet"]
     assert choose_files("x", files, None) == {"train": files[:1], "test": files[1:]}
     assert choose_files("x", ["data/all.parquet"], None) == {"all": ["data/all.parquet"]}

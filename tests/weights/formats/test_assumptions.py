@@ -194,13 +194,13 @@ def test_unusual_pooling_of_a_named_model_is_warned_of(tmp_path: Path) -> None:
 def test_folders_with_a_config_do_not_warn(plain: nn.Module, tmp_path: Path) -> None:
     small = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     transformers = import_transformers()
-    theirs = transformers.ViTModel(transformers.ViTConfig(**small))
-    theirs.save_pretrained(tmp_path / "transformers")
+    reference = transformers.ViTModel(transformers.ViTConfig(**small))
+    reference.save_pretrained(tmp_path / "transformers")
     transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "transformers")
     import_timm().models.save_for_hf(plain, tmp_path / "timm", model_args={"img_size": 32, "depth": 1})
-    vitreous.save(vitreous.load(tmp_path / "timm"), tmp_path / "ours")
+    vitreous.save(vitreous.load(tmp_path / "timm"), tmp_path / "saved")
     vitreous.save(vitreous.load(tmp_path / "timm"), tmp_path / "google.npz", format="google", lossy=True)
-    for source in ("transformers", "timm", "ours", "google.npz"):
+    for source in ("transformers", "timm", "saved", "google.npz"):
         assert not warned(lambda source=source: vitreous.load(tmp_path / source)), source  # type: ignore[misc]
 
 

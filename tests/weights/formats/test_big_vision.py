@@ -99,48 +99,48 @@ def stacked(arrays: Arrays) -> Arrays:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", ["apart", "stacked"])
 def test_outputs_equal_timms(tmp_path: Path, case: str, form: str) -> None:
-    theirs = timm_model(case)
-    arrays = arrays_of(theirs)
-    ours = vitreous.load(saved(tmp_path / "theirs.npz", stacked(arrays) if form == "stacked" else arrays))
-    assert ours.config == config_of(case)
-    check_close(ours, theirs, NATIVE)
+    reference = timm_model(case)
+    arrays = arrays_of(reference)
+    loaded = vitreous.load(saved(tmp_path / "foreign.npz", stacked(arrays) if form == "stacked" else arrays))
+    assert loaded.config == config_of(case)
+    check_close(loaded, reference, NATIVE)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
-    ours = noisy(build(config_of(case)))
-    vitreous.save(ours, tmp_path / "ours.npz", format="big_vision")
-    theirs = unknown(timm_model(case))
-    theirs.load_pretrained(str(tmp_path / "ours.npz"))
-    check_close(ours, theirs, NATIVE)
+    model = noisy(build(config_of(case)))
+    vitreous.save(model, tmp_path / "saved.npz", format="big_vision")
+    reference = unknown(timm_model(case))
+    reference.load_pretrained(str(tmp_path / "saved.npz"))
+    check_close(model, reference, NATIVE)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_written_names_and_shapes_are_big_visions(tmp_path: Path, case: str) -> None:
     expected = {name: array.shape for name, array in arrays_of(timm_model(case)).items()}
-    vitreous.save(build(config_of(case)), tmp_path / "ours.npz", format="big_vision")
-    with np.load(tmp_path / "ours.npz") as file:
+    vitreous.save(build(config_of(case)), tmp_path / "saved.npz", format="big_vision")
+    with np.load(tmp_path / "saved.npz") as file:
         assert {name: file[name].shape for name in file.files} == expected
 
 
 def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
-    theirs = timm_model("MAP", img_size=OTHER)
-    path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
+    reference = timm_model("MAP", img_size=OTHER)
+    path = saved(tmp_path / "foreign.npz", arrays_of(reference))
     with pytest.raises(BadCheckpoint, match=r"15 positions.*give the size it was made for"):
         vitreous.load(path)
-    check_close(vitreous.load(path, overrides={"image_size": OTHER}), theirs, OTHER)
+    check_close(vitreous.load(path, overrides={"image_size": OTHER}), reference, OTHER)
 
 
 def test_positions_are_resampled_as_in_big_vision(tmp_path: Path) -> None:
     """Resample with scipy's zoom to a rectangular grid, and compare with timm's outputs."""
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     arrays = arrays_of(timm_model("class token"))
-    ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays), image_size=OTHER)
+    loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays), image_size=OTHER)
     table = arrays["params/pos_embedding"].reshape(4, 4, -1)
-    theirs = timm_model("class token", img_size=OTHER)
+    reference = timm_model("class token", img_size=OTHER)
     arrays["params/pos_embedding"] = zoom(table, (5 / 4, 3 / 4, 1), order=1).reshape(1, 15, -1)
-    theirs.load_pretrained(str(saved(tmp_path / "resampled.npz", arrays)))
-    check_close(ours, theirs, OTHER)
+    reference.load_pretrained(str(saved(tmp_path / "resampled.npz", arrays)))
+    check_close(loaded, reference, OTHER)
 
 
 def test_missing_positions_are_sines_and_cosines(tmp_path: Path) -> None:
@@ -150,16 +150,16 @@ def test_missing_positions_are_sines_and_cosines(tmp_path: Path) -> None:
     omega = 1 / 10_000 ** (np.arange(12) / 11)
     x, y = np.outer(x.flatten(), omega), np.outer(y.flatten(), omega)
     computed = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None].astype(np.float32)
-    theirs = timm_model("average", img_size=OTHER)
-    theirs.load_pretrained(str(saved(tmp_path / "computed.npz", arrays | {"params/pos_embedding": computed})))
+    reference = timm_model("average", img_size=OTHER)
+    reference.load_pretrained(str(saved(tmp_path / "computed.npz", arrays | {"params/pos_embedding": computed})))
 
     arrays.pop("params/pos_embedding")
-    path = saved(tmp_path / "theirs.npz", arrays)
-    ours = vitreous.load(path)
-    assert ours.config.position == SinCos2d("big_vision")
-    assert ours.config.image_size == (224, 224)
-    assert "there are no learned positions" in "".join(vars(ours)["provenance"]["assumed"])
-    check_close(ours, theirs, OTHER)
+    path = saved(tmp_path / "foreign.npz", arrays)
+    loaded = vitreous.load(path)
+    assert loaded.config.position == SinCos2d("big_vision")
+    assert loaded.config.image_size == (224, 224)
+    assert "there are no learned positions" in "".join(vars(loaded)["provenance"]["assumed"])
+    check_close(loaded, reference, OTHER)
     assert vitreous.load(path, image_size=OTHER).config.image_size == OTHER
     assert vitreous.load(path, overrides={"image_size": OTHER}).config.image_size == OTHER
 
@@ -236,7 +236,7 @@ def arrays(tmp_path: Path, model: ViT) -> Arrays:
 def test_any_root_is_read(tmp_path: Path, model: ViT, arrays: Arrays, root: str, form: str) -> None:
     arrays = stacked(arrays) if form == "stacked" else arrays
     rooted = {f"{root}{name}": array for name, array in arrays.items()}
-    check_identical(vitreous.load(saved(tmp_path / "theirs.npz", rooted)), model)
+    check_identical(vitreous.load(saved(tmp_path / "foreign.npz", rooted)), model)
 
 
 def test_text_model_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
@@ -280,7 +280,7 @@ def test_bfloat16_positions_are_read(tmp_path: Path, model: ViT, arrays: Arrays)
     """numpy reads the positions of a bfloat16 model as two bytes of unknown type."""
     table = model.position.table.detach().bfloat16()
     arrays["pos_embedding"] = table.reshape(1, 16, 48).view(torch.int16).numpy().view("V2")
-    loaded = vitreous.load(saved(tmp_path / "theirs.npz", arrays))
+    loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays))
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
     assert torch.equal(loaded.position.table, table.float())
 

@@ -57,12 +57,12 @@ def peer(seed: int = 0, **sizes: Any) -> Any:
     return noisy(import_timm().models.VisionTransformer(**{**SIZE, **sizes})).eval()
 
 
-def check_same(file: Path, theirs: nn.Module) -> dict[str, Any]:
+def check_same(file: Path, reference: nn.Module) -> dict[str, Any]:
     """Check that a file is read as this model; return its provenance."""
-    ours = vitreous.load(file)
+    loaded = vitreous.load(file)
     with torch.no_grad():
-        torch.testing.assert_close(ours(IMAGES), theirs(IMAGES), rtol=1e-4, atol=1e-5)
-    return provenance_of(ours)
+        torch.testing.assert_close(loaded(IMAGES), reference(IMAGES), rtol=1e-4, atol=1e-5)
+    return provenance_of(loaded)
 
 
 class Training(nn.Module):
@@ -231,10 +231,10 @@ def test_transformers_model_is_read_beside_a_loss(tmp_path: Path, own: str) -> N
     model = noisy(transformers.ViTForImageClassification(config)).eval()
     module = Training(**{own: model, "criterion": nn.CrossEntropyLoss(weight=torch.ones(3))})
     torch.save({"state_dict": module.state_dict()}, tmp_path / "x.ckpt")
-    ours = vitreous.load(tmp_path / "x.ckpt")
+    loaded = vitreous.load(tmp_path / "x.ckpt")
     with torch.no_grad():
-        torch.testing.assert_close(ours(IMAGES), model(IMAGES).logits, rtol=1e-4, atol=1e-5)
-    assert provenance_of(ours)["left_out"] == ["criterion.weight"]
+        torch.testing.assert_close(loaded(IMAGES), model(IMAGES).logits, rtol=1e-4, atol=1e-5)
+    assert provenance_of(loaded)["left_out"] == ["criterion.weight"]
 
 
 def test_teacher_of_another_size_is_ambiguous(tmp_path: Path) -> None:
@@ -250,22 +250,22 @@ def test_config_json_of_a_run_is_ignored(tmp_path: Path, prefix: str, settings: 
     model = peer(num_heads=1)
     torch.save({"state_dict": {f"{prefix}{k}": v for k, v in model.state_dict().items()}}, tmp_path / "last.ckpt")
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    ours = vitreous.load(tmp_path, overrides={"num_heads": 1})
+    loaded = vitreous.load(tmp_path, overrides={"num_heads": 1})
     with torch.no_grad():
-        torch.testing.assert_close(ours(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(loaded(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
 
 
 def test_dinov2_is_read_beside_a_loss(tmp_path: Path) -> None:
     """Its blocks are detected at any prefix, the loss is ignored."""
-    theirs = build(ViTConfig(**DINO))
-    vitreous.save(theirs, tmp_path / "dino.pth", format="dinov2")
+    reference = build(ViTConfig(**DINO))
+    vitreous.save(reference, tmp_path / "dino.pth", format="dinov2")
     tensors = torch.load(tmp_path / "dino.pth", weights_only=True)
     named = {f"backbone.{name}": tensor for name, tensor in tensors.items()}
     torch.save({**named, "criterion.weight": torch.ones(3)}, tmp_path / "x.pth")
     images = torch.linspace(-1, 1, 3 * 28 * 28).view(1, 3, 28, 28)
-    ours = vitreous.load(tmp_path / "x.pth")
-    assert torch.equal(ours(images), theirs.eval()(images))
-    assert provenance_of(ours)["left_out"][0] == "criterion.weight"
+    loaded = vitreous.load(tmp_path / "x.pth")
+    assert torch.equal(loaded(images), reference.eval()(images))
+    assert provenance_of(loaded)["left_out"][0] == "criterion.weight"
 
 
 @pytest.mark.parametrize("name", ["rel_pos." * 25_000, "layers.0.blocks.0." * 12_000, "a." * 300])

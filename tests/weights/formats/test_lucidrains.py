@@ -68,7 +68,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def theirs(**given: Any) -> nn.Module:
+def reference_model(**given: Any) -> nn.Module:
     return noisy(import_vit_pytorch().ViT(**{**SIZES, **given}))
 
 
@@ -98,68 +98,68 @@ def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_reads_and_writes_vit_pytorch_models(case: str, tmp_path: Path) -> None:
     given, untold, changes = CASES[case]
-    model = theirs(**given)
-    torch.save(model.state_dict(), tmp_path / "theirs.pth")
-    ours = vitreous.load(tmp_path / "theirs.pth", overrides=untold)
-    assert ours.config == dataclasses.replace(CONFIG, **changes)
-    check_close(ours, model, ours.config.image_size, channels=ours.config.channels)
+    model = reference_model(**given)
+    torch.save(model.state_dict(), tmp_path / "foreign.pth")
+    loaded = vitreous.load(tmp_path / "foreign.pth", overrides=untold)
+    assert loaded.config == dataclasses.replace(CONFIG, **changes)
+    check_close(loaded, model, loaded.config.image_size, channels=loaded.config.channels)
     for suffix, read in ((".pt", torch.load), (".safetensors", load_file)):
-        vitreous.save(ours, tmp_path / f"ours{suffix}", format="lucidrains")
-        check_identical(vitreous.load(tmp_path / f"ours{suffix}", overrides=untold), ours)
-        filled = theirs(**given)
-        filled.load_state_dict(read(tmp_path / f"ours{suffix}"), strict=True)
-        check_close(filled, ours, ours.config.image_size, channels=ours.config.channels)
+        vitreous.save(loaded, tmp_path / f"saved{suffix}", format="lucidrains")
+        check_identical(vitreous.load(tmp_path / f"saved{suffix}", overrides=untold), loaded)
+        filled = reference_model(**given)
+        filled.load_state_dict(read(tmp_path / f"saved{suffix}"), strict=True)
+        check_close(filled, loaded, loaded.config.image_size, channels=loaded.config.channels)
 
 
 def test_single_wide_head_has_no_output_projection(tmp_path: Path) -> None:
-    model = theirs(heads=1, dim_head=128)
+    model = reference_model(heads=1, dim_head=128)
     assert "transformer.layers.0.0.to_out.0.weight" not in model.state_dict()
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert ours.config.num_heads == 1
-    check_close(ours, model, (32, 32))
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert loaded.config.num_heads == 1
+    check_close(loaded, model, (32, 32))
     with pytest.raises(CannotHold, match="has no output projection"):
-        vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+        vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
 
 
 def test_model_without_classifier_is_read(tmp_path: Path) -> None:
-    model = theirs(num_classes=0)
+    model = reference_model(num_classes=0)
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    check_close(ours, lambda images: model(images)[:, 0], (32, 32))
-    vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
-    model.load_state_dict(torch.load(tmp_path / "ours.pth"), strict=True)
+    loaded = vitreous.load(tmp_path / "m.pth")
+    check_close(loaded, lambda images: model(images)[:, 0], (32, 32))
+    vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
+    model.load_state_dict(torch.load(tmp_path / "saved.pth"), strict=True)
 
 
 # ---- Of earlier years ------------------------------------------------------------------------------------------------
 
 
 def test_names_of_2023_are_read(tmp_path: Path) -> None:
-    model = theirs()
+    model = reference_model()
     torch.save(old_names(model.state_dict()), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert ours.config == CONFIG
-    check_close(ours, model, (32, 32))
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert loaded.config == CONFIG
+    check_close(loaded, model, (32, 32))
 
 
 @pytest.mark.parametrize("residual", [False, True], ids=["2022", "early 2021"])
 def test_models_without_patch_norms_are_read(residual: bool, tmp_path: Path) -> None:
-    model = theirs()
+    model = reference_model()
     model.to_patch_embedding = nn.Sequential(model.to_patch_embedding[0], model.to_patch_embedding[2])
     state = old_names(model.state_dict())
     if residual:  # one more wrapper, for the sum
         state = {name.replace(".fn.", ".fn.fn.").replace(".norm.", ".fn.norm."): x for name, x in state.items()}
         assert "transformer.layers.1.0.fn.fn.to_qkv.weight" in state
     torch.save(state, tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert not ours.config.patch_norm
-    check_close(ours, model, (32, 32))
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert not loaded.config.patch_norm
+    check_close(loaded, model, (32, 32))
     with pytest.raises(CannotHold, match="no patch_norm"):
-        vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+        vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
 
 
 def test_mean_over_class_token_is_rejected(tmp_path: Path) -> None:
-    torch.save(theirs().state_dict(), tmp_path / "m.pth")
+    torch.save(reference_model().state_dict(), tmp_path / "m.pth")
     for pool in (GlobalAverage(), {"kind": "GlobalAverage"}):
         with pytest.raises(BadCheckpoint, match="class token, which vit-pytorch's mean includes"):
             vitreous.load(tmp_path / "m.pth", overrides={"pool": pool})
@@ -171,12 +171,12 @@ def test_mean_over_class_token_is_rejected(tmp_path: Path) -> None:
 def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
     model = noisy(import_vit_pytorch().SimpleViT(**SIZES | {"image_size": size}))
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth", image_size=size)
-    assert ours.config.position == SinCos2d("big_vision")
-    check_close(ours, model, size)
+    loaded = vitreous.load(tmp_path / "m.pth", image_size=size)
+    assert loaded.config.position == SinCos2d("big_vision")
+    check_close(loaded, model, size)
     assert vitreous.load(tmp_path / "m.pth").config.image_size == (224, 224)
     with pytest.raises(CannotHold, match="position SinCos2d"):
-        vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+        vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
 
 
 # ---- Refusals --------------------------------------------------------------------------------------------------------
@@ -227,6 +227,6 @@ def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -
     ids=str,
 )
 def test_ambiguous_shapes_require_overrides(given: dict[str, Any], message: str, tmp_path: Path) -> None:
-    torch.save(theirs(**given).state_dict(), tmp_path / "m.pth")
+    torch.save(reference_model(**given).state_dict(), tmp_path / "m.pth")
     with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "m.pth")

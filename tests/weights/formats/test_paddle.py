@@ -281,7 +281,7 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def ours(case: str) -> tuple[str, ViT]:
+def build_case(case: str) -> tuple[str, ViT]:
     format, options = WRITTEN[case]
     model = noisy(build_vit(dataclasses.replace(PLAIN, **SHOWN[format] | options)))
     assert isinstance(model, ViT)
@@ -291,7 +291,7 @@ def ours(case: str) -> tuple[str, ViT]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WRITTEN)
 def test_reference_gives_same_outputs_from_written_file(case: str, tmp_path: Path) -> None:
-    format, model = ours(case)
+    format, model = build_case(case)
     vitreous.save(model, tmp_path / "a.pdparams", format=format)
     arrays = pickle.loads((tmp_path / "a.pdparams").read_bytes())  # as paddle.load does
     assert list(arrays.pop(NAMES)) == list(arrays)
@@ -307,7 +307,7 @@ def test_reference_gives_same_outputs_from_written_file(case: str, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WRITTEN)
 def test_round_trip_is_bit_identical(case: str, tmp_path: Path) -> None:
-    format, model = ours(case)
+    format, model = build_case(case)
     vitreous.save(model, tmp_path / "a.pdparams", format=format)
     overrides = {"num_heads": HEADS} if model.config.head_dim else None
     again = loaded(tmp_path / "a.pdparams", overrides=overrides)
@@ -318,7 +318,7 @@ def test_round_trip_is_bit_identical(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", SHOWN)
 @pytest.mark.parametrize("target", ["folder", "a.safetensors"])
 def test_other_file_kinds_round_trip(format: str, target: str, tmp_path: Path) -> None:
-    _, model = ours("PaddleClas" if format == "paddle" else "PaddleViT")
+    _, model = build_case("PaddleClas" if format == "paddle" else "PaddleViT")
     for _ in range(2):  # the second time it replaces the first
         vitreous.save(model, tmp_path / target, format=format)
     check_identical(loaded(tmp_path / target), model)

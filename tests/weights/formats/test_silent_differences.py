@@ -42,19 +42,19 @@ def test_rectangular_timm_grid_follows_image_size(tmp_path: Path) -> None:
     assert model.pos_embed.shape[1] == PLACES
     torch.save(model.state_dict(), tmp_path / "m.pth")
     for given in ({"image_size": LONG}, {"overrides": {"image_size": LONG}}):
-        ours = vitreous.load(tmp_path / "m.pth", **given)
-        assert ours.config.position == Learned1d(True, "timm")
-        check_close(ours, model, LONG)
+        loaded = vitreous.load(tmp_path / "m.pth", **given)
+        assert loaded.config.position == Learned1d(True, "timm")
+        check_close(loaded, model, LONG)
 
 
 def test_square_without_class_token_position_is_assumed(tmp_path: Path) -> None:
     model = timm_model(img_size=SQUARE, no_embed_class=True, dynamic_img_size=True)
     assert model.pos_embed.shape[1] == PLACES
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    check_close(ours, model, SQUARE)
+    loaded = vitreous.load(tmp_path / "m.pth")
+    check_close(loaded, model, SQUARE)
     assert "if of 25 positions 0 are for tokens before the patches; if 1 are, the size must be given" in said_of(
-        ours, "image_size"
+        loaded, "image_size"
     )
     check_close(vitreous.load(tmp_path / "m.pth", image_size=(48, 40)), model, (48, 40))
 
@@ -78,9 +78,9 @@ def test_timm_folder_states_missing_token_positions(name: str, args: dict[str, A
     timm, given = import_timm(), {**SIZES, "num_classes": 7, "img_size": SQUARE, **args}
     model = noisy(timm.create_model(name, **given))
     timm.models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2, **args})
-    ours = vitreous.load(tmp_path / "m")
-    assert not ours.config.position.prefix_entries
-    check_close(ours, model, SQUARE)
+    loaded = vitreous.load(tmp_path / "m")
+    assert not loaded.config.position.prefix_entries
+    check_close(loaded, model, SQUARE)
 
 
 @pytest.mark.slow
@@ -174,8 +174,8 @@ def test_file_with_other_numerics_requires_lossy(
         vitreous.save(model, tmp_path / f"x{suffix}", format=format)
     assert not list(tmp_path.iterdir())
     vitreous.save(model, tmp_path / f"x{suffix}", format=format, lossy=True)
-    theirs = vitreous.load(tmp_path / f"x{suffix}")
-    assert theirs.config != model.config
+    loaded = vitreous.load(tmp_path / f"x{suffix}")
+    assert loaded.config != model.config
 
 
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
@@ -195,10 +195,10 @@ def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
 
 
 def test_convert_reports_lossy_differences(tmp_path: Path) -> None:
-    vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "ours")
-    file = convert(tmp_path / "ours", tmp_path / "x.pth", to="timm", lossy=True)
+    vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "saved")
+    file = convert(tmp_path / "saved", tmp_path / "x.pth", to="timm", lossy=True)
     assert file.losses == ["GELU is computed by tanh, and in timm by erf"]
-    assert convert(tmp_path / "ours", tmp_path / "folder", to="timm").losses == []
+    assert convert(tmp_path / "saved", tmp_path / "folder", to="timm").losses == []
 
 
 # ---- Parts that are newer than the formats ---------------------------------------------------------------------------
@@ -243,9 +243,9 @@ def test_new_options_are_rejected_by_every_format(
 def test_pooling_with_fc_norm_is_assumed(given: dict[str, Any], tmp_path: Path) -> None:
     model = timm_model(**given)
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert "global_pool token, avgmax" in said_of(ours, "pool")
-    assert (difference(ours, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert "global_pool token, avgmax" in said_of(loaded, "pool")
+    assert (difference(loaded, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
 
 
 def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
@@ -254,10 +254,10 @@ def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
     for activation in (nn.GELU, nn.SiLU):
         model = timm_model(**packed, act_layer=activation)
         torch.save(model.state_dict(), tmp_path / "m.pth")
-        ours = vitreous.load(tmp_path / "m.pth")
-        assert ours.config.mlp == SwiGlu()
-        assert "gated MLPs with GELU" in said_of(ours, "mlp")
-        assert (difference(ours, model, (32, 32)) < 1e-4) == (activation is nn.SiLU)
+        loaded = vitreous.load(tmp_path / "m.pth")
+        assert loaded.config.mlp == SwiGlu()
+        assert "gated MLPs with GELU" in said_of(loaded, "mlp")
+        assert (difference(loaded, model, (32, 32)) < 1e-4) == (activation is nn.SiLU)
 
 
 @pytest.mark.slow
@@ -270,18 +270,18 @@ def test_gated_mlp_of_ungated_architecture_is_rejected(layer: str, args: dict[st
     timm.models.save_for_hf(model, tmp_path / "m", model_args={**SIZES, "img_size": 32, **args})
     with pytest.raises(BadCheckpoint, match=r"a gated MLP, but timm's vit_base_patch16_224 has none.*overrides"):
         vitreous.load(tmp_path / "m")
-    ours = vitreous.load(tmp_path / "m", overrides={"mlp": SwiGlu()})
+    loaded = vitreous.load(tmp_path / "m", overrides={"mlp": SwiGlu()})
     is_swiglu = layer == "SwiGLUPacked" and args == {"act_layer": "silu"}
-    assert (difference(ours, model, (32, 32)) < 1e-4) == is_swiglu
+    assert (difference(loaded, model, (32, 32)) < 1e-4) == is_swiglu
 
 
 def test_gated_mlp_of_gated_architecture_is_read(tmp_path: Path) -> None:
     timm, args = import_timm(), {**SIZES, "img_size": 32, "mlp_ratio": 4.0}
     model = noisy(timm.create_model("vit_giant_patch14_dinov2", **args, num_classes=7))
     timm.models.save_for_hf(model, tmp_path / "m", model_args=args)
-    ours = vitreous.load(tmp_path / "m")
-    assert ours.config.mlp == SwiGlu()
-    check_close(ours, model, (32, 32))
+    loaded = vitreous.load(tmp_path / "m")
+    assert loaded.config.mlp == SwiGlu()
+    check_close(loaded, model, (32, 32))
     timm.models.save_for_hf(model, tmp_path / "m", model_args={**args, "act_layer": "gelu"})
     with pytest.raises(BadCheckpoint, match="a gated MLP with act_layer 'gelu', but must have 'silu'"):
         vitreous.load(tmp_path / "m")
@@ -298,21 +298,23 @@ def test_unsupported_classifier_is_ignored_with_num_classes(num_classes: int, tm
     model.save_pretrained(tmp_path)
     with pytest.raises(BadCheckpoint, match=r"beside the mean of the patches.*num_classes=0"):
         vitreous.load(tmp_path)
-    ours = vitreous.load(tmp_path, num_classes=num_classes)
-    assert ours.config.num_classes == num_classes
-    assert {"classifier.weight", "classifier.bias"} <= set(ours.provenance["left_out"])
+    loaded = vitreous.load(tmp_path, num_classes=num_classes)
+    assert loaded.config.num_classes == num_classes
+    assert {"classifier.weight", "classifier.bias"} <= set(loaded.provenance["left_out"])
 
     def features(images: Tensor) -> Tensor:
         return model.dinov2(images).pooler_output
 
-    check_close(lambda images: ours.pool(ours.features(images)) if num_classes else ours(images), features, (32, 32))
+    check_close(
+        lambda images: loaded.pool(loaded.features(images)) if num_classes else loaded(images), features, (32, 32)
+    )
 
 
 def test_torchvisions_head_of_two_layers_is_read(tmp_path: Path) -> None:
     vit = import_torchvision().models.vision_transformer.VisionTransformer
     model = noisy(vit(32, 8, 2, 2, 128, 256, num_classes=7, representation_size=24))
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    check_close(ours, model, (32, 32))
-    vitreous.save(ours, tmp_path / "ours.pth", format="torchvision")
-    check_identical(vitreous.load(tmp_path / "ours.pth"), ours)
+    loaded = vitreous.load(tmp_path / "m.pth")
+    check_close(loaded, model, (32, 32))
+    vitreous.save(loaded, tmp_path / "saved.pth", format="torchvision")
+    check_identical(vitreous.load(tmp_path / "saved.pth"), loaded)

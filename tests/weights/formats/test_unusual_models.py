@@ -70,21 +70,21 @@ def test_other_numbers_of_channels_are_read(format: str, channels: int, tmp_path
     """Other numbers of channels get the average of ImageNet's means, as in timm."""
     model = MAKERS[format](channels)
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth", format=format.strip())
-    check_close(ours, model, SIZE, channels=channels)
-    shown = ours.config.preprocessing
+    loaded = vitreous.load(tmp_path / "m.pth", format=format.strip())
+    check_close(loaded, model, SIZE, channels=channels)
+    shown = loaded.config.preprocessing
     assert shown.mean == pytest.approx([sum(IMAGENET.mean) / 3])
     assert shown.std == pytest.approx([sum(IMAGENET.std) / 3])
-    assert any("averaged over its three channels" in line for line in ours.provenance["assumed"])
+    assert any("averaged over its three channels" in line for line in loaded.provenance["assumed"])
 
 
 def test_grey_transformers_model_without_processor_is_read(tmp_path: Path) -> None:
     transformers = import_transformers()
     model = noisy(transformers.Dinov2Model(transformers.Dinov2Config(**THEIRS, mlp_ratio=2, num_channels=1)))
     model.save_pretrained(tmp_path)
-    ours = vitreous.load(tmp_path)
-    check_close(ours, lambda images: model(images).pooler_output, SIZE, channels=1)
-    assert ours.config.preprocessing.mean == pytest.approx([sum(IMAGENET.mean) / 3])
+    loaded = vitreous.load(tmp_path)
+    check_close(loaded, lambda images: model(images).pooler_output, SIZE, channels=1)
+    assert loaded.config.preprocessing.mean == pytest.approx([sum(IMAGENET.mean) / 3])
 
 
 @pytest.mark.slow
@@ -105,9 +105,9 @@ def test_converted_grey_models_can_be_loaded(tmp_path: Path) -> None:
 
 def test_three_channels_keep_separate_means(tmp_path: Path) -> None:
     torch.save(distilled(3).state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert ours.config.preprocessing == IMAGENET
-    assert "preprocessing: DeiT's" in ours.provenance["assumed"]
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert loaded.config.preprocessing == IMAGENET
+    assert "preprocessing: DeiT's" in loaded.provenance["assumed"]
 
 
 # ---- No counterpart --------------------------------------------------------------------------------------------------
@@ -131,22 +131,22 @@ STRANGERS_OF_TIMM = {
 def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: bool, tmp_path: Path) -> None:
     timm = import_timm()
     model = timm.create_model(name, depth=1)
-    said = STRANGERS_OF_TIMM[name]
+    message = STRANGERS_OF_TIMM[name]
     if folder:
         timm.models.save_for_hf(model, tmp_path / "m")
         with pytest.raises(
-            BadCheckpoint, match=rf"a model of timm's \({name}\) that has no counterpart here: .*{said}"
+            BadCheckpoint, match=rf"a model of timm's \({name}\) that has no counterpart here: .*{message}"
         ):
             vitreous.load(tmp_path / "m")
     else:
         torch.save(model.state_dict(), tmp_path / "m.pth")
-        with pytest.raises(BadCheckpoint, match=f"a model of timm's that has no counterpart here: .*{said}"):
+        with pytest.raises(BadCheckpoint, match=f"a model of timm's that has no counterpart here: .*{message}"):
             vitreous.load(tmp_path / "m.pth")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"pre_norm": True}, r"\(norm_pre\)"),
         ({"final_norm": False}, "no norm after the last block"),
@@ -159,9 +159,9 @@ def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: b
     ],
     ids=str,
 )
-def test_unsupported_timm_arguments_are_rejected_by_name(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unsupported_timm_arguments_are_rejected_by_name(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     torch.save(timm_model(**given).state_dict(), tmp_path / "m.pth")
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "m.pth")
 
 
@@ -249,10 +249,10 @@ def test_known_model_type_with_unknown_names_is_an_unknown_format(tmp_path: Path
 @pytest.mark.slow
 def test_resnet_and_swin_are_rejected_by_name(tmp_path: Path) -> None:
     timm = import_timm()
-    for name, said in {"resnet18": "a ResNet", "swin_tiny_patch4_window7_224": "a Swin Transformer"}.items():
+    for name, message in {"resnet18": "a ResNet", "swin_tiny_patch4_window7_224": "a Swin Transformer"}.items():
         model = timm.create_model(name)
         torch.save(model.state_dict(), tmp_path / "m.pth")
-        with pytest.raises(BadCheckpoint, match=f"is {said}, which has no counterpart here"):
+        with pytest.raises(BadCheckpoint, match=f"is {message}, which has no counterpart here"):
             vitreous.load(tmp_path / "m.pth")
         timm.models.save_for_hf(model, tmp_path / name)
         with pytest.raises(BadCheckpoint, match=rf"is '{name}' of timm \(architecture in config.json\)"):
@@ -272,17 +272,17 @@ def test_missing_heads_error_shows_python_and_command_line_remedy(tmp_path: Path
         'give overrides={"num_heads": ...}, or convert it once: vitreous convert SRC DST --to vitreous --set '
         "num_heads=..."
     )
-    convert(tmp_path / "m.pth", tmp_path / "ours", to="vitreous", overrides={"num_heads": 3})
-    check_close(vitreous.load(tmp_path / "ours"), model, SIZE)
+    convert(tmp_path / "m.pth", tmp_path / "saved", to="vitreous", overrides={"num_heads": 3})
+    check_close(vitreous.load(tmp_path / "saved"), model, SIZE)
 
 
 def test_grey_deit_is_not_an_audio_model(tmp_path: Path) -> None:
     """Its tensors have the names and patches of the Audio Spectrogram Transformer; config.json decides."""
     transformers = import_transformers()
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    theirs = transformers.DeiTModel(transformers.DeiTConfig(num_channels=1, image_size=64, patch_size=16, **sizes))
-    theirs.eval().save_pretrained(tmp_path)
-    ours, images = vitreous.load(tmp_path), torch.randn(2, 1, 64, 64)
+    reference = transformers.DeiTModel(transformers.DeiTConfig(num_channels=1, image_size=64, patch_size=16, **sizes))
+    reference.eval().save_pretrained(tmp_path)
+    loaded, images = vitreous.load(tmp_path), torch.randn(2, 1, 64, 64)
     with torch.no_grad():
-        features, expected = ours.features(images), theirs(images).last_hidden_state
+        features, expected = loaded.features(images), reference(images).last_hidden_state
     torch.testing.assert_close(features.patches, expected[:, 2:], rtol=0, atol=1e-5)

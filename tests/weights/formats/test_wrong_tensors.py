@@ -94,9 +94,9 @@ def whole(format: str, file: Path) -> dict[str, Tensor]:
     return state["model"] | {"decoder_embed.weight": zeros(4, 128)} if format == "mae" else state
 
 
-@pytest.mark.parametrize(("format", "name", "tensor", "said"), CASES)
+@pytest.mark.parametrize(("format", "name", "tensor", "message"), CASES)
 def test_wrong_tensors_are_rejected_in_one_line(
-    format: str, name: str, tensor: Tensor | None, said: str, tmp_path: Path
+    format: str, name: str, tensor: Tensor | None, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / ("bad.npz" if format == "google" else "bad.pth")
     tensors = whole(format, file)
@@ -107,7 +107,7 @@ def test_wrong_tensors_are_rejected_in_one_line(
         np.savez(file, **tensors)
     else:
         torch.save(tensors, file)
-    with pytest.raises(BadCheckpoint, match=said) as refusal:
+    with pytest.raises(BadCheckpoint, match=message) as refusal:
         vitreous.load(file)
     assert file.name in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -34,9 +34,9 @@ def test_written_tensors_are_read_back(tmp_path: Path) -> None:
 
 
 def test_files_are_exchanged_with_the_safetensors_library(tmp_path: Path) -> None:
-    write_tensors(TENSORS, tmp_path / "ours")
-    save_file({name: tensor.contiguous() for name, tensor in TENSORS.items()}, tmp_path / "theirs")
-    for read in (load_file(tmp_path / "ours"), read_tensors(tmp_path / "theirs")):
+    write_tensors(TENSORS, tmp_path / "saved")
+    save_file({name: tensor.contiguous() for name, tensor in TENSORS.items()}, tmp_path / "foreign")
+    for read in (load_file(tmp_path / "saved"), read_tensors(tmp_path / "foreign")):
         assert read.keys() == TENSORS.keys()
         assert all(torch.equal(read[name], tensor) for name, tensor in TENSORS.items())
 

@@ -68,10 +68,10 @@ def written(kind: str, folder: Path, **fields: Any) -> Path:
 def test_gelu_names_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
     folder = written("vit", tmp_path / "model", hidden_act=name)
-    theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    reference = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
-        assert (vitreous.load(folder)(images) - theirs(images).logits).abs().max() <= TOLERANCE
+        assert (vitreous.load(folder)(images) - reference(images).logits).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("document", ["says nothing", "published"])

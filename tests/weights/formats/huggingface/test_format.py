@@ -67,9 +67,11 @@ def _one_thread() -> Iterator[None]:
 def peer(name: str, **kwargs: Any) -> nn.Module:
     transformers = import_transformers()
     model, config, fields = MODELS[name]
-    theirs = noisy(getattr(transformers, model)(getattr(transformers, config)(num_labels=5, **fields), **kwargs))
-    theirs.set_attn_implementation("eager")  # their own arithmetic; what reads our files below calls torch's, as we do
-    return theirs
+    reference = noisy(getattr(transformers, model)(getattr(transformers, config)(num_labels=5, **fields), **kwargs))
+    reference.set_attn_implementation(
+        "eager"
+    )  # their own arithmetic; what reads our files below calls torch's, as we do
+    return reference
 
 
 @torch.no_grad()
@@ -92,11 +94,11 @@ def outputs(model: Any, images: Tensor, resampled: bool = False) -> dict[str, Te
 
 
 @torch.no_grad()
-def difference(ours: ViT, theirs: Any, size: tuple[int, int]) -> float:
-    images = torch.randn(2, ours.config.channels, *size)
-    expected = outputs(theirs, images, resampled=size != ours.config.image_size)
-    features = ours.features(images)
-    answer = ours.classify(features)
+def difference(loaded: ViT, reference: Any, size: tuple[int, int]) -> float:
+    images = torch.randn(2, loaded.config.channels, *size)
+    expected = outputs(reference, images, resampled=size != loaded.config.image_size)
+    features = loaded.features(images)
+    answer = loaded.classify(features)
     found = {"logits": answer, "pooled": answer, "tokens": torch.cat([features.prefix, features.patches], dim=1)}
     return max((found[key] - value).abs().max().item() for key, value in expected.items())
 
@@ -106,45 +108,45 @@ def difference(ours: ViT, theirs: Any, size: tuple[int, int]) -> float:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_equal_transformers(name: str, tmp_path: Path) -> None:
-    theirs = peer(name)
-    theirs.save_pretrained(tmp_path / "model")
-    ours = vitreous.load(tmp_path / "model")
+    reference = peer(name)
+    reference.save_pretrained(tmp_path / "model")
+    loaded = vitreous.load(tmp_path / "model")
     for size in (NATIVE, OTHER):
-        assert difference(ours, theirs, size) <= TOLERANCE
-    assert provenance_of(ours)["origin"] == "transformers"
+        assert difference(loaded, reference, size) <= TOLERANCE
+    assert provenance_of(loaded)["origin"] == "transformers"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_names_of_version_5_in_memory_are_read(name: str, tmp_path: Path) -> None:
-    theirs = peer(name)
-    theirs.config.save_pretrained(tmp_path)
-    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
-    assert difference(vitreous.load(tmp_path), theirs, NATIVE) <= TOLERANCE
+    reference = peer(name)
+    reference.config.save_pretrained(tmp_path)
+    torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
+    assert difference(vitreous.load(tmp_path), reference, NATIVE) <= TOLERANCE
 
 
 def test_model_without_pooler_is_read(tmp_path: Path) -> None:
-    theirs = peer("ViT, base", add_pooling_layer=False)
-    theirs.save_pretrained(tmp_path)
-    ours = vitreous.load(tmp_path)
-    assert ours.config.num_classes == 0
-    assert not isinstance(ours.config.head, TanhHead)
-    assert difference(ours, theirs, NATIVE) <= TOLERANCE
+    reference = peer("ViT, base", add_pooling_layer=False)
+    reference.save_pretrained(tmp_path)
+    loaded = vitreous.load(tmp_path)
+    assert loaded.config.num_classes == 0
+    assert not isinstance(loaded.config.head, TanhHead)
+    assert difference(loaded, reference, NATIVE) <= TOLERANCE
 
 
 def test_rectangular_model_is_read(tmp_path: Path) -> None:
     transformers = import_transformers()
     config = transformers.ViTConfig(**VIT | {"image_size": (24, 32), "patch_size": (8, 4)})
-    theirs = noisy(transformers.ViTForImageClassification(config))
-    theirs.save_pretrained(tmp_path)
-    assert difference(vitreous.load(tmp_path), theirs, (24, 32)) <= TOLERANCE
+    reference = noisy(transformers.ViTForImageClassification(config))
+    reference.save_pretrained(tmp_path)
+    assert difference(vitreous.load(tmp_path), reference, (24, 32)) <= TOLERANCE
 
 
 def test_sharded_weights_are_read(tmp_path: Path) -> None:
-    theirs = peer("ViT")
-    theirs.save_pretrained(tmp_path, max_shard_size="100KB")
+    reference = peer("ViT")
+    reference.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert difference(vitreous.load(tmp_path), theirs, NATIVE) <= TOLERANCE
+    assert difference(vitreous.load(tmp_path), reference, NATIVE) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["ViT", "DeiT, taught", "DINOv2, registers", "ViTMAE, with its decoder"])
@@ -153,14 +155,14 @@ def test_bare_weights_are_read(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
     model, config, fields = MODELS[name]
     fields = fields | {"hidden_size": 128}
-    theirs = noisy(getattr(transformers, model)(getattr(transformers, config)(**fields)))
-    theirs.save_pretrained(tmp_path)
+    reference = noisy(getattr(transformers, model)(getattr(transformers, config)(**fields)))
+    reference.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")  # not the one that config.json is about
-    ours = vitreous.load(tmp_path / "alone.safetensors")
-    assert difference(ours, theirs, NATIVE) <= TOLERANCE
-    assert ours.config.norm_eps == getattr(transformers, config)().layer_norm_eps  # too small for logits to tell
-    said = " ".join(provenance_of(ours)["assumed"])
-    assert all(field in said for field in ("num_heads", "norm_eps", "preprocessing", "image_size"))
+    loaded = vitreous.load(tmp_path / "alone.safetensors")
+    assert difference(loaded, reference, NATIVE) <= TOLERANCE
+    assert loaded.config.norm_eps == getattr(transformers, config)().layer_norm_eps  # too small for logits to tell
+    assumed = " ".join(provenance_of(loaded)["assumed"])
+    assert all(field in assumed for field in ("num_heads", "norm_eps", "preprocessing", "image_size"))
 
 
 def test_provenance_lists_ignored_tensors(tmp_path: Path) -> None:
@@ -227,18 +229,18 @@ def saved(name: str, folder: Path) -> ViT:
 @pytest.mark.parametrize("name", OURS)
 def test_transformers_reads_written_folders(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
-    ours = saved(name, tmp_path)
-    kind = "AutoModelForImageClassification" if ours.config.num_classes else "AutoModel"
+    loaded = saved(name, tmp_path)
+    kind = "AutoModelForImageClassification" if loaded.config.num_classes else "AutoModel"
     unpooled = name in ("headless", "distilled, headless")  # the classes would make a pooler up
     arguments = {"add_pooling_layer": False} if unpooled else {}
-    theirs, about = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True, **arguments)
+    reference, about = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True, **arguments)
     assert not any(about.values())
-    assert type(theirs).__name__ == theirs.config.architectures[0]
-    if ours.config.labels:
-        assert theirs.config.id2label == dict(enumerate(ours.config.labels))
-    sizes = [ours.config.image_size, *([OTHER] if name != "not square" else [])]
+    assert type(reference).__name__ == reference.config.architectures[0]
+    if loaded.config.labels:
+        assert reference.config.id2label == dict(enumerate(loaded.config.labels))
+    sizes = [loaded.config.image_size, *([OTHER] if name != "not square" else [])]
     for size in sizes:
-        assert difference(ours, theirs.eval(), size) <= TOLERANCE
+        assert difference(loaded, reference.eval(), size) <= TOLERANCE
 
 
 @pytest.mark.slow
@@ -249,11 +251,11 @@ def test_round_trip_is_bit_identical(name: str, tmp_path: Path) -> None:
 
 
 def test_single_file_is_written(tmp_path: Path) -> None:
-    ours = noisy(build(PLAIN))
-    vitreous.save(ours, tmp_path / "weights.safetensors", format="huggingface", lossy=True)  # their eps is 1e-12
+    model = noisy(build(PLAIN))
+    vitreous.save(model, tmp_path / "weights.safetensors", format="huggingface", lossy=True)  # their eps is 1e-12
     again = vitreous.load(tmp_path / "weights.safetensors", overrides={"num_heads": 4, "norm_eps": 1e-6})
     images = torch.randn(1, 3, *NATIVE)
-    torch.testing.assert_close(again(images), ours(images), rtol=0, atol=0)
+    torch.testing.assert_close(again(images), model(images), rtol=0, atol=0)
 
 
 def test_half_precision_round_trips(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def change(file: Path, **fields: Any) -> None:
 def test_loading_does_not_import_torch_dynamo(folder: Path) -> None:
     """Importing it takes over a second, and some operations on meta tensors would."""
     program = f"import sys, vitreous; vitreous.load({str(folder)!r}); print('torch._dynamo' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["False"]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
 # ---- Pictures --------------------------------------------------------------------------------------------------------
@@ -93,10 +93,10 @@ def test_preprocessing_equals_their_processor(name: str, folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
     picture = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
-    theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    reference = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     model = vitreous.load(folder)
     with torch.no_grad():
-        expected = theirs(processor(picture, return_tensors="pt")["pixel_values"]).logits
+        expected = reference(processor(picture, return_tensors="pt")["pixel_values"]).logits
     found = vitreous.Predictor(model, device="cpu").logits(picture)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
@@ -138,15 +138,15 @@ def test_processor_with_another_size_keeps_native_size(tmp_path: Path) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "model")
     with torch.no_grad():
-        theirs = transformers.AutoModel.from_pretrained(tmp_path / "model").eval()
-        expected = theirs(processor(picture, return_tensors="pt")["pixel_values"]).pooler_output
+        reference = transformers.AutoModel.from_pretrained(tmp_path / "model").eval()
+        expected = reference(processor(picture, return_tensors="pt")["pixel_values"]).pooler_output
     smaller_model = vitreous.load(tmp_path / "model", image_size=40)
     found = vitreous.Predictor(smaller_model, device="cpu").embed(picture)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"resample": 1}, "Pillow's filter 1"),
         ({"do_resize": False}, "does not resize"),
@@ -154,9 +154,9 @@ def test_processor_with_another_size_keeps_native_size(tmp_path: Path) -> None:
         ({"size": 32, "crop_size": 40, "do_center_crop": True}, "crops 40 x 40 of"),
     ],
 )
-def test_provenance_lists_processor_differences(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_provenance_lists_processor_differences(fields: dict[str, Any], message: str, folder: Path) -> None:
     change(folder / "preprocessor_config.json", **fields)
-    assert any(said in line for line in provenance_of(vitreous.load(folder))["assumed"])
+    assert any(message in line for line in provenance_of(vitreous.load(folder))["assumed"])
 
 
 def test_missing_processor_is_that_of_published_vits(folder: Path) -> None:
@@ -182,20 +182,20 @@ def test_labels_are_read_unless_placeholders(folder: Path) -> None:
 def test_classifier_of_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
     transformers = import_transformers()
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    theirs = noisy(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**sizes, num_labels=5)))
-    theirs.save_pretrained(tmp_path)
+    reference = noisy(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**sizes, num_labels=5)))
+    reference.save_pretrained(tmp_path)
     with pytest.raises(BadCheckpoint, match=r"Dinov2ForImageClassification.*class token beside the mean"):
         vitreous.load(tmp_path)
     model = vitreous.load(tmp_path, overrides={"num_classes": 0})
     assert provenance_of(model)["left_out"] == ["classifier.bias", "classifier.weight", "embeddings.mask_token"]
     images = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(model(images), theirs.dinov2(images).pooler_output, rtol=0, atol=2e-5)
+        torch.testing.assert_close(model(images), reference.dinov2(images).pooler_output, rtol=0, atol=2e-5)
 
-    nn.init.zeros_(theirs.classifier.weight[:, 64:])
-    theirs.save_pretrained(tmp_path)
+    nn.init.zeros_(reference.classifier.weight[:, 64:])
+    reference.save_pretrained(tmp_path)
     with torch.no_grad():
-        torch.testing.assert_close(vitreous.load(tmp_path)(images), theirs(images).logits, rtol=0, atol=2e-5)
+        torch.testing.assert_close(vitreous.load(tmp_path)(images), reference(images).logits, rtol=0, atol=2e-5)
 
 
 # ---- Refused ---------------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"model_type": "beit"}, r"is 'beit' of transformers .model_type in config.json., which has no counterpart"),
         ({"hidden_act": "quick_gelu"}, r"hidden_act 'quick_gelu', but must have one of gelu"),
@@ -264,15 +264,15 @@ def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
         ({"qkv_bias": "no"}, r"qkv_bias is 'no', but must be true or false"),
     ],
 )
-def test_invalid_config_fields_are_rejected(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_invalid_config_fields_are_rejected(fields: dict[str, Any], message: str, folder: Path) -> None:
     change(folder / "config.json", **fields)
-    with pytest.raises(BadCheckpoint, match=said) as caught:
+    with pytest.raises(BadCheckpoint, match=message) as caught:
         vitreous.load(folder)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"size": "large"}, "size is 'large'"),
         ({"size": {"shortest_edge": 0}}, "size is .*, but must be at least 1"),
@@ -282,9 +282,9 @@ def test_invalid_config_fields_are_rejected(fields: dict[str, Any], said: str, f
         ({"resample": "cubic"}, "resample is 'cubic'"),
     ],
 )
-def test_invalid_processor_fields_are_rejected(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_invalid_processor_fields_are_rejected(fields: dict[str, Any], message: str, folder: Path) -> None:
     change(folder / "preprocessor_config.json", **fields)
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(folder)
 
 
@@ -292,19 +292,19 @@ def test_wrong_tensors_are_rejected(folder: Path) -> None:
     file = folder / "model.safetensors"
     whole = load_file(file)
 
-    def said(tensors: dict[str, torch.Tensor]) -> str:
+    def error_message(tensors: dict[str, torch.Tensor]) -> str:
         save_file(tensors, file, {"format": "pt"})
         with pytest.raises(BadCheckpoint) as caught:
             vitreous.load(folder)
         return str(caught.value)
 
     missing = {name: x for name, x in whole.items() if not name.endswith("layer.1.layernorm_after.bias")}
-    assert "1 missing: encoder.layer.1.layernorm_after.bias" in said(missing)
-    assert "1 unexpected: surprise" in said(whole | {"surprise": torch.zeros(1)})
+    assert "1 missing: encoder.layer.1.layernorm_after.bias" in error_message(missing)
+    assert "1 unexpected: surprise" in error_message(whole | {"surprise": torch.zeros(1)})
     wrong = whole | {"vit.encoder.layer.0.output.dense.bias": torch.zeros(65)}
-    assert "encoder.layer.0.output.dense.bias is [65], but must be [64]" in said(wrong)
+    assert "encoder.layer.0.output.dense.bias is [65], but must be [64]" in error_message(wrong)
     counted = whole | {"vit.embeddings.cls_token": torch.zeros(1, 1, 64, dtype=torch.int64)}
-    assert "embeddings.cls_token is int64" in said(counted)
+    assert "embeddings.cls_token is int64" in error_message(counted)
 
 
 def test_positions_without_class_token_are_rejected(folder: Path) -> None:

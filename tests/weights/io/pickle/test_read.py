@@ -71,29 +71,29 @@ def as_bytes(tensor: Tensor) -> list[int]:
     return tensor.detach().contiguous().flatten().view(torch.uint8).tolist()
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
+def assert_same(actual: Any, expected: Any) -> None:
     """Equal as plain values: an OrderedDict is a dict, a Parameter a tensor, a Size a tuple, a type its name."""
-    match theirs:
+    match expected:
         case Tensor():
-            assert type(ours) is Tensor
-            assert not ours.requires_grad
-            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-            assert ours.stride() == theirs.stride() or not ours.numel()
-            assert as_bytes(ours) == as_bytes(theirs)
+            assert type(actual) is Tensor
+            assert not actual.requires_grad
+            assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+            assert actual.stride() == expected.stride() or not actual.numel()
+            assert as_bytes(actual) == as_bytes(expected)
         case dict():
-            assert type(ours) is dict
-            assert list(ours) == list(theirs)
-            for key in theirs:
-                assert_same(ours[key], theirs[key])
+            assert type(actual) is dict
+            assert list(actual) == list(expected)
+            for key in expected:
+                assert_same(actual[key], expected[key])
         case list() | tuple():
-            assert type(ours) is (list if isinstance(theirs, list) else tuple)
-            for one, other in zip(ours, theirs, strict=True):
+            assert type(actual) is (list if isinstance(expected, list) else tuple)
+            for one, other in zip(actual, expected, strict=True):
                 assert_same(one, other)
         case torch.dtype():
-            assert f"torch.{ours}" == str(theirs)
+            assert f"torch.{saved}" == str(expected)
         case _:
-            assert type(ours) is type(theirs)
-            assert ours == theirs
+            assert type(actual) is type(expected)
+            assert actual == expected
 
 
 # ---- torch -----------------------------------------------------------------------------------------------------------
