@@ -68,7 +68,7 @@ def read(source: Source, augmentation: Augmentation | None, channels: int = 3, s
     return reader[Request(0, everything, everything)]
 
 
-# ---- The order -------------------------------------------------------------------------------------------------------
+# ---- Sample order ----------------------------------------------------------------------------------------------------
 
 
 def test_each_epoch_has_every_image_once_in_a_new_order() -> None:
@@ -172,7 +172,7 @@ def test_missing_file_is_a_broken_image() -> None:
     assert "gone.jpg" in batch.problems[0]
 
 
-# ---- Odd images, as training and evaluation read them --------------------------------------------------------------
+# ---- Unusual images --------------------------------------------------------------------------------------------------
 
 COLOUR, GREY = (200, 100, 50), 124  # GREY is the grey level of COLOUR
 

@@ -1,4 +1,4 @@
-"""Wrappers, prefixes, shards and the config.json around tensors."""
+"""Loading tensors from wrappers, prefixes and shards, and with a config.json."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Tensors = dict[str, Tensor]
 
 @pytest.fixture
 def tensors(tmp_path: Path) -> Tensors:
-    """Tensors of a model under timm's names."""
+    """Return the tensors of a model under timm's names."""
     vitreous.save(build_vit(CONFIG), tmp_path / "plain.safetensors", format="timm")
     return {name: tensor.clone() for name, tensor in find_tensors(tmp_path / "plain.safetensors").tensors.items()}
 
@@ -59,7 +59,7 @@ def test_wrappers_are_removed_and_recorded(
     assert provenance_of(found).get("inside") == inside
 
 
-def test_mixed_dtypes_become_the_widest(tensors: Tensors, tmp_path: Path) -> None:
+def test_mixed_dtypes_are_converted_to_the_widest(tensors: Tensors, tmp_path: Path) -> None:
     mixed = {name: tensor.half() if "mlp" in name else tensor for name, tensor in tensors.items()}
     torch.save(mixed, tmp_path / "x.pth")
     found = vitreous.load(tmp_path / "x.pth")
@@ -69,7 +69,7 @@ def test_mixed_dtypes_become_the_widest(tensors: Tensors, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_a_file_of_a_folder_is_read_with_the_config_beside_it(format: str, tmp_path: Path) -> None:
+def test_file_in_a_folder_is_read_with_its_config(format: str, tmp_path: Path) -> None:
     vitreous.save(build_vit(CONFIG), tmp_path / "foreign", format=format)
     found = vitreous.load(tmp_path / "foreign" / "model.safetensors")
     assert found.config == vitreous.load(tmp_path / "foreign").config
@@ -106,7 +106,7 @@ def test_changes_accumulate_in_provenance(tensors: Tensors, tmp_path: Path) -> N
         ("a.bin", {"b": torch.zeros(1)}, "lists a and"),
     ],
 )
-def test_invalid_index_is_refused(shard: str, content: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_index_is_rejected(shard: str, content: Any, message: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
     if content is not None:
         torch.save(content, tmp_path / shard)
@@ -114,7 +114,7 @@ def test_invalid_index_is_refused(shard: str, content: Any, message: str, tmp_pa
         vitreous.load(tmp_path)
 
 
-def test_invalid_overrides_are_a_bad_argument(tensors: Tensors, tmp_path: Path) -> None:
+def test_invalid_overrides_raise_bad_value(tensors: Tensors, tmp_path: Path) -> None:
     for given, message in (({"num_heads": 5}, "num_heads"), ({"num_head": 2}, "did you mean 'num_heads'")):
         with pytest.raises(BadValue, match=message):
             vitreous.load(tmp_path / "plain.safetensors", overrides=given)

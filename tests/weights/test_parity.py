@@ -29,8 +29,8 @@ def test_model_equals_itself_at_every_stage(small: ViTConfig) -> None:
     assert all(one.largest == one.mean == 0 and one.scale > 0 for one in differences)
 
 
-def test_difference_shows_at_its_stage(small: ViTConfig) -> None:
-    """One weight of the last block is changed by 1: nothing before it differs, everything after it does."""
+def test_difference_appears_at_its_stage(small: ViTConfig) -> None:
+    """After changing one weight of the last block, all later stages differ and no earlier one."""
     one, other = perturbed(small), build_vit(small).eval()
     other.load_state_dict(one.state_dict())
     last = small.depth - 1
@@ -43,7 +43,9 @@ def test_difference_shows_at_its_stage(small: ViTConfig) -> None:
     assert by_stage["logits"].largest > 0
 
 
-def test_convert_reports_nothing_lost(small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lossless_convert_reports_no_losses(
+    small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"))
     vitreous.save(perturbed(config), tmp_path / "saved")
     result = convert(tmp_path / "saved", tmp_path / "foreign", to="timm")
@@ -64,7 +66,7 @@ def test_convert_reports_assumptions(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "num_heads: 64 dimensions per head" in (tmp_path / "back" / "config.json").read_text()
 
 
-def test_convert_reports_what_the_format_does_not_keep(
+def test_convert_reports_fields_the_format_does_not_keep(
     small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     square = dataclasses.replace(small, image_size=(32, 32), mlp=Gelu("erf"), preprocessing=IMAGENET)
@@ -81,14 +83,14 @@ def test_convert_reports_what_the_format_does_not_keep(
     assert "not kept: num_heads, which must be given: 4" in printed
 
 
-def test_different_computation_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
+def test_different_computation_requires_lossy(small: ViTConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"), norm_eps=1e-3)
     vitreous.save(perturbed(config), tmp_path / "saved")
     with pytest.raises(CannotHold, match=r"eps is 0\.001, and timm's is 1e-06.*lossy"):
         convert(tmp_path / "saved", tmp_path / "foreign", to="timm")
     assert not (tmp_path / "foreign").exists()
     differences = convert(tmp_path / "saved", tmp_path / "foreign", to="timm", lossy=True).differences
-    assert differences[0].largest == 0  # patches know no norm
+    assert differences[0].largest == 0  # patches come before any norm
     assert differences[-1].largest > 1e-6
 
 

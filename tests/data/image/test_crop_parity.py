@@ -206,7 +206,7 @@ def test_preprocessing_matches_torchvision(resized: int, cropped: int) -> None:
         check_same_pixels(fit(pixels, (cropped, cropped), how), expected)
 
 
-# ---- Checkpoints of before -------------------------------------------------------------------------------------------
+# ---- Older checkpoints -----------------------------------------------------------------------------------------------
 
 
 def test_config_without_geometry_uses_torchvision_rounding() -> None:

@@ -33,7 +33,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     yield from jpeg_decoder(request.param, monkeypatch)
 
 
-# ---- What cannot be read ---------------------------------------------------------------------------------------------
+# ---- Unreadable images -----------------------------------------------------------------------------------------------
 
 
 def bomb(height: int, width: int) -> bytes:

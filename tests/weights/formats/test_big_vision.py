@@ -1,4 +1,4 @@
-"""big_vision's `.npz` in all variants, compared with timm's models, which read the same files."""
+"""All variants of big_vision's `.npz` files, compared with timm models that read the same files."""
 
 import dataclasses
 from pathlib import Path
@@ -38,7 +38,7 @@ NO_ENTRY = Learned1d(prefix_entries=False)
 AVERAGE = ViTConfig(
     image_size=NATIVE,
     patch_size=(8, 8),
-    width=48,  # no multiple of 64: only the tensors tell how many heads there are
+    width=48,  # not a multiple of 64, so the heads come from the tensors
     depth=3,
     num_heads=4,
     mlp_width=96,
@@ -48,7 +48,7 @@ AVERAGE = ViTConfig(
     preprocessing=CROP,
 )
 
-# Ours as changes to AVERAGE, and timm's arguments for the same.
+# Changes to AVERAGE, and the equivalent timm arguments.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "average": ({}, {"class_token": False, "global_pool": "avg", "fc_norm": False}),
     "class token": (
@@ -81,7 +81,7 @@ def arrays_of(model: Any, root: str = "params/") -> Arrays:
 
 
 def stacked(arrays: Arrays) -> Arrays:
-    """Stack the arrays of all layers, as a scan stores them."""
+    """Stack the arrays of all layers, as in models that scan over layers."""
     result = {}
     for name, array in arrays.items():
         if f"{BLOCKS}_0/" in name:
@@ -98,7 +98,7 @@ def stacked(arrays: Arrays) -> Arrays:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", ["apart", "stacked"])
-def test_outputs_equal_timms(tmp_path: Path, case: str, form: str) -> None:
+def test_outputs_equal_timm(tmp_path: Path, case: str, form: str) -> None:
     reference = timm_model(case)
     arrays = arrays_of(reference)
     loaded = vitreous.load(saved(tmp_path / "foreign.npz", stacked(arrays) if form == "stacked" else arrays))
@@ -116,7 +116,7 @@ def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_written_names_and_shapes_are_big_visions(tmp_path: Path, case: str) -> None:
+def test_written_names_and_shapes_match_big_vision(tmp_path: Path, case: str) -> None:
     expected = {name: array.shape for name, array in arrays_of(timm_model(case)).items()}
     vitreous.save(build(config_of(case)), tmp_path / "saved.npz", format="big_vision")
     with np.load(tmp_path / "saved.npz") as file:
@@ -132,7 +132,7 @@ def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
 
 
 def test_positions_are_resampled_as_in_big_vision(tmp_path: Path) -> None:
-    """Resample with scipy's zoom to a rectangular grid, and compare with timm's outputs."""
+    """Resample to a rectangular grid with scipy's zoom and compare with timm's outputs."""
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     arrays = arrays_of(timm_model("class token"))
     loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays), image_size=OTHER)
@@ -144,7 +144,7 @@ def test_positions_are_resampled_as_in_big_vision(tmp_path: Path) -> None:
 
 
 def test_missing_positions_are_sines_and_cosines(tmp_path: Path) -> None:
-    """A file without positions: timm gets big_vision's sines and cosines as a learned table."""
+    """For a file without positions, timm gets big_vision's sines and cosines as a learned table."""
     arrays = arrays_of(timm_model("average"))
     y, x = np.mgrid[:5, :3]
     omega = 1 / 10_000 ** (np.arange(12) / 11)
@@ -214,7 +214,7 @@ def test_other_numerics_require_lossy(tmp_path: Path, changes: dict[str, Any]) -
     check_identical(vitreous.load(tmp_path / "model.npz", overrides=changes), model)
 
 
-# ---- Files of all ages -----------------------------------------------------------------------------------------------
+# ---- Older and newer files -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def model() -> ViT:
 
 @pytest.fixture
 def arrays(tmp_path: Path, model: ViT) -> Arrays:
-    """Arrays without a root."""
+    """Arrays without a root key."""
     vitreous.save(model, tmp_path / "model.npz", format="big_vision")
     with np.load(tmp_path / "model.npz") as file:
         return {name.removeprefix("params/"): array for name, array in file.items()}
@@ -233,14 +233,14 @@ def arrays(tmp_path: Path, model: ViT) -> Arrays:
 @pytest.mark.slow
 @pytest.mark.parametrize("root", ["", "opt/target/", "params/", "params/img/", "img/"])
 @pytest.mark.parametrize("form", ["apart", "stacked"])
-def test_any_root_is_read(tmp_path: Path, model: ViT, arrays: Arrays, root: str, form: str) -> None:
+def test_any_root_key_is_read(tmp_path: Path, model: ViT, arrays: Arrays, root: str, form: str) -> None:
     arrays = stacked(arrays) if form == "stacked" else arrays
     rooted = {f"{root}{name}": array for name, array in arrays.items()}
     check_identical(vitreous.load(saved(tmp_path / "foreign.npz", rooted)), model)
 
 
 def test_text_model_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """SigLIP has two models, and the temperature and bias of its logits."""
+    """SigLIP files also contain a text model and the temperature and bias of the logits."""
     text = {
         "txt/Encoder_0/encoder_norm/scale": np.zeros(4),
         "txt/head/bias": np.zeros(3),
@@ -264,7 +264,7 @@ def test_optimizer_state_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) 
 
 
 def test_names_of_older_versions_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """Positions in the encoder, MAP without a layer name, and layers of a block counted together."""
+    """Test positions in the encoder, MAP without a layer name, and layers numbered across a block."""
     older = {}
     for name, array in arrays.items():
         name = "Transformer/pos_embedding" if name == "pos_embedding" else name.removeprefix("MAPHead_0/")
@@ -277,7 +277,7 @@ def test_names_of_older_versions_are_read(tmp_path: Path, model: ViT, arrays: Ar
 
 
 def test_bfloat16_positions_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """numpy reads the positions of a bfloat16 model as two bytes of unknown type."""
+    """numpy reads bfloat16 positions as two bytes of unknown type."""
     table = model.position.table.detach().bfloat16()
     arrays["pos_embedding"] = table.reshape(1, 16, 48).view(torch.int16).numpy().view("V2")
     loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays))

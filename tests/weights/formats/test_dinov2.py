@@ -1,4 +1,4 @@
-"""DINOv2's files, compared with transformers' and timm's models."""
+"""DINOv2 files, compared with transformers and timm models."""
 
 import dataclasses
 import re
@@ -40,7 +40,7 @@ CASES = {
     "SwiGLU": dataclasses.replace(CONFIG, mlp=SwiGlu(), mlp_width=176),
 }
 
-# transformers' names in memory, and DINOv2's.
+# transformers' tensor names and DINOv2's.
 NAMES = [
     (r"embeddings\.patch_embeddings\.projection", "patch_embed.proj"),
     (r"embeddings\.position_embeddings", "pos_embed"),
@@ -65,7 +65,7 @@ def reference_model(case: str) -> nn.Module:
 
 
 def as_dinov2(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a transformers model under DINOv2's names, packed as in DINOv2."""
+    """Convert the tensors of a transformers model to DINOv2's names and packing."""
     state = dict(model.state_dict())
     result = {}
     for name in list(state):
@@ -82,7 +82,7 @@ def as_dinov2(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tokens(model: ViT) -> Callable[[Tensor], Tensor]:
-    """All tokens, in transformers' order: class token, registers, patches."""
+    """Return all tokens in transformers' order: class token, registers, patches."""
     return lambda images: torch.cat(model.features(images)[:2], dim=1)
 
 
@@ -90,7 +90,7 @@ def last(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda images: model(images).last_hidden_state
 
 
-# ---- There and back --------------------------------------------------------------------------------------------------
+# ---- Reading and writing ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_reads_and_writes_dinov2_files(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_timm_reads_written_files(case: str, tmp_path: Path) -> None:
-    """timm converts DINOv2's files, and requires every key."""
+    """timm converts DINOv2 files and requires every key."""
     model = build(CASES[case])
     noisy(model)
     vitreous.save(model, tmp_path / "m.pth", format="dinov2")
@@ -135,7 +135,7 @@ def test_positions_with_registers_are_resampled_antialiased(tmp_path: Path) -> N
 
 
 def test_positions_without_registers_are_resampled_with_offset(tmp_path: Path) -> None:
-    """DINOv2 resamples with an offset of a tenth of a patch, transformers does not."""
+    """DINOv2 resamples with an offset of a tenth of a patch; transformers does not."""
     model = reference_model("plain")
     torch.save(as_dinov2(model), tmp_path / "m.pth")
     places = model.embeddings.position_embeddings.detach()
@@ -152,7 +152,7 @@ def test_positions_without_registers_are_resampled_with_offset(tmp_path: Path) -
     check_close(tokens(vitreous.load(tmp_path / "m.pth")), last(model), OTHER, (84, 28))
 
 
-# ---- What its training writes ----------------------------------------------------------------------------------------
+# ---- Training checkpoints --------------------------------------------------------------------------------------------
 
 
 def test_chunked_blocks_are_read(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_teacher_checkpoint_is_read_without_heads(heads: bool, tmp_path: Path) -
     assert len(loaded.provenance["left_out"]) == (3 if heads else 1)
 
 
-# ---- Refusals --------------------------------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Google's `.npz`, compared with timm's models, which read the same files."""
+"""Google's `.npz` files, compared with timm models that read the same files."""
 
 import dataclasses
 from pathlib import Path
@@ -32,7 +32,7 @@ from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_equal_timms(tmp_path: Path, case: str) -> None:
+def test_outputs_equal_timm(tmp_path: Path, case: str) -> None:
     reference = timm_model(case)
     loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays_of(reference)))
     assert loaded.config == config_of(case)
@@ -41,8 +41,8 @@ def test_outputs_equal_timms(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", HYBRIDS)
-def test_outputs_of_hybrids_equal_timms(tmp_path: Path, case: str) -> None:
-    """timm's ResNets have another eps in their norms, which is overridden here."""
+def test_outputs_of_hybrids_equal_timm(tmp_path: Path, case: str) -> None:
+    """timm's ResNet norms have a different eps, which is overridden here."""
     reference = timm_model(case)
     path = saved(tmp_path / "foreign.npz", arrays_of(reference))
     stem = HYBRIDS[case]["stem"]
@@ -53,7 +53,7 @@ def test_outputs_of_hybrids_equal_timms(tmp_path: Path, case: str) -> None:
 
 
 def test_positions_are_resampled_as_in_vit_jax(tmp_path: Path) -> None:
-    """Resample with scipy's zoom to a rectangular grid, and compare with timm's outputs."""
+    """Resample to a rectangular grid with scipy's zoom and compare with timm's outputs."""
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     arrays = arrays_of(timm_model("class token"))
     loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays), image_size=OTHER)
@@ -86,7 +86,7 @@ def test_pre_logits_layer_is_read(tmp_path: Path) -> None:
 
 
 def test_one_block_equals_flax_in_numpy(tmp_path: Path) -> None:
-    """A file and an encoder of one layer in numpy, from the documentation of flax's layers."""
+    """Compare a one-layer encoder with a numpy version written from flax's documentation."""
     rng = np.random.default_rng(0)
     d, heads, head_dim, hidden = 24, 3, 8, 32
     block = "Transformer/encoderblock_0"
@@ -163,7 +163,7 @@ def test_text_model_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> No
 
 
 def test_names_of_newer_flax_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """Layers are counted by kind, and GroupNorm's vectors have one dimension."""
+    """Layers are numbered per kind, and GroupNorm vectors have one dimension."""
     newer = {}
     for name, array in arrays.items():
         for old, new in (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpBlock_3", "MlpBlock_0")):
@@ -199,8 +199,8 @@ def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
-def test_written_names_and_shapes_are_googles(tmp_path: Path, case: str) -> None:
-    """The arrays of a file that was built by hand are exactly those that are written."""
+def test_written_names_and_shapes_match_google(tmp_path: Path, case: str) -> None:
+    """The written arrays are exactly those of a manually built file."""
     expected = {name: array.shape for name, array in arrays_of(timm_model(case)).items()}
     vitreous.save(build(config_of(case)), tmp_path / "saved.npz", format="google", lossy=case in HYBRIDS)
     with np.load(tmp_path / "saved.npz") as file:

@@ -1,4 +1,4 @@
-"""lucidrains' vit-pytorch: reading, writing, and names of earlier versions."""
+"""lucidrains' vit-pytorch: reading, writing, and tensor names of earlier versions."""
 
 import dataclasses
 from pathlib import Path
@@ -46,7 +46,7 @@ CONFIG = ViTConfig(
     preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)),
 )
 
-# What is otherwise in theirs, what they cannot tell, and what is otherwise in ours.
+# vit-pytorch arguments, overrides needed for loading, and changes to CONFIG.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}, {}),
     "mean": ({"pool": "mean"}, {}, {"class_token": False, "pool": GlobalAverage("before")}),
@@ -73,7 +73,7 @@ def reference_model(**given: Any) -> nn.Module:
 
 
 def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names before August 2023, with every norm in a wrapper."""
+    """Convert tensor names to those before August 2023, with every norm in a wrapper."""
     changes = [
         *((f"layers.{i}.1.net.{new}.", f"layers.{i}.1.fn.net.{old}.") for i in (0, 1) for new, old in ((1, 0), (4, 3))),
         *((f"layers.{i}.1.net.0.", f"layers.{i}.1.norm.") for i in (0, 1)),
@@ -91,21 +91,21 @@ def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-# ---- There and back --------------------------------------------------------------------------------------------------
+# ---- Reading and writing ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_reads_and_writes_vit_pytorch_models(case: str, tmp_path: Path) -> None:
-    given, untold, changes = CASES[case]
+    given, overrides, changes = CASES[case]
     model = reference_model(**given)
     torch.save(model.state_dict(), tmp_path / "foreign.pth")
-    loaded = vitreous.load(tmp_path / "foreign.pth", overrides=untold)
+    loaded = vitreous.load(tmp_path / "foreign.pth", overrides=overrides)
     assert loaded.config == dataclasses.replace(CONFIG, **changes)
     check_close(loaded, model, loaded.config.image_size, channels=loaded.config.channels)
     for suffix, read in ((".pt", torch.load), (".safetensors", load_file)):
         vitreous.save(loaded, tmp_path / f"saved{suffix}", format="lucidrains")
-        check_identical(vitreous.load(tmp_path / f"saved{suffix}", overrides=untold), loaded)
+        check_identical(vitreous.load(tmp_path / f"saved{suffix}", overrides=overrides), loaded)
         filled = reference_model(**given)
         filled.load_state_dict(read(tmp_path / f"saved{suffix}"), strict=True)
         check_close(filled, loaded, loaded.config.image_size, channels=loaded.config.channels)
@@ -131,7 +131,7 @@ def test_model_without_classifier_is_read(tmp_path: Path) -> None:
     model.load_state_dict(torch.load(tmp_path / "saved.pth"), strict=True)
 
 
-# ---- Of earlier years ------------------------------------------------------------------------------------------------
+# ---- Earlier versions ------------------------------------------------------------------------------------------------
 
 
 def test_names_of_2023_are_read(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_models_without_patch_norms_are_read(residual: bool, tmp_path: Path) -> 
     model = reference_model()
     model.to_patch_embedding = nn.Sequential(model.to_patch_embedding[0], model.to_patch_embedding[2])
     state = old_names(model.state_dict())
-    if residual:  # one more wrapper, for the sum
+    if residual:  # one more wrapper for the residual
         state = {name.replace(".fn.", ".fn.fn.").replace(".norm.", ".fn.norm."): x for name, x in state.items()}
         assert "transformer.layers.1.0.fn.fn.to_qkv.weight" in state
     torch.save(state, tmp_path / "m.pth")
@@ -158,7 +158,7 @@ def test_models_without_patch_norms_are_read(residual: bool, tmp_path: Path) -> 
         vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
 
 
-def test_mean_over_class_token_is_rejected(tmp_path: Path) -> None:
+def test_mean_including_the_class_token_is_rejected(tmp_path: Path) -> None:
     torch.save(reference_model().state_dict(), tmp_path / "m.pth")
     for pool in (GlobalAverage(), {"kind": "GlobalAverage"}):
         with pytest.raises(BadCheckpoint, match="class token, which vit-pytorch's mean includes"):
@@ -179,7 +179,7 @@ def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
         vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
 
 
-# ---- Refusals --------------------------------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 
 def test_plain_vit_is_rejected(small: ViTConfig, tmp_path: Path) -> None:

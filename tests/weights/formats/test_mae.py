@@ -1,4 +1,4 @@
-"""MAE's files, compared with transformers' ViTMAE, and with timm's models for fine-tuned ones."""
+"""MAE files, compared with transformers' ViTMAE and, for fine-tuned models, with timm."""
 
 import dataclasses
 import re
@@ -44,7 +44,7 @@ CONFIG = ViTConfig(
     preprocessing=IMAGENET,
 )
 
-# transformers' names in memory, and MAE's.
+# transformers' tensor names and MAE's.
 NAMES = [
     (r"^vit\.", ""),
     (r"^decoder\.(decoder_)?layers\.", "decoder_blocks."),
@@ -70,7 +70,7 @@ def reference_model() -> nn.Module:
 
 
 def as_mae(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a transformers model under MAE's names, packed as in MAE."""
+    """Convert the tensors of a transformers model to MAE's names and packing."""
     state = dict(model.state_dict())
     result = {}
     for name in [name for name in state if "q_proj" in name]:
@@ -87,7 +87,7 @@ def encoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def last(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Noise that masks and shuffles nothing."""
+    """Run the encoder with noise that masks and shuffles nothing."""
 
     def run(images: Tensor) -> Tensor:
         patches = images.shape[2] * images.shape[3] // 64
@@ -102,7 +102,7 @@ def tokens(model: ViT) -> Callable[[Tensor], Tensor]:
 
 
 def sines_and_cosines(side: int, width: int) -> Tensor:
-    """MAE's positions, first of the column, then of the row, in double precision."""
+    """Compute MAE's positions, columns first, in double precision."""
     turns = 10_000.0 ** -(np.arange(width // 4) / (width / 4))
     rows, columns = (np.outer(places, turns) for places in np.mgrid[:side, :side].reshape(2, -1))
     table = np.concatenate([np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)], axis=1)
@@ -133,7 +133,7 @@ def test_decoder_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_encoder_alone_is_detected_by_its_positions(tmp_path: Path) -> None:
-    """MAE publishes encoders alone. Their sines and cosines are read as a table, bit-identically."""
+    """MAE publishes encoders without a decoder. Their sines and cosines are read bit-identically as a table."""
     model = noisy(reference_model())
     model.vit.embeddings.position_embeddings.data = sines_and_cosines(4, 128)
     state = encoder(as_mae(model))
@@ -150,7 +150,7 @@ def test_encoder_alone_is_detected_by_its_positions(tmp_path: Path) -> None:
 
 
 def test_learned_positions_are_not_detected_as_mae(tmp_path: Path) -> None:
-    """MAE's class token has a position of zeros; training changes it."""
+    """MAE's class token has a zero position, which training changes."""
     model = noisy(reference_model())
     state = encoder(as_mae(model)) | {"pos_embed": sines_and_cosines(4, 128)}
     state["pos_embed"][0, 0, 5] += 0.01
@@ -163,7 +163,7 @@ def test_learned_positions_are_not_detected_as_mae(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
 def test_mae_can_fine_tune_written_files(pool: str, tmp_path: Path) -> None:
-    """MAE's script accepts only a missing head, and a missing norm for mean pooling."""
+    """MAE's script accepts only a missing head and, for mean pooling, a missing norm."""
     model = build(CONFIG)
     noisy(model)
     vitreous.save(model, tmp_path / "m.pth", format="mae")
@@ -196,7 +196,7 @@ def test_reads_and_writes_fine_tuned_models(pool: str, tmp_path: Path) -> None:
 
 
 def test_class_token_without_position_is_read(tmp_path: Path) -> None:
-    """It is read with format="mae", but cannot be written."""
+    """Such a file is read with format="mae" but cannot be written."""
     model = fine_tuned("token", no_embed_class=True)
     torch.save({"model": model.state_dict()}, tmp_path / "foreign.pth")
     loaded = vitreous.load(tmp_path / "foreign.pth", format="mae")
@@ -211,7 +211,7 @@ def test_images_above_224_pixels_are_not_cropped(tmp_path: Path) -> None:
     assert again.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0)
 
 
-# ---- Refusals --------------------------------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

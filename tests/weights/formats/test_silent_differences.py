@@ -1,4 +1,4 @@
-"""Ambiguous files and lossy writing: no model silently computes something else."""
+"""Ambiguous files and lossy writing never change a model's outputs silently."""
 
 import dataclasses
 from pathlib import Path
@@ -19,7 +19,7 @@ from vitreous.weights.convert import CannotHold, convert
 from vitreous.weights.io.containers import read_file
 from vitreous.weights.io.safetensors_file import BadCheckpoint
 
-# 4 x 6 patches and a class token, which are as many as 5 x 5 patches.
+# 4 x 6 patches and a class token have as many positions as 5 x 5 patches.
 LONG, SQUARE, PLACES = (32, 48), (40, 40), 25
 THEIRS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8}
 UNSURE = "has 25 positions, 24 without the prefix, which is no square"
@@ -29,12 +29,12 @@ def timm_model(**given: Any) -> nn.Module:
     return noisy(import_timm().create_model(PLAIN, **{**SIZES, "num_classes": 7, **given}))
 
 
-def said_of(model: Any, field: str) -> str:
-    """The reason why a field was assumed, or an empty string."""
+def assumption_of(model: Any, field: str) -> str:
+    """Return the reason for assuming a field, or an empty string."""
     return "".join(line for line in model.provenance.get("assumed", ()) if line.startswith(f"{field}: "))
 
 
-# ---- Grids that look like squares ------------------------------------------------------------------------------------
+# ---- Ambiguous grids -------------------------------------------------------------------------------------------------
 
 
 def test_rectangular_timm_grid_follows_image_size(tmp_path: Path) -> None:
@@ -53,14 +53,14 @@ def test_square_without_class_token_position_is_assumed(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "m.pth")
     loaded = vitreous.load(tmp_path / "m.pth")
     check_close(loaded, model, SQUARE)
-    assert "if of 25 positions 0 are for tokens before the patches; if 1 are, the size must be given" in said_of(
+    assert "if of 25 positions 0 are for tokens before the patches; if 1 are, the size must be given" in assumption_of(
         loaded, "image_size"
     )
     check_close(vitreous.load(tmp_path / "m.pth", image_size=(48, 40)), model, (48, 40))
 
 
 def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> None:
-    """`save_for_hf` writes the given arguments, and the image size of the architecture."""
+    """`save_for_hf` writes the given arguments but the image size of the architecture."""
     model = timm_model(img_size=LONG)
     import_timm().models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2})
     with pytest.raises(BadCheckpoint, match=rf"{UNSURE}; \(224, 224\) does not fit"):
@@ -74,7 +74,7 @@ def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> No
     [("deit3_base_patch16_224", {}), ("vit_base_patch14_reg4_dinov2", {}), (PLAIN, {"no_embed_class": True})],
     ids=str,
 )
-def test_timm_folder_states_missing_token_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
+def test_timm_folder_specifies_missing_token_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
     timm, given = import_timm(), {**SIZES, "num_classes": 7, "img_size": SQUARE, **args}
     model = noisy(timm.create_model(name, **given))
     timm.models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2, **args})
@@ -85,7 +85,7 @@ def test_timm_folder_states_missing_token_positions(name: str, args: dict[str, A
 
 @pytest.mark.slow
 def test_architectures_without_token_positions_are_known() -> None:
-    """Checked for all supported architectures of timm."""
+    """Checked for all supported timm architectures."""
     from vitreous.weights.formats.timm.config import NO_ENTRIES
 
     timm, seen = import_timm(), 0
@@ -123,8 +123,8 @@ def test_rectangular_transformers_grid_requires_image_size(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["torchvision", "dinov2", "paddle", "paddlevit"])
-def test_class_token_position_is_certain_in_other_systems(format: str, tmp_path: Path) -> None:
-    """No published model has 25 positions, so the table is made here."""
+def test_class_token_position_is_unambiguous_in_other_formats(format: str, tmp_path: Path) -> None:
+    """No published model has 25 positions, so the table is created here."""
     scaled = {"layer_scale": 1e-5, "num_classes": 0} if format == "dinov2" else {}
     config = dataclasses.replace(SMALL, **scaled)
     file = tmp_path / ("m.pdparams" if "paddle" in format else "m.pth")
@@ -137,7 +137,7 @@ def test_class_token_position_is_certain_in_other_systems(format: str, tmp_path:
     assert vitreous.load(tmp_path / "long.pth", format=format, image_size=LONG).config.image_size == LONG
 
 
-# ---- What a file without a config leaves to the other system ---------------------------------------------------------
+# ---- Lossy writing ---------------------------------------------------------------------------------------------------
 
 SMALL = ViTConfig(
     image_size=(32, 32),
@@ -179,14 +179,14 @@ def test_file_with_other_numerics_requires_lossy(
 
 
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_folder_states_what_a_file_cannot(format: str, tmp_path: Path) -> None:
+def test_folder_specifies_what_a_file_cannot(format: str, tmp_path: Path) -> None:
     model = noisy(build(dataclasses.replace(SMALL, **TANH, norm_eps=1e-6)))
     vitreous.save(model, tmp_path / "m", format=format)
     check_close(vitreous.load(tmp_path / "m"), model, (32, 32))
 
 
 def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
-    """timm uses its default GELU with these weights."""
+    """timm applies its default GELU to these weights."""
     model = noisy(build(dataclasses.replace(SMALL, **TANH)))
     vitreous.save(model, tmp_path / "x.pth", format="timm", lossy=True)
     filled = timm_model()
@@ -201,7 +201,7 @@ def test_convert_reports_lossy_differences(tmp_path: Path) -> None:
     assert convert(tmp_path / "saved", tmp_path / "folder", to="timm").losses == []
 
 
-# ---- Parts that are newer than the formats ---------------------------------------------------------------------------
+# ---- Options unknown to the formats ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +236,7 @@ def test_new_options_are_rejected_by_every_format(
         vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
 
 
-# ---- Choices that tensors leave --------------------------------------------------------------------------------------
+# ---- Ambiguous tensors -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", [{"global_pool": "avgmax"}, {"fc_norm": True}, {"global_pool": "avg"}], ids=str)
@@ -244,7 +244,7 @@ def test_pooling_with_fc_norm_is_assumed(given: dict[str, Any], tmp_path: Path) 
     model = timm_model(**given)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     loaded = vitreous.load(tmp_path / "m.pth")
-    assert "global_pool token, avgmax" in said_of(loaded, "pool")
+    assert "global_pool token, avgmax" in assumption_of(loaded, "pool")
     assert (difference(loaded, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
 
 
@@ -256,7 +256,7 @@ def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
         torch.save(model.state_dict(), tmp_path / "m.pth")
         loaded = vitreous.load(tmp_path / "m.pth")
         assert loaded.config.mlp == SwiGlu()
-        assert "gated MLPs with GELU" in said_of(loaded, "mlp")
+        assert "gated MLPs with GELU" in assumption_of(loaded, "mlp")
         assert (difference(loaded, model, (32, 32)) < 1e-4) == (activation is nn.SiLU)
 
 
@@ -264,7 +264,7 @@ def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layer", ["GluMlp", "SwiGLUPacked"])
 @pytest.mark.parametrize("args", [{}, {"act_layer": "gelu"}, {"act_layer": "silu"}], ids=str)
 def test_gated_mlp_of_ungated_architecture_is_rejected(layer: str, args: dict[str, Any], tmp_path: Path) -> None:
-    """`mlp_layer`, which config.json does not hold, decides which half of the matrix is the gate."""
+    """`mlp_layer`, which is not in config.json, determines which half of the matrix is the gate."""
     timm = import_timm()
     model = timm_model(mlp_layer=getattr(timm.layers, layer), mlp_ratio=4.0, **args)
     timm.models.save_for_hf(model, tmp_path / "m", model_args={**SIZES, "img_size": 32, **args})
@@ -287,7 +287,7 @@ def test_gated_mlp_of_gated_architecture_is_read(tmp_path: Path) -> None:
         vitreous.load(tmp_path / "m")
 
 
-# ---- A classifier that is not wanted ---------------------------------------------------------------------------------
+# ---- Unsupported classifiers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_classes", [0, 10])
@@ -310,7 +310,7 @@ def test_unsupported_classifier_is_ignored_with_num_classes(num_classes: int, tm
     )
 
 
-def test_torchvisions_head_of_two_layers_is_read(tmp_path: Path) -> None:
+def test_torchvision_head_with_two_layers_is_read(tmp_path: Path) -> None:
     vit = import_torchvision().models.vision_transformer.VisionTransformer
     model = noisy(vit(32, 8, 2, 2, 128, 256, num_classes=7, representation_size=24))
     torch.save(model.state_dict(), tmp_path / "m.pth")

@@ -102,7 +102,7 @@ def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
 
 def test_larger_models_do_not_crop(tmp_path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a layer with nothing in it
+        warnings.simplefilter("ignore")  # torch warns about an empty layer
         model = import_torchvision().models.VisionTransformer(384, 128, 1, 1, 64, 32)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     loaded = vitreous.load(tmp_path / "m.pth")

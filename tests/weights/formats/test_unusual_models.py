@@ -1,4 +1,4 @@
-"""Models with other numbers of channels, and models without a counterpart."""
+"""Models with unusual numbers of channels, and unsupported models."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def timm_model(name: str = PLAIN, **given: Any) -> nn.Module:
     return noisy(import_timm().create_model(name, **{**SIZES, "num_classes": 7, **given}))
 
 
-# ---- Other than three channels ---------------------------------------------------------------------------------------
+# ---- Unusual numbers of channels -------------------------------------------------------------------------------------
 
 
 def distilled(channels: int) -> nn.Module:
@@ -36,30 +36,30 @@ def scaled(channels: int) -> nn.Module:
     return timm_model(init_values=0.1, in_chans=channels)
 
 
-def of_torchvision(channels: int) -> nn.Module:
+def torchvision_model(channels: int) -> nn.Module:
     vit = import_torchvision().models.vision_transformer.VisionTransformer
     model = vit(32, 8, 2, 2, 128, 256, num_classes=7)
     model.conv_proj = nn.Conv2d(channels, 128, 8, 8)
     return noisy(model)
 
 
-def of_dinov2(channels: int) -> nn.Module:
-    """timm's model with DINOv2's names, without the mask token."""
+def dinov2_model(channels: int) -> nn.Module:
+    """A timm model with DINOv2's tensor names and without the mask token."""
     model = timm_model(init_values=0.1, in_chans=channels, num_classes=0)
     model.register_buffer("mask_token", torch.zeros(1, 128))
     return model
 
 
-def of_mae(channels: int) -> nn.Module:
+def mae_model(channels: int) -> nn.Module:
     return timm_model(in_chans=channels, global_pool="avg")
 
 
 MAKERS: dict[str, Callable[[int], nn.Module]] = {
     "timm": distilled,
     "timm ": scaled,
-    "torchvision": of_torchvision,
-    "dinov2": of_dinov2,
-    "mae": of_mae,
+    "torchvision": torchvision_model,
+    "dinov2": dinov2_model,
+    "mae": mae_model,
 }
 
 
@@ -67,7 +67,7 @@ MAKERS: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("format", MAKERS)
 def test_other_numbers_of_channels_are_read(format: str, channels: int, tmp_path: Path) -> None:
-    """Other numbers of channels get the average of ImageNet's means, as in timm."""
+    """All channels get the average of ImageNet's means, as in timm."""
     model = MAKERS[format](channels)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     loaded = vitreous.load(tmp_path / "m.pth", format=format.strip())
@@ -99,7 +99,7 @@ def test_grey_models_round_trip_through_paddle(format: str, distil: bool, tmp_pa
 
 @pytest.mark.slow
 def test_converted_grey_models_can_be_loaded(tmp_path: Path) -> None:
-    torch.save(of_mae(1).state_dict(), tmp_path / "m.pth")
+    torch.save(mae_model(1).state_dict(), tmp_path / "m.pth")
     assert convert(tmp_path / "m.pth", tmp_path / "x.pth", to="mae").differences[-1].largest == 0
 
 
@@ -110,10 +110,10 @@ def test_three_channels_keep_separate_means(tmp_path: Path) -> None:
     assert "preprocessing: DeiT's" in loaded.provenance["assumed"]
 
 
-# ---- No counterpart --------------------------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
-# timm's architectures, and the part by which they are refused. Depth and sizes are those of SIZES.
-STRANGERS_OF_TIMM = {
+# timm architectures and the unsupported part of each. Depth and sizes come from SIZES.
+UNSUPPORTED_TIMM = {
     "vit_base_patch32_clip_224": r"a norm before the first block \(norm_pre\), as CLIP has",
     "vit_small_patch16_dinov3": r"no learned positions \(pos_embed\): rotated queries and keys, as DINOv3's",
     "beit_base_patch16_224": r"relative positions \(rel_pos\)",
@@ -127,11 +127,11 @@ STRANGERS_OF_TIMM = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
-@pytest.mark.parametrize("name", STRANGERS_OF_TIMM)
+@pytest.mark.parametrize("name", UNSUPPORTED_TIMM)
 def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: bool, tmp_path: Path) -> None:
     timm = import_timm()
     model = timm.create_model(name, depth=1)
-    message = STRANGERS_OF_TIMM[name]
+    message = UNSUPPORTED_TIMM[name]
     if folder:
         timm.models.save_for_hf(model, tmp_path / "m")
         with pytest.raises(
@@ -166,7 +166,7 @@ def test_unsupported_timm_arguments_are_rejected_by_name(given: dict[str, Any], 
 
 
 def test_learned_rotations_are_rejected(tmp_path: Path) -> None:
-    """Fixed rotations are known only by the name in config.json."""
+    """Fixed rotations can only be recognised by the name in config.json."""
     torch.save(
         import_timm().create_model("vit_small_patch16_rope_mixed_ape_224", depth=1).state_dict(), tmp_path / "m.pt"
     )
@@ -174,7 +174,7 @@ def test_learned_rotations_are_rejected(tmp_path: Path) -> None:
         vitreous.load(tmp_path / "m.pt")
 
 
-# Classes of transformers', and what their tensors alone are called.
+# transformers classes and the family name in the error for bare tensors.
 OTHERS_OF_TRANSFORMERS = {
     "ASTModel": "Audio Spectrogram Transformer",
     "BeitModel": "BEiT",
@@ -228,7 +228,7 @@ def test_other_transformers_models_are_rejected_by_name(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize(("model_type", "prefix"), [("timm_wrapper", "timm_model."), ("mine", "")])
 def test_model_type_of_a_wrapper_does_not_hide_timm_tensors(model_type: str, prefix: str, tmp_path: Path) -> None:
-    """transformers' TimmWrapper and custom classes write config.json beside tensors with timm's names."""
+    """transformers' TimmWrapper and custom classes write config.json next to tensors with timm's names."""
     model = import_timm().create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=3).eval()
     tensors = {f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}
     torch.save(tensors, tmp_path / "pytorch_model.bin")
@@ -259,11 +259,11 @@ def test_resnet_and_swin_are_rejected_by_name(tmp_path: Path) -> None:
             vitreous.load(tmp_path / name)
 
 
-# ---- What must be given ----------------------------------------------------------------------------------------------
+# ---- Required overrides ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_missing_heads_error_shows_python_and_command_line_remedy(tmp_path: Path) -> None:
+def test_missing_heads_error_shows_the_python_and_command_line_fix(tmp_path: Path) -> None:
     model = timm_model(embed_dim=96, num_heads=3)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     with pytest.raises(BadCheckpoint) as refusal:
@@ -277,7 +277,7 @@ def test_missing_heads_error_shows_python_and_command_line_remedy(tmp_path: Path
 
 
 def test_grey_deit_is_not_an_audio_model(tmp_path: Path) -> None:
-    """Its tensors have the names and patches of the Audio Spectrogram Transformer; config.json decides."""
+    """Its tensors look like an Audio Spectrogram Transformer; config.json decides."""
     transformers = import_transformers()
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     reference = transformers.DeiTModel(transformers.DeiTConfig(num_channels=1, image_size=64, patch_size=16, **sizes))

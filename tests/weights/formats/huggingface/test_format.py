@@ -1,4 +1,4 @@
-"""Models of transformers with random parameters: read, written, and compared with transformers."""
+"""Reading and writing transformers models with random parameters, compared with transformers."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ DINO = SIZES | {"mlp_ratio": 2}
 MAE = VIT | {"mask_ratio": 0.0, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1}
 MAE |= {"decoder_num_attention_heads": 2, "decoder_intermediate_size": 64}
 
-# The class of transformers, the class of its config, and the fields of that.
+# transformers model class, config class and config fields.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ViT": ("ViTForImageClassification", "ViTConfig", VIT),
     "ViT, tanh": ("ViTForImageClassification", "ViTConfig", VIT | {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
@@ -64,24 +64,22 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def peer(name: str, **kwargs: Any) -> nn.Module:
+def transformers_model(name: str, **kwargs: Any) -> nn.Module:
     transformers = import_transformers()
     model, config, fields = MODELS[name]
     reference = noisy(getattr(transformers, model)(getattr(transformers, config)(num_labels=5, **fields), **kwargs))
-    reference.set_attn_implementation(
-        "eager"
-    )  # their own arithmetic; what reads our files below calls torch's, as we do
+    reference.set_attn_implementation("eager")  # written files are compared with torch's attention below
     return reference
 
 
 @torch.no_grad()
 def outputs(model: Any, images: Tensor, resampled: bool = False) -> dict[str, Tensor]:
-    """The outputs of a transformers model: logits, pooled features and tokens, if it has them."""
+    """Return the logits, pooled features and tokens that a transformers model outputs."""
     name = type(model).__name__
     if name == "ViTMAEForPreTraining":
         model, name = model.vit, "ViTMAEModel"
     arguments = {"interpolate_pos_encoding": resampled} if "Dinov2" not in name else {}
-    if name == "ViTMAEModel":  # all patches, in their order
+    if name == "ViTMAEModel":  # keep all patches in order
         patches = images.shape[2] * images.shape[3] // 64
         arguments["noise"] = torch.linspace(0, 1, patches).expand(len(images), -1)
     found = model(images, **arguments)
@@ -103,12 +101,12 @@ def difference(loaded: ViT, reference: Any, size: tuple[int, int]) -> float:
     return max((found[key] - value).abs().max().item() for key, value in expected.items())
 
 
-# ---- Theirs, read by us ----------------------------------------------------------------------------------------------
+# ---- Reading transformers models -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_equal_transformers(name: str, tmp_path: Path) -> None:
-    reference = peer(name)
+    reference = transformers_model(name)
     reference.save_pretrained(tmp_path / "model")
     loaded = vitreous.load(tmp_path / "model")
     for size in (NATIVE, OTHER):
@@ -118,15 +116,15 @@ def test_outputs_equal_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_names_of_version_5_in_memory_are_read(name: str, tmp_path: Path) -> None:
-    reference = peer(name)
+def test_tensor_names_of_version_5_are_read(name: str, tmp_path: Path) -> None:
+    reference = transformers_model(name)
     reference.config.save_pretrained(tmp_path)
     torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
     assert difference(vitreous.load(tmp_path), reference, NATIVE) <= TOLERANCE
 
 
 def test_model_without_pooler_is_read(tmp_path: Path) -> None:
-    reference = peer("ViT, base", add_pooling_layer=False)
+    reference = transformers_model("ViT, base", add_pooling_layer=False)
     reference.save_pretrained(tmp_path)
     loaded = vitreous.load(tmp_path)
     assert loaded.config.num_classes == 0
@@ -143,7 +141,7 @@ def test_rectangular_model_is_read(tmp_path: Path) -> None:
 
 
 def test_sharded_weights_are_read(tmp_path: Path) -> None:
-    reference = peer("ViT")
+    reference = transformers_model("ViT")
     reference.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert difference(vitreous.load(tmp_path), reference, NATIVE) <= TOLERANCE
@@ -151,33 +149,35 @@ def test_sharded_weights_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ViT", "DeiT, taught", "DINOv2, registers", "ViTMAE, with its decoder"])
 def test_bare_weights_are_read(name: str, tmp_path: Path) -> None:
-    """Heads have 64 dimensions; tensors and the kind of model state the rest."""
+    """Heads have 64 dimensions; the rest follows from the tensors and model type."""
     transformers = import_transformers()
     model, config, fields = MODELS[name]
     fields = fields | {"hidden_size": 128}
     reference = noisy(getattr(transformers, model)(getattr(transformers, config)(**fields)))
     reference.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")  # not the one that config.json is about
+    (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")  # config.json does not apply to this file
     loaded = vitreous.load(tmp_path / "alone.safetensors")
     assert difference(loaded, reference, NATIVE) <= TOLERANCE
-    assert loaded.config.norm_eps == getattr(transformers, config)().layer_norm_eps  # too small for logits to tell
+    assert (
+        loaded.config.norm_eps == getattr(transformers, config)().layer_norm_eps
+    )  # too small to affect the logits measurably
     assumed = " ".join(provenance_of(loaded)["assumed"])
     assert all(field in assumed for field in ("num_heads", "norm_eps", "preprocessing", "image_size"))
 
 
 def test_provenance_lists_ignored_tensors(tmp_path: Path) -> None:
-    peer("ViTMAE, with its decoder").save_pretrained(tmp_path)
+    transformers_model("ViTMAE, with its decoder").save_pretrained(tmp_path)
     left_out = provenance_of(vitreous.load(tmp_path))["left_out"]
     assert left_out
     assert all(name.startswith("decoder.") for name in left_out)
 
 
 def test_used_pooler_is_not_ignored(tmp_path: Path) -> None:
-    peer("ViT, base").save_pretrained(tmp_path)
+    transformers_model("ViT, base").save_pretrained(tmp_path)
     assert "left_out" not in provenance_of(vitreous.load(tmp_path))
 
 
-# ---- Ours, read by them ----------------------------------------------------------------------------------------------
+# ---- Writing for transformers ----------------------------------------------------------------------------------------
 
 SHOWN = Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear")
 PLAIN = ViTConfig(
@@ -231,7 +231,7 @@ def test_transformers_reads_written_folders(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
     loaded = saved(name, tmp_path)
     kind = "AutoModelForImageClassification" if loaded.config.num_classes else "AutoModel"
-    unpooled = name in ("headless", "distilled, headless")  # the classes would make a pooler up
+    unpooled = name in ("headless", "distilled, headless")  # otherwise transformers adds a random pooler
     arguments = {"add_pooling_layer": False} if unpooled else {}
     reference, about = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True, **arguments)
     assert not any(about.values())
@@ -252,7 +252,9 @@ def test_round_trip_is_bit_identical(name: str, tmp_path: Path) -> None:
 
 def test_single_file_is_written(tmp_path: Path) -> None:
     model = noisy(build(PLAIN))
-    vitreous.save(model, tmp_path / "weights.safetensors", format="huggingface", lossy=True)  # their eps is 1e-12
+    vitreous.save(
+        model, tmp_path / "weights.safetensors", format="huggingface", lossy=True
+    )  # transformers' default eps is 1e-12
     again = vitreous.load(tmp_path / "weights.safetensors", overrides={"num_heads": 4, "norm_eps": 1e-6})
     images = torch.randn(1, 3, *NATIVE)
     torch.testing.assert_close(again(images), model(images), rtol=0, atol=0)

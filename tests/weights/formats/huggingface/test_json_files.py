@@ -52,7 +52,7 @@ DINOV2 = {"layer_scale": 0.1, "num_classes": 0}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A plain model in a folder of transformers."""
+    """A plain model saved as a transformers folder."""
     vitreous.save(noisy(build(SMALL)), tmp_path / "model", format="huggingface")
     return tmp_path / "model"
 
@@ -64,15 +64,15 @@ def change(file: Path, **fields: Any) -> None:
 
 @pytest.mark.slow
 def test_loading_does_not_import_torch_dynamo(folder: Path) -> None:
-    """Importing it takes over a second, and some operations on meta tensors would."""
+    """Some operations on meta tensors would import it, which takes over a second."""
     program = f"import sys, vitreous; vitreous.load({str(folder)!r}); print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
 
 
-# ---- Pictures --------------------------------------------------------------------------------------------------------
+# ---- Preprocessing ---------------------------------------------------------------------------------------------------
 
-# The size of the model, and what preprocessor_config.json says.
+# Model size and fields of preprocessor_config.json.
 MEANS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "ViT": {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}},
@@ -88,7 +88,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PROCESSORS if name != "no kind"])
-def test_preprocessing_equals_their_processor(name: str, folder: Path) -> None:
+def test_preprocessing_equals_transformers_processor(name: str, folder: Path) -> None:
     transformers = import_transformers()
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
     picture = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
@@ -104,7 +104,7 @@ def test_preprocessing_equals_their_processor(name: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fit", ["crop", "squash", "squash-crop"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_written_processor_equals_our_preprocessing(fit: Any, interpolation: Any, tmp_path: Path) -> None:
+def test_written_processor_equals_preprocessing(fit: Any, interpolation: Any, tmp_path: Path) -> None:
     transformers = import_transformers()
     how = Preprocessing(IMAGENET.mean, IMAGENET.std, fit, 0.9, interpolation)
     model = noisy(build(dataclasses.replace(SMALL, preprocessing=how)))
@@ -117,14 +117,14 @@ def test_written_processor_equals_our_preprocessing(fit: Any, interpolation: Any
     torch.testing.assert_close(found, vitreous.Predictor(model, device="cpu").logits(picture), rtol=0, atol=2e-5)
 
 
-def test_unnamed_processor_is_that_of_the_model(folder: Path) -> None:
+def test_unnamed_processor_follows_the_model_type(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS["no kind"]))
     found = vitreous.load(folder).config.preprocessing
     assert found == Preprocessing(IMAGENET.mean, IMAGENET.std, "crop", 32 / 36, "bilinear", "huggingface")
 
 
 def test_processor_with_another_size_keeps_native_size(tmp_path: Path) -> None:
-    """DINOv2 has positions for 518 pixels and a processor for 224: the model keeps its native size."""
+    """DINOv2 has positions for 518 pixels but a processor for 224; the model keeps its native size."""
     transformers = import_transformers()
     config = dataclasses.replace(SMALL, image_size=(64, 64), layer_scale=0.1, num_classes=0, preprocessing=IMAGENET)
     vitreous.save(noisy(build(config)), tmp_path / "model", format="huggingface")
@@ -159,7 +159,7 @@ def test_provenance_lists_processor_differences(fields: dict[str, Any], message:
     assert any(message in line for line in provenance_of(vitreous.load(folder))["assumed"])
 
 
-def test_missing_processor_is_that_of_published_vits(folder: Path) -> None:
+def test_missing_processor_defaults_to_that_of_published_vits(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     model = vitreous.load(folder)
     expected = Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear", geometry="huggingface")
@@ -171,7 +171,7 @@ def test_missing_processor_is_that_of_published_vits(folder: Path) -> None:
 
 
 def test_labels_are_read_unless_placeholders(folder: Path) -> None:
-    assert vitreous.load(folder).config.labels == ()  # LABEL_0, ... are none
+    assert vitreous.load(folder).config.labels == ()  # LABEL_0, ... are placeholders
     names = ("ant", "bee", "cat", "dog", "eel")
     change(folder / "config.json", id2label={str(i): name for i, name in enumerate(names)})
     assert vitreous.load(folder).config.labels == names
@@ -179,7 +179,7 @@ def test_labels_are_read_unless_placeholders(folder: Path) -> None:
     assert vitreous.load(folder).config.labels == ()
 
 
-def test_classifier_of_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
+def test_classifier_on_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
     transformers = import_transformers()
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     reference = noisy(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**sizes, num_labels=5)))
@@ -198,7 +198,7 @@ def test_classifier_of_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
         torch.testing.assert_close(vitreous.load(tmp_path)(images), reference(images).logits, rtol=0, atol=2e-5)
 
 
-# ---- Refused ---------------------------------------------------------------------------------------------------------
+# ---- Unsupported parts -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
     vitreous.save(model, tmp_path / "model", format="huggingface", lossy=True)
 
 
-# ---- Broken ----------------------------------------------------------------------------------------------------------
+# ---- Invalid fields --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from vitreous.weights.io.safetensors_file import BadCheckpoint
 
 @pytest.mark.slow
 @pytest.mark.parametrize("safe", [True, False, "both"], ids=["safetensors", "bin", "both"])
-def test_folder_of_save_for_hf_is_read(safe: Any, tmp_path: Path) -> None:
+def test_folder_written_by_save_for_hf_is_read(safe: Any, tmp_path: Path) -> None:
     timm = import_timm()
     given = SIZES | {"img_size": (24, 48), "num_heads": 4, "act_layer": "gelu_tanh", "dynamic_img_size": True}
     model = noisy(timm.create_model(PLAIN, num_classes=3, global_pool="avg", fc_norm=False, **given))
@@ -31,7 +31,7 @@ def test_folder_of_save_for_hf_is_read(safe: Any, tmp_path: Path) -> None:
     assert (loaded.config.num_heads, loaded.config.mlp) == (4, Gelu("tanh"))
     assert loaded.config.labels == ("a", "b", "c")
     assert loaded.config.pool == GlobalAverage("before")
-    # timm's centre crop resizes bilinearly where the size is not square, whatever its config says
+    # timm's centre crop always resizes non-square sizes bilinearly
     assert loaded.config.preprocessing == Preprocessing(crop_fraction=0.9, interpolation="bilinear", geometry="timm")
     check_close(loaded, model, (24, 48), OTHER)
 
@@ -68,8 +68,8 @@ def test_unsupported_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_architecture_names_state_heads_and_gelu() -> None:
-    """Checked for all supported architectures of timm."""
+def test_architecture_names_determine_heads_and_gelu() -> None:
+    """Checked for all supported timm architectures."""
     from vitreous.weights.formats.base import HEADS
     from vitreous.weights.formats.timm.config import SIXTEEN_HEADS, TANH
 

@@ -1,4 +1,4 @@
-"""timm's weights: reading, writing, wrappers of training scripts, and names of earlier versions."""
+"""timm weights: reading, writing, training checkpoints, and tensor names of earlier versions."""
 
 import dataclasses
 from pathlib import Path
@@ -91,8 +91,8 @@ def test_layer_scale_names_of_deit3_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "distilled"])
-def test_preprocessing_of_bare_files_is_that_of_published_models(case: str, tmp_path: Path) -> None:
-    """timm's ViTs are AugReg's; for DeiT, timm crops less than DeiT."""
+def test_preprocessing_of_bare_files_matches_published_models(case: str, tmp_path: Path) -> None:
+    """timm's default ViTs are AugReg's. timm crops less than DeiT for DeiT models."""
     torch.save(timm_model(case).state_dict(), tmp_path / "m.pth")
     loaded, cfg = (
         vitreous.load(tmp_path / "m.pth").config.preprocessing,

@@ -1,4 +1,4 @@
-"""Folders written for timm, and models that timm cannot hold."""
+"""Folders written for timm, and models that timm cannot represent."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def test_folder_round_trips_and_timm_reads_it(changes: dict[str, Any], tmp_path:
     assert cfg["crop_mode"] == ("center" if shown.fit == "crop" else "squash")
     assert tuple(cfg["label_names"]) == ("a", "b", "c")
     assert tuple(cfg["input_size"][1:]) == model.config.image_size
-    assert cfg["fixed_input_size"]  # as of all of timm's ViTs: their positions are for one size
+    assert cfg["fixed_input_size"]  # true for all timm ViTs, whose positions are for one size
 
 
 def test_pretrained_cfg_alone_sets_the_image_size(tmp_path: Path) -> None:
