@@ -24,7 +24,7 @@ class Web:
 
     url: str
     files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range header of every request
+    requests: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range header of every request
     breaks: int = 0
     ranges: bool = True
     tag: str = '"1"'
@@ -41,7 +41,7 @@ def web() -> Iterator[Web]:
 
         def do_GET(self) -> None:
             path, wanted = self.path.split("?")[0], self.headers.get("Range")
-            site.asked.append((path, wanted))
+            site.requests.append((path, wanted))
             if path not in site.files:
                 self.send_error(404)
                 return

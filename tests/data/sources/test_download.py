@@ -20,13 +20,13 @@ def test_file_is_downloaded_whole_and_only_once(web, tmp_path, checksum) -> None
     assert fetch(f"{web.url}/a.bin", target, checksum) == target
     assert target.read_bytes() == BODY
     assert fetch(f"{web.url}/a.bin", target, checksum) == target
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
 def test_broken_connection_is_resumed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.breaks = BODY, 3
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", SHA256).read_bytes() == BODY
-    starts = [int(wanted.removeprefix("bytes=").rstrip("-")) for _, wanted in web.asked[1:]]
+    starts = [int(wanted.removeprefix("bytes=").rstrip("-")) for _, wanted in web.requests[1:]]
     assert starts == [1_500_000, 2_250_000, 2_625_000]
 
 
@@ -35,7 +35,7 @@ def test_interrupted_download_is_resumed(web, tmp_path) -> None:  # type: ignore
     (tmp_path / "a.bin.part").write_bytes(BODY[:1000])
     (tmp_path / "a.bin.part.tag").write_text(web.tag)
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin").read_bytes() == BODY
-    assert web.asked == [("/a.bin", "bytes=1000-")]
+    assert web.requests == [("/a.bin", "bytes=1000-")]
     assert {path.name for path in tmp_path.iterdir()} == {"a.bin", "a.bin.lock"}
 
 
@@ -91,14 +91,14 @@ def test_stalled_connection_is_resumed(web, tmp_path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("vitreous.data.sources.download.TIMEOUT", 0.3)
     web.files["/a.bin"], web.silences = BODY, 1
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", SHA256).read_bytes() == BODY
-    assert len(web.asked) == 2
+    assert len(web.requests) == 2
 
 
 def test_endless_restarts_are_abandoned(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.ranges, web.breaks = BODY, False, 100
     with pytest.raises(OSError, match=r"127.*a\.bin: it restarted \d times"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
-    assert len(web.asked) < 10
+    assert len(web.requests) < 10
 
 
 def test_errors_name_the_url(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -119,7 +119,7 @@ def test_concurrent_downloads_fetch_the_file_once(web, tmp_path) -> None:  # typ
     processes = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
     assert (tmp_path / "a.bin").read_bytes() == BODY
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
 def test_cache_folder_is_set_by_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

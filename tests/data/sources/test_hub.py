@@ -46,7 +46,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.sets: dict[tuple[str, str], dict[str, bytes]] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
 
 @pytest.fixture
@@ -60,19 +60,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0].replace("%2F", "/")
-            site.asked.append(path)
+            site.requests.append(path)
             for (name, revision), files in site.sets.items():
                 names = (revision, COMMITS[revision])
                 if path in {f"/api/datasets/{name}/tree/{word}" for word in names}:
                     entries = [{"type": "file", "path": p, "size": len(b), "oid": "0" * 40} for p, b in files.items()]
-                    return self.answer(json.dumps(entries).encode())
+                    return self.respond(json.dumps(entries).encode())
                 about = {f"/api/datasets/{name}/revision/{word}" for word in names}
                 if path in about | ({f"/api/datasets/{name}"} if revision == "main" else set()):
                     entries = [{"rfilename": p} for p in files]
-                    return self.answer(json.dumps({"id": name, "sha": names[1], "siblings": entries}).encode())
+                    return self.respond(json.dumps({"id": name, "sha": names[1], "siblings": entries}).encode())
                 for file, body in files.items():
                     if path in {f"/datasets/{name}/resolve/{word}/{file}" for word in names}:
-                        return self.answer(body, {"X-Repo-Commit": COMMITS[revision], "ETag": f'"{hash(body)}"'})
+                        return self.respond(body, {"X-Repo-Commit": COMMITS[revision], "ETag": f'"{hash(body)}"'})
             known = any(name in path for name, _ in site.sets)
             code = "RevisionNotFound" if known else "RepoNotFound"
             self.send_response(404)
@@ -81,7 +81,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             self.end_headers()
             return None
 
-        def answer(self, body: bytes, headers: dict[str, str] | None = None) -> None:
+        def respond(self, body: bytes, headers: dict[str, str] | None = None) -> None:
             self.send_response(200)
             for key, value in {"Content-Type": "application/json", **(headers or {})}.items():
                 self.send_header(key, value)
@@ -122,12 +122,12 @@ def test_repository_is_downloaded_and_then_cached(hub: Hub, tmp_path: Path, monk
     assert contents(data.train) == {f"image {i}".encode(): ["cat", "dog"][i % 2] for i in range(12)}
     assert len(data.val) == 4
     assert data.train.name(7) == "train-00001-of-00002.parquet[1]"
-    assert not any("README" in page for page in hub.asked)
+    assert not any("README" in page for page in hub.requests)
 
-    asked = len(hub.asked)
+    requests = len(hub.requests)
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "hf", offline=True)
     assert contents(open_data("hf:ann/pets").train) == contents(data.train)
-    assert len(hub.asked) == asked
+    assert len(hub.requests) == requests
     with pytest.raises(OSError, match=r"hf:ann/other is not in the cache.*HF_HUB_OFFLINE is set"):
         open_data("hf:ann/other")
 

@@ -265,7 +265,7 @@ def test_data_set_is_downloaded_once_verified_and_unpacked(web, monkeypatch, tmp
     web.breaks = 1
     for _ in range(2):
         assert np.array_equal(pixels(open_data("cifar10").train), train)
-    assert [wanted is None for _, wanted in web.asked] == [True, False]
+    assert [wanted is None for _, wanted in web.requests] == [True, False]
     assert not list(cache.rglob("*.tar.gz"))
 
 
@@ -281,9 +281,9 @@ def test_archives_and_plain_files_are_downloaded(web, monkeypatch, tmp_path: Pat
     (tmp_path / "local").mkdir()
     for name, body in packed.items():
         (tmp_path / "local" / name).write_bytes(body)
-    asked = len(web.asked)
+    requests = len(web.requests)
     assert contents(open_data("flowers", root=tmp_path / "local").train) == contents(open_data("flowers").train)
-    assert len(web.asked) == asked
+    assert len(web.requests) == requests
 
 
 def test_damaged_download_is_rejected(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]

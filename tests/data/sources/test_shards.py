@@ -126,9 +126,9 @@ def test_shards_at_a_url_are_downloaded_once(web, tmp_path: Path) -> None:  # ty
     data = open_data(spec)
     assert (len(data.train), len(data.val)) == (20, 4)
     assert contents(data.train) == {f"image {i}".encode(): str(i % 2) for i in range(20)}
-    asked = len(web.asked)
+    requests = len(web.requests)
     open_data(spec)
-    assert len(web.asked) == asked == 4
+    assert len(web.requests) == requests == 4
 
 
 @pytest.mark.parametrize(
