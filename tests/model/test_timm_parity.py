@@ -35,7 +35,7 @@ OWN_PREFIX = Learned1d(prefix_entries=False, interpolation="timm")
 # Changes to PLAIN, and timm's arguments. A string names a timm layer, because timm may not be installed.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "class token": ({}, {}),
-    "patches not square": ({"patch_size": (8, 4)}, {"patch_size": (8, 4)}),
+    "non-square patches": ({"patch_size": (8, 4)}, {"patch_size": (8, 4)}),
     "mean, then norm": (
         {"pool": GlobalAverage("after"), "class_token": False},
         {"global_pool": "avg", "class_token": False},
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"mlp": SwiGlu()},
         {"mlp_layer": "SwiGLUPacked", "act_layer": nn.SiLU, "mlp_ratio": 4},
     ),
-    "SwiGLU, apart": ({"mlp": SwiGlu()}, {"mlp_layer": "SwiGLU", "act_layer": nn.SiLU}),
+    "SwiGLU, separate": ({"mlp": SwiGlu()}, {"mlp_layer": "SwiGLU", "act_layer": nn.SiLU}),
     "tanh": ({"mlp": Gelu("tanh")}, {"act_layer": partial(nn.GELU, approximate="tanh")}),
     "eps": (
         {"norm_eps": 1e-3, "qk_norm": True},
@@ -71,7 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 # Slightly wrong configs with the same parameters, which the tolerance must detect.
 MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "GELU": ("class token", {"mlp": Gelu("tanh")}),
-    "GELU of the pool": ("attention pooling", {"mlp": Gelu("tanh")}),
+    "GELU in the pooling": ("attention pooling", {"mlp": Gelu("tanh")}),
     "eps": ("eps", {"norm_eps": 1e-6}),
     "eps after the mean": ("eps of the norm after the mean", {"norm_eps": 1e-6}),
     "scale": ("class token", {"qk_scale": 12**-0.5 * 1.01}),

@@ -48,7 +48,7 @@ def prefixed(tensors: Tensors, prefix: str) -> Tensors:
         (lambda x: {"student": {"a": torch.zeros(1)}, "teacher": prefixed(x, "backbone.")}, ["teacher"]),
         (lambda x: {"n_averaged": torch.tensor(3), **prefixed(x, "module.")}, None),
     ],
-    ids=["none", "DDP", "Lightning", "twice", "beside a number", "averaged", "teacher", "AveragedModel"],
+    ids=["none", "DDP", "Lightning", "twice", "with a number", "averaged", "teacher", "AveragedModel"],
 )
 def test_wrappers_are_removed_and_recorded(
     wrap: Callable[[Tensors], Any], inside: list[str] | None, tensors: Tensors, tmp_path: Path

@@ -169,7 +169,7 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
     "sines and cosines": {"position": SinCos2d("big_vision"), "image_size": (224, 224)},
     "pre-logits": {"head": TanhHead(40)},
     "pre-logits, no head": {"head": TanhHead(40), "num_classes": 0},
-    "patches not square": {"patch_size": (8, 4), "image_size": (32, 16), "channels": 1},
+    "non-square patches": {"patch_size": (8, 4), "image_size": (32, 16), "channels": 1},
 }
 
 
@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a square and one": ({"image_size": (16, 40)}, "position for 10 patches: as 9 are a square"),
     "stem": ({"stem": ResNetStem((1,), 32), "patch_size": (2, 2)}, "stem"),
     "norm after the mean": ({"pool": GlobalAverage("after")}, r"pool GlobalAverage.*after"),
-    "MAP beside a token": ({"class_token": True, "pool": AttentionPool()}, r"pool AttentionPool\(\): with a class"),
+    "MAP with a class token": ({"class_token": True, "pool": AttentionPool()}, r"pool AttentionPool\(\): with a class"),
     "SwiGLU": ({"mlp": SwiGlu()}, "SwiGLU"),
     "qkv_bias": ({"qkv_bias": False}, "no qkv_bias"),
 }

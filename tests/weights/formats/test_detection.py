@@ -103,10 +103,13 @@ WRAPS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], list[str] | None]] = 
     "PyTorch's tutorial": (lambda x: {"epoch": 1, "model_state_dict": x, "loss": torch.ones(())}, ["model_state_dict"]),
     "net": (lambda x: {"net": x, "acc": 0.5}, ["net"]),
     "weights": (lambda x: {"weights": x}, ["weights"]),
-    "an average": (lambda x: {"model": {"a": torch.ones(1)}, "ema": {"decay": 0.9, "module": x}}, ["ema", "module"]),
-    "another average": (lambda x: {"state_dict": {"a": torch.ones(1)}, "ema_state_dict": x}, ["ema_state_dict"]),
-    "an average of nothing": (lambda x: {"ema": {"decay": 0.9}, "model": x}, ["model"]),
-    "settings beside tensors": (lambda x: {**x, "args": ARGS}, None),
+    "averaged weights": (
+        lambda x: {"model": {"a": torch.ones(1)}, "ema": {"decay": 0.9, "module": x}},
+        ["ema", "module"],
+    ),
+    "other averaged weights": (lambda x: {"state_dict": {"a": torch.ones(1)}, "ema_state_dict": x}, ["ema_state_dict"]),
+    "empty averaged weights": (lambda x: {"ema": {"decay": 0.9}, "model": x}, ["model"]),
+    "settings with tensors": (lambda x: {**x, "args": ARGS}, None),
     "milestones": (
         lambda x: {"model": x, "scheduler": torch.optim.lr_scheduler.MultiStepLR(_optimizer(), [1, 2]).state_dict()},
         ["model"],

@@ -164,7 +164,7 @@ def test_chunked_blocks_are_read(tmp_path: Path) -> None:
     check_close(tokens(vitreous.load(tmp_path / "m.pth")), last(model), NATIVE)
 
 
-@pytest.mark.parametrize("heads", [True, False], ids=["with its heads", "alone"])
+@pytest.mark.parametrize("heads", [True, False], ids=["with heads", "alone"])
 def test_teacher_checkpoint_is_read_without_heads(heads: bool, tmp_path: Path) -> None:
     model = reference_model("registers")
     teacher = {f"backbone.{name}": tensor for name, tensor in as_dinov2(model).items()}

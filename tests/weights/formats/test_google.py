@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "entry": ({"position": Learned1d(prefix_entries=False)}, "position without an entry for the class token"),
     "pool": ({"class_token": False, "pool": AttentionPool()}, r"pool AttentionPool\(\)"),
     "norm after the mean": ({"class_token": False, "pool": GlobalAverage("after")}, r"pool GlobalAverage.*after"),
-    "average beside a token": ({"pool": GlobalAverage("before")}, r"pool GlobalAverage.*with a class token"),
+    "average with a class token": ({"pool": GlobalAverage("before")}, r"pool GlobalAverage.*with a class token"),
     "registers": ({"registers": 2}, "registers"),
     "distillation": ({"distillation_token": True, "pool": ClassToken()}, "distillation_token"),
     "LayerScale": ({"layer_scale": 0.1}, "layer_scale"),

@@ -50,15 +50,15 @@ CONFIG = ViTConfig(
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}, {}),
     "mean": ({"pool": "mean"}, {}, {"class_token": False, "pool": GlobalAverage("before")}),
-    "heads apart from the width": ({"heads": 3}, {}, {"num_heads": 3, "head_dim": 64}),
+    "heads independent of width": ({"heads": 3}, {}, {"num_heads": 3, "head_dim": 64}),
     "narrow heads": ({"heads": 4, "dim_head": 32}, {"num_heads": 4}, {"num_heads": 4}),
-    "narrow heads apart from the width": (
+    "narrow heads independent of width": (
         {"heads": 4, "dim_head": 24},
         {"num_heads": 4},
         {"num_heads": 4, "head_dim": 24},
     ),
-    "not square": ({"image_size": (24, 48)}, {"image_size": (24, 48)}, {"image_size": (24, 48)}),
-    "patches not square": (
+    "rectangular": ({"image_size": (24, 48)}, {"image_size": (24, 48)}, {"image_size": (24, 48)}),
+    "non-square patches": (
         {"patch_size": (8, 4)},
         {"patch_size": (8, 4), "image_size": 32},
         {"patch_size": (8, 4)},

@@ -277,7 +277,7 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
     "PaddleViT": ("paddlevit", {}),
     "PaddleViT, no bias": ("paddlevit", {"qkv_bias": False}),
     "PaddleViT, distilled": ("paddlevit", {"distillation_token": True, "preprocessing": IMAGENET}),
-    "PaddleViT, heads of their own width": ("paddlevit", {"head_dim": 40}),
+    "PaddleViT, independent head width": ("paddlevit", {"head_dim": 40}),
 }
 
 

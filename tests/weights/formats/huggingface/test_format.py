@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ViT, narrow heads": ("ViTForImageClassification", "ViTConfig", VIT | {"head_dim": 16}),
     "ViT, base": ("ViTModel", "ViTConfig", VIT | {"pooler_output_size": 24}),
     "DeiT": ("DeiTForImageClassification", "DeiTConfig", VIT),
-    "DeiT, taught": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT),
+    "DeiT, distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT),
     "DeiT, base": ("DeiTModel", "DeiTConfig", VIT),
     "DINOv2": ("Dinov2Model", "Dinov2Config", DINO | {"layer_norm_eps": 1e-3}),
     "DINOv2, SwiGLU": ("Dinov2Model", "Dinov2Config", DINO | {"use_swiglu_ffn": True, "layerscale_value": 0.5}),
@@ -51,7 +51,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ViTMSN": ("ViTMSNForImageClassification", "ViTMSNConfig", VIT),
     "ViTMSN, base": ("ViTMSNModel", "ViTMSNConfig", VIT | {"layer_norm_eps": 1e-3}),
     "ViTMAE": ("ViTMAEModel", "ViTMAEConfig", MAE),
-    "ViTMAE, with its decoder": ("ViTMAEForPreTraining", "ViTMAEConfig", MAE),
+    "ViTMAE, with decoder": ("ViTMAEForPreTraining", "ViTMAEConfig", MAE),
 }
 
 
@@ -147,7 +147,7 @@ def test_sharded_weights_are_read(tmp_path: Path) -> None:
     assert difference(vitreous.load(tmp_path), reference, NATIVE) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["ViT", "DeiT, taught", "DINOv2, registers", "ViTMAE, with its decoder"])
+@pytest.mark.parametrize("name", ["ViT", "DeiT, distilled", "DINOv2, registers", "ViTMAE, with decoder"])
 def test_bare_weights_are_read(name: str, tmp_path: Path) -> None:
     """Heads have 64 dimensions; the rest follows from the tensors and model type."""
     transformers = import_transformers()
@@ -166,7 +166,7 @@ def test_bare_weights_are_read(name: str, tmp_path: Path) -> None:
 
 
 def test_provenance_lists_ignored_tensors(tmp_path: Path) -> None:
-    transformers_model("ViTMAE, with its decoder").save_pretrained(tmp_path)
+    transformers_model("ViTMAE, with decoder").save_pretrained(tmp_path)
     left_out = provenance_of(vitreous.load(tmp_path))["left_out"]
     assert left_out
     assert all(name.startswith("decoder.") for name in left_out)
@@ -202,7 +202,7 @@ OURS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": Dropout(0.1, 0.2, 0.1)},
     "grey, no qkv bias": {"channels": 1, "qkv_bias": False},
     "narrow heads": {"head_dim": 8},
-    "not square": {"image_size": (24, 32), "patch_size": (8, 4)},
+    "rectangular": {"image_size": (24, 32), "patch_size": (8, 4)},
     "pooler": {"num_classes": 0, "head": TanhHead(24)},
     "headless": HEADLESS,
     "one register": {"registers": 1, "preprocessing": Preprocessing(fit="squash-crop", crop_fraction=0.9)},
@@ -238,7 +238,7 @@ def test_transformers_reads_written_folders(name: str, tmp_path: Path) -> None:
     assert type(reference).__name__ == reference.config.architectures[0]
     if loaded.config.labels:
         assert reference.config.id2label == dict(enumerate(loaded.config.labels))
-    sizes = [loaded.config.image_size, *([OTHER] if name != "not square" else [])]
+    sizes = [loaded.config.image_size, *([OTHER] if name != "rectangular" else [])]
     for size in sizes:
         assert difference(loaded, reference.eval(), size) <= TOLERANCE
 
