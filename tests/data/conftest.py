@@ -40,14 +40,14 @@ def web() -> Iterator[Web]:
             pass
 
         def do_GET(self) -> None:
-            path, wanted = self.path.split("?")[0], self.headers.get("Range")
-            site.requests.append((path, wanted))
+            path, requested_range = self.path.split("?")[0], self.headers.get("Range")
+            site.requests.append((path, requested_range))
             if path not in site.files:
                 self.send_error(404)
                 return
             body, start = site.files[path], 0
-            if wanted and site.ranges and self.headers.get("If-Range", site.tag) == site.tag:
-                start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            if requested_range and site.ranges and self.headers.get("If-Range", site.tag) == site.tag:
+                start = int(requested_range.removeprefix("bytes=").rstrip("-"))
                 if start >= len(body):
                     self.send_error(416)
                     return

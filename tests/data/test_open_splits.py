@@ -21,9 +21,9 @@ def test_every_class_is_split_by_the_same_fraction(counts: list[int], fraction: 
     keep, hold = stratified(array, [str(i) for i in range(len(counts))], fraction, seed, "x")
     assert sorted([*keep, *hold]) == list(range(len(labels)))
     for label, count in enumerate(counts):
-        held = int((array[hold] == label).sum())
-        assert 1 <= held <= count - 1
-        assert abs(held - count * fraction) <= 0.5 or held in (1, count - 1)
+        held_out = int((array[hold] == label).sum())
+        assert 1 <= held_out <= count - 1
+        assert abs(held_out - count * fraction) <= 0.5 or held_out in (1, count - 1)
 
 
 def test_split_depends_only_on_the_seed() -> None:

@@ -113,8 +113,8 @@ def test_mae_loss_uses_normalised_hidden_patches(small: ViTConfig) -> None:
     model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2).eval()
     images, draws = torch.randn(2, 3, 24, 32), torch.rand(2, 12)
     filled, truth = model(images, draws), cut(images, small.patch_size)
-    wanted = (truth - truth.mean(-1, keepdim=True)) / truth.std(-1, keepdim=True)
-    errors = (_predicted(model, images, draws) - wanted).square().mean(-1)
+    expected = (truth - truth.mean(-1, keepdim=True)) / truth.std(-1, keepdim=True)
+    errors = (_predicted(model, images, draws) - expected).square().mean(-1)
     expected = torch.stack([errors[i][filled.hidden[i]].mean() for i in range(2)])
     torch.testing.assert_close(filled.losses, expected, atol=1e-4, rtol=1e-4)
 

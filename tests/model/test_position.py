@@ -85,16 +85,16 @@ def test_embedding_a_subset_equals_keep_patches(
             parameter.normal_()
     images, keep_indices = torch.randn(2, 3, 24, 32).double(), torch.tensor([[7, 0, 11], [3, 4, 5]])
     patches, grid = model.patchify(images, keep_indices)
-    some = model.encode(*model.embed(patches, grid, keep_indices))
-    of_all = model.encode(*keep_patches(*model.embed(*model.patchify(images)), keep_indices))
-    assert some.keep_indices is not None
-    assert torch.equal(some.keep_indices, keep_indices)
+    subset = model.encode(*model.embed(patches, grid, keep_indices))
+    selected = model.encode(*keep_patches(*model.embed(*model.patchify(images)), keep_indices))
+    assert subset.keep_indices is not None
+    assert torch.equal(subset.keep_indices, keep_indices)
     weights, gradients = list(model.parameters()), []
-    for features in (some, of_all):
+    for features in (subset, selected):
         outputs = torch.cat([features.prefix, features.patches], dim=1)
         gradients.append(torch.autograd.grad(outputs.square().sum(), weights, allow_unused=True, retain_graph=True))
-    torch.testing.assert_close(some.prefix, of_all.prefix, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(some.patches, of_all.patches, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(subset.prefix, selected.prefix, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(subset.patches, selected.patches, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 

@@ -80,8 +80,8 @@ def test_push_errors_are_one_line(hub: Hub, client: Client, pets: Path, tmp_path
             f"{written}/{place}: it needs a token with write access: log in with `hf auth login`, or set HF_TOKEN"
         )
     assert load(tmp_path / "out").config == load(pets).config
-    strange = "it holds config.json, which would be loaded with this model"
-    assert strange in error_for("me/full", "x.npz", format="google", lossy=True)
+    message = "it holds config.json, which would be loaded with this model"
+    assert message in error_for("me/full", "x.npz", format="google", lossy=True)
     hub.faults["upload"] = "403"
     save(create("ViT-Ti/16", overrides={"depth": 1, "width": 64, "num_heads": 1}), tmp_path / "fresh")
     line = failure(client, "push", str(tmp_path / "fresh"), str(tmp_path / "out"), "me/new", token=TOKEN)

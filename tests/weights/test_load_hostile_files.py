@@ -21,7 +21,7 @@ from vitreous.weights.io.safetensors_file import BadCheckpoint
 Maker = Callable[[Path, Path], Path]  # arguments: working folder, file that must not appear
 
 
-class Malice:
+class Payload:
     """Creates a file when unpickled."""
 
     def __init__(self, canary: Path):
@@ -33,19 +33,19 @@ class Malice:
 
 def plain_pickle(folder: Path, canary: Path) -> Path:
     file = folder / "x.pth"
-    file.write_bytes(pickle.dumps({"model": Malice(canary)}))
+    file.write_bytes(pickle.dumps({"model": Payload(canary)}))
     return file
 
 
 def torch_pickle(folder: Path, canary: Path) -> Path:
     file = folder / "x.pt"
-    torch.save({"state_dict": {"a": torch.zeros(2)}, "args": Malice(canary)}, file)
+    torch.save({"state_dict": {"a": torch.zeros(2)}, "args": Payload(canary)}, file)
     return file
 
 
 def paddle_pickle(folder: Path, canary: Path) -> Path:
     file = folder / "x.pdparams"
-    file.write_bytes(pickle.dumps({"a": np.zeros(2), "b": Malice(canary)}, protocol=4))
+    file.write_bytes(pickle.dumps({"a": np.zeros(2), "b": Payload(canary)}, protocol=4))
     return file
 
 

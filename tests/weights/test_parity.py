@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import vitreous
-from vitreous.cli.convert import convert as convert_verb
+from vitreous.cli.convert import convert as convert_command
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
@@ -52,7 +52,7 @@ def test_lossless_convert_reports_no_losses(
     assert result.path == tmp_path / "foreign"
     assert all(one.largest == 0 for one in result.differences)
     assert len(result.differences) == config.depth + 4
-    convert_verb(str(tmp_path / "saved"), tmp_path / "foreign", to="timm", check=True)
+    convert_command(str(tmp_path / "saved"), tmp_path / "foreign", to="timm", check=True)
     printed = capsys.readouterr().out
     assert "wrote" in printed
     assert "logits" in printed
@@ -61,7 +61,7 @@ def test_lossless_convert_reports_no_losses(
 def test_convert_reports_assumptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = vitreous.create("ViT-Ti/16", num_classes=3, image_size=32, overrides={"depth": 1, "mlp": Gelu("erf")})
     vitreous.save(model, tmp_path / "x.safetensors", format="timm")
-    convert_verb(str(tmp_path / "x.safetensors"), tmp_path / "back", to="vitreous")
+    convert_command(str(tmp_path / "x.safetensors"), tmp_path / "back", to="vitreous")
     assert "assumed: num_heads" in capsys.readouterr().out
     assert "num_heads: 64 dimensions per head" in (tmp_path / "back" / "config.json").read_text()
 
@@ -75,7 +75,7 @@ def test_convert_reports_fields_the_format_does_not_keep(
     )
     vitreous.save(perturbed(config), tmp_path / "saved")
     assert convert(tmp_path / "saved", tmp_path / "foreign", to="timm").not_kept == []
-    convert_verb(str(tmp_path / "saved"), tmp_path / "x[red].pth", to="torchvision")
+    convert_command(str(tmp_path / "saved"), tmp_path / "x[red].pth", to="torchvision")
     printed = " ".join(capsys.readouterr().out.split())
     assert "x[red].pth" in printed
     assert "not kept: labels: ('[/cat]', 'dog') is read as ()" in printed

@@ -188,7 +188,7 @@ def remove(*paths: str) -> Callable[[Path], None]:
     return lambda root: [(root / path).unlink() for path in paths] and None
 
 
-def stray(value: int) -> np.ndarray:
+def mask_with_unknown_id(value: int) -> np.ndarray:
     ids = ids_of(0)
     ids[3, 3] = value
     return ids
@@ -196,7 +196,11 @@ def stray(value: int) -> np.ndarray:
 
 BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "unknown ids": (
-        several(put("masks/a/0.png", stray(7)), put("masks/b/1.png", stray(2)), put("masks/a/2.png", stray(7))),
+        several(
+            put("masks/a/0.png", mask_with_unknown_id(7)),
+            put("masks/b/1.png", mask_with_unknown_id(2)),
+            put("masks/a/2.png", mask_with_unknown_id(7)),
+        ),
         [
             "3 masks have ids that classes.txt does not list: 7 (in 2 masks), 2 (in 1 mask); "
             "see 'masks/a/0.png', 'masks/a/2.png', 'masks/b/1.png'"
@@ -254,7 +258,7 @@ BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "all of it": (
         several(
             remove("masks/a/2.png", "images/a/4.jpg"),
-            put("masks/a/0.png", stray(8)),
+            put("masks/a/0.png", mask_with_unknown_id(8)),
             put("masks/b/1.png", smooth(12, 16)),
             put("masks/b/3.png", ids_of(3, 12, 15)),
             lambda root: (root / "masks/b/5.png").write_bytes(b"") and None,
@@ -286,7 +290,7 @@ def test_every_problem_is_reported_in_one_line_with_names_and_counts(name: str, 
 def test_long_lists_are_truncated_with_a_count(tmp_path: Path) -> None:
     folder(tmp_path / "set", 40)
     for i in range(0, 40, 2):
-        (tmp_path / f"set/masks/a/{i}.png").write_bytes(encoded(stray(100 + i)))
+        (tmp_path / f"set/masks/a/{i}.png").write_bytes(encoded(mask_with_unknown_id(100 + i)))
         (tmp_path / f"set/masks/b/{i + 1}.png").write_bytes(b"")
     with pytest.raises(ValueError, match="set: ") as caught:
         open_masked(str(tmp_path / "set"))

@@ -26,7 +26,7 @@ def test_file_is_downloaded_whole_and_only_once(web, tmp_path, checksum) -> None
 def test_broken_connection_is_resumed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.breaks = BODY, 3
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", SHA256).read_bytes() == BODY
-    starts = [int(wanted.removeprefix("bytes=").rstrip("-")) for _, wanted in web.requests[1:]]
+    starts = [int(requested_range.removeprefix("bytes=").rstrip("-")) for _, requested_range in web.requests[1:]]
     assert starts == [1_500_000, 2_250_000, 2_625_000]
 
 

@@ -265,7 +265,7 @@ def test_data_set_is_downloaded_once_verified_and_unpacked(web, monkeypatch, tmp
     web.breaks = 1
     for _ in range(2):
         assert np.array_equal(pixels(open_data("cifar10").train), train)
-    assert [wanted is None for _, wanted in web.requests] == [True, False]
+    assert [requested_range is None for _, requested_range in web.requests] == [True, False]
     assert not list(cache.rglob("*.tar.gz"))
 
 

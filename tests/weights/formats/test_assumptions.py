@@ -206,9 +206,9 @@ def test_folders_with_a_config_do_not_warn(plain: nn.Module, tmp_path: Path) -> 
 
 def test_published_file_names_determine_the_heads(tmp_path: Path) -> None:
     model = vitreous.create("ViT-S/16", num_classes=0, overrides={"depth": 1, "layer_scale": 1e-5, "mlp": Gelu("erf")})
-    vitreous.save(model, tmp_path / "mine.pth", format="dinov2")
-    (tmp_path / "dinov2_vits14_pretrain.pth").write_bytes((tmp_path / "mine.pth").read_bytes())
-    assert uncertain(warned(lambda: vitreous.load(tmp_path / "mine.pth"))) == {"num_heads"}
+    vitreous.save(model, tmp_path / "other.pth", format="dinov2")
+    (tmp_path / "dinov2_vits14_pretrain.pth").write_bytes((tmp_path / "other.pth").read_bytes())
+    assert uncertain(warned(lambda: vitreous.load(tmp_path / "other.pth"))) == {"num_heads"}
     assert not warned(lambda: vitreous.load(tmp_path / "dinov2_vits14_pretrain.pth"))
 
 

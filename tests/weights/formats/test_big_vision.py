@@ -184,7 +184,7 @@ def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dty
 
 
 TOKEN = {"class_token": True, "pool": ClassToken()}
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "position": ({"position": SinCos2d("mae")}, "position SinCos2d.*mae"),
     "temperature": ({"position": SinCos2d("big_vision", 100.0)}, "position SinCos2d.*100"),
     "entry, not square": ({**TOKEN, "image_size": (32, 16)}, "position with an entry for the class token, and 8 patch"),
@@ -197,9 +197,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", UNSUPPORTED)
 def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> None:
-    changes, part = REFUSED[case]
+    changes, part = UNSUPPORTED[case]
     with pytest.raises(CannotHold, match=f"big_vision cannot hold this model: {part}"):
         vitreous.save(build(dataclasses.replace(AVERAGE, **changes)), tmp_path / "m.npz", "big_vision", lossy=True)
     assert not list(tmp_path.iterdir())

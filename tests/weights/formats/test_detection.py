@@ -277,9 +277,9 @@ def test_long_names_are_rejected_and_truncated(tmp_path: Path, name: str) -> Non
     safetensors.torch.save_file(
         {**random_timm_model().state_dict(), f"{name}\n": torch.ones(1)}, tmp_path / "x.safetensors"
     )
-    with pytest.raises(BadCheckpoint, match=r"a tensor with a name of [\d,]+ letters: ") as refused:
+    with pytest.raises(BadCheckpoint, match=r"a tensor with a name of [\d,]+ letters: ") as error:
         vitreous.load(tmp_path / "x.safetensors")
-    assert len(str(refused.value)) < 400
+    assert len(str(error.value)) < 400
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dty
     check_identical(vitreous.load(tmp_path / "model.npz"), model)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "position": ({"position": NoPosition()}, "position NoPosition"),
     "entry": ({"position": Learned1d(prefix_entries=False)}, "position without an entry for the class token"),
     "pool": ({"class_token": False, "pool": AttentionPool()}, r"pool AttentionPool\(\)"),
@@ -246,9 +246,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", UNSUPPORTED)
 def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> None:
-    changes, part = REFUSED[case]
+    changes, part = UNSUPPORTED[case]
     with pytest.raises(CannotHold, match=f"Google's vision_transformer cannot hold this model: {part}"):
         vitreous.save(build(dataclasses.replace(PLAIN, **changes)), tmp_path / "m.npz", format="google", lossy=True)
     assert not list(tmp_path.iterdir())

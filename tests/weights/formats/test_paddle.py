@@ -324,7 +324,7 @@ def test_other_file_kinds_round_trip(format: str, target: str, tmp_path: Path) -
     check_identical(loaded(tmp_path / target), model)
 
 
-REFUSED: dict[str, dict[str, Any]] = {
+UNSUPPORTED: dict[str, dict[str, Any]] = {
     "registers": {"registers": 2},
     "layer_scale": {"layer_scale": 0.1},
     "qk_norm": {"qk_norm": True},
@@ -341,9 +341,9 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("format", SHOWN)
-@pytest.mark.parametrize("part", REFUSED)
+@pytest.mark.parametrize("part", UNSUPPORTED)
 def test_unsupported_parts_are_rejected_by_name(part: str, format: str, tmp_path: Path) -> None:
-    model = build_vit(dataclasses.replace(PLAIN, **REFUSED[part]))
+    model = build_vit(dataclasses.replace(PLAIN, **UNSUPPORTED[part]))
     with pytest.raises(CannotHold, match=f"cannot hold this model: .*{part}"):
         vitreous.save(model, tmp_path / "a.pdparams", format=format, lossy=True)
     assert not list(tmp_path.iterdir())

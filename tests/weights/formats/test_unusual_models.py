@@ -175,7 +175,7 @@ def test_learned_rotations_are_rejected(tmp_path: Path) -> None:
 
 
 # transformers classes and the family name in the error for bare tensors.
-OTHERS_OF_TRANSFORMERS = {
+UNSUPPORTED_TRANSFORMERS = {
     "ASTModel": "Audio Spectrogram Transformer",
     "BeitModel": "BEiT",
     "BeitForImageClassification": "BEiT",
@@ -203,7 +203,7 @@ OTHERS_OF_TRANSFORMERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS_OF_TRANSFORMERS)
+@pytest.mark.parametrize("name", UNSUPPORTED_TRANSFORMERS)
 def test_other_transformers_models_are_rejected_by_name(name: str, tmp_path: Path) -> None:
     kind = getattr(import_transformers(), name)
     usual = kind.config_class()
@@ -216,14 +216,14 @@ def test_other_transformers_models_are_rejected_by_name(name: str, tmp_path: Pat
         small |= {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "fusion_hidden_size": 16}
     config = kind.config_class(**{key: value for key, value in small.items() if hasattr(usual, key)})
     kind(config).save_pretrained(tmp_path)
-    with pytest.raises(BadCheckpoint) as refusal:
+    with pytest.raises(BadCheckpoint) as error:
         vitreous.load(tmp_path)
     expected = f"is '{config.model_type}' of transformers (model_type in config.json), which has no counterpart here"
-    assert expected in str(refusal.value)
+    assert expected in str(error.value)
     (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")
-    with pytest.raises(BadCheckpoint, match="which has no counterpart here") as refusal:
+    with pytest.raises(BadCheckpoint, match="which has no counterpart here") as error:
         vitreous.load(tmp_path / "alone.safetensors")
-    assert OTHERS_OF_TRANSFORMERS[name] in str(refusal.value)
+    assert UNSUPPORTED_TRANSFORMERS[name] in str(error.value)
 
 
 @pytest.mark.parametrize(("model_type", "prefix"), [("timm_wrapper", "timm_model."), ("mine", "")])
@@ -266,9 +266,9 @@ def test_resnet_and_swin_are_rejected_by_name(tmp_path: Path) -> None:
 def test_missing_heads_error_shows_the_python_and_command_line_fix(tmp_path: Path) -> None:
     model = timm_model(embed_dim=96, num_heads=3)
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    with pytest.raises(BadCheckpoint) as refusal:
+    with pytest.raises(BadCheckpoint) as error:
         vitreous.load(tmp_path / "m.pth")
-    assert str(refusal.value).endswith(
+    assert str(error.value).endswith(
         'give overrides={"num_heads": ...}, or convert it once: vitreous convert SRC DST --to vitreous --set '
         "num_heads=..."
     )

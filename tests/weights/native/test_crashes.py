@@ -30,13 +30,13 @@ def save(version):
 
 generator, seen = random.Random(0), set()
 for round in range(20):
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     writer = os.fork()
     if writer == 0:
         for version in itertools.count(round * 1000):
             save(version)
-            os.write(tell, b"saved")
-    os.read(told, 1)
+            os.write(write_end, b"saved")
+    os.read(read_end, 1)
     time.sleep(generator.uniform(0, 0.05))
     os.kill(writer, signal.SIGKILL)
     os.waitpid(writer, 0)
