@@ -90,7 +90,7 @@ def assert_same(actual: Any, expected: Any) -> None:
             for one, other in zip(actual, expected, strict=True):
                 assert_same(one, other)
         case torch.dtype():
-            assert f"torch.{saved}" == str(expected)
+            assert f"torch.{actual}" == str(expected)
         case _:
             assert type(actual) is type(expected)
             assert actual == expected
