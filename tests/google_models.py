@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from flax_arrays import Arrays, flax_arrays
+from optional_imports import import_timm
 from parity import noisy
-from peers import import_timm
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import GlobalAverage, Preprocessing, ResNetStem
 

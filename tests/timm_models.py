@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from optional_imports import import_timm
 from parity import noisy
-from peers import import_timm
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool, Gelu, GlobalAverage, Learned1d, ResNetStem, SwiGlu
 
@@ -61,7 +61,7 @@ SMALL = ViTConfig(
 )
 
 
-def theirs(case: str, **more: Any) -> nn.Module:
+def timm_model(case: str, **more: Any) -> nn.Module:
     name, given, _ = CASES[case]
     sizes = HYBRID if "_r" in name else SIZES
     return noisy(import_timm().create_model(name, **{**sizes, "num_classes": 7, **given}, **more))

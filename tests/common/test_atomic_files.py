@@ -14,13 +14,13 @@ import pytest
 from vitreous.common import atomic_files as files
 from vitreous.common.atomic_files import atomic_file, atomic_folder, recover
 
-# Writes version after version until it is killed; `two-renames` as on a file system that cannot exchange folders.
+# Writes new versions until killed; `two-renames` simulates a file system that cannot exchange folders.
 WRITER = """
 import itertools, sys
 from vitreous.common import atomic_files as files
 
-path, kind, way, first = sys.argv[1:]
-if way == "two-renames":
+path, kind, method, first = sys.argv[1:]
+if method == "two-renames":
     files._exchange = lambda one, other: False
 for version in itertools.count(int(first)):
     text = f"{version:06d}" * 2000
@@ -35,8 +35,8 @@ for version in itertools.count(int(first)):
 """
 
 
-def whole(text: str) -> int:
-    """Return the version of a complete text."""
+def complete_version(text: str) -> int:
+    """Return the version number after checking that the text is complete."""
     assert len(text) == 12000
     assert text == text[:6] * 2000
     return int(text[:6])
@@ -52,8 +52,8 @@ def write_and_fail(path: Path, failure: type[BaseException]) -> None:
 
 
 @pytest.fixture(params=["exchange", "two-renames"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of replacing a folder."""
+def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Replace folders with both methods."""
     if request.param == "two-renames":
         monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     return str(request.param)
@@ -61,7 +61,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one megabyte."""
+    """Mount a disk of one megabyte."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]
@@ -75,7 +75,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_folder_replaces_the_whole_previous_folder(tmp_path: Path, way: str) -> None:
+def test_folder_replaces_the_whole_previous_folder(tmp_path: Path, method: str) -> None:
     path = tmp_path / "a" / "b"
     for version in ("1", "2"):
         with atomic_folder(path) as aside:
@@ -88,7 +88,7 @@ def test_folder_replaces_the_whole_previous_folder(tmp_path: Path, way: str) -> 
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
-def test_failure_keeps_the_previous_version(tmp_path: Path, way: str, failure: type[BaseException]) -> None:
+def test_failure_keeps_the_previous_version(tmp_path: Path, method: str, failure: type[BaseException]) -> None:
     folder, file = tmp_path / "folder", tmp_path / "file.txt"
     with atomic_folder(folder) as aside:
         (aside / "text").write_text("before")
@@ -113,7 +113,7 @@ def test_written_files_have_default_permissions(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_mode == (tmp_path / like).stat().st_mode
 
 
-def test_links_are_followed(tmp_path: Path, way: str) -> None:
+def test_links_are_followed(tmp_path: Path, method: str) -> None:
     with atomic_folder(tmp_path / "real") as aside:
         (aside / "text").write_text("before")
     (tmp_path / "link").symlink_to("real")
@@ -138,23 +138,23 @@ def test_file_and_folder_do_not_replace_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "way", "kills"), [("folder", "exchange", 20), ("folder", "two-renames", 10), ("file", "-", 10)]
+    ("kind", "method", "kills"), [("folder", "exchange", 20), ("folder", "two-renames", 10), ("file", "-", 10)]
 )
-def test_kill_at_any_moment_leaves_a_complete_version(tmp_path: Path, kind: str, way: str, kills: int) -> None:
-    """The old or the new version is complete, and the next save removes temporary files."""
+def test_kill_at_any_moment_leaves_a_complete_version(tmp_path: Path, kind: str, method: str, kills: int) -> None:
+    """The old or the new version remains complete, and the next save removes temporary files."""
     path = tmp_path / "x.out"
     generator = random.Random(0)
     for first in range(0, 1000 * kills, 1000):
-        command = [sys.executable, "-c", WRITER, path, kind, way, str(first)]
+        command = [sys.executable, "-c", WRITER, path, kind, method, str(first)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "saved\n"
             time.sleep(generator.uniform(0, 0.03))
             writer.send_signal(signal.SIGKILL)
-            saved = first + writer.stdout.read().count("saved")  # as far as it came to say so
+            saved = first + writer.stdout.read().count("saved")  # versions reported before the kill
         recover(path)
         parts = [path] if kind == "file" else [path / "one", path / "two"]
-        versions = {whole(part.read_text()) for part in parts}
+        versions = {complete_version(part.read_text()) for part in parts}
         assert versions in ({saved}, {saved + 1})
     if kind == "file":
         with atomic_file(path) as aside:
@@ -165,13 +165,13 @@ def test_kill_at_any_moment_leaves_a_complete_version(tmp_path: Path, kind: str,
     assert names(tmp_path) == {"x.out"}
 
 
-def test_crash_between_two_renames_is_recovered(tmp_path: Path) -> None:
+def test_crash_between_renames_is_recovered(tmp_path: Path) -> None:
     path = tmp_path / "x"
     with atomic_folder(path) as aside:
         (aside / "text").write_text("before")
     path.rename(tmp_path / ".x.old")
     left = tmp_path / ".x.0123abcd.aside"
-    left.mkdir()  # what the killed process had written
+    left.mkdir()  # temporary folder of the killed process
     recover(path)
     recover(path)
     assert (path / "text").read_text() == "before"
@@ -180,7 +180,7 @@ def test_crash_between_two_renames_is_recovered(tmp_path: Path) -> None:
     assert names(tmp_path) == {"x"}
 
 
-def test_a_crash_after_both_renames_needs_no_recovery(tmp_path: Path) -> None:
+def test_crash_after_both_renames_needs_no_recovery(tmp_path: Path) -> None:
     path = tmp_path / "x"
     for name in ("x", ".x.old"):
         (tmp_path / name).mkdir()
@@ -189,7 +189,7 @@ def test_a_crash_after_both_renames_needs_no_recovery(tmp_path: Path) -> None:
     assert (path / "text").read_text() == "x"
 
 
-def test_two_writers_do_not_disturb_each_other(tmp_path: Path, way: str) -> None:
+def test_concurrent_writers_do_not_interfere(tmp_path: Path, method: str) -> None:
     path = tmp_path / "x"
     with atomic_folder(path) as first:
         (first / "text").write_text("first")
@@ -201,7 +201,7 @@ def test_two_writers_do_not_disturb_each_other(tmp_path: Path, way: str) -> None
     assert names(tmp_path) == {"x"}
 
 
-def test_full_disk_keeps_the_previous_folder(small_disk: Path, way: str) -> None:
+def test_full_disk_keeps_the_previous_folder(small_disk: Path, method: str) -> None:
     path = small_disk / "x"
     with atomic_folder(path) as aside:
         (aside / "weights").write_bytes(b"1" * 400_000)
@@ -215,13 +215,13 @@ def test_full_disk_keeps_the_previous_folder(small_disk: Path, way: str) -> None
     assert e.value.errno == errno.ENOSPC
     assert "\n" not in str(e.value)
     assert (path / "weights").read_bytes() == b"1" * 400_000
-    with atomic_folder(path) as aside:  # what was written in vain does not take up space
+    with atomic_folder(path) as aside:  # the failed write does not take up space
         (aside / "weights").write_bytes(b"3" * 500_000)
     assert names(small_disk) == {"x"}
 
 
 def test_full_disk_keeps_the_previous_file(tmp_path: Path) -> None:
-    """A limit on file sizes fails like a full disk."""
+    """A file size limit fails like a full disk."""
     path = tmp_path / "x.bin"
     path.write_bytes(b"before")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -238,7 +238,7 @@ def test_full_disk_keeps_the_previous_file(tmp_path: Path) -> None:
     assert names(tmp_path) == {"x.bin"}
 
 
-def test_full_disk_is_recognised_in_errors_of_libraries(tmp_path: Path) -> None:
+def test_full_disk_is_recognised_in_library_errors(tmp_path: Path) -> None:
     for words in (
         "I/O error: No space left on device (os error 28)",
         "rank 0 failed: [Errno 28] No space left on device",

@@ -1,4 +1,4 @@
-"""Names of files and classes never reach the terminal as escape sequences."""
+"""Escape sequences in file and class names never reach the terminal."""
 
 import contextlib
 import io
@@ -14,12 +14,12 @@ from images import encoded, smooth
 from vitreous.cli.main import main
 from vitreous.common.text import SafeConsole, json_text, one_line
 
-TITLE = "\x1b]0;owned\x07\x9b2J"  # sets the title of a terminal and clears it
+TITLE = "\x1b]0;owned\x07\x9b2J"  # sets the terminal title and clears the screen
 BAD = f"bad{TITLE}\nno problems.png"
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> str:
-    """Everything that a command prints."""
+    """Return everything that a command prints."""
     monkeypatch.setattr(sys, "argv", ["vitreous", *map(str, words)])
     with contextlib.suppress(SystemExit):
         main()
@@ -28,7 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
 
 
 @pytest.mark.slow
-def test_no_verb_prints_control_characters(
+def test_no_command_prints_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "images"
@@ -50,16 +50,16 @@ def test_no_verb_prints_control_characters(
         "error": run(capsys, monkeypatch, "predict", best, folder / "cat" / f"absent{TITLE}.png"),
         "info": run(capsys, monkeypatch, "info", best),
     }
-    for verb, text in printed.items():
-        assert not [char for char in text if not char.isprintable() and char not in "\n\t"], verb
-        assert "\nno problems" not in text, verb  # a line end in a name does not begin a line
-    for verb in ("train", "check", "predict"):
-        assert "x1b]0;owned" in printed[verb].replace("\n", ""), verb
+    for command, text in printed.items():
+        assert not [char for char in text if not char.isprintable() and char not in "\n\t"], command
+        assert "\nno problems" not in text, command  # a line break in a name does not start a new line
+    for command in ("train", "check", "predict"):
+        assert "x1b]0;owned" in printed[command].replace("\n", ""), command
     lines = [json.loads(line) for line in printed["json"].splitlines() if line.startswith("{")]
-    assert str(folder / "cat" / BAD) in [line["path"] for line in lines]  # a program gets the name itself
+    assert str(folder / "cat" / BAD) in [line["path"] for line in lines]  # JSON output has the unescaped name
 
 
-def test_a_console_escapes_text_but_keeps_its_styles() -> None:
+def test_console_escapes_text_but_keeps_styles() -> None:
     console = SafeConsole(file=io.StringIO(), force_terminal=True, width=80, color_system="standard")
     table = Table("name")
     table.add_row(Text(f"x{TITLE}", style="bold"))
@@ -72,7 +72,7 @@ def test_a_console_escapes_text_but_keeps_its_styles() -> None:
     assert "\x1b]" not in written
 
 
-def test_words_of_any_script_stay_as_they_are() -> None:
+def test_text_in_any_script_is_unchanged() -> None:
     for word in ("猫", "Käfer", "a\u200cb", "👩\u200d🔬"):
         assert one_line(word) == word
         assert json.loads(json_text({"label": word}))["label"] == word

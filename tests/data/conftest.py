@@ -1,4 +1,4 @@
-"""Fixtures for the tests of data: a separate cache, and a web server with typical faults."""
+"""Fixtures for data tests: a separate cache, and a web server with typical faults."""
 
 import contextlib
 import threading
@@ -20,17 +20,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @dataclass
 class Web:
-    """Files by path. `breaks` of the next answers stop midway; `ranges` off makes a server that cannot resume."""
+    """Web server with files by path. The next `breaks` responses stop midway; `ranges=False` disables resuming."""
 
     url: str
     files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range of every request
+    requests: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range header of every request
     breaks: int = 0
     ranges: bool = True
     tag: str = '"1"'
     length: bool = True
     seconds_per_byte: float = 0.0
-    silences: int = 0  # of the next answers, which stop midway without closing the connection
+    silences: int = 0  # number of responses that stall midway without closing the connection
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def web() -> Iterator[Web]:
             pass
 
         def do_GET(self) -> None:
-            path, wanted = self.path.split("?")[0], self.headers.get("Range")
-            site.asked.append((path, wanted))
+            path, requested_range = self.path.split("?")[0], self.headers.get("Range")
+            site.requests.append((path, requested_range))
             if path not in site.files:
                 self.send_error(404)
                 return
             body, start = site.files[path], 0
-            if wanted and site.ranges and self.headers.get("If-Range", site.tag) == site.tag:
-                start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            if requested_range and site.ranges and self.headers.get("If-Range", site.tag) == site.tag:
+                start = int(requested_range.removeprefix("bytes=").rstrip("-"))
                 if start >= len(body):
                     self.send_error(416)
                     return

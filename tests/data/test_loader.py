@@ -1,4 +1,4 @@
-"""Order and batches are pure functions of the seed; masks are cropped as their images; broken images are named."""
+"""Sample order and batches depend only on the seed; masks match their images; broken images are reported."""
 
 import struct
 import zlib
@@ -40,7 +40,7 @@ WHOLE = Preprocessing(crop_fraction=1.0)
 
 
 class Listed(Source):
-    """Given images, with the classes in rotation."""
+    """Source of the given images, with alternating classes."""
 
     def __init__(self, images: list[StoredImage], classes: int = 3):
         self.images, self.classes = images, tuple(f"class {i}" for i in range(classes))
@@ -68,10 +68,10 @@ def read(source: Source, augmentation: Augmentation | None, channels: int = 3, s
     return reader[Request(0, everything, everything)]
 
 
-# ---- The order -------------------------------------------------------------------------------------------------------
+# ---- Sample order ----------------------------------------------------------------------------------------------------
 
 
-def test_each_epoch_has_every_image_once_in_another_order() -> None:
+def test_each_epoch_has_every_image_once_in_a_new_order() -> None:
     orders = [epoch_order(50, seed, epoch)[0].tolist() for seed in (0, 1) for epoch in (0, 1, 2)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len({tuple(order) for order in orders}) == 6
@@ -86,7 +86,7 @@ def test_repeats_are_adjacent_with_different_keys() -> None:
     assert torch.equal(keys % 10, order)
 
 
-def test_processes_divide_a_step_and_a_resumed_run_continues() -> None:
+def test_processes_share_each_step_and_resuming_continues() -> None:
     whole = list(schedule(23, 5, BatchSlice(6), 1, 0, 10))
     shares = [list(schedule(23, 5, BatchSlice(6, rank, 3), 1, 0, 10)) for rank in range(3)]
     for step, parts in enumerate(zip(*shares, strict=True)):
@@ -101,16 +101,16 @@ def test_processes_divide_a_step_and_a_resumed_run_continues() -> None:
 # ---- Loaders ---------------------------------------------------------------------------------------------------------
 
 
-def test_workers_do_not_change_a_bit() -> None:
+def test_workers_give_bit_identical_batches() -> None:
     reader = Reader(jpegs(9), (16, 16), 3, WHOLE, Augmentation(), seed=3)
     alone, helped = (list(StreamLoader(reader, BatchSlice(4), workers, CPU).batches(1, 7)) for workers in (0, 2))
     assert len(alone) == len(helped) == 6
-    for ours, theirs in zip(alone, helped, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))
-        assert ours.epoch == theirs.epoch
+    for first, second in zip(alone, helped, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first[:4], second[:4], strict=True))
+        assert first.epoch == second.epoch
     crops = [batch.images[batch.indices == 0] for batch in alone]
     seen = [crop for crop in crops if len(crop)]
-    assert all(not torch.equal(a, b) for a, b in pairwise(seen))  # another crop in every epoch
+    assert all(not torch.equal(a, b) for a, b in pairwise(seen))  # a different crop in every epoch
 
 
 def test_resident_batches_equal_streamed_batches() -> None:
@@ -118,11 +118,11 @@ def test_resident_batches_equal_streamed_batches() -> None:
     reader = Reader(source, (16, 16), 3, WHOLE, augmentation, seed=2)
     resident = ResidentLoader(load_resident(reader, CPU), seed=2, batch_slice=BatchSlice(4), repeats=2)
     stream = StreamLoader(reader, BatchSlice(4), workers=0, device=CPU)
-    for ours, theirs in zip(resident.batches(0, 5), stream.batches(0, 5), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))
+    for first, second in zip(resident.batches(0, 5), stream.batches(0, 5), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first[:4], second[:4], strict=True))
 
 
-def test_only_small_sets_of_arrays_reside() -> None:
+def test_only_small_array_data_sets_are_resident() -> None:
     assert can_reside(arrays(5), (8, 8), 3)
     assert can_reside(Subset(arrays(5), np.array([1, 3])), (8, 8), 3)
     assert not can_reside(arrays(5), (20_000, 20_000), 3)
@@ -130,7 +130,7 @@ def test_only_small_sets_of_arrays_reside() -> None:
 
 
 @pytest.mark.parametrize("resident", [False, True])
-def test_evaluation_is_of_every_image_and_equally_long_for_all_processes(resident: bool) -> None:
+def test_evaluation_covers_every_image_with_equal_steps_per_process(resident: bool) -> None:
     reader = Reader(arrays(11), (8, 8), 3, WHOLE)
     parts = [list(EvalLoader(reader, BatchSlice(6, rank, 3), 0, CPU if resident else None)) for rank in range(3)]
     assert len({len(part) for part in parts}) == 1
@@ -145,7 +145,7 @@ def test_evaluation_is_of_every_image_and_equally_long_for_all_processes(residen
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_broken_images_are_named_and_harm_no_other(workers: int) -> None:
+def test_broken_images_are_reported_without_affecting_others(workers: int) -> None:
     source, whole = jpegs(6), jpegs(6)
     source.images[1], source.images[4] = b"", b"<html>404</html>"
     batches = [
@@ -161,7 +161,7 @@ def test_broken_images_are_named_and_harm_no_other(workers: int) -> None:
     assert (batches[0].images[[1, 4]] == 0).all()
 
 
-def test_a_file_that_is_gone_is_a_broken_image() -> None:
+def test_missing_file_is_a_broken_image() -> None:
     class Gone(Listed):
         def image(self, index: int) -> StoredImage:
             raise FileNotFoundError(2, "No such file or directory", "gone.jpg")
@@ -172,9 +172,9 @@ def test_a_file_that_is_gone_is_a_broken_image() -> None:
     assert "gone.jpg" in batch.problems[0]
 
 
-# ---- Odd images, as training and evaluation read them --------------------------------------------------------------
+# ---- Unusual images --------------------------------------------------------------------------------------------------
 
-COLOUR, GREY = (200, 100, 50), 124  # the second is the first in grey
+COLOUR, GREY = (200, 100, 50), 124  # GREY is the grey level of COLOUR
 
 
 def flat(height: int = 30, width: int = 40, mode: str = "RGB") -> Image.Image:
@@ -182,7 +182,7 @@ def flat(height: int = 30, width: int = 40, mode: str = "RGB") -> Image.Image:
 
 
 def sixteen_bits(channels: int) -> bytes:
-    """A PNG of 16 bits, which Pillow reads but does not write."""
+    """Return a 16-bit PNG, which Pillow reads but does not write."""
     pixel = struct.pack(">3H", *(value * 257 for value in COLOUR)) if channels == 3 else struct.pack(">H", GREY * 257)
     rows = (b"\0" + pixel * 40) * 30
 
@@ -194,7 +194,7 @@ def sixteen_bits(channels: int) -> bytes:
 
 
 def transparent(mode: str) -> Image.Image:
-    """Transparent pixels only, whose colour must not show."""
+    """Return a fully transparent image, whose colour must not be visible."""
     image = flat(mode=mode)
     image.putalpha(0)
     return image
@@ -239,9 +239,9 @@ ODD: dict[str, tuple[Callable[[], bytes], tuple[int, int, int] | int]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_formats_are_decoded_to_their_colour(name: str) -> None:
+def test_unusual_formats_are_decoded_to_the_right_colour(name: str) -> None:
     make, expected = ODD[name]
-    if expected == -1:  # a fifth of the colour on white
+    if expected == -1:  # a fifth of the colour, blended with white
         expected = tuple(round(0.2 * value + 0.8 * 255) for value in COLOUR)  # type: ignore[assignment]
     source = Listed([make()] * 3)
     colour = torch.tensor([expected] * 3 if isinstance(expected, int) else expected).view(1, 3, 1, 1)
@@ -256,11 +256,11 @@ def test_odd_formats_are_decoded_to_their_colour(name: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-def test_turned_images_are_upright_for_the_model(format: str, orientation: int) -> None:
+def test_exif_rotated_images_are_upright_in_batches(format: str, orientation: int) -> None:
     quarters = np.array([[(250, 0, 0), (0, 250, 0)], [(0, 0, 250), (250, 250, 0)]], np.uint8)
     upright = Image.fromarray(quarters.repeat(32, 0).repeat(32, 1))
     tag, turned = Image.Exif(), upright.copy()
-    tag[0x0112] = {6: 8, 8: 6}.get(orientation, orientation)  # the turn that undoes it
+    tag[0x0112] = {6: 8, 8: 6}.get(orientation, orientation)  # the inverse rotation
     turned.info["exif"] = tag.tobytes()
     stored = ImageOps.exif_transpose(turned)
     tag[0x0112] = orientation
@@ -274,11 +274,11 @@ def test_turned_images_are_upright_for_the_model(format: str, orientation: int) 
 
 
 CPU = torch.device("cpu")
-SHADES = np.array([30, 130, 230], np.uint8)  # of the ids 0, 1 and 2
+SHADES = np.array([30, 130, 230], np.uint8)  # for the ids 0, 1 and 2
 
 
 class Masked(Source):
-    """Given images and masks; a mask that is an exception is raised."""
+    """Source of the given images and masks; a mask that is an exception is raised."""
 
     classes = ("picture",)
     mask_classes = ("a", "b", "c")
@@ -301,7 +301,7 @@ class Masked(Source):
 
 
 def areas(height: int, width: int, seed: int) -> np.ndarray:
-    """Ids in three broad stripes of any slope. Only neighbouring shades touch: between others a third one appears."""
+    """Return ids in three broad stripes of random slope, so that only neighbouring shades touch."""
     generator = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / max(height, width)
     turn = generator.uniform(0, 2 * np.pi)
@@ -325,17 +325,17 @@ def everything(reader: Reader, epoch: int = 0) -> Batch:
 
 
 def disagreement(batch: Batch) -> Tensor:
-    """Mark pixels whose shade is not that of their id; near outlines a resize mixes shades."""
+    """Mark pixels whose shade does not match their id; resizing mixes shades near outlines."""
     assert batch.masks is not None
     shades = torch.from_numpy(SHADES).int()
     shown = (batch.images[:, :1].int() - shades[None, :, None, None]).abs().argmin(1)
-    padding = batch.masks == IGNORED  # white, where the mean is 1
+    padding = batch.masks == IGNORED  # white, because the mean is 1
     assert (batch.images[:, 0][padding] == 255).all()
     return (shown != batch.masks) & ~padding
 
 
 def inner(masks: Tensor, reach: int) -> Tensor:
-    """Pixels with only their own id within reach, and not at an edge, where an outline may lie just beyond."""
+    """Mark pixels with only one id within reach, excluding image edges, where an outline may be just outside."""
     levels, side = masks[:, None].float(), 2 * reach + 1
     high = torch.nn.functional.max_pool2d(levels, side, 1, reach)
     low = -torch.nn.functional.max_pool2d(-levels, side, 1, reach)
@@ -344,7 +344,7 @@ def inner(masks: Tensor, reach: int) -> Tensor:
     return alone
 
 
-def check_together(source: Masked, size: tuple[int, int], reader: Reader, share: float) -> None:
+def check_masks_match(source: Masked, size: tuple[int, int], reader: Reader, share: float) -> None:
     batch = everything(reader)
     assert batch.masks is not None
     assert batch.problems == []
@@ -361,11 +361,13 @@ def check_together(source: Masked, size: tuple[int, int], reader: Reader, share:
     interpolation=st.sampled_from(["bilinear", "bicubic"]),
 )
 @settings(deadline=None, max_examples=40)
-def test_random_crops_agree(image: tuple[int, int], size: tuple[int, int], seed: int, interpolation: str) -> None:
+def test_random_crops_of_masks_match_images(
+    image: tuple[int, int], size: tuple[int, int], seed: int, interpolation: str
+) -> None:
     source = painted(*image, range(seed, seed + 4))
     how = Preprocessing(interpolation=interpolation)  # type: ignore[arg-type]
     reader = Reader(source, size, 3, how, Augmentation(crop_scale=(0.3, 1.0)), seed, masks=True)
-    check_together(source, size, reader, share=0.15)
+    check_masks_match(source, size, reader, share=0.15)
 
 
 @given(
@@ -378,7 +380,7 @@ def test_random_crops_agree(image: tuple[int, int], size: tuple[int, int], seed:
     crop=st.sampled_from([None, "padded", "none"]),
 )
 @settings(deadline=None, max_examples=40)
-def test_fitted_images_agree(
+def test_fitted_masks_match_images(
     image: tuple[int, int],
     size: tuple[int, int],
     seed: int,
@@ -390,22 +392,22 @@ def test_fitted_images_agree(
     source = painted(*image, range(seed, seed + 3))
     how = Preprocessing((1.0,), fit=fit, crop_fraction=fraction, geometry=geometry)  # type: ignore[arg-type]
     augmentation = None if crop is None else Augmentation(crop=crop)  # type: ignore[arg-type]
-    check_together(source, size, Reader(source, size, 3, how, augmentation, masks=True), share=0.15)
+    check_masks_match(source, size, Reader(source, size, 3, how, augmentation, masks=True), share=0.15)
 
 
 @pytest.mark.parametrize("image", [(300, 400), (397, 289)], ids=str)
 @pytest.mark.parametrize("augmentation", [None, Augmentation()], ids=["fit", "crop"])
 @pytest.mark.parametrize("exact_from", [0, 1], ids=["exact", "fast"])
-def test_jpegs_decoded_at_a_reduced_size_agree(
+def test_masks_match_jpegs_decoded_at_a_reduced_scale(
     image: tuple[int, int], augmentation: Augmentation | None, exact_from: int
 ) -> None:
     source = painted(*image, range(8), "JPEG")
     reader = Reader(source, (40, 32), 3, Preprocessing(), augmentation, masks=True, exact_from=exact_from)
-    check_together(source, (40, 32), reader, share=0.06)
+    check_masks_match(source, (40, 32), reader, share=0.06)
 
 
-def test_decoding_depends_on_the_epoch_alone() -> None:
-    """Fast before `exact_from`, exact afterwards, in any order of epochs: a resumed run sees the same pixels."""
+def test_decoding_depends_only_on_the_epoch() -> None:
+    """Decoding is fast before `exact_from` and exact afterwards, in any order of epochs, as needed for resuming."""
     noise = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
     large = Image.fromarray(noise).resize((600, 500), Image.Resampling.BILINEAR)
     source = Masked([encoded(large, "JPEG", quality=95)], [np.zeros((500, 600), np.uint8)])
@@ -421,15 +423,15 @@ def test_decoding_depends_on_the_epoch_alone() -> None:
 
 
 @pytest.mark.parametrize("image", [(4, 900), (900, 4)], ids=str)
-def test_very_long_images_agree(image: tuple[int, int]) -> None:
-    """Their images are trimmed before they are resized, the masks are not."""
+def test_masks_match_very_long_images(image: tuple[int, int]) -> None:
+    """Long images are trimmed before resizing, but masks are not."""
     source = painted(*image, range(4))
     batch = everything(Reader(source, (16, 16), 3, Preprocessing(), masks=True))
     assert batch.masks is not None
     assert disagreement(batch).float().mean() < 0.1
 
 
-def test_a_shifted_mask_would_be_noticed() -> None:
+def test_shifted_mask_is_detected() -> None:
     source = painted(60, 70, range(8))
     source.masks = [np.roll(mask, 4, 1) for mask in source.masks if isinstance(mask, np.ndarray)]
     batch = everything(Reader(source, (32, 32), 3, Preprocessing(), masks=True))
@@ -437,7 +439,7 @@ def test_a_shifted_mask_would_be_noticed() -> None:
     assert (disagreement(batch) & inner(batch.masks, 1)).any()
 
 
-def test_equal_sizes_are_copied_exactly() -> None:
+def test_mask_of_the_model_size_is_copied_exactly() -> None:
     source = painted(24, 20, range(3))
     batch = everything(Reader(source, (24, 20), 3, Preprocessing(fit="squash"), masks=True))
     assert batch.masks is not None
@@ -446,7 +448,7 @@ def test_equal_sizes_are_copied_exactly() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_turned_image_agrees_with_the_mask_of_the_upright_one(orientation: int) -> None:
+def test_exif_rotated_image_matches_its_upright_mask(orientation: int) -> None:
     mask = areas(60, 80, 3)
     stored = SHADES[mask]
     if orientation in (2, 3, 6, 7):
@@ -459,7 +461,7 @@ def test_a_turned_image_agrees_with_the_mask_of_the_upright_one(orientation: int
     tag[0x0112] = orientation
     source = Masked([encoded(np.ascontiguousarray(stored), "JPEG", quality=95, exif=tag)], [mask])
     for augmentation in (None, Augmentation()):
-        check_together(source, (30, 30), Reader(source, (30, 30), 3, Preprocessing(), augmentation, masks=True), 0.1)
+        check_masks_match(source, (30, 30), Reader(source, (30, 30), 3, Preprocessing(), augmentation, masks=True), 0.1)
 
 
 # ---- Batches ---------------------------------------------------------------------------------------------------------
@@ -484,7 +486,7 @@ def test_masks_are_read_only_on_request_and_do_not_change_images() -> None:
         ArraySource(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2), ("a",), "x").mask(1)
 
 
-def test_a_split_of_a_source_has_its_masks() -> None:
+def test_subset_of_a_source_has_its_masks() -> None:
     source = painted(20, 20, range(5))
     part = Subset(source, np.array([3, 1]))
     assert part.mask_classes == source.mask_classes
@@ -492,17 +494,17 @@ def test_a_split_of_a_source_has_its_masks() -> None:
     assert np.array_equal(part.mask(1), source.mask(1))
 
 
-def test_workers_and_other_batches_do_not_change_a_mask() -> None:
+def test_masks_do_not_depend_on_workers_or_batches() -> None:
     source = painted(30, 40, range(9), "PNG")
     reader = Reader(source, (16, 16), 3, Preprocessing(), Augmentation(), seed=3, masks=True)
     alone, helped = (list(StreamLoader(reader, BatchSlice(4), workers, CPU).batches(1, 5)) for workers in (0, 2))
-    for ours, theirs in zip(alone, helped, strict=True):
-        assert ours.masks is not None
-        assert theirs.masks is not None
-        assert torch.equal(ours.masks, theirs.masks)
-        again = reader[Request(ours.epoch, ours.indices[2:3], ours.keys[2:3])]
+    for first, second in zip(alone, helped, strict=True):
+        assert first.masks is not None
+        assert second.masks is not None
+        assert torch.equal(first.masks, second.masks)
+        again = reader[Request(first.epoch, first.indices[2:3], first.keys[2:3])]
         assert again.masks is not None
-        assert torch.equal(again.masks[0], ours.masks[2])
+        assert torch.equal(again.masks[0], first.masks[2])
     for workers in (0, 1):
         [batch] = EvalLoader(Reader(source, (16, 16), 3, Preprocessing(), masks=True), BatchSlice(9), workers)
         assert not (disagreement(batch) & inner(batch.masks, 1)).any()
@@ -515,19 +517,19 @@ def test_resident_masks_equal_streamed_masks() -> None:
     reader = Reader(source, (16, 20), 3, Preprocessing(), Augmentation(crop="padded", repeats=2), seed=2, masks=True)
     resident = ResidentLoader(load_resident(reader, CPU), 2, BatchSlice(4), 2)
     stream = StreamLoader(reader, BatchSlice(4), workers=0, device=CPU)
-    for ours, theirs in zip(resident.batches(0, 4), stream.batches(0, 4), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))
-        assert ours.masks is not None
-        assert theirs.masks is not None
-        assert torch.equal(ours.masks, theirs.masks)
+    for first, second in zip(resident.batches(0, 4), stream.batches(0, 4), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first[:4], second[:4], strict=True))
+        assert first.masks is not None
+        assert second.masks is not None
+        assert torch.equal(first.masks, second.masks)
     evaluation = Reader(source, (16, 20), 3, Preprocessing(), masks=True)
-    for ours, theirs in zip(
+    for first, second in zip(
         EvalLoader(evaluation, BatchSlice(4), 0, CPU), EvalLoader(evaluation, BatchSlice(4), 0), strict=True
     ):
-        assert torch.equal(ours.masks, theirs.masks)  # type: ignore[arg-type]
+        assert torch.equal(first.masks, second.masks)  # type: ignore[arg-type]
 
 
-def test_unreadable_images_and_masks_are_named_and_ignored() -> None:
+def test_unreadable_images_and_masks_are_reported_and_ignored() -> None:
     source = painted(20, 30, range(6), "PNG")
     whole = everything(Reader(source, (16, 16), 3, Preprocessing(), masks=True))
     source.images[1] = b""
@@ -549,7 +551,7 @@ def test_unreadable_images_and_masks_are_named_and_ignored() -> None:
     assert torch.equal(batch.images[2], whole.images[2])
 
 
-def test_folder_of_masks_is_read_unchanged(tmp_path: Path) -> None:
+def test_mask_folder_is_read_unchanged(tmp_path: Path) -> None:
     source = painted(24, 20, range(5), "PNG")
     for i in range(5):
         for kind, data in (("images", source.images[i]), ("masks", encoded(source.mask(i) * 7))):
@@ -558,4 +560,4 @@ def test_folder_of_masks_is_read_unchanged(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("0 a\n7 b\n14 c\n")
     data = open_masked(str(tmp_path), val_fraction=0.4)
     for part in (data.train, data.val):
-        check_together(part, (24, 20), Reader(part, (24, 20), 3, Preprocessing(), masks=True), share=0.1)  # type: ignore[arg-type]
+        check_masks_match(part, (24, 20), Reader(part, (24, 20), 3, Preprocessing(), masks=True), share=0.1)  # type: ignore[arg-type]

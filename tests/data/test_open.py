@@ -8,8 +8,8 @@ from vitreous.data.doctor import check_data
 from vitreous.data.open import open_data, open_masked
 
 
-def test_kinds_of_data_sets_are_recognised(tmp_path: Path) -> None:
-    """Each kind has its own tests; here it matters only that each is recognised, also below a root."""
+def test_data_set_kinds_are_recognised(tmp_path: Path) -> None:
+    """Each kind has its own tests; this one only checks that it is recognised, also under a root."""
     for name in "ab":
         for i in range(5):
             path = tmp_path / "folder" / name / f"{i}.jpg"
@@ -38,7 +38,7 @@ def test_kinds_of_data_sets_are_recognised(tmp_path: Path) -> None:
         ("{}/notes.txt", r"is not a data set; expected a folder, a \.csv"),
     ],
 )
-def test_missing_or_unknown_data_names_what_is_accepted(tmp_path: Path, spec: str, message: str) -> None:
+def test_error_for_missing_or_unknown_data_names_what_is_accepted(tmp_path: Path, spec: str, message: str) -> None:
     (tmp_path / "flowers102").mkdir()
     (tmp_path / "one.jpg").touch()
     (tmp_path / "notes.txt").touch()
@@ -65,7 +65,7 @@ def test_misspelt_file_suggests_its_sibling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
-def test_a_fraction_out_of_range(fraction: float) -> None:
+def test_fraction_out_of_range_is_rejected(fraction: float) -> None:
     with pytest.raises(ValueError, match="val_fraction is"):
         open_data("digits", val_fraction=fraction)
 

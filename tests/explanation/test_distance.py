@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from planted import KINDS, of_kind
+from single_patch_models import KINDS, of_kind
 from vitreous.explanation import attention_and_logit_lens as module
 from vitreous.explanation.attention_and_logit_lens import attention_distance, capture, distances
 from vitreous.model.config import ViTConfig

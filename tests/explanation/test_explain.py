@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import vitreous
-from planted import of_kind, planted
+from single_patch_models import of_kind, planted
 from vitreous.cli.main import main
 from vitreous.explanation import METHODS
 from vitreous.explanation import explain as module

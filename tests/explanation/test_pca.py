@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from planted import of_kind
+from single_patch_models import of_kind
 from vitreous.explanation.pca_and_similarity import (
     filter_components,
     filter_images,

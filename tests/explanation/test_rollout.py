@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from planted import KINDS, PLACE, of_kind, peak, picture, planted
+from single_patch_models import KINDS, PLACE, of_kind, peak, picture, planted
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import fuse, rollout, rollout_map
 from vitreous.model.config import ViTConfig

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from planted import of_kind
+from single_patch_models import of_kind
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.pca_and_similarity import cosines, position_similarity, token_similarity
 from vitreous.model.attention import AttentionTerms

@@ -14,8 +14,8 @@ KINDS = {
 }
 
 
-def by_hand(attention: SelfAttention, tokens: torch.Tensor, terms: AttentionTerms) -> torch.Tensor:
-    """Output of attention from its explicit weights."""
+def reference_attention(attention: SelfAttention, tokens: torch.Tensor, terms: AttentionTerms) -> torch.Tensor:
+    """Compute attention from its explicit weights."""
     b, t, d = tokens.shape
     values = attention.v(tokens).reshape(b, t, attention.num_heads, -1).transpose(1, 2)
     gathered = attention.weights(tokens, terms) @ values
@@ -31,7 +31,9 @@ def test_explicit_weights_equal_fused_attention(options, with_bias, b, t, heads,
     attention = SelfAttention(heads * 2 * half, heads, **options)
     tokens = torch.randn(b, t, heads * 2 * half)
     terms = AttentionTerms(bias=torch.randn(heads, t, t) if with_bias else None)
-    torch.testing.assert_close(attention(tokens, terms), by_hand(attention, tokens, terms), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        attention(tokens, terms), reference_attention(attention, tokens, terms), atol=1e-5, rtol=0
+    )
     weights = attention.weights(tokens, terms)
     torch.testing.assert_close(weights.sum(-1), torch.ones(b, heads, t))
     torch.testing.assert_close(attention.gather(tokens, weights, terms), attention(tokens, terms), atol=1e-5, rtol=0)
@@ -39,21 +41,21 @@ def test_explicit_weights_equal_fused_attention(options, with_bias, b, t, heads,
 
 
 def test_self_attention_equals_torch() -> None:
-    ours, theirs = SelfAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
+    attention, torch_attention = SelfAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
     with torch.no_grad():
-        parts = (ours.q, ours.k, ours.v)
+        parts = (attention.q, attention.k, attention.v)
         for part in parts:
             part.bias.normal_()
-        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
-        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
-        theirs.out_proj.load_state_dict(ours.output.state_dict())
+        torch_attention.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        torch_attention.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        torch_attention.out_proj.load_state_dict(attention.output.state_dict())
     tokens = torch.randn(2, 7, 24)
-    expected, weights = theirs(tokens, tokens, tokens, average_attn_weights=False)
-    torch.testing.assert_close(ours(tokens, AttentionTerms()), expected)
-    torch.testing.assert_close(ours.weights(tokens, AttentionTerms()), weights)
+    expected, weights = torch_attention(tokens, tokens, tokens, average_attn_weights=False)
+    torch.testing.assert_close(attention(tokens, AttentionTerms()), expected)
+    torch.testing.assert_close(attention.weights(tokens, AttentionTerms()), weights)
 
 
-def test_rotation_keeps_lengths_and_depends_on_differences() -> None:
+def test_rotation_preserves_norms_and_is_relative() -> None:
     q, k = torch.randn(2, 1, 1, 1, 8)
     angles = torch.randn(4)
     turn = lambda x, times: rotate(x, ((times * angles).cos()[None], (times * angles).sin()[None]))  # noqa: E731
@@ -61,7 +63,7 @@ def test_rotation_keeps_lengths_and_depends_on_differences() -> None:
     torch.testing.assert_close((turn(q, 5) * turn(k, 3)).sum(), (turn(q, 2) * k).sum(), atol=1e-5, rtol=0)
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     attention = SelfAttention(16, 2, attention_dropout=0.5, output_dropout=0.5)
     tokens = torch.randn(1, 5, 16)
     assert not torch.equal(attention(tokens, AttentionTerms()), attention(tokens, AttentionTerms()))
@@ -70,16 +72,16 @@ def test_dropout_acts_in_training_only() -> None:
 
 
 def test_pooling_attention_equals_torch_with_one_query() -> None:
-    ours, theirs = PoolingAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
+    attention, torch_attention = PoolingAttention(24, 3), nn.MultiheadAttention(24, 3, batch_first=True)
     with torch.no_grad():
-        parts = (ours.q, ours.k, ours.v)
+        parts = (attention.q, attention.k, attention.v)
         for part in parts:
             part.bias.normal_()
-        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
-        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
-        theirs.out_proj.load_state_dict(ours.output.state_dict())
+        torch_attention.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        torch_attention.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        torch_attention.out_proj.load_state_dict(attention.output.state_dict())
     tokens = torch.randn(2, 7, 24)
-    expected, weights = theirs(ours.query.expand(2, -1, -1), tokens, tokens, average_attn_weights=False)
-    torch.testing.assert_close(ours(tokens), expected)
-    torch.testing.assert_close(ours.weights(tokens), weights[:, :, 0])
-    torch.testing.assert_close(ours.gather(tokens, ours.weights(tokens)), expected)
+    expected, weights = torch_attention(attention.query.expand(2, -1, -1), tokens, tokens, average_attn_weights=False)
+    torch.testing.assert_close(attention(tokens), expected)
+    torch.testing.assert_close(attention.weights(tokens), weights[:, :, 0])
+    torch.testing.assert_close(attention.gather(tokens, attention.weights(tokens)), expected)

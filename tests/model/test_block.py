@@ -7,30 +7,30 @@ from vitreous.model.block import Block, GeluMlp, LayerScale, StochasticDepth, Sw
 
 
 def test_block_equals_torch_pre_norm_layer() -> None:
-    theirs = nn.TransformerEncoderLayer(
+    torch_layer = nn.TransformerEncoderLayer(
         24, 3, 48, dropout=0.0, activation="gelu", norm_first=True, batch_first=True, layer_norm_eps=1e-6
     )
-    ours = Block(SelfAttention(24, 3), GeluMlp(24, 48, "erf"), 24, 1e-6)
+    block = Block(SelfAttention(24, 3), GeluMlp(24, 48, "erf"), 24, 1e-6)
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in torch_layer.parameters():
             parameter.normal_(std=0.3)
-        weights, biases = theirs.self_attn.in_proj_weight.chunk(3), theirs.self_attn.in_proj_bias.chunk(3)
+        weights, biases = torch_layer.self_attn.in_proj_weight.chunk(3), torch_layer.self_attn.in_proj_bias.chunk(3)
         for part, weight, bias in zip(
-            (ours.attention.q, ours.attention.k, ours.attention.v), weights, biases, strict=True
+            (block.attention.q, block.attention.k, block.attention.v), weights, biases, strict=True
         ):
             part.weight.copy_(weight)
             part.bias.copy_(bias)
     pairs = [
-        (ours.attention.output, theirs.self_attn.out_proj),
-        (ours.mlp.up, theirs.linear1),
-        (ours.mlp.down, theirs.linear2),
-        (ours.attention_norm, theirs.norm1),
-        (ours.mlp_norm, theirs.norm2),
+        (block.attention.output, torch_layer.self_attn.out_proj),
+        (block.mlp.up, torch_layer.linear1),
+        (block.mlp.down, torch_layer.linear2),
+        (block.attention_norm, torch_layer.norm1),
+        (block.mlp_norm, torch_layer.norm2),
     ]
-    for mine, yours in pairs:
-        mine.load_state_dict(yours.state_dict())
+    for part, torch_part in pairs:
+        part.load_state_dict(torch_part.state_dict())
     tokens = torch.randn(2, 7, 24)
-    torch.testing.assert_close(ours(tokens, AttentionTerms()), theirs(tokens))
+    torch.testing.assert_close(block(tokens, AttentionTerms()), torch_layer(tokens))
 
 
 def test_with_weights_equals_forward() -> None:
@@ -43,7 +43,7 @@ def test_with_weights_equals_forward() -> None:
     torch.testing.assert_close(block.with_weights(tokens[:, 3:4], others[..., :1, :1], terms), alone[:, 3:4])
 
 
-def test_gelu_is_exact_or_approximate() -> None:
+def test_gelu_variants_equal_torch() -> None:
     x = torch.linspace(-4, 4, 101)[None, :, None]
     exact, approximate = GeluMlp(1, 1, "erf"), GeluMlp(1, 1, "tanh")
     normal = torch.distributions.Normal(0, 1)
@@ -67,7 +67,7 @@ def test_layer_scale_multiplies_channels() -> None:
     torch.testing.assert_close(scale(torch.ones(1, 1, 3))[0, 0], torch.tensor([1.0, 2.0, 3.0]))
 
 
-def test_stochastic_depth_drops_whole_images_and_keeps_the_mean() -> None:
+def test_stochastic_depth_drops_whole_images_and_preserves_the_mean() -> None:
     layer = StochasticDepth(0.25)
     out = layer(torch.ones(20_000, 2, 3))
     kept = out.flatten(1)
@@ -85,12 +85,12 @@ def noisy_block(layer_scale: float | None = None, stochastic_depth: float = 0.0)
 
 
 def branches(block: Block, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Output of each branch of equations 2 and 3, without the residual."""
+    """Return the outputs of both branches (equations 2 and 3) without the residual."""
     return block.attention(block.attention_norm(tokens), AttentionTerms()), block.mlp(block.mlp_norm(tokens))
 
 
 @torch.no_grad()
-def test_layer_scale_acts_on_both_branches() -> None:
+def test_layer_scale_applies_to_both_branches() -> None:
     tokens = torch.randn(2, 5, 16)
     for dead, alive, branch in [("attention_scale", "mlp_scale", 1), ("mlp_scale", "attention_scale", 0)]:
         block = noisy_block(layer_scale=0.25)
@@ -103,7 +103,7 @@ def test_layer_scale_acts_on_both_branches() -> None:
 
 
 @torch.no_grad()
-def test_stochastic_depth_acts_on_both_branches_in_training_only() -> None:
+def test_stochastic_depth_applies_to_both_branches_only_in_training() -> None:
     tokens = torch.randn(8, 5, 16)
     block = noisy_block(layer_scale=1.0, stochastic_depth=0.999999)
     for alive in ("attention_scale", "mlp_scale"):
@@ -114,7 +114,7 @@ def test_stochastic_depth_acts_on_both_branches_in_training_only() -> None:
 
 
 @torch.no_grad()
-def test_the_two_branches_are_dropped_independently() -> None:
+def test_both_branches_are_dropped_independently() -> None:
     block = noisy_block(stochastic_depth=0.5).train()
     for linear, bias in ((block.attention.output, 1.0), (block.mlp.down, 10.0)):
         linear.weight.zero_()
@@ -122,5 +122,5 @@ def test_the_two_branches_are_dropped_independently() -> None:
     outputs = block(torch.zeros(400, 3, 16), AttentionTerms())
     assert (outputs == outputs[:, :1, :1]).all()  # whole images are dropped
     values, counts = outputs[:, 0, 0].unique(return_counts=True)
-    assert values.tolist() == [0, 2, 20, 22]  # kept branches are doubled
+    assert values.tolist() == [0, 2, 20, 22]  # the remaining branches are doubled
     assert counts.min() > 60

@@ -30,7 +30,7 @@ def test_unknown_labels_are_reinitialised(small: ViTConfig) -> None:
 
 
 @pytest.mark.parametrize("classes", [0, 4])
-def test_pre_logits_are_dropped_with_their_classes(classes: int, small: ViTConfig) -> None:
+def test_new_classes_drop_the_pre_logits_layer(classes: int, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, head=TanhHead(7))).eval()
     images = torch.randn(2, 3, *small.image_size)
     pooled = model.pool(model.features(images))

@@ -1,4 +1,4 @@
-"""torch.compile and torch.export for a thin, shallow model of every family of presets."""
+"""torch.compile and torch.export with a small model of every preset family."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ FAMILIES = {
 SIZES = {"ViT-Lite-7/4": (32, 32), "DINOv2-S/14": (56, 56), "DINOv2-g/14-reg": (56, 56)}
 
 
-# The checker that jaxtyping runs under pytest is not part of the model, and cannot be traced.
+# jaxtyping's checks, which run only under pytest, cannot be traced.
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
@@ -35,7 +35,7 @@ def family(name: str) -> str:
     return name.replace("+", "-").split("-")[0] + "-III" * ("III" in name) + "-distilled" * ("distilled" in name)
 
 
-def test_every_family_of_presets_is_covered() -> None:
+def test_every_preset_family_is_covered() -> None:
     hybrids = {name for name in PRESETS if "+" in name}
     missing = {family(name) for name in set(PRESETS) - hybrids} - {family(name) for name in FAMILIES}
     assert not missing
@@ -53,7 +53,7 @@ def test_compiles_to_one_graph(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_exports_with_a_dynamic_batch(name: str) -> None:
+def test_exports_with_a_dynamic_batch_size(name: str) -> None:
     config = configure(name, num_classes=5, image_size=SIZES.get(name, (64, 64)), overrides=FAMILIES[name])
     model = build(config).eval()
     images = torch.randn(3, 3, *config.image_size)
@@ -65,7 +65,7 @@ def test_exports_with_a_dynamic_batch(name: str) -> None:
 @pytest.mark.parametrize("position", [Rotary2d(), RelativeBias(), Conditional()], ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (32, 96)], ids=["own size", "another size"])
 def test_trains_as_one_graph(position: object, size: tuple[int, int]) -> None:
-    """Forward and backward, with positions that act inside the encoder; no code is generated, to save time."""
+    """Test position embeddings that act inside the encoder. No code is generated, to save time."""
     overrides = THIN | {"position": position, "stochastic_depth": 0.1}
     model = build(configure("ViT-B/16", num_classes=5, image_size=(64, 64), overrides=overrides))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

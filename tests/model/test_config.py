@@ -63,7 +63,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("fields", "message"), BAD_FIELDS, ids=lambda value: str(value)[:40])
-def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
+def test_error_names_the_invalid_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ViTConfig(**fields)
 
@@ -88,7 +88,7 @@ def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
         (lambda: Preprocessing(crop_fraction=2.0), r"preprocessing.crop_fraction is 2.0"),
     ],
 )
-def test_bad_options_are_named(build: Any, message: str) -> None:
+def test_error_names_the_invalid_option(build: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
 
@@ -140,15 +140,15 @@ def test_json_round_trip(config: Any) -> None:
         ({"kind": "ResNetConfig"}, r"config.kind must be 'ViTConfig', got 'ResNetConfig'"),
     ],
 )
-def test_bad_json_is_named(change: dict[str, Any], message: str) -> None:
+def test_error_names_the_invalid_json_field(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_dict(ViTConfig, {**to_dict(ViTConfig()), **change})
 
 
-def test_a_square_may_be_one_number() -> None:
+def test_square_size_can_be_one_integer() -> None:
     assert from_dict(ViTConfig, {"patch_size": 32}).patch_size == (32, 32)
 
 
-def test_grid_of_a_hybrid_counts_the_stem() -> None:
+def test_hybrid_grid_accounts_for_the_stem() -> None:
     config = ViTConfig(stem=ResNetStem(stages=(3, 4, 9)), patch_size=(1, 1), image_size=(225, 320))
-    assert config.grid == (15, 20)  # the stem pads 225 to 15 x 16
+    assert config.grid == (15, 20)  # the stem pads 225 to 15 * 16

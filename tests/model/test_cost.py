@@ -12,7 +12,7 @@ from vitreous.model.options import NoPosition, PositionConfig, RelativeBias
 
 
 def multiply_adds(config: ViTConfig) -> int:
-    """FLOPs of a plain ViT by hand: every matrix product of equations 1 to 8."""
+    """Count the multiply-adds of all matrix products in equations 1 to 8."""
     n, t, d = config.num_tokens - config.num_prefix_tokens, config.num_tokens, config.width
     patches = n * config.channels * config.patch_size[0] * config.patch_size[1] * d
     attention = t * d * 3 * d + 2 * t * t * d + t * d * d
@@ -30,22 +30,22 @@ def test_flops_count_the_matrix_products(config: ViTConfig) -> None:
     assert cost(config).flops == 2 * multiply_adds(config)
 
 
-def test_activation_bytes_equal_a_real_step(small: ViTConfig) -> None:
+def test_activation_bytes_equal_those_saved_for_backward(small: ViTConfig) -> None:
     assert cost(small).activation_bytes == _kept_for_backward(build(small), torch.randn(1, 3, 24, 32))
     by_depth = [cost(dataclasses.replace(small, depth=depth)).activation_bytes for depth in (1, 2, 3)]
-    assert by_depth[2] - by_depth[1] == by_depth[1] - by_depth[0] > 0  # every layer keeps the same
+    assert by_depth[2] - by_depth[1] == by_depth[1] - by_depth[0] > 0  # every layer saves the same amount
 
 
 @pytest.mark.parametrize("position", [NoPosition(), RelativeBias()])
-def test_inference_bytes_equal_the_allocator(small: ViTConfig, position: PositionConfig) -> None:
+def test_inference_bytes_match_the_profiled_peak(small: ViTConfig, position: PositionConfig) -> None:
     config = dataclasses.replace(small, position=position, image_size=(96, 128))
     model = build(config).eval()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # attention has a buffer for each thread
+    torch.set_num_threads(1)  # attention allocates a buffer per thread
     with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         model(torch.empty(1, config.channels, *config.image_size))
     torch.set_num_threads(threads)
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     peak = max(itertools.accumulate(event.nbytes() for event in events))
-    assert cost(config).inference_bytes == pytest.approx(peak, rel=0.3)  # operators use buffers by themselves
+    assert cost(config).inference_bytes == pytest.approx(peak, rel=0.3)  # operators allocate their own buffers

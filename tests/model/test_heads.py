@@ -29,10 +29,10 @@ def test_mlp_head() -> None:
     torch.testing.assert_close(head(POOLED), expected)
 
 
-def test_zero_classes_return_the_pooled_features() -> None:
+def test_head_without_classes_returns_the_pooled_features() -> None:
     assert torch.equal(build_head(MlpHead(5), 8, 0, 1e-6)(POOLED), POOLED)
 
 
-def test_zero_classes_keep_pre_logits() -> None:
+def test_head_without_classes_keeps_pre_logits() -> None:
     head = build_head(TanhHead(5), 8, 0, 1e-6)
     torch.testing.assert_close(head(POOLED), torch.tanh(head.pre_logits(POOLED)))

@@ -1,4 +1,4 @@
-"""Errors for images of another dtype or device than the model."""
+"""Errors for images whose dtype or device differs from the model's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from every_model import EVERY, every_model, inputs_of
 from vitreous.model import inputs as model_inputs
 from vitreous.model.vit import ViT
 
-# jaxtyping's checker, which runs only under pytest, is not part of what users see.
+# jaxtyping's checks run only under pytest, so users never see them.
 pytestmark = pytest.mark.usefixtures("unchecked")
 CASES = [
     *((name, torch.float16, torch.float32) for name in EVERY),
@@ -21,7 +21,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "weights", "images"), CASES, ids=str)
-def test_dtype_mismatch_names_both(name: str, weights: torch.dtype, images: torch.dtype) -> None:
+def test_dtype_mismatch_error_names_both_dtypes(name: str, weights: torch.dtype, images: torch.dtype) -> None:
     model, inputs = every_model(name).to(weights), [tensor.to(images) for tensor in inputs_of(name)]
     calls: list[Callable[..., Any]] = [model]
     if isinstance(model, ViT):
@@ -31,7 +31,7 @@ def test_dtype_mismatch_names_both(name: str, weights: torch.dtype, images: torc
             call(*inputs)
 
 
-def test_dtype_mismatch_in_a_replica_names_both() -> None:
+def test_dtype_mismatch_error_in_a_replica_names_both_dtypes() -> None:
     model = every_model("Learned1d").half()
     model.patches.projection.weight = plain(model.patches.projection)
     with pytest.raises(ValueError, match=r"torch\.float32.*torch\.float16"):
@@ -39,7 +39,7 @@ def test_dtype_mismatch_in_a_replica_names_both() -> None:
 
 
 def plain(module: nn.Module) -> Tensor:
-    """Make the weight a plain tensor, as in replicas of `nn.DataParallel`."""
+    """Convert the weight to a plain tensor, as in `nn.DataParallel` replicas."""
     return module._parameters.pop("weight").detach()  # type: ignore[union-attr]
 
 
@@ -51,7 +51,7 @@ def test_autocast_accepts_another_dtype(name: str) -> None:
 
 
 def test_layers_that_convert_their_weight_work() -> None:
-    """Offloading and sharding give the weight its final dtype only during the call."""
+    """With offloading and sharding, the weight has its final dtype only during the call."""
     model = every_model("Learned1d")
     expected = model(images := torch.randn(1, 3, 24, 32))
     projection = model.patches.projection.half()
@@ -59,7 +59,7 @@ def test_layers_that_convert_their_weight_work() -> None:
     torch.testing.assert_close(model(images), expected, atol=1e-2, rtol=1e-2)
 
 
-def test_device_mismatch_names_both() -> None:
+def test_device_mismatch_error_names_both_devices() -> None:
     with pytest.raises(ValueError, match=r"images are on cpu.*model is on meta"):
         model_inputs.check_matches(torch.zeros(1), torch.zeros(1, device="meta"))
 
@@ -72,7 +72,7 @@ def test_other_torch_errors_are_not_replaced() -> None:
 
 
 def test_other_torch_errors_are_not_replaced_under_autocast() -> None:
-    """Under autocast dtypes may differ, so they are not the reason."""
+    """Under autocast, dtypes can differ, so they are not the cause of the error."""
     model = every_model("Learned1d").bfloat16()
 
     def fail(*_: object) -> None:

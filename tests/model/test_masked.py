@@ -34,7 +34,7 @@ def test_uncut_inverts_cut(c: int, ph: int, pw: int, gh: int, gw: int) -> None:
     assert torch.equal(uncut(patches, (ph, pw), (gh, gw)), images)
 
 
-def test_three_bits_round_trip() -> None:
+def test_three_bit_colours_round_trip() -> None:
     numbers = torch.arange(8**3)
     colours = colour_of(numbers, 3)
     assert torch.equal(three_bits(colours[..., None, None]).flatten(), numbers)
@@ -42,7 +42,7 @@ def test_three_bits_round_trip() -> None:
     assert three_bits(torch.zeros(1, 3, 1, 1)).item() == 0
 
 
-def test_corruption_has_the_proportions_of_the_paper(small: ViTConfig) -> None:
+def test_corruption_fractions_match_the_paper(small: ViTConfig) -> None:
     model = MaskedPatchPrediction(encoder(small))
     n = 12
     patches = torch.randn(500, n, small.width)
@@ -53,12 +53,12 @@ def test_corruption_has_the_proportions_of_the_paper(small: ViTConfig) -> None:
     is_kept = (corrupted == patches).all(-1)
     of_hidden = hidden.sum()
     assert (is_mask & hidden).sum() / of_hidden == pytest.approx(0.8, abs=0.03)
-    # One in ten stays, and a random patch is the same one in one of twelve.
+    # A tenth is kept, and a random replacement is the same patch with probability 1/12.
     assert (is_kept & hidden).sum() / of_hidden == pytest.approx(0.1 + 0.1 / n, abs=0.03)
     others = corrupted[hidden & ~is_mask & ~is_kept]
     assert len(others) > 0
-    theirs = patches.reshape(-1, small.width)
-    assert all((theirs == other).all(-1).any() for other in others[:20])
+    all_patches = patches.reshape(-1, small.width)
+    assert all((all_patches == other).all(-1).any() for other in others[:20])
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_mpp_learns_each_target(target: Target, small: ViTConfig) -> None:
     filled = model(images, unit, draws)
     assert filled.losses.mean() < first / 5
     truth = cut(unit, small.patch_size)
-    assert (filled.patches - truth)[filled.hidden].abs().mean() < 0.1  # 3 bits are at most 1/16 off
+    assert (filled.patches - truth)[filled.hidden].abs().mean() < 0.1  # 3-bit colours are off by at most 1/16
 
 
 def test_mpp_loss_counts_only_corrupted_patches(small: ViTConfig) -> None:
@@ -90,7 +90,7 @@ def test_mpp_loss_counts_only_corrupted_patches(small: ViTConfig) -> None:
 
 
 def test_mae_output_is_independent_of_hidden_pixels(small: ViTConfig) -> None:
-    """Changing the hidden pixels does not change the prediction."""
+    """Assert that changing hidden pixels does not change the prediction."""
     model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2).eval()
     draws = torch.rand(1, 12)
     images = torch.randn(1, 3, 24, 32)
@@ -104,17 +104,17 @@ def test_mae_output_is_independent_of_hidden_pixels(small: ViTConfig) -> None:
 
 
 def _predicted(model: MaskedAutoencoder, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Output of the decoder, without the mean and std of the patches."""
+    """Return the decoder output before it is scaled by the mean and std of the patches."""
     filled, truth = model(images, draws), cut(images, model.encoder.config.patch_size)
     return (filled.patches - truth.mean(-1, keepdim=True)) / (truth.var(-1, keepdim=True) + 1e-6).sqrt()
 
 
-def test_mae_loss_is_on_normalised_hidden_patches(small: ViTConfig) -> None:
+def test_mae_loss_uses_normalised_hidden_patches(small: ViTConfig) -> None:
     model = MaskedAutoencoder(encoder(small), width=32, depth=1, num_heads=2).eval()
     images, draws = torch.randn(2, 3, 24, 32), torch.rand(2, 12)
     filled, truth = model(images, draws), cut(images, small.patch_size)
-    wanted = (truth - truth.mean(-1, keepdim=True)) / truth.std(-1, keepdim=True)
-    errors = (_predicted(model, images, draws) - wanted).square().mean(-1)
+    expected = (truth - truth.mean(-1, keepdim=True)) / truth.std(-1, keepdim=True)
+    errors = (_predicted(model, images, draws) - expected).square().mean(-1)
     expected = torch.stack([errors[i][filled.hidden[i]].mean() for i in range(2)])
     torch.testing.assert_close(filled.losses, expected, atol=1e-4, rtol=1e-4)
 
@@ -132,8 +132,8 @@ def test_mpp_rejects_patch_dropout(small: ViTConfig) -> None:
         MaskedPatchPrediction(build_vit(dataclasses.replace(small, num_classes=0, patch_dropout=0.5)))
 
 
-def test_mae_decoder_by_hand(small: ViTConfig) -> None:
-    """On a grid that is not square."""
+def test_mae_decoder_equals_explicit_computation(small: ViTConfig) -> None:
+    """Test a grid that is not square."""
     model = MaskedAutoencoder(encoder(small), width=32, depth=2, num_heads=2).eval()
     with torch.no_grad():
         model.mask.normal_()

@@ -18,15 +18,15 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_blank_model_has_the_same_tensors_without_memory(name: str) -> None:
+def test_blank_model_has_the_same_tensors_on_the_meta_device(name: str) -> None:
     blank, real = build_blank(CONFIGS[name]).state_dict(), build(CONFIGS[name]).state_dict()
     assert all(tensor.is_meta for tensor in blank.values())
     assert {key: (x.shape, x.dtype) for key, x in blank.items()} == {key: (x.shape, x.dtype) for key, x in real.items()}
 
 
 @pytest.mark.slow
-def test_build_blank_does_not_load_the_compiler() -> None:
-    """Random initialisation on the meta device would load it, which takes over a second."""
+def test_build_blank_does_not_import_the_compiler() -> None:
+    """Random initialisation on the meta device would import it, which takes over a second."""
     program = (
         "import sys; from vitreous.model.meta_build import build_blank; from vitreous.model.presets import preset; "
         "build_blank(preset('ViT-Ti/16')); build_blank(preset('R26+ViT-S/32')); print('torch._dynamo' in sys.modules)"

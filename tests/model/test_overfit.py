@@ -1,4 +1,4 @@
-"""Every combination of parts fits one batch of noise with random labels within a few steps."""
+"""Every combination of parts overfits one batch of noise with random labels in a few steps."""
 
 import itertools
 

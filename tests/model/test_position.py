@@ -47,14 +47,14 @@ def test_forward_and_backward_at_any_size(
 
 
 @every_kind
-def test_resized_is_the_same_model_at_another_size(kind: options.PositionConfig, small: ViTConfig) -> None:
+def test_resized_model_gives_the_same_outputs(kind: options.PositionConfig, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind, registers=2)).eval()
     resized = model.resized((40, 16))
     images = torch.randn(2, 3, 40, 16)
     torch.testing.assert_close(resized(images), model(images))
     assert resized.config.grid == (5, 2)
-    assert model.config.image_size == (24, 32)  # the original is left as it was
-    rebuilt = build_vit(resized.config).eval()  # what a saved config would give back
+    assert model.config.image_size == (24, 32)  # the original is unchanged
+    rebuilt = build_vit(resized.config).eval()  # as if loaded from a checkpoint
     rebuilt.load_state_dict(resized.state_dict())
     torch.testing.assert_close(rebuilt(images), model(images))
 
@@ -73,10 +73,10 @@ def test_keeping_all_patches_changes_nothing(kind: options.PositionConfig, small
 
 @every_kind
 @pytest.mark.parametrize("class_token", [True, False])
-def test_a_subset_of_patches_equals_keep_patches(
+def test_embedding_a_subset_equals_keep_patches(
     kind: options.PositionConfig, class_token: bool, small: ViTConfig
 ) -> None:
-    """Projecting a subset and selecting it afterwards have the same outputs and gradients."""
+    """Projecting only a subset gives the same outputs and gradients as selecting it afterwards."""
     pool = options.ClassToken() if class_token else options.GlobalAverage()
     config = dataclasses.replace(small, position=kind, class_token=class_token, registers=2, pool=pool)
     model = build_vit(config).double()
@@ -85,28 +85,28 @@ def test_a_subset_of_patches_equals_keep_patches(
             parameter.normal_()
     images, keep_indices = torch.randn(2, 3, 24, 32).double(), torch.tensor([[7, 0, 11], [3, 4, 5]])
     patches, grid = model.patchify(images, keep_indices)
-    some = model.encode(*model.embed(patches, grid, keep_indices))
-    of_all = model.encode(*keep_patches(*model.embed(*model.patchify(images)), keep_indices))
-    assert some.keep_indices is not None
-    assert torch.equal(some.keep_indices, keep_indices)
+    subset = model.encode(*model.embed(patches, grid, keep_indices))
+    selected = model.encode(*keep_patches(*model.embed(*model.patchify(images)), keep_indices))
+    assert subset.keep_indices is not None
+    assert torch.equal(subset.keep_indices, keep_indices)
     weights, gradients = list(model.parameters()), []
-    for features in (some, of_all):
-        answer = torch.cat([features.prefix, features.patches], dim=1)
-        gradients.append(torch.autograd.grad(answer.square().sum(), weights, allow_unused=True, retain_graph=True))
-    torch.testing.assert_close(some.prefix, of_all.prefix, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(some.patches, of_all.patches, rtol=1e-12, atol=1e-12)
+    for features in (subset, selected):
+        outputs = torch.cat([features.prefix, features.patches], dim=1)
+        gradients.append(torch.autograd.grad(outputs.square().sum(), weights, allow_unused=True, retain_graph=True))
+    torch.testing.assert_close(subset.prefix, selected.prefix, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(subset.patches, selected.patches, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
 @every_kind
-def test_only_no_position_ignores_the_order_of_patches(kind: options.PositionConfig, small: ViTConfig) -> None:
+def test_only_no_position_ignores_patch_order(kind: options.PositionConfig, small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, position=kind)).eval()
     with torch.no_grad():
         for parameter in model.position.parameters():
             parameter.normal_()  # large enough to matter
     patches, grid = model.patchify(torch.randn(1, 3, 24, 32))
-    answer = [model.classify(model.encode(*model.embed(p, grid))) for p in (patches, patches.flip(1))]
-    same = torch.allclose(*answer, atol=1e-5)
+    outputs = [model.classify(model.encode(*model.embed(p, grid))) for p in (patches, patches.flip(1))]
+    same = torch.allclose(*outputs, atol=1e-5)
     assert same == isinstance(kind, options.NoPosition)
 
 
@@ -139,8 +139,8 @@ def test_resizing_keeps_frozen_parameters_frozen(kind: options.PositionConfig, s
 
 
 @every_kind
-def test_double_precision_is_kept(kind: options.PositionConfig, small: ViTConfig) -> None:
-    """Gradients equal finite differences, which any float32 step would break."""
+def test_double_precision_is_preserved(kind: options.PositionConfig, small: ViTConfig) -> None:
+    """Gradients equal finite differences; any float32 step would break this."""
     model = build_vit(dataclasses.replace(small, position=kind, depth=1)).double().eval()
     images = torch.randn(1, 3, 40, 16, dtype=torch.float64)
     direction, step = torch.randn_like(images), 1e-5
@@ -169,7 +169,7 @@ def test_learned_2d_concatenates_column_and_row() -> None:
 
 
 @pytest.mark.parametrize(("convention", "divisor"), [("mae", 4), ("big_vision", 3)])
-def test_sin_cos_by_brute_force(convention: str, divisor: int) -> None:
+def test_sin_cos_equals_explicit_computation(convention: str, divisor: int) -> None:
     table = SinCos2dPosition(16, convention, 10_000.0).table_at((3, 5), CPU).numpy()
     for y in range(3):
         for x in range(5):
@@ -178,20 +178,20 @@ def test_sin_cos_by_brute_force(convention: str, divisor: int) -> None:
             np.testing.assert_allclose(table[y, x], expected, atol=1e-6)
 
 
-def test_rotary_logits_depend_on_differences_only() -> None:
+def test_rotary_logits_depend_only_on_offsets() -> None:
     position = Rotary2dPosition(head_dim=8, base=100.0)
     rotation = position.attend(Layout(1, (4, 5)), CPU).rotation
     assert rotation is not None
-    same = torch.randn(1, 1, 1, 8).expand(1, 1, 21, 8)  # every token asks and answers the same: only position differs
+    same = torch.randn(1, 1, 1, 8).expand(1, 1, 21, 8)  # all tokens are equal, so only the position differs
     logits = (rotate(same, rotation) @ rotate(same, rotation).mT)[0, 0, 1:, 1:].reshape(4, 5, 4, 5)
     torch.testing.assert_close(logits[0, 0, 1, 2], logits[2, 2, 3, 4], atol=1e-5, rtol=0)
     torch.testing.assert_close(logits[3, 1, 1, 0], logits[2, 4, 0, 3], atol=1e-5, rtol=0)
     assert (logits[0, 0, 1, 2] - logits[0, 0, 2, 1]).abs() > 1e-3
-    torch.testing.assert_close(rotate(same, rotation)[0, 0, 0], same[0, 0, 0])  # the prefix is not turned
+    torch.testing.assert_close(rotate(same, rotation)[0, 0, 0], same[0, 0, 0])  # prefix tokens are not rotated
 
 
 @pytest.mark.parametrize("keep_indices", [None, torch.tensor([[5, 0, 2], [1, 3, 4]])], ids=["all", "keep_indices"])
-def test_relative_bias_by_brute_force(keep_indices: torch.Tensor | None) -> None:
+def test_relative_bias_equals_explicit_computation(keep_indices: torch.Tensor | None) -> None:
     position = RelativeBiasPosition(num_heads=2, grid=(2, 3), interpolation="google")
     torch.nn.init.normal_(position.prefix)
     bias = position.attend(Layout(1, (2, 3), keep_indices), CPU).bias

@@ -5,14 +5,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from peers import import_timm
+from optional_imports import import_timm
 from vitreous.model.position import RESAMPLINGS, resample, resample_line
 
 TABLE = torch.randn(7, 7, 12, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (5, 9), (7, 10), (1, 1)])
-def test_google_equals_scipy_zoom(grid: tuple[int, int]) -> None:
+def test_google_resampling_equals_scipy_zoom(grid: tuple[int, int]) -> None:
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     expected = zoom(TABLE.numpy(), (grid[0] / 7, grid[1] / 7, 1), order=1)
     np.testing.assert_allclose(resample(TABLE, grid, "google").numpy(), expected, atol=1e-5)
@@ -37,7 +37,7 @@ def test_torchvision_resampling_equals_torchvision() -> None:
 
 
 def test_huggingface_resampling_equals_transformers() -> None:
-    import_timm()  # transformers imports torchvision where it finds one
+    import_timm()  # transformers imports torchvision if it is installed
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: `make setup` installs it")
     config = transformers.ViTConfig(
         hidden_size=12, num_attention_heads=2, intermediate_size=8, num_hidden_layers=1, image_size=28, patch_size=4
@@ -49,8 +49,8 @@ def test_huggingface_resampling_equals_transformers() -> None:
     torch.testing.assert_close(resample(TABLE, (5, 9), "huggingface").reshape(1, -1, 12), expected)
 
 
-def test_dinov2_shifts_the_scale() -> None:
-    """A cubic convolution (a = -0.75) sampled at (i + 0.5) / scale - 0.5, scale = (20 + 0.1) / 7."""
+def test_dinov2_resampling_offsets_the_scale() -> None:
+    """Compare with cubic convolution (a = -0.75) at (i + 0.5) / scale - 0.5, scale = (20 + 0.1) / 7."""
     line = TABLE[:, 0, 0].double().tolist()
     expected = []
     for i in range(20):
@@ -69,20 +69,20 @@ def cubic(x: float, a: float = -0.75) -> float:
     return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
 
 
-def test_dinov2_with_registers_antialiases() -> None:
+def test_dinov2_resampling_with_registers_is_antialiased() -> None:
     image = TABLE.permute(2, 0, 1)[None]
     expected = F.interpolate(image, size=(4, 5), mode="bicubic", antialias=True)[0].permute(1, 2, 0)
     torch.testing.assert_close(resample(TABLE, (4, 5), "dinov2-registers"), expected)
 
 
 @pytest.mark.parametrize("interpolation", RESAMPLINGS)
-def test_resampling_keeps_constants_dtype_and_equal_grids(interpolation: str) -> None:
+def test_resampling_preserves_constants_dtype_and_equal_grids(interpolation: str) -> None:
     assert resample(TABLE, (7, 7), interpolation) is TABLE
     half = resample(torch.full((7, 7, 3), 0.5, dtype=torch.bfloat16), (9, 5), interpolation)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half, torch.full((9, 5, 3), 0.5, dtype=torch.bfloat16))
 
 
-def test_a_line_is_a_grid_of_one_column() -> None:
+def test_resampling_a_line_equals_a_one_column_grid() -> None:
     line = torch.arange(5.0)[:, None]
     torch.testing.assert_close(resample_line(line, 9, "google")[:, 0], torch.arange(9.0) / 2)

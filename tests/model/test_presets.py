@@ -6,7 +6,7 @@ from vitreous.model.build import build
 from vitreous.model.options import Rotary2d
 from vitreous.model.presets import PRESETS, configure, preset
 
-# At each preset's own image size and number of classes. Where a count is published, it agrees.
+# At the default image size and number of classes; these agree with the published counts.
 COUNTS = {
     "ViT-Ti/8": 5_719_720,
     "ViT-Ti/16": 5_717_416,
@@ -62,18 +62,18 @@ def test_every_preset_has_a_count() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTS)
-def test_number_of_parameters(name: str) -> None:
+def test_parameter_count(name: str) -> None:
     with torch.device("meta"):
         model = build(preset(name))
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
 
 
-def test_an_unknown_name_suggests_the_closest() -> None:
+def test_unknown_name_suggests_the_closest_preset() -> None:
     with pytest.raises(ValueError, match=r"no preset 'vit-b/16' \(did you mean 'ViT-B/16'\?\)"):
         preset("vit-b/16")
 
 
-def test_create_takes_classes_size_and_overrides() -> None:
+def test_create_accepts_classes_size_and_overrides() -> None:
     model = vitreous.create(
         "ViT-Ti/16", num_classes=7, image_size=(32, 48), overrides={"depth": 1, "registers": 2, "position": Rotary2d()}
     )
@@ -84,20 +84,20 @@ def test_create_takes_classes_size_and_overrides() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("size", [224.0, (1, 2, 3), "224", None])
-def test_an_invalid_size_is_rejected(size: object) -> None:
+def test_invalid_size_is_rejected(size: object) -> None:
     from vitreous.common.checks import as_size
 
     with pytest.raises(ValueError, match=r"image_size is .*, but must be one integer"):
         as_size(size)  # type: ignore[arg-type]
 
 
-def test_an_unknown_override_is_named() -> None:
+def test_error_names_the_unknown_override() -> None:
     with pytest.raises(ValueError, match=r"'num_head' is not a field of ViTConfig \(did you mean 'num_heads'\?\)"):
         configure("ViT-Ti/16", overrides={"num_head": 4})
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("foreign_name", "preset_name"),
     [
         ("vit_base_patch16_224.augreg_in21k", "ViT-B/16"),
         ("google/vit-large-patch32-384", "ViT-L/32"),
@@ -108,11 +108,11 @@ def test_an_unknown_override_is_named() -> None:
         ("vit_small_patch14_reg4_dinov2", "DINOv2-S/14-reg"),
     ],
 )
-def test_names_of_other_systems_suggest_the_preset(theirs: str, ours: str) -> None:
-    with pytest.raises(ValueError, match=rf"no preset '{theirs}' \(did you mean '{ours}'\?\)"):
-        preset(theirs)
+def test_foreign_model_name_suggests_the_preset(foreign_name: str, preset_name: str) -> None:
+    with pytest.raises(ValueError, match=rf"no preset '{foreign_name}' \(did you mean '{preset_name}'\?\)"):
+        preset(foreign_name)
 
 
-def test_names_without_a_preset_are_not_guessed() -> None:
+def test_unrelated_name_gets_no_suggestion() -> None:
     with pytest.raises(ValueError, match=r"no preset 'vit_base_patch99_224'\. Run `vitreous info`"):
         preset("vit_base_patch99_224")

@@ -1,4 +1,4 @@
-"""Every preset and every family implements the members of `ModelConfig` and `Model`."""
+"""Every preset and model family implements `ModelConfig` and `Model`."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ SEGMENTER = SegmenterConfig(BARE, num_classes=3)
 
 
 @pytest.mark.parametrize("config", [*PRESETS.values(), *CONFIGS.values()], ids=[*PRESETS, *CONFIGS])
-def test_every_config_describes_itself(config: ModelConfig) -> None:
+def test_every_config_implements_the_protocol(config: ModelConfig) -> None:
     assert config.family in ("vision-transformer", "resnet")
     assert config.task == (
         "segment" if isinstance(config, SegmenterConfig) else "classify" if config.num_classes else "embed"
@@ -36,7 +36,7 @@ def test_every_config_describes_itself(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_model_computes_what_its_config_promises(name: str) -> None:
+def test_model_outputs_match_the_config(name: str) -> None:
     config, images = CONFIGS[name], torch.randn(2, 3, 24, 32)
     model = build(config).eval()
     backbone = model.backbone
@@ -59,7 +59,7 @@ def test_every_model_computes_what_its_config_promises(name: str) -> None:
     assert model.resized((48, 64)).config == config.resized((48, 64))
 
 
-def test_override_changes_fields_of_the_backbone() -> None:
+def test_override_changes_backbone_fields() -> None:
     assert SMALL.override({"position": {"kind": "Rotary2d"}}).position == Rotary2d()
     assert SEGMENTER.override({"layer_scale": 0.5}).encoder.layer_scale == 0.5
     with pytest.raises(BadValue, match=r"'num_layer' is not a field of ResNetConfig"):
@@ -79,7 +79,7 @@ def test_replace_head_keeps_device_dtype_and_known_labels() -> None:
         build(SEGMENTER).replace_head(7)
 
 
-def test_an_unsupported_model_is_named_in_the_error() -> None:
+def test_error_names_the_unsupported_model() -> None:
     resnet, segmenter = build(RESNET), build(SEGMENTER)
     assert require_vit(segmenter, "explaining") is segmenter.encoder
     assert require_segmenter(segmenter, "masks") is segmenter

@@ -25,7 +25,7 @@ def segmenter(small: ViTConfig, decoder: DecoderConfig, classes: int = 3) -> Seg
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)
 @pytest.mark.parametrize("size", [(24, 32), (8, 8), (25, 39), (7, 50)], ids=str)
-def test_output_has_the_size_of_the_image(decoder: DecoderConfig, size: tuple[int, int], small: ViTConfig) -> None:
+def test_output_has_the_image_size(decoder: DecoderConfig, size: tuple[int, int], small: ViTConfig) -> None:
     images = torch.randn(2, 3, *size)
     assert segmenter(small, decoder)(images).shape == (2, 3, *size)
 
@@ -45,25 +45,25 @@ def test_linear_decoder_is_a_linear_layer_and_a_bilinear_resize(small: ViTConfig
     torch.testing.assert_close(model(images), expected)
 
 
-def test_mask_decoder_is_equivariant_to_the_order_of_patches(small: ViTConfig) -> None:
-    """It has no positions: permuting the patches permutes their scores."""
+def test_mask_decoder_is_equivariant_to_patch_order(small: ViTConfig) -> None:
+    """The decoder has no positions, so permuting the patches permutes their scores."""
     decoder, order = segmenter(small, MaskDecoder(2)).decoder, torch.randperm(12)
     patches = torch.randn(2, 12, small.width)
     torch.testing.assert_close(decoder(patches)[:, order], decoder(patches[:, order]), atol=1e-4, rtol=0)
 
 
-def test_mask_scores_are_cosines_normed_over_classes(small: ViTConfig) -> None:
+def test_mask_scores_are_normalised_over_classes(small: ViTConfig) -> None:
     model = segmenter(small, MaskDecoder(1), classes=5)
     torch.nn.init.ones_(model.decoder.mask_norm.weight)
     torch.nn.init.zeros_(model.decoder.mask_norm.bias)
-    model.decoder.mask_norm.eps = 1e-12  # where cosines are close to each other, the usual one is seen
+    model.decoder.mask_norm.eps = 1e-12  # the default eps would matter for nearly equal cosines
     scores = model.decoder(torch.randn(2, 12, small.width))
     torch.testing.assert_close(scores.mean(-1), torch.zeros(2, 12), atol=1e-5, rtol=0)
     torch.testing.assert_close(scores.square().mean(-1), torch.ones(2, 12), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)
-def test_sliding_equals_the_whole_image_on_a_size_that_fits(decoder: DecoderConfig, small: ViTConfig) -> None:
+def test_sliding_equals_one_window_if_the_image_fits(decoder: DecoderConfig, small: ViTConfig) -> None:
     model = segmenter(small, decoder)
     for size in [(24, 32), (20, 30)]:
         images = torch.randn(2, 3, *size)
@@ -71,11 +71,11 @@ def test_sliding_equals_the_whole_image_on_a_size_that_fits(decoder: DecoderConf
 
 
 def test_sliding_averages_overlapping_windows(small: ViTConfig) -> None:
-    """Every pixel is the mean over the windows that contain it."""
+    """Each pixel is averaged over the windows that contain it."""
     model, images = segmenter(small, LinearDecoder()), torch.randn(1, 3, 31, 50)
     total, seen = torch.zeros(1, 3, 31, 50), torch.zeros(31, 50)
     for top in (0, 7):  # 31 - 24
-        for left in (0, 16, 18):  # half of 32 further, and 50 - 32
+        for left in (0, 16, 18):  # a step of 32 / 2, and 50 - 32
             total[:, :, top : top + 24, left : left + 32] += model(images[:, :, top : top + 24, left : left + 32])
             seen[top : top + 24, left : left + 32] += 1
     torch.testing.assert_close(slide(model, images), total / seen)
@@ -86,7 +86,7 @@ def test_config_round_trips_through_json(small: ViTConfig) -> None:
     assert from_dict(SegmenterConfig, to_dict(config)) == config
 
 
-def test_an_encoder_with_a_head_is_rejected(small: ViTConfig) -> None:
+def test_encoder_with_a_head_is_rejected(small: ViTConfig) -> None:
     with pytest.raises(BadValue, match=r"encoder.num_classes is \d+, but must be 0"):
         SegmenterConfig(small)
 

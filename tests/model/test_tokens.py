@@ -12,7 +12,7 @@ def test_order_of_prefix_tokens() -> None:
     )
 
 
-def test_no_prefix_returns_the_patches() -> None:
+def test_model_without_prefix_returns_the_patches() -> None:
     patches = torch.randn(2, 6, 4)
     prefix = PrefixTokens(4, class_token=False, distillation_token=False, registers=0)
     assert prefix.length == 0
@@ -28,7 +28,7 @@ def test_keep_patches_selects_by_index() -> None:
     assert layout.grid == (2, 3)
 
 
-def test_keeping_twice_indexes_the_grid() -> None:
+def test_selecting_twice_gives_indices_into_the_grid() -> None:
     tokens = torch.randn(1, 1 + 6, 4)
     once = keep_patches(tokens, Layout(1, (2, 3)), torch.tensor([[5, 0, 2]]))
     twice, layout = keep_patches(*once, torch.tensor([[1]]))
@@ -42,5 +42,5 @@ def test_patch_dropout_keeps_a_fraction_in_order() -> None:
     assert fewer.shape == (8, 2 + 25, 4)
     assert layout.keep_indices is not None
     assert (layout.keep_indices.diff(dim=1) > 0).all()
-    assert len({tuple(row.tolist()) for row in layout.keep_indices}) == 8  # different in every image
+    assert len({tuple(row.tolist()) for row in layout.keep_indices}) == 8  # different for every image
     assert torch.equal(fewer[3, 2:], tokens[3, 2:][layout.keep_indices[3]])

@@ -1,4 +1,4 @@
-"""The table "With torch's tools" of docs/architecture.md. test_compile.py tests torch.compile."""
+"""The "PyTorch tools" table in docs/architecture.md. test_compile.py covers torch.compile."""
 
 import io
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import vitreous
 from every_model import every_model, inputs_of
 from vitreous.model.vit import ViT
 
-# The checker that jaxtyping runs under pytest is not part of the model, and cannot be traced.
+# jaxtyping's checks, which run only under pytest, cannot be traced.
 pytestmark = pytest.mark.usefixtures("unchecked")
 SMOOTH = ["Learned1d", "RelativeBias", "attention pooling", "mask decoder"]  # without ReLU and max pooling
 some = pytest.mark.parametrize("name", [*SMOOTH, "stem"])
@@ -28,8 +28,10 @@ def set_up(name: str) -> tuple[Any, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["RelativeBias", "attention pooling", "mask decoder"])  # presets: test_compile.py
-def test_export_with_a_dynamic_batch(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["RelativeBias", "attention pooling", "mask decoder"]
+)  # test_compile.py covers the presets
+def test_export_with_a_dynamic_batch_size(name: str) -> None:
     model, images = set_up(name)
     batch = torch.export.Dim("batch")
     exported = torch.export.export(model, (images[:2],), dynamic_shapes=({0: batch},))
@@ -41,8 +43,8 @@ def test_export_with_a_dynamic_batch(name: str) -> None:
 
 
 @some
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # fused attention is run image by image
-def test_gradients_of_each_image_by_vmap(name: str) -> None:
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap runs fused attention image by image
+def test_per_image_gradients_with_vmap(name: str) -> None:
     model, images = set_up(name)
     model, images = model.double(), images.double()
     weights = {key: weight.detach() for key, weight in model.named_parameters()}
@@ -87,7 +89,7 @@ def test_second_derivatives_with_unfused_attention(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Learned1d", "attention pooling", "stem"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_jit_trace_works_for_one_image_size_and_any_batch(name: str) -> None:
+def test_jit_trace_works_for_one_image_size_and_any_batch_size(name: str) -> None:
     model, images = set_up(name)
     traced = torch.jit.trace(model, (images[:2],))
     torch.testing.assert_close(traced(images), model(images), atol=1e-4, rtol=1e-4)
@@ -96,7 +98,7 @@ def test_jit_trace_works_for_one_image_size_and_any_batch(name: str) -> None:
 @pytest.mark.parametrize("tool", [torch.jit.script, torch.fx.symbolic_trace])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_script_and_symbolic_trace_do_not_work(tool: Callable[..., Any]) -> None:
-    """If one of them works some day, update the table."""
+    """If one of them starts to work, update the table."""
     model, _ = set_up("Learned1d")
     with pytest.raises((RuntimeError, OSError, torch.jit.frontend.NotSupportedError, torch.fx.proxy.TraceError)):
         tool(model)

@@ -14,7 +14,7 @@ def images(config: ViTConfig, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, config.channels, *config.image_size)
 
 
-def test_features_are_prefix_and_patches(small: ViTConfig) -> None:
+def test_features_contain_prefix_and_patches(small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, registers=4))
     features = model.features(images(small))
     assert features.prefix.shape == (2, 5, 32)
@@ -25,7 +25,7 @@ def test_features_are_prefix_and_patches(small: ViTConfig) -> None:
 
 @pytest.mark.parametrize("position", [None, Rotary2d(), RelativeBias(), Conditional()], ids=str)
 def test_attention_equals_the_fused_path(position: Any, small: ViTConfig) -> None:
-    """Recomputing every layer from the reported weights gives the same features."""
+    """Recompute every layer from the returned attention weights and compare the features."""
     model = build_vit(small if position is None else dataclasses.replace(small, position=position)).eval()
     batch = images(small)
     maps = model.attention(batch)
@@ -40,7 +40,7 @@ def test_attention_equals_the_fused_path(position: Any, small: ViTConfig) -> Non
     torch.testing.assert_close(model.norm(tokens)[:, 1:], model.features(batch).patches, atol=1e-5, rtol=0)
 
 
-def test_attention_of_some_layers(small: ViTConfig) -> None:
+def test_attention_of_selected_layers(small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, depth=4)).eval()
     batch = images(small)
     every = model.attention(batch)
@@ -52,7 +52,7 @@ def test_attention_of_some_layers(small: ViTConfig) -> None:
         model.attention(batch, layers=[4])
 
 
-def test_intermediate_ends_in_the_features(small: ViTConfig) -> None:
+def test_last_intermediate_output_equals_the_features(small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, depth=3)).eval()
     batch = images(small)
     layers = model.intermediate(batch)
@@ -63,7 +63,7 @@ def test_intermediate_ends_in_the_features(small: ViTConfig) -> None:
     torch.testing.assert_close(model.norm(raw.patches), layers[1].patches)
 
 
-def test_both_orders_of_norm_and_mean(small: ViTConfig) -> None:
+def test_average_pooling_with_norm_before_and_after(small: ViTConfig) -> None:
     before = build_vit(
         dataclasses.replace(small, class_token=False, pool=GlobalAverage("before"), num_classes=0)
     ).eval()
@@ -92,7 +92,7 @@ def test_distillation_averages_two_heads(small: ViTConfig) -> None:
         plain.classify_distilled(features)
 
 
-def test_no_classes_returns_the_pooled_features(small: ViTConfig) -> None:
+def test_model_without_classes_returns_the_pooled_features(small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, num_classes=0)).eval()
     batch = images(small)
     torch.testing.assert_close(model(batch), model.features(batch).prefix[:, 0])
@@ -109,7 +109,7 @@ def test_no_classes_returns_the_pooled_features(small: ViTConfig) -> None:
     ],
     ids=str,
 )
-def test_regularisation_acts_in_training_only(change: dict[str, Any], small: ViTConfig) -> None:
+def test_regularisation_is_active_only_in_training(change: dict[str, Any], small: ViTConfig) -> None:
     model = build_vit(dataclasses.replace(small, depth=4, **change))
     batch = images(small, batch=8)
     assert not torch.allclose(model(batch), model(batch))
@@ -128,7 +128,7 @@ def test_regularisation_acts_in_training_only(change: dict[str, Any], small: ViT
         (torch.zeros(2, 3, 24, 32, dtype=torch.uint8), r"images must be floating point.*got torch.uint8"),
     ],
 )
-def test_bad_images_are_rejected(batch: torch.Tensor, message: str, small: ViTConfig) -> None:
+def test_invalid_images_are_rejected(batch: torch.Tensor, message: str, small: ViTConfig) -> None:
     model = build_vit(small)
     with pytest.raises(ValueError, match=message):
         model(batch)
@@ -142,7 +142,7 @@ def test_padding_accepts_any_size(small: ViTConfig) -> None:
 
 
 def test_modules_can_be_replaced(small: ViTConfig) -> None:
-    """Replace one module of a built model."""
+    """Replace one module of a model."""
     model = build_vit(dataclasses.replace(small, pool=AttentionPool())).eval()
     batch = images(small)
     before = model(batch)
@@ -158,14 +158,14 @@ def test_public_names() -> None:
         vitreous.nothing  # noqa: B018
 
 
-def test_a_hybrid_names_image_sizes_not_feature_maps() -> None:
+def test_hybrid_error_names_image_sizes_not_feature_map_sizes() -> None:
     model = vitreous.create("R+ViT-Ti/16", overrides={"depth": 1}, num_classes=0)
     with pytest.raises(ValueError, match=r"image is 225 x 224 .*32 x 32 patches.*224 x 224 and 256 x 224"):
         model(torch.zeros(1, 3, 225, 224))
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_wrong_number_of_patches_is_rejected(small: ViTConfig) -> None:
+def test_wrong_number_of_patches_is_rejected(small: ViTConfig) -> None:
     model, keep_indices = build_vit(small), torch.tensor([[0, 3], [1, 2]])
     patches, grid = model.patchify(images(small), keep_indices)
     with pytest.raises(ValueError, match=r"expected 12 patches for a 3 x 4 grid, got 2; pass keep_indices"):

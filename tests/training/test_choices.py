@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from choosing import TINY, build_model, checkpoint, chosen, pictures
+from training_setup_helpers import TINY, build_model, checkpoint, chosen, pictures
 from vitreous.common.checks import as_size
 from vitreous.data.sources.base import Source, StoredImage
 from vitreous.model.config import SegmenterConfig, ViTConfig

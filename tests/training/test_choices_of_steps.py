@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from choosing import TINY, checkpoint, chosen, pictures
+from training_setup_helpers import TINY, checkpoint, chosen, pictures
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.open import open_data
 from vitreous.model.config import SegmenterConfig, ViTConfig

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from choosing import build_model
+from training_setup_helpers import build_model
 from vitreous.cli import demo
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import parse_fields

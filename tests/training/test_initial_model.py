@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import vitreous
-from choosing import build_model
+from training_setup_helpers import build_model
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import DataSet
 from vitreous.model.options import AttentionPool, Gelu, Preprocessing

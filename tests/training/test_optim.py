@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from peers import import_timm
+from optional_imports import import_timm
 from vitreous.model.build import build_segmenter, build_vit
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.masked import MaskedAutoencoder, MaskedPatchPrediction

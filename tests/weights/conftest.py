@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hub_client import Client
 from hub_server import Hub
+from hub_subprocess import Client
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.weights.load import save
@@ -20,7 +20,7 @@ def shared_hub() -> Hub:
 
 @pytest.fixture
 def hub(shared_hub: Hub) -> Iterator[Hub]:
-    """The shared hub without recorded requests and faults."""
+    """Return the shared hub, with recorded requests and faults cleared."""
     shared_hub.asked.clear()
     yield shared_hub
     shared_hub.faults.clear()
@@ -28,13 +28,13 @@ def hub(shared_hub: Hub) -> Iterator[Hub]:
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of huggingface_hub's cache."""
+    """Cache folder of huggingface_hub."""
     return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture(scope="session")
 def clients(shared_hub: Hub, home: Path) -> Iterator[tuple[Client, Client]]:
-    """An online client and an offline one with the same cache."""
+    """Start an online and an offline client that share a cache."""
     pair = Client(shared_hub.url, home), Client(shared_hub.url, home, HF_HUB_OFFLINE="1")
     yield pair
     for client in pair:
@@ -53,7 +53,7 @@ def offline(clients: tuple[Client, Client]) -> Client:
 
 @pytest.fixture(scope="session")
 def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A native checkpoint that other formats can hold, too."""
+    """A native checkpoint that other formats can also represent."""
     torch.manual_seed(0)
     model = build(
         ViTConfig(
@@ -69,6 +69,6 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.1)
-    folder = tmp_path_factory.mktemp("ours") / "pets"
+    folder = tmp_path_factory.mktemp("saved") / "pets"
     save(model, folder, provenance={"license": "mit", "metrics": {"top1": 0.75}})
     return folder

@@ -13,14 +13,14 @@ NASTY = "a|b\n---\n<script>alert(1)</script> *`_ [x](y) \x00 # \\ ${x} ™"
 
 
 def matter(card: str) -> dict[str, object]:
-    """The front matter: `key: JSON` lines between two `---`."""
+    """Parse the front matter: `key: JSON` lines between two `---`."""
     lines = card.splitlines()
     assert lines[0] == "---"
     fields = lines[1 : lines.index("---", 1)]
     return {key: json.loads(value) for key, value in (line.split(": ", 1) for line in fields)}
 
 
-def test_front_matter_has_the_fields_of_hubs() -> None:
+def test_front_matter_has_the_hub_fields() -> None:
     assert matter(front_matter(ViTConfig(), {"license": "apache-2.0"})) == {
         "library_name": "vitreous",
         "pipeline_tag": "image-classification",
@@ -53,7 +53,7 @@ def test_untrusted_text_is_escaped(small: ViTConfig) -> None:
             assert len(re.findall(r"(?<!\\)\|", line)) == 3
 
 
-def test_the_first_twenty_labels_and_their_number() -> None:
+def test_card_lists_twenty_labels_and_the_total() -> None:
     names = tuple(f"name{i}" for i in range(1000))
     card = model_card(ViTConfig(labels=names), "x", 1, {})
     assert "1,000: name0, name1," in card
@@ -63,7 +63,7 @@ def test_the_first_twenty_labels_and_their_number() -> None:
     assert "Labels" not in model_card(ViTConfig(num_classes=0), "x", 1, {})
 
 
-def test_metrics_and_provenance_are_tables() -> None:
+def test_metrics_and_provenance_are_written_as_tables() -> None:
     card = model_card(ViTConfig(), "x", 1, {"metrics": {"top1": 0.97531, "images": 360}, "data": "digits"})
     assert "| top1 | 0.9753 |" in card
     assert "| images | 360 |" in card

@@ -1,4 +1,4 @@
-"""Loading, saving, creating and running models under a default device that is not the CPU: here torch's "meta"."""
+"""Loading, saving, creating and running models with a default device other than the CPU ("meta")."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,14 +37,14 @@ def test_models_are_loaded_onto_the_default_device(case: str, tmp_path: Path) ->
     assert all(tensor.is_meta for tensor in blank.state_dict().values())
     assert not blank.training
     assert (blank.config, provenance_of(blank)) == (real.config, provenance_of(real))
-    blank.load_state_dict(real.state_dict(), assign=True)  # refuses missing tensors and other shapes
+    blank.load_state_dict(real.state_dict(), assign=True)  # rejects missing tensors and other shapes
     images = torch.randn(1, 3, *real.config.image_size)
     assert torch.equal(blank(images), real(images))
     assert torch.equal(again(images), real(images))
 
 
 @pytest.mark.usefixtures("_default_meta")
-def test_set_default_device_counts_as_well(tmp_path: Path) -> None:
+def test_set_default_device_is_respected(tmp_path: Path) -> None:
     with torch.device("cpu"):
         file = written("timm, a pickle", tmp_path)
     model = vitreous.load(file, image_size=64, num_classes=3)
@@ -54,7 +54,7 @@ def test_set_default_device_counts_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_files_are_the_same_under_any_default_device(case: str, tmp_path: Path) -> None:
+def test_saved_files_do_not_depend_on_the_default_device(case: str, tmp_path: Path) -> None:
     model, name = loaded(case, tmp_path), FILES[case][1]
     for folder, device in (("one", "cpu"), ("other", "meta")):
         (tmp_path / folder).mkdir()
@@ -70,16 +70,16 @@ def test_models_are_created_on_the_default_device(name: str) -> None:
     real = build(CONFIGS[name])
     with torch.device("meta"):
         blank = build(CONFIGS[name])
-    ours, theirs = blank.state_dict(), real.state_dict()
-    assert all(tensor.is_meta for tensor in ours.values())
-    assert {key: (x.shape, x.dtype) for key, x in ours.items()} == {
-        key: (x.shape, x.dtype) for key, x in theirs.items()
+    meta_state, real_state = blank.state_dict(), real.state_dict()
+    assert all(tensor.is_meta for tensor in meta_state.values())
+    assert {key: (x.shape, x.dtype) for key, x in meta_state.items()} == {
+        key: (x.shape, x.dtype) for key, x in real_state.items()
     }
     assert blank(torch.empty(2, 3, 24, 32, device="meta")).shape == real(torch.zeros(2, 3, 24, 32)).shape
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_models_compute_where_they_are_and_not_on_the_default_device(name: str) -> None:
+def test_models_compute_on_their_own_device(name: str) -> None:
     model, inputs = every_model(name), inputs_of(name)
     outputs = []
     for device in ("cpu", "meta"):

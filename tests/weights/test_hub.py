@@ -1,5 +1,7 @@
-"""Against a hub of our own that speaks the real one's protocol (hub_server.py), used by processes that have
-huggingface_hub as it is (hub_client.py). What goes wrong is in test_hub_errors.py, and pushing in test_push.py."""
+"""Loading from a local hub (hub_server.py) through the real huggingface_hub in a subprocess (hub_subprocess.py).
+
+test_hub_errors.py tests errors, test_hub_push.py tests pushing.
+"""
 
 import json
 import subprocess
@@ -10,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from hub_client import NOT_THERE, Client, failure, files_of, settings
 from hub_server import TOKEN, Hub
+from hub_subprocess import NOT_THERE, Client, failure, files_of, settings
 from vitreous.common.checks import BadValue
 from vitreous.model.build import build
 from vitreous.weights.hub import choose, parse
@@ -44,7 +46,7 @@ def test_names_are_parsed(source: str | Path, repository: str, revision: str | N
      "hf-hub:a/b.", "hf-hub:a/b--c", "hf-hub:a/b.git", "hf-hub:/b", "hf-hub:a/", "hf-hub:ä/b", "hf-hub:a/" + "b" * 96,
      "hf-hub:a/b@", "hf-hub:a/b@../main", "hf-hub:a/b@/etc", "hf-hub:a/b@x y", "hf-hub:a/b@a@b"],
 )  # fmt: skip
-def test_invalid_names_are_refused_without_a_request(source: str) -> None:
+def test_invalid_names_are_rejected_without_a_request(source: str) -> None:
     with pytest.raises(BadValue, match=r"^source is 'hf-hub:.*', but must be hf-hub:[\w/.-]+( or |@ with a branch)"):
         load(source)
 
@@ -63,7 +65,7 @@ def test_invalid_names_are_refused_without_a_request(source: str) -> None:
         ),
     ],
 )
-def test_only_needed_files_are_chosen(names: list[str], chosen: list[str]) -> None:
+def test_only_needed_files_are_selected(names: list[str], chosen: list[str]) -> None:
     assert choose(names) == chosen
 
 
@@ -76,12 +78,12 @@ def test_only_needed_files_are_chosen(names: list[str], chosen: list[str]) -> No
         (["pytorch_model.bin.index.json"], "has 0 of the files .* expected at least one"),
     ],
 )
-def test_ambiguous_repositories_are_refused(names: list[str], wrong: str) -> None:
+def test_ambiguous_repositories_are_rejected(names: list[str], wrong: str) -> None:
     with pytest.raises(BadCheckpoint, match=wrong):
         choose(names)
 
 
-# ---- There and back --------------------------------------------------------------------------------------------------
+# ---- Saving and loading ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -96,10 +98,10 @@ def test_files_are_fetched_once(hub: Hub, client: Client, pets: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shards_and_pickles(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
-    save(load(pets), tmp_path / "theirs", "huggingface", lossy=True)
-    tensors = list(read_tensors(tmp_path / "theirs" / "model.safetensors").items())
-    config = (tmp_path / "theirs" / "config.json").read_bytes()
+def test_shards_and_pickles_are_loaded(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    save(load(pets), tmp_path / "foreign", "huggingface", lossy=True)
+    tensors = list(read_tensors(tmp_path / "foreign" / "model.safetensors").items())
+    config = (tmp_path / "foreign" / "config.json").read_bytes()
     where = {}
     for number, part in ((1, tensors[::2]), (2, tensors[1::2])):
         shard = tmp_path / f"model-0000{number}-of-00002.safetensors"
@@ -110,7 +112,7 @@ def test_shards_and_pickles(hub: Hub, client: Client, pets: Path, tmp_path: Path
     shards = {file.name: file.read_bytes() for file in tmp_path.glob("model-*")}
     hub.add("me/sharded", shards | {"config.json": config, "model.safetensors.index.json": index})
     hub.add("me/pickled", {"config.json": config, "pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()})
-    right = client.ask("load", str(tmp_path / "theirs"))["logits"]
+    right = client.ask("load", str(tmp_path / "foreign"))["logits"]
     assert client.ask("load", "hf-hub:me/sharded")["logits"] == right
     assert client.ask("load", "hf-hub:me/pickled")["logits"] == right
 
@@ -133,13 +135,13 @@ def test_revision_is_fetched(hub: Hub, client: Client, pets: Path, tmp_path: Pat
         model.head.bias += 1
     save(model, tmp_path / "newer")
     newer = hub.add("me/versions", files_of(tmp_path / "newer"))
-    assert client.ask("load", "hf-hub:me/versions")["provenance"]["commit"] == newer  # main has moved on
+    assert client.ask("load", "hf-hub:me/versions")["provenance"]["commit"] == newer  # main has changed since
 
 
-# ---- Who may, and without a network ----------------------------------------------------------------------------------
+# ---- Token and offline use -------------------------------------------------------------------------------------------
 
 
-def test_token_is_sent_to_the_hub_only(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+def test_token_is_sent_only_to_the_hub(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     hub.add("me/secret", files_of(pets), private=True)
     client.ask("load", "hf-hub:me/secret", token=TOKEN)
     save(build(load(pets).config), tmp_path / "other")
@@ -175,14 +177,14 @@ def test_cache_is_used_without_a_network(
 
 
 @pytest.mark.slow
-def test_every_verb_accepts_a_hub_name(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+def test_every_command_accepts_a_hub_name(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     commit = hub.add("me/cli", files_of(pets))
     info = json.loads(client.ask("command", "info", "hf-hub:me/cli", "--json")["out"])
     assert info["provenance"]["commit"] == commit
     assert info["config"]["labels"] == ["cat", "dog", "owl"]
-    answer = client.ask("command", "predict", "hf-hub:me/cli", str(picture(tmp_path)), "--json", "--device", "cpu")
-    assert answer["status"] == 0
-    assert json.loads(answer["out"])["predictions"][0]["label"] in ("cat", "dog", "owl")
+    result = client.ask("command", "predict", "hf-hub:me/cli", str(picture(tmp_path)), "--json", "--device", "cpu")
+    assert result["status"] == 0
+    assert json.loads(result["out"])["predictions"][0]["label"] in ("cat", "dog", "owl")
     begun = client.ask("initial", "--data", "digits", "--init", "hf-hub:me/cli", "--batch-size", "auto")
     assert (begun["repository"], begun["commit"]) == ("me/cli", commit)
 
@@ -195,10 +197,10 @@ def picture(folder: Path) -> Path:
 @pytest.mark.slow
 def test_command_line_error_is_one_line(hub: Hub, client: Client, home: Path) -> None:
     for arguments, status in ((["info", "hf-hub:foo"], 2), (["predict", "hf-hub:no/such", "x.png"], 1)):
-        answer = client.ask("command", *arguments)
-        assert answer["status"] == status
-        assert answer["errors"].startswith("vitreous: ")
-        assert answer["errors"].count("\n") == 1
+        result = client.ask("command", *arguments)
+        assert result["status"] == status
+        assert result["errors"].startswith("vitreous: ")
+        assert result["errors"].count("\n") == 1
     real = subprocess.run(
         [sys.executable, "-m", "vitreous", "info", "hf-hub:no/such"],
         env=settings(hub.url, home),

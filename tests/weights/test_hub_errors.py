@@ -1,4 +1,4 @@
-"""Errors of hub access are one line each, and incomplete files are not kept."""
+"""Hub errors are one line, and incomplete files are not kept."""
 
 import os
 import pickle
@@ -7,32 +7,32 @@ from typing import Any
 
 import pytest
 
-from hub_client import NOT_THERE, Client, failure, files_of
 from hub_server import TOKEN, Hub
+from hub_subprocess import NOT_THERE, Client, failure, files_of
 
 
-def test_refusals_of_the_hub_are_one_line_each(hub: Hub, client: Client, pets: Path) -> None:
+def test_hub_errors_are_one_line(hub: Hub, client: Client, pets: Path) -> None:
     for name in ("me/known", "me/gated", "me/broken"):
         hub.add(name, files_of(pets))
     hub.repositories["me/gated"].gated = hub.repositories["me/broken"].broken = True
     hub.add("me/empty", {"train.py": b"x"})
 
-    def says(source: str, token: str | None = None) -> str:
+    def error_for(source: str, token: str | None = None) -> str:
         return failure(client, "load", source, token=token)
 
     page = hub.url
     nothing = f"BadCheckpoint: hf-hub:no/such: {page}/no/such does not exist or is private: {NOT_THERE}"
-    assert says("hf-hub:no/such") == says("hf-hub:no/such", TOKEN) == nothing
-    assert says("hf-hub:me/known@v9") == (
+    assert error_for("hf-hub:no/such") == error_for("hf-hub:no/such", TOKEN) == nothing
+    assert error_for("hf-hub:me/known@v9") == (
         f"BadCheckpoint: hf-hub:me/known@v9: {page}/me/known has no revision 'v9': "
         "use an existing branch, tag or commit"
     )
-    assert "rejected the token" in says("hf-hub:me/known", "hf_wrong")
-    assert f"accept the terms on {page}/me/gated, then log in" in says("hf-hub:me/gated", TOKEN)
-    broken = says("hf-hub:me/broken")
+    assert "rejected the token" in error_for("hf-hub:me/known", "hf_wrong")
+    assert f"accept the terms on {page}/me/gated, then log in" in error_for("hf-hub:me/gated", TOKEN)
+    broken = error_for("hf-hub:me/broken")
     assert broken.startswith("OSError: hf-hub:me/broken is not in the cache")
     assert f"{page}/me/broken cannot be reached (HTTP status 503: the hub is being mended)" in broken
-    assert says("hf-hub:me/empty").startswith("BadCheckpoint: hf-hub:me/empty has no weight files")
+    assert error_for("hf-hub:me/empty").startswith("BadCheckpoint: hf-hub:me/empty has no weight files")
 
 
 def test_unreachable_hub_falls_back_to_the_cache(hub: Hub, client: Client, pets: Path) -> None:
@@ -48,11 +48,11 @@ def test_unreachable_hub_falls_back_to_the_cache(hub: Hub, client: Client, pets:
     assert client.ask("load", "hf-hub:me/reached") == reached
 
 
-# ---- What arrives ----------------------------------------------------------------------------------------------------
+# ---- Downloaded files ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_cut_connection_is_resumed(hub: Hub, client: Client, pets: Path) -> None:
+def test_broken_connection_is_resumed(hub: Hub, client: Client, pets: Path) -> None:
     hub.add("me/cut", files_of(pets))
     hub.faults["model.safetensors"] = "cut"
     client.ask("load", "hf-hub:me/cut")

@@ -60,7 +60,7 @@ def test_describe_converts_no_tensor(case: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_models_of_one_source_share_no_memory(case: str, tmp_path: Path) -> None:
+def test_models_from_one_source_share_no_memory(case: str, tmp_path: Path) -> None:
     source = open_checkpoint(written(case, tmp_path))
     first = source.model()
     with torch.no_grad():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import vitreous
-from vitreous.cli.convert import convert as convert_verb
+from vitreous.cli.convert import convert as convert_command
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
@@ -29,8 +29,8 @@ def test_model_equals_itself_at_every_stage(small: ViTConfig) -> None:
     assert all(one.largest == one.mean == 0 and one.scale > 0 for one in differences)
 
 
-def test_difference_shows_at_its_stage(small: ViTConfig) -> None:
-    """One weight of the last block is changed by 1: nothing before it differs, everything after it does."""
+def test_difference_appears_at_its_stage(small: ViTConfig) -> None:
+    """After changing one weight of the last block, all later stages differ and no earlier one."""
     one, other = perturbed(small), build_vit(small).eval()
     other.load_state_dict(one.state_dict())
     last = small.depth - 1
@@ -43,14 +43,16 @@ def test_difference_shows_at_its_stage(small: ViTConfig) -> None:
     assert by_stage["logits"].largest > 0
 
 
-def test_convert_reports_nothing_lost(small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lossless_convert_reports_no_losses(
+    small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"))
-    vitreous.save(perturbed(config), tmp_path / "ours")
-    result = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
-    assert result.path == tmp_path / "theirs"
+    vitreous.save(perturbed(config), tmp_path / "saved")
+    result = convert(tmp_path / "saved", tmp_path / "foreign", to="timm")
+    assert result.path == tmp_path / "foreign"
     assert all(one.largest == 0 for one in result.differences)
     assert len(result.differences) == config.depth + 4
-    convert_verb(str(tmp_path / "ours"), tmp_path / "theirs", to="timm", check=True)
+    convert_command(str(tmp_path / "saved"), tmp_path / "foreign", to="timm", check=True)
     printed = capsys.readouterr().out
     assert "wrote" in printed
     assert "logits" in printed
@@ -59,21 +61,21 @@ def test_convert_reports_nothing_lost(small: ViTConfig, tmp_path: Path, capsys: 
 def test_convert_reports_assumptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = vitreous.create("ViT-Ti/16", num_classes=3, image_size=32, overrides={"depth": 1, "mlp": Gelu("erf")})
     vitreous.save(model, tmp_path / "x.safetensors", format="timm")
-    convert_verb(str(tmp_path / "x.safetensors"), tmp_path / "back", to="vitreous")
+    convert_command(str(tmp_path / "x.safetensors"), tmp_path / "back", to="vitreous")
     assert "assumed: num_heads" in capsys.readouterr().out
     assert "num_heads: 64 dimensions per head" in (tmp_path / "back" / "config.json").read_text()
 
 
-def test_convert_reports_what_the_format_does_not_keep(
+def test_convert_reports_fields_the_format_does_not_keep(
     small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     square = dataclasses.replace(small, image_size=(32, 32), mlp=Gelu("erf"), preprocessing=IMAGENET)
     config = dataclasses.replace(
         square, num_classes=2, labels=("[/cat]", "dog"), position=Learned1d(interpolation="timm")
     )
-    vitreous.save(perturbed(config), tmp_path / "ours")
-    assert convert(tmp_path / "ours", tmp_path / "theirs", to="timm").not_kept == []
-    convert_verb(str(tmp_path / "ours"), tmp_path / "x[red].pth", to="torchvision")
+    vitreous.save(perturbed(config), tmp_path / "saved")
+    assert convert(tmp_path / "saved", tmp_path / "foreign", to="timm").not_kept == []
+    convert_command(str(tmp_path / "saved"), tmp_path / "x[red].pth", to="torchvision")
     printed = " ".join(capsys.readouterr().out.split())
     assert "x[red].pth" in printed
     assert "not kept: labels: ('[/cat]', 'dog') is read as ()" in printed
@@ -81,20 +83,20 @@ def test_convert_reports_what_the_format_does_not_keep(
     assert "not kept: num_heads (pass num_heads=4 when loading)" in printed
 
 
-def test_different_computation_needs_lossy(small: ViTConfig, tmp_path: Path) -> None:
+def test_different_computation_requires_lossy(small: ViTConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"), norm_eps=1e-3)
-    vitreous.save(perturbed(config), tmp_path / "ours")
+    vitreous.save(perturbed(config), tmp_path / "saved")
     with pytest.raises(UnsupportedByFormat, match=r"eps is 0\.001 here and 1e-06 in timm.*lossy"):
-        convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
-    assert not (tmp_path / "theirs").exists()
-    differences = convert(tmp_path / "ours", tmp_path / "theirs", to="timm", lossy=True).differences
-    assert differences[0].largest == 0  # patches know no norm
+        convert(tmp_path / "saved", tmp_path / "foreign", to="timm")
+    assert not (tmp_path / "foreign").exists()
+    differences = convert(tmp_path / "saved", tmp_path / "foreign", to="timm", lossy=True).differences
+    assert differences[0].largest == 0  # patches come before any norm
     assert differences[-1].largest > 1e-6
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "README.md"])
 def test_folder_with_other_files_is_not_replaced(name: str, small: ViTConfig, tmp_path: Path) -> None:
-    target = tmp_path / "theirs"
+    target = tmp_path / "foreign"
     target.mkdir()
     (target / name).write_text("years of work")
     model = perturbed(dataclasses.replace(small, mlp=Gelu("erf")))

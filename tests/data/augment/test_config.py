@@ -27,16 +27,16 @@ from vitreous.data.augment.config import Augmentation
         ("repeats", 1.5, "an integer from 1 to 16"),
     ],
 )
-def test_a_wrong_field_is_named(field: str, value: object, message: str) -> None:
+def test_error_names_the_invalid_field(field: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=f"augmentation.{field} is .*, but must be {message}"):
         Augmentation(**{field: value})  # type: ignore[arg-type]
 
 
-def test_the_ends_of_the_ranges_are_allowed() -> None:
+def test_range_limits_are_accepted() -> None:
     ends = Augmentation(flip=0, erasing=1, crop_scale=(1.0, 1.0), mixup=0.01, cutmix=32, policy_magnitude=15)
     assert (ends.flip, ends.erasing, ends.cutmix) == (0, 1, 32)
 
 
-def test_it_needs_no_torch() -> None:
+def test_module_does_not_import_torch() -> None:
     code = "import sys, vitreous.data.augment.config; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -97,7 +97,7 @@ def test_equal_unreadable_files_are_not_leaks(pets: Path) -> None:
     assert (len(report.unreadable), report.leaks, report.conflicts, report.problems) == (2, [], [], 2)
 
 
-def test_copies_that_a_drawn_split_separates_are_leaks(tmp_path: Path) -> None:
+def test_duplicates_in_different_random_splits_are_leaks(tmp_path: Path) -> None:
     for name in "ab":
         draw(tmp_path / name / "0.png")
         for i in range(1, 10):
@@ -125,7 +125,7 @@ def test_missing_file_is_unreadable(pets: Path) -> None:
     assert (sample.name, sample.reason) == ("train/cat/0.png", "No such file or directory")
 
 
-def test_arrays(tmp_path: Path) -> None:
+def test_arrays_are_checked(tmp_path: Path) -> None:
     x = RANDOM.integers(0, 256, (20, 40, 40, 3), np.uint8)
     y = np.arange(20) % 2
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:1], y_test=y[:1])
@@ -139,7 +139,7 @@ def test_contact_sheet_that_is_not_png_is_rejected_before_any_image_is_read(pets
     assert not (pets.parent / "sheet.txt").exists()
 
 
-def test_many_classes_and_imbalance_are_printed_briefly(tmp_path: Path) -> None:
+def test_many_classes_and_imbalance_are_summarised(tmp_path: Path) -> None:
     counts = np.concatenate([np.full(49, 3), [40]])
     labels = np.repeat(np.arange(50), counts)
     np.savez(tmp_path / "a.npz", x=RANDOM.integers(0, 256, (len(labels), 4, 4), np.uint8), y=labels)
@@ -186,7 +186,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_oddities(case: str) -> None:
+def test_unusual_images_are_reported(case: str) -> None:
     image, odd, size = CASES[case]
     checked = check_image(image)
     assert (checked.odd, checked.size, checked.error) == (odd, size, "")
@@ -195,7 +195,7 @@ def test_oddities(case: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"not an image", encode(noise(), "JPEG")[:900], encode(noise(size=(300, 300)))[:5000]], ids=len
 )
-def test_unreadable_images_have_an_error(data: bytes) -> None:
+def test_unreadable_images_are_reported_with_the_error(data: bytes) -> None:
     checked = check_image(data)
     assert checked.size is None
     assert checked.error
@@ -214,7 +214,7 @@ def test_digests_of_equal_files_are_equal() -> None:
 
 @pytest.fixture
 def masked(tmp_path: Path) -> Path:
-    """Ten images of 8 x 8: half of each is of class 1, a quarter of class 2, and a quarter ignored."""
+    """Ten 8 x 8 images, each half class 1, a quarter class 2 and a quarter ignored."""
     root = tmp_path / "set"
     for index in range(10):
         split = "train" if index < 6 else "val"
@@ -230,7 +230,7 @@ def masked(tmp_path: Path) -> Path:
     return root
 
 
-def test_coverage_of_mask_classes_in_images_and_pixels(masked: Path) -> None:
+def test_mask_classes_are_counted_in_images_and_pixels(masked: Path) -> None:
     report = check_data(str(masked))
     assert report.problems == 0
     assert report.masks is not None
@@ -242,7 +242,7 @@ def test_coverage_of_mask_classes_in_images_and_pixels(masked: Path) -> None:
     assert (train.ignored, val.ignored) == (0.25, 0.25)
 
 
-def test_problems_of_masks_are_counted(masked: Path) -> None:
+def test_mask_problems_are_counted(masked: Path) -> None:
     (masked / "masks/train/3.png").unlink()
     Image.fromarray(np.full((8, 8), 7, np.uint8)).save(masked / "masks/train/4.png")
     report = check_data(str(masked)).to_dict()
@@ -251,7 +251,7 @@ def test_problems_of_masks_are_counted(masked: Path) -> None:
     assert "7 (in 1 mask)" in report["mask_problems"][1]
 
 
-def test_same_image_in_two_splits_of_masked_data_is_a_leak(masked: Path) -> None:
+def test_duplicate_image_in_two_splits_of_masked_data_is_a_leak(masked: Path) -> None:
     (masked / "images/val/6.png").write_bytes((masked / "images/train/0.png").read_bytes())
     text = str(check_data(str(masked)))
     assert "leak: images/train/0.png = images/val/6.png" in text
@@ -259,7 +259,7 @@ def test_same_image_in_two_splits_of_masked_data_is_a_leak(masked: Path) -> None
     assert "1 problem" in text
 
 
-def test_class_that_train_lacks_is_a_problem_with_its_fraction(masked: Path) -> None:
+def test_class_missing_from_train_is_reported_with_its_fraction(masked: Path) -> None:
     for index in range(6):
         Image.fromarray(np.full((8, 8), 1, np.uint8)).save(masked / f"masks/train/{index}.png")
     report = check_data(str(masked))
@@ -269,7 +269,7 @@ def test_class_that_train_lacks_is_a_problem_with_its_fraction(masked: Path) -> 
     assert problem[:35] in str(report)
 
 
-def test_smoothed_masks_are_a_problem_without_a_table_of_grey_levels(masked: Path) -> None:
+def test_smoothed_masks_are_reported_without_a_table_of_grey_levels(masked: Path) -> None:
     (masked / "classes.txt").unlink()
     for index, path in enumerate(sorted((masked / "masks").glob("*/*.png"))):
         Image.fromarray(((np.arange(64) + 25 * index) % 256).astype(np.uint8).reshape(8, 8)).save(path)

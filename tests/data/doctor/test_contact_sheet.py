@@ -13,7 +13,7 @@ from vitreous.common.fonts import font_for
 from vitreous.data.doctor.contact_sheet import CAPTION, GAP, THUMB, contact_sheet, write_sheet
 from vitreous.data.sources.base import ArraySource
 
-# Every class has its own colour.
+# One colour per class.
 COLOURS = np.array([[250, 0, 0], [0, 250, 0], [0, 0, 250]], np.uint8)
 
 
@@ -22,7 +22,7 @@ def source(labels: list[int], size: tuple[int, int] = (20, 20)) -> ArraySource:
     return ArraySource(images, np.array(labels), ("red", "green", "blue"), "x")
 
 
-def test_a_row_for_every_class() -> None:
+def test_sheet_has_a_row_per_class() -> None:
     sheet = contact_sheet({"train": source([0] * 20 + [1] * 3), "val": source([1, 2])})
     pixels = np.asarray(sheet)
     for row, (label, count) in enumerate([(0, 8), (1, 4), (2, 1)]):
@@ -32,10 +32,10 @@ def test_a_row_for_every_class() -> None:
             expected = COLOURS[label] if place < count else [255, 255, 255]
             assert pixels[y, x].tolist() == list(expected)
         caption = pixels[y - THUMB // 2 - CAPTION : y - THUMB // 2]
-        assert (caption < 128).any()  # something is written
+        assert (caption < 128).any()  # the caption is drawn
 
 
-def test_long_images_keep_their_shape() -> None:
+def test_long_images_keep_their_aspect_ratio() -> None:
     sheet = np.asarray(contact_sheet({"train": source([0, 1, 2], size=(10, 40))}))
     red = (sheet == COLOURS[0]).all(axis=-1)
     rows, columns = np.flatnonzero(red.any(axis=1)), np.flatnonzero(red.any(axis=0))
@@ -44,7 +44,7 @@ def test_long_images_keep_their_shape() -> None:
 
 
 @pytest.mark.parametrize("classes", [1, 20, 21, 300])
-def test_any_number_of_classes_fits(tmp_path: Path, classes: int) -> None:
+def test_any_number_of_classes_works(tmp_path: Path, classes: int) -> None:
     names = tuple(f"class {i} 猫" for i in range(classes))
     images = np.zeros((classes, 4, 4, 1), np.uint8)
     parts = {"train": ArraySource(images, np.arange(classes), names, "x")}
@@ -60,7 +60,7 @@ def test_unreadable_images_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("name", ["sheet.txt", "sheet", "sheet.jpg"])
-def test_a_sheet_is_a_png_and_nothing_else_is_made(tmp_path: Path, name: str) -> None:
+def test_only_one_png_file_is_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadValue, match=f"{name}', but must be a .png file name"):
         write_sheet({"train": source([0, 1, 2])}, tmp_path / name)
     assert not list(tmp_path.iterdir())
@@ -71,11 +71,11 @@ def caption(name: str) -> np.ndarray:
     return np.asarray(contact_sheet({"train": one}))[: GAP + CAPTION]
 
 
-def test_names_in_cyrillic_are_written_with_the_font_that_matplotlib_ships() -> None:
+def test_cyrillic_names_use_matplotlibs_bundled_font() -> None:
     assert (caption("кошка") != caption("class 0")).any()
 
 
-def test_names_in_chinese_are_written_where_a_font_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chinese_names_are_drawn_if_a_font_supports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = font_manager.FontManager()
     manager.ttflist = [font for font in manager.ttflist if font.name not in fonts.CJK]
     monkeypatch.setattr(font_manager, "fontManager", manager)
@@ -95,7 +95,7 @@ def test_names_in_chinese_are_written_where_a_font_has_them(tmp_path: Path, monk
 
 
 def font_with(path: Path, family: str, letters: str) -> Path:
-    """A font whose glyphs are bars, each of another height."""
+    """Create a font whose glyphs are bars of different heights."""
     builder = FontBuilder(1000)
     names = [".notdef", *(f"glyph{i}" for i in range(len(letters)))]
     builder.setupGlyphOrder(names)
@@ -119,4 +119,4 @@ def font_with(path: Path, family: str, letters: str) -> Path:
 
 
 def test_class_names_without_a_font_become_numbers() -> None:
-    assert font_for("\U0010fffd") is None  # for private use, so that no font has it
+    assert font_for("\U0010fffd") is None  # a private-use character that no font contains

@@ -15,8 +15,8 @@ RATIO = (3 / 4, 4 / 3)
 sides = st.integers(1, 2000)
 
 
-def by_rejection(image: tuple[int, int], scale: tuple[float, float], count: int) -> np.ndarray:
-    """Area and log-aspect as torchvision draws them: again and again until the crop lies within the image."""
+def rejection_sampled(image: tuple[int, int], scale: tuple[float, float], count: int) -> np.ndarray:
+    """Sample area and log aspect ratio like torchvision, repeating until the crop fits in the image."""
     generator = np.random.default_rng(0)
     area = image[0] * image[1] * generator.uniform(*scale, count)
     aspect = generator.uniform(math.log(RATIO[0]), math.log(RATIO[1]), count)
@@ -26,7 +26,7 @@ def by_rejection(image: tuple[int, int], scale: tuple[float, float], count: int)
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Kolmogorov-Smirnov distance of two samples."""
+    """Return the Kolmogorov-Smirnov distance between two samples."""
     both = np.sort(np.concatenate([a, b]))
     below = [np.searchsorted(np.sort(x), both, side="right") / len(x) for x in (a, b)]
     return float(np.abs(below[0] - below[1]).max())
@@ -35,31 +35,31 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("image", [(3000, 4000), (4000, 3000), (2000, 2000), (1000, 4000)], ids=str)
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.2, 0.5)], ids=str)
-def test_area_and_aspect_are_distributed_as_torchvisions(image: tuple[int, int], scale: tuple[float, float]) -> None:
+def test_area_and_aspect_distributions_match_torchvision(image: tuple[int, int], scale: tuple[float, float]) -> None:
     numbers = torch.rand(20_000, 4).tolist()
     boxes = np.array([crop_box(image, four, scale, RATIO) for four in numbers])
     _, _, height, width = boxes.T
-    area, aspect = by_rejection(image, scale, 100_000)
+    area, aspect = rejection_sampled(image, scale, 100_000)
     assert distance(height * width / math.prod(image), area) < 0.02
     assert distance(np.log(width / height), aspect) < 0.02
-    # Also together: the area of the wide ones alone.
+    # The joint distribution: area of the wide crops.
     assert distance((height * width / math.prod(image))[width > height], area[aspect > 0]) < 0.03
 
 
-def test_places_are_uniform_over_all_that_fit() -> None:
+def test_crop_positions_are_uniform() -> None:
     numbers = torch.rand(20_000, 4).tolist()
     boxes = np.array([crop_box((10, 12), four, (0.3, 0.31), (1.0, 1.0)) for four in numbers])
     assert (boxes[:, 2:] == 6).all()
     counts = np.zeros((5, 7))
     np.add.at(counts, (boxes[:, 0], boxes[:, 1]), 1)
     expected = len(boxes) / 35
-    assert ((counts - expected) ** 2 / expected).sum() < 70  # 34 degrees of freedom: above with probability 0.0003
+    assert ((counts - expected) ** 2 / expected).sum() < 70  # 34 degrees of freedom; exceeded with probability 0.0003
 
 
 @given(
     st.tuples(sides, sides), st.tuples(*[st.floats(0, 1, exclude_max=True)] * 4), st.floats(0.01, 1), st.floats(0, 1)
 )
-def test_a_box_lies_within_the_image(
+def test_crop_lies_within_the_image(
     image: tuple[int, int], numbers: tuple[float, ...], low: float, part: float
 ) -> None:
     top, left, height, width = crop_box(image, numbers, (low, low + (1 - low) * part), RATIO)
@@ -72,21 +72,21 @@ def test_a_box_lies_within_the_image(
 @pytest.mark.parametrize(
     ("image", "expected"), [((100, 1000), (100, 133)), ((1000, 100), (133, 100)), ((1, 50), (1, 1))]
 )
-def test_an_image_too_long_for_any_crop_gives_the_largest_of_the_nearest_aspect(
+def test_very_long_image_gets_the_largest_crop_of_the_nearest_aspect(
     image: tuple[int, int], expected: tuple[int, int]
 ) -> None:
     for numbers in torch.rand(20, 4).tolist():
         assert crop_box(image, numbers, (0.5, 1.0), RATIO)[2:] == expected
 
 
-def test_all_of_an_image_is_a_crop() -> None:
+def test_crop_can_be_the_whole_image() -> None:
     assert crop_box((300, 400), (0.1, 0.2, 0.3, 0.4), (1.0, 1.0), RATIO) == (0, 0, 300, 400)
 
 
 @given(st.tuples(sides, sides), st.tuples(st.integers(1, 2000), st.integers(1, 2000)))
-def test_covering_covers_and_touches(image: tuple[int, int], needed: tuple[int, int]) -> None:
+def test_covering_size_covers_and_touches_the_target(image: tuple[int, int], needed: tuple[int, int]) -> None:
     resized = covering(image, needed)
     assert all(have >= want for have, want in zip(resized, needed, strict=True))
     assert any(have == want for have, want in zip(resized, needed, strict=True))
     scales = [have / side for have, side in zip(resized, image, strict=True)]
-    assert abs(scales[0] - scales[1]) <= 1 / min(image)  # the aspect stays, but for rounding
+    assert abs(scales[0] - scales[1]) <= 1 / min(image)  # the aspect ratio is kept except for rounding

@@ -1,4 +1,4 @@
-"""Evaluation prepares images as timm, transformers and torchvision do: same sizes, same crops, same pixels."""
+"""Preprocessing gives the same sizes, crops and pixels as timm, transformers and torchvision."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from peers import import_timm
+from optional_imports import import_timm
 from vitreous.data.image import fit, resize
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
@@ -20,12 +20,12 @@ from vitreous.weights.formats.huggingface.processor import read_processor, trans
 from vitreous.weights.formats.timm.config import TimmConfig, timm_config
 from vitreous.weights.formats.timm.format import Timm
 
-# Landscape, portrait, near and at the sizes of models, tiny, long. Odd numbers, so that rounding shows.
+# Landscape, portrait, near and at model sizes, tiny, long. Odd sizes make rounding visible.
 PICTURES = [(375, 501), (500, 333), (247, 249), (224, 224), (17, 23), (61, 300)]
 
 
 def noise(height: int, width: int) -> np.ndarray:
-    """A gradient with coarse noise: a shift by one pixel changes nearly every pixel by more than rounding does."""
+    """Return a gradient with coarse noise, in which a one-pixel shift changes most pixels by more than rounding."""
     generator = np.random.default_rng(height * width)
     small = generator.integers(0, 256, (max(height // 3, 2), max(width // 3, 2), 3), dtype=np.uint8)
     coarse = np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BILINEAR), np.int16)
@@ -33,17 +33,17 @@ def noise(height: int, width: int) -> np.ndarray:
     return np.clip(coarse * 0.7 + ramp, 0, 255).astype(np.uint8)
 
 
-def check_same_pixels(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Fewer than 1 pixel in 1000 differs by more than a level: kernels round differently, but no pixel moves.
+def check_same_pixels(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Assert that fewer than 1 pixel in 1000 differs by more than one level, since kernels round differently.
 
-    Both round after each of the two passes of a resize, torch always after the rows, Pillow after whichever is cheaper.
+    Both round after each pass of a resize; torch resizes rows first, Pillow the cheaper dimension.
     """
-    apart = (ours.int() - theirs.int()).abs()
+    apart = (actual.int() - expected.int()).abs()
     assert apart.max() <= 5
     assert (apart > 1).float().mean() < 0.001
 
 
-def check_shift_would_show(image: torch.Tensor) -> None:
+def check_shift_is_detectable(image: torch.Tensor) -> None:
     assert ((image[:, :, 1:].int() - image[:, :, :-1].int()).abs() > 1).float().mean() > 0.3
 
 
@@ -51,7 +51,7 @@ def check_shift_would_show(image: torch.Tensor) -> None:
 
 
 def timm_settings() -> list[dict[str, Any]]:
-    """Every distinct preprocessing of timm's ViT, DeiT and hybrid weights, and some more modes."""
+    """Return every distinct preprocessing of timm's ViT, DeiT and hybrid weights, and a few more."""
     timm = import_timm()
     names = {name for module in ("vision_transformer", "deit", "vision_transformer_hybrid")
              for name in timm.list_models(module=module)}  # fmt: skip
@@ -72,26 +72,26 @@ def timm_settings() -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_images_are_prepared_as_by_timm() -> None:
+def test_preprocessing_matches_timm() -> None:
     timm = import_timm()
     for cfg in timm_settings():
         config = timm.data.resolve_data_config({}, pretrained_cfg=cfg)
         transform = timm.data.create_transform(**config, is_training=False, normalize=False)
         how = TimmConfig(Path("x"), "vit", {}, {}, cfg).preprocessing(3)
         size = (config["input_size"][1], config["input_size"][2])
-        large = size[0] > 300  # an image or two is enough to tell
+        large = size[0] > 300  # two images are enough
         for image in PICTURES[:2] if large else PICTURES:
             pixels = noise(*image)
-            theirs = transform(Image.fromarray(pixels))
-            check_same_pixels(fit(pixels, size, how), theirs)
-    check_shift_would_show(fit(noise(375, 501), (224, 224), Preprocessing()))
+            expected = transform(Image.fromarray(pixels))
+            check_same_pixels(fit(pixels, size, how), expected)
+    check_shift_is_detectable(fit(noise(375, 501), (224, 224), Preprocessing()))
 
 
 @pytest.mark.parametrize("how", [
     Preprocessing(crop_fraction=0.9), Preprocessing(crop_fraction=0.9, geometry="timm"),
     Preprocessing(fit="squash-crop", crop_fraction=0.95), Preprocessing(fit="pad", crop_fraction=0.9, geometry="timm"),
 ], ids=str)  # fmt: skip
-def test_timm_preprocesses_as_we_do_with_our_config(how: Preprocessing) -> None:
+def test_timm_matches_preprocessing_in_written_config(how: Preprocessing) -> None:
     timm = import_timm()
     config = ViTConfig(image_size=(224, 224), preprocessing=how)
     assert Timm().differences(config, folder=True) == [] == Timm().minor_differences(config)
@@ -103,7 +103,7 @@ def test_timm_preprocesses_as_we_do_with_our_config(how: Preprocessing) -> None:
         check_same_pixels(fit(pixels, (224, 224), how), transform(Image.fromarray(pixels)))
 
 
-def test_rules_that_a_format_cannot_hold_are_reported() -> None:
+def test_unsupported_preprocessing_is_reported() -> None:
     small = ViTConfig(image_size=(224, 224), norm_eps=1e-6)
 
     def reported(how: Preprocessing, size: tuple[int, int] = (224, 224)) -> list[list[str]]:
@@ -144,8 +144,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 
 def processors(name: str, fields: dict[str, Any]) -> list[Any]:
-    """transformers' two implementations: on Pillow, and on torchvision."""
-    import_timm()  # or a torchvision for another torch fails to import
+    """Return transformers' two implementations, which use Pillow and torchvision."""
+    import_timm()  # otherwise importing a torchvision built for another torch fails
     import transformers
 
     kind = name.split(",")[0]
@@ -156,7 +156,7 @@ def processors(name: str, fields: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_images_are_prepared_as_by_transformers(name: str) -> None:
+def test_preprocessing_matches_transformers(name: str) -> None:
     fields = PROCESSORS[name]
     crops = {"do_center_crop": not name.startswith("ViT")}
     how, size, unlike = read_processor(Path("x"), fields | crops | {"do_normalize": False}, shortest="Bit" in name)
@@ -167,15 +167,15 @@ def test_images_are_prepared_as_by_transformers(name: str) -> None:
     for image in PICTURES:
         pixels = noise(*image)
         for processor in found:
-            [theirs] = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
-            check_same_pixels(fit(pixels, size, how), theirs)
+            [expected] = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+            check_same_pixels(fit(pixels, size, how), expected)
 
 
 @pytest.mark.parametrize("how", [
     Preprocessing(geometry="huggingface"), Preprocessing(fit="squash-crop", crop_fraction=0.9, geometry="huggingface"),
     Preprocessing(fit="squash"),
 ], ids=str)  # fmt: skip
-def test_transformers_preprocesses_as_we_do_with_our_config(how: Preprocessing) -> None:
+def test_transformers_matches_preprocessing_in_written_config(how: Preprocessing) -> None:
     config = ViTConfig(image_size=(224, 224), preprocessing=how)
     document = transformers_processor(config)
     kind = document.pop("image_processor_type").removesuffix("ImageProcessor")
@@ -183,15 +183,15 @@ def test_transformers_preprocesses_as_we_do_with_our_config(how: Preprocessing) 
     for image in PICTURES:
         pixels = noise(*image)
         for processor in processors(kind, raw):
-            [theirs] = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
-            check_same_pixels(fit(pixels, (224, 224), how), theirs)
+            [expected] = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+            check_same_pixels(fit(pixels, (224, 224), how), expected)
 
 
 # ---- torchvision -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("resized", "cropped"), [(256, 224), (242, 224), (384, 384), (232, 224), (241, 224)])
-def test_images_are_prepared_as_by_torchvision(resized: int, cropped: int) -> None:
+def test_preprocessing_matches_torchvision(resized: int, cropped: int) -> None:
     import_timm()
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms._presets import ImageClassification
@@ -202,15 +202,15 @@ def test_images_are_prepared_as_by_torchvision(resized: int, cropped: int) -> No
     how = dataclasses.replace(IMAGENET, crop_fraction=cropped / resized)
     for image in PICTURES:
         pixels = noise(*image)
-        theirs = (preset(Image.fromarray(pixels)) * 255).round()
-        check_same_pixels(fit(pixels, (cropped, cropped), how), theirs)
+        expected = (preset(Image.fromarray(pixels)) * 255).round()
+        check_same_pixels(fit(pixels, (cropped, cropped), how), expected)
 
 
-# ---- Checkpoints of before -------------------------------------------------------------------------------------------
+# ---- Older checkpoints -----------------------------------------------------------------------------------------------
 
 
-def test_config_without_geometry_keeps_its_meaning() -> None:
-    """Sizes and margins are rounded to the nearest, as before the field existed."""
+def test_config_without_geometry_uses_torchvision_rounding() -> None:
+    """Configs from before the field existed round sizes and margins to nearest."""
     from vitreous.common.codec import from_dict
 
     how = from_dict(Preprocessing, {"crop_fraction": 0.9})

@@ -1,4 +1,4 @@
-"""Errors of unreadable images, memory limits, and sizes and crops compared with Pillow."""
+"""Errors for unreadable images, memory limits, and resizing and cropping compared with Pillow."""
 
 import contextlib
 import io
@@ -33,11 +33,11 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     yield from jpeg_decoder(request.param, monkeypatch)
 
 
-# ---- What cannot be read ---------------------------------------------------------------------------------------------
+# ---- Unreadable images -----------------------------------------------------------------------------------------------
 
 
 def bomb(height: int, width: int) -> bytes:
-    """A PNG of 100 bytes that would decode to gigabytes."""
+    """Return a 100-byte PNG that would decode to gigabytes."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -71,13 +71,13 @@ BROKEN: dict[str, tuple[Callable[[], bytes | np.ndarray], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_unreadable_images_raise_a_one_line_reason(decoder: str, name: str) -> None:
+def test_unreadable_image_raises_a_one_line_error(decoder: str, name: str) -> None:
     make, reason = BROKEN[name]
     image = make()
     reads: list[Callable[[], torch.Tensor]] = [
         lambda: decode(image),
         lambda: fit(image, (16, 16), Preprocessing()),
-        lambda: random_resized_crop(image, (16, 16), (0.5, 0, 0, 0), (0.08, 1.0)),  # only the top of it
+        lambda: random_resized_crop(image, (16, 16), (0.5, 0, 0, 0), (0.08, 1.0)),  # only decodes the top
     ]
     for read in reads:
         with pytest.raises(UnreadableImage, match=reason) as error:
@@ -87,7 +87,7 @@ def test_unreadable_images_raise_a_one_line_reason(decoder: str, name: str) -> N
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_damage_anywhere_gives_an_image_or_the_one_error(data: st.DataObject) -> None:
+def test_damaged_file_gives_an_image_or_unreadable_image_error(data: st.DataObject) -> None:
     format = data.draw(st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP"]))
     whole = bytearray(encoded(smooth(17, 23), format))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -96,17 +96,17 @@ def test_damage_anywhere_gives_an_image_or_the_one_error(data: st.DataObject) ->
         assert size_of(bytes(whole)) == tuple(decode(bytes(whole)).shape[1:])
 
 
-def test_a_large_image_below_the_limit_is_no_warning() -> None:
+def test_large_image_below_the_limit_does_not_warn() -> None:
     assert decode(encoded(Image.new("1", (10_000, 9_500))), channels=1).shape == (1, 9_500, 10_000)
 
 
-def test_decoding_leaves_the_warnings_of_other_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Filters belong to the whole process; a server's threads decode while its framework sets other filters."""
-    decoding, go_on, convert = threading.Event(), threading.Event(), Image.Image.convert
+def test_decoding_does_not_change_warning_filters_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warning filters are process-wide, and a server decodes in threads while its framework sets other filters."""
+    decoding, resume, convert = threading.Event(), threading.Event(), Image.Image.convert
 
     def slow(image: Image.Image, *arguments: Any) -> Image.Image:
         decoding.set()
-        assert go_on.wait(30)
+        assert resume.wait(30)
         return convert(image, *arguments)
 
     monkeypatch.setattr(Image.Image, "convert", slow)
@@ -115,12 +115,12 @@ def test_decoding_leaves_the_warnings_of_other_threads_alone(monkeypatch: pytest
     assert decoding.wait(30)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        go_on.set()
+        resume.set()
         thread.join()
         warnings.warn("is not heard", UserWarning, stacklevel=1)
 
 
-def test_channels_are_one_or_three() -> None:
+def test_other_channel_counts_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"channels must be 1 .* got 4"):
         decode(smooth(4, 4), channels=4)
 
@@ -132,17 +132,17 @@ RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(16, 16), (40, 30), (100, 7), (1, 1), (300, 200)], ids=str)
-def test_resize_is_pillows(mode: Literal["bilinear", "bicubic"], size: tuple[int, int]) -> None:
+def test_resize_matches_pillow(mode: Literal["bilinear", "bicubic"], size: tuple[int, int]) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
-    theirs = Image.fromarray(noise).resize(size[::-1], RESAMPLING[mode])
-    assert difference(resize(decode(noise), size, mode), np.array(theirs)) <= 1
+    expected = Image.fromarray(noise).resize(size[::-1], RESAMPLING[mode])
+    assert difference(resize(decode(noise), size, mode), np.array(expected)) <= 1
 
 
 # ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 
 def pillow_fit(image: Image.Image, size: tuple[int, int], config: Preprocessing) -> np.ndarray:
-    """Resize all of it so that it covers size / crop_fraction, cut out the centre."""
+    """Resize to cover size / crop_fraction with Pillow, then crop the centre."""
     resample = RESAMPLING[config.interpolation]
     if config.fit == "squash":
         return np.array(image.resize(size[::-1], resample))
@@ -166,39 +166,39 @@ def pillow_fit(image: Image.Image, size: tuple[int, int], config: Preprocessing)
 @pytest.mark.parametrize("size", [(64, 64), (48, 80), (96, 32)], ids=str)
 def test_fit_equals_pillow(image: tuple[int, int], size: tuple[int, int], config: Preprocessing) -> None:
     pixels = smooth(*image)
-    theirs = pillow_fit(Image.fromarray(pixels), size, config)
-    assert difference(fit(pixels, size, config), theirs) <= 2
+    expected = pillow_fit(Image.fromarray(pixels), size, config)
+    assert difference(fit(pixels, size, config), expected) <= 2
 
 
 @pytest.mark.parametrize("subsampling", [0, 2], ids=["4:4:4", "4:2:0"])
 @pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
-def test_a_jpeg_much_larger_than_needed_is_decoded_exactly(decoder: str, subsampling: int, progressive: bool) -> None:
-    """Noise, which a reduced scale of the DCT averages differently than a resize does."""
+def test_large_jpeg_is_decoded_exactly_by_default(decoder: str, subsampling: int, progressive: bool) -> None:
+    """Noise differs between scaled DCT decoding and a resize."""
     noise = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
     image = Image.fromarray(noise).resize((1200, 900), Image.Resampling.BILINEAR)
     data = encoded(image, "JPEG", quality=90, subsampling=subsampling, progressive=progressive)
-    theirs = pillow_fit(Image.open(io.BytesIO(data)), (32, 32), Preprocessing())
-    assert difference(fit(data, (32, 32), Preprocessing()), theirs) <= 1
+    expected = pillow_fit(Image.open(io.BytesIO(data)), (32, 32), Preprocessing())
+    assert difference(fit(data, (32, 32), Preprocessing()), expected) <= 1
     whole = random_resized_crop(data, (32, 32), (0.5, 0.5, 0.5, 0.5), (1.0, 1.0))
     assert difference(whole, np.array(Image.open(io.BytesIO(data)).resize((32, 32), Image.Resampling.BICUBIC))) <= 1
-    assert difference(fit(data, (32, 32), Preprocessing(), fast=True), theirs) > 1
+    assert difference(fit(data, (32, 32), Preprocessing(), fast=True), expected) > 1
 
 
-def test_fit_of_a_large_jpeg_at_a_reduced_scale(decoder: str) -> None:
+def test_fast_fit_of_a_large_jpeg_is_close_to_pillow(decoder: str) -> None:
     data = encoded(smooth(900, 1200), "JPEG", quality=95)
-    theirs = pillow_fit(Image.open(io.BytesIO(data)), (96, 96), Preprocessing())
-    assert difference(fit(data, (96, 96), Preprocessing(), fast=True), theirs) <= 2
+    expected = pillow_fit(Image.open(io.BytesIO(data)), (96, 96), Preprocessing())
+    assert difference(fit(data, (96, 96), Preprocessing(), fast=True), expected) <= 2
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 10_000), (10_000, 1)], ids=str)
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_images_of_one_pixel_or_one_row(size: tuple[int, int], format: str) -> None:
+def test_images_of_one_pixel_or_one_row_work(size: tuple[int, int], format: str) -> None:
     pixels = np.full((*size, 3), (200, 100, 50), dtype=np.uint8)
     middle = tuple(slice(int(side * 0.4), math.ceil(side * 0.6)) for side in size)
     pixels[middle] = (20, 160, 220)
     data = encoded(pixels, format, **({"quality": 100, "subsampling": 0} if format == "JPEG" else {}))
     image = fit(data, (224, 224), Preprocessing())
-    assert (np.abs(as_array(image) - (20, 160, 220)) <= 3).all()  # the centre fills all of it
+    assert (np.abs(as_array(image) - (20, 160, 220)) <= 3).all()  # the centre pixel fills the output
     squashed = fit(data, (224, 224), Preprocessing(fit="squash"))
     assert (np.abs(as_array(squashed)[112, 112] - (20, 160, 220)) <= 3).all()
     end = random_resized_crop(data, (224, 224), (0.3, 0.5, 0.99, 0.99), (0.08, 1.0))
@@ -208,17 +208,17 @@ def test_images_of_one_pixel_or_one_row(size: tuple[int, int], format: str) -> N
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 
-def test_a_random_resized_crop_is_its_box_resized(decoder: str) -> None:
+def test_random_resized_crop_equals_its_resized_box(decoder: str) -> None:
     pixels = smooth(375, 500)
     data = encoded(pixels, "JPEG", quality=95)
     for numbers in torch.rand(20, 4).tolist():
-        ours = random_resized_crop(data, (64, 64), numbers, (0.08, 1.0), fast=True)
-        assert torch.equal(ours, random_resized_crop(data, (64, 64), numbers, (0.08, 1.0), fast=True))
+        crop = random_resized_crop(data, (64, 64), numbers, (0.08, 1.0), fast=True)
+        assert torch.equal(crop, random_resized_crop(data, (64, 64), numbers, (0.08, 1.0), fast=True))
         exact = random_resized_crop(data, (64, 64), numbers, (0.08, 1.0))
         top, left, height, width = crop_box((375, 500), numbers, (0.08, 1.0), (3 / 4, 4 / 3))
         part = Image.fromarray(pixels[top : top + height, left : left + width])
-        # At a reduced scale the box is rounded to its pixels, which moves it by a fraction of one of the result.
-        assert difference(ours, np.array(part.resize((64, 64), Image.Resampling.BICUBIC))) <= 8
+        # At a reduced scale the box is rounded to pixels, which shifts the result by a fraction of a pixel.
+        assert difference(crop, np.array(part.resize((64, 64), Image.Resampling.BICUBIC))) <= 8
         assert difference(exact, np.array(part.resize((64, 64), Image.Resampling.BICUBIC))) <= 5
 
 
@@ -249,7 +249,7 @@ print(peak() - before)
 
 
 def blank_png(height: int, width: int, bits: int, kind: int, bytes_each: int) -> bytes:
-    """A PNG of zeros, small as a file however large it is."""
+    """Return a black PNG, which is a small file at any image size."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -281,9 +281,9 @@ def test_decoding_needs_no_more_memory_than_estimated_from_the_header(kind: str,
 
 
 @pytest.mark.parametrize("kind", [(16, 2, 6), (8, 6, 4)], ids=["16-bit RGB", "RGBA"])
-def test_an_image_that_needs_too_much_memory_is_rejected_with_size_and_limit(kind: tuple[int, int, int]) -> None:
+def test_image_that_needs_too_much_memory_is_rejected_with_size_and_limit(kind: tuple[int, int, int]) -> None:
     bits, colour, _ = kind
-    data = blank_png(0, 0, bits, colour, 0)  # a header is enough
+    data = blank_png(0, 0, bits, colour, 0)  # the header is enough
     header = struct.pack(">IIBBBBB", 13_000, 13_000, bits, colour, 0, 0, 0)
     data = data[:16] + header + struct.pack(">I", zlib.crc32(b"IHDR" + header)) + data[33:]
     for read in (size_of, decode, lambda data: fit(data, (8, 8), Preprocessing())):
@@ -292,10 +292,10 @@ def test_an_image_that_needs_too_much_memory_is_rejected_with_size_and_limit(kin
 
 
 @pytest.mark.parametrize(("together", "expected"), [(0.5, 1), (1, 1), (2, 2), (3.5, 3), (100, 6)])
-def test_images_are_decoded_at_the_same_time_within_the_limit(
+def test_concurrent_decoding_respects_the_memory_limit(
     together: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six threads decode; the memory limit allows some of them at a time, and always at least one."""
+    """Six threads decode. The memory limit allows only some at a time, but always at least one."""
     data = encoded(np.zeros((50, 50, 3), np.uint8))
     needed = decoding.bytes_to_decode(decoding.open_image(data))
     most, running, change = 0, 0, threading.Condition()
@@ -307,8 +307,8 @@ def test_images_are_decoded_at_the_same_time_within_the_limit(
             running += 1
             most = max(most, running)
             change.notify_all()
-            change.wait_for(lambda: most >= expected, timeout=10)  # until all that may have begun
-            change.wait_for(lambda: most > expected, timeout=0.05)  # time to go beyond
+            change.wait_for(lambda: most >= expected, timeout=10)  # wait until all permitted threads have started
+            change.wait_for(lambda: most > expected, timeout=0.05)  # time for more threads to start
         pixels = real(image)
         with change:
             running -= 1

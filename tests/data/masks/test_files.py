@@ -11,7 +11,7 @@ from vitreous.data.masks.files import ColouredMask, colours_in, ids_in, read_hea
 
 
 def png(ids: np.ndarray, bits: int, palette: bool = False) -> bytes:
-    """A PNG of the given bit depth, written by hand: Pillow cannot write grey of 2 and 4 bits."""
+    """Build a PNG of the given bit depth; Pillow cannot write 2-bit and 4-bit grey."""
     if bits == 16:
         rows = [row.astype(">u2").tobytes() for row in ids]
     else:
@@ -42,7 +42,7 @@ def test_ids_of_any_bit_depth_are_read_unchanged(bits: int, palette: bool) -> No
     assert read_header(png(ids, bits, palette)[:26]).size == (7, 13)
 
 
-def test_masks_written_by_pillow() -> None:
+def test_masks_written_by_pillow_are_read() -> None:
     ids = np.random.default_rng(1).integers(0, 6, (9, 8), dtype=np.uint8)
     indexed = Image.fromarray(ids)
     indexed.putpalette(list(range(30, 48)))
@@ -54,7 +54,7 @@ def test_masks_written_by_pillow() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
-def test_colours_are_no_ids(mode: str) -> None:
+def test_rgb_masks_are_rejected(mode: str) -> None:
     image = Image.new("RGB", (6, 4), (0, 0, 0))
     image.paste((128, 0, 0), (0, 0, 2, 4))
     data = encoded(image.convert(mode))
@@ -68,7 +68,7 @@ def test_colours_are_no_ids(mode: str) -> None:
     assert len(colours_in(encoded(smooth(20, 20)), most=3)) == 3
 
 
-def test_grey_saved_as_rgb_keeps_its_levels() -> None:
+def test_grey_mask_saved_as_rgb_is_read() -> None:
     ids = np.random.default_rng(1).integers(0, 256, (9, 8), dtype=np.uint8)
     rgb = np.stack([ids] * 3, axis=-1)
     opaque = np.concatenate([rgb, np.full((9, 8, 1), 255, np.uint8)], axis=-1)
@@ -96,7 +96,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_files_are_explained(name: str) -> None:
+def test_error_explains_the_invalid_file(name: str) -> None:
     data, reason = BROKEN[name]
     with pytest.raises(UnreadableImage, match=reason):
         read_ids(data)

@@ -1,4 +1,4 @@
-"""Layouts of folders with images and masks, and their problems."""
+"""Folder layouts with images and masks, and their problems."""
 
 import shutil
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def names(source: Source) -> list[str]:
     return [source.name(i) for i in range(len(source))]
 
 
-def test_images_beside_masks(tmp_path: Path) -> None:
+def test_images_and_masks_folders(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path / "set", 10)), val_fraction=0.3, seed=1)
     assert (len(data.train), len(data.val), data.test) == (7, 3, None)
     assert data.note == "train 7, val 3; val is 30% of the images, drawn with seed 1"
@@ -41,7 +41,7 @@ def test_ignored_classes_become_255(tmp_path: Path) -> None:
     assert np.array_equal(data.train.mask(0), np.select([stored == 1, stored == 3], [0, 1], 255))
 
 
-def test_splits_in_folders(tmp_path: Path) -> None:
+def test_split_subfolders(tmp_path: Path) -> None:
     for part, count in (("train/", 4), ("validation/", 2), ("test/", 3)):
         folder(tmp_path, count, part)
     data = open_masked(str(tmp_path))
@@ -62,14 +62,14 @@ def test_test_split_without_masks_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("images", "masks"), [("image", "labels"), ("JPEGImages", "annotations"), ("img", "Mask")])
-def test_other_words_for_the_two_folders(images: str, masks: str, tmp_path: Path) -> None:
+def test_alternative_folder_names(images: str, masks: str, tmp_path: Path) -> None:
     for i, part in enumerate(("training", "training", "val")):
         write(tmp_path, f"{part}/{i}", i, images, masks)
     data = open_masked(str(tmp_path))
     assert (len(data.train), len(data.val)) == (2, 1)
 
 
-def test_of_two_mask_folders_the_one_with_images_is_used(tmp_path: Path) -> None:
+def test_mask_folder_without_images_is_ignored(tmp_path: Path) -> None:
     for i in range(4):
         write(tmp_path, str(i), i, "JPEGImages", "SegmentationClass")
     (tmp_path / "Annotations").mkdir()
@@ -81,7 +81,7 @@ def test_of_two_mask_folders_the_one_with_images_is_used(tmp_path: Path) -> None
 
 
 def test_pascal_voc_layout(tmp_path: Path) -> None:
-    """Most of its images have only boxes; its lists name those with masks, and their split."""
+    """Most images have only boxes; split lists name the images with masks."""
     for i in range(5):
         write(tmp_path, f"2007_{i}", i, "JPEGImages", "SegmentationClass")
     for name in ("boxes", "more"):
@@ -93,21 +93,21 @@ def test_pascal_voc_layout(tmp_path: Path) -> None:
     assert sorted(data.train.name(i) for i in range(2)) == ["JPEGImages/2007_0.jpg", "JPEGImages/2007_3.jpg"]
     assert [data.val.name(i) for i in range(len(data.val))] == ["JPEGImages/2007_1.jpg"]
     assert "splits from ImageSets/Segmentation, 4 images ignored" in data.note
-    (tmp_path / "ImageSets/Segmentation/test.txt").write_text("more\n2007_4\n")  # of which one has a mask
+    (tmp_path / "ImageSets/Segmentation/test.txt").write_text("more\n2007_4\n")  # one of them has a mask
     assert open_masked(str(tmp_path)).test.name(0) == "JPEGImages/2007_4.jpg"  # type: ignore[union-attr]
     (tmp_path / "ImageSets/Segmentation/val.txt").write_text("boxes")
     with pytest.raises(ValueError, match=r"1 of 4 images has no mask: 'JPEGImages/boxes\.jpg'"):
         open_masked(str(tmp_path))
 
 
-def test_splits_with_a_year(tmp_path: Path) -> None:
+def test_split_names_can_contain_a_year(tmp_path: Path) -> None:
     for i, part in enumerate(("train2017", "val2017", "val2017", "val2017")):
         write(tmp_path, f"{part}/{i}", i)
     data = open_masked(str(tmp_path))
     assert (len(data.train), len(data.val)) == (1, 3)
 
 
-def test_class_that_train_lacks_is_noted(tmp_path: Path) -> None:
+def test_class_missing_from_train_gives_a_note(tmp_path: Path) -> None:
     for i, part in enumerate(("train", "train", "val")):
         write(tmp_path, f"{part}/{i}", i)
     (tmp_path / "classes.txt").write_text("0 sky\n1 sea\n3 border\n5 ship\n")
@@ -119,7 +119,7 @@ def test_class_that_train_lacks_is_noted(tmp_path: Path) -> None:
     assert "no train mask" not in open_masked(str(tmp_path), ignore=("ship",)).note
 
 
-def test_splits_above_the_two_folders(tmp_path: Path) -> None:
+def test_split_folders_that_contain_images_and_masks(tmp_path: Path) -> None:
     for i, part in enumerate(("train", "train", "valid")):
         write(tmp_path, str(i), i, f"{part}/images", f"{part}/masks")
     data = open_masked("set", root=_renamed(tmp_path))
@@ -132,25 +132,25 @@ def _renamed(folder: Path) -> Path:
     return folder / "root"
 
 
-def test_ids_are_classes_without_a_list_with_a_note(tmp_path: Path) -> None:
+def test_without_a_class_list_ids_become_classes_with_a_note(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=None)), ignore=("3",))
     assert data.mask_classes == ("0", "1")
     assert "no classes.txt, so the classes are the ids found: '0', '1', '3'; '3' ignored" in data.note
 
 
-def test_class_without_pixels_is_noted(tmp_path: Path) -> None:
+def test_class_without_pixels_gives_a_note(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=CLASSES + "9 sun\n")))
     assert data.mask_classes == ("sky", "sea", "border", "sun")
     assert "no mask contains 'sun'" in data.note
 
 
-def test_255_is_a_class_where_it_is_listed(tmp_path: Path) -> None:
+def test_255_is_a_class_if_it_is_listed(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=CLASSES + "255 ship\n")))
     assert data.mask_classes == ("sky", "sea", "border", "ship")
     assert set(np.unique(data.train.mask(0))) == {0, 1, 2, 3}
 
 
-def test_palettes_and_16_bits(tmp_path: Path) -> None:
+def test_palette_and_16_bit_masks(tmp_path: Path) -> None:
     folder(tmp_path, classes="0 sky\n1 sea\n3 border\n1000 ship\n")
     indexed = Image.fromarray(ids_of(0))
     indexed.putpalette([200, 100, 50] * 256)
@@ -188,7 +188,7 @@ def remove(*paths: str) -> Callable[[Path], None]:
     return lambda root: [(root / path).unlink() for path in paths] and None
 
 
-def stray(value: int) -> np.ndarray:
+def mask_with_unknown_id(value: int) -> np.ndarray:
     ids = ids_of(0)
     ids[3, 3] = value
     return ids
@@ -196,7 +196,11 @@ def stray(value: int) -> np.ndarray:
 
 BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "unknown ids": (
-        several(put("masks/a/0.png", stray(7)), put("masks/b/1.png", stray(2)), put("masks/a/2.png", stray(7))),
+        several(
+            put("masks/a/0.png", mask_with_unknown_id(7)),
+            put("masks/b/1.png", mask_with_unknown_id(2)),
+            put("masks/a/2.png", mask_with_unknown_id(7)),
+        ),
         [
             "3 masks have ids that are not in classes.txt: 7 (in 2 masks), 2 (in 1 mask); "
             "see 'masks/a/0.png', 'masks/a/2.png', 'masks/b/1.png'"
@@ -251,7 +255,7 @@ BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "all of it": (
         several(
             remove("masks/a/2.png", "images/a/4.jpg"),
-            put("masks/a/0.png", stray(8)),
+            put("masks/a/0.png", mask_with_unknown_id(8)),
             put("masks/b/1.png", smooth(12, 16)),
             put("masks/b/3.png", ids_of(3, 12, 15)),
             lambda root: (root / "masks/b/5.png").write_bytes(b"") and None,
@@ -269,7 +273,7 @@ BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_every_kind_of_problem_is_one_line_with_names_and_counts(name: str, tmp_path: Path) -> None:
+def test_every_problem_is_reported_in_one_line_with_names_and_counts(name: str, tmp_path: Path) -> None:
     spoil, expected = BAD[name]
     spoil(folder(tmp_path / "set"))
     with pytest.raises(ValueError, match="set: ") as caught:
@@ -280,10 +284,10 @@ def test_every_kind_of_problem_is_one_line_with_names_and_counts(name: str, tmp_
         assert line.startswith(f"set: {start}")
 
 
-def test_long_lists_are_cut_but_counted(tmp_path: Path) -> None:
+def test_long_lists_are_truncated_with_a_count(tmp_path: Path) -> None:
     folder(tmp_path / "set", 40)
     for i in range(0, 40, 2):
-        (tmp_path / f"set/masks/a/{i}.png").write_bytes(encoded(stray(100 + i)))
+        (tmp_path / f"set/masks/a/{i}.png").write_bytes(encoded(mask_with_unknown_id(100 + i)))
         (tmp_path / f"set/masks/b/{i + 1}.png").write_bytes(b"")
     with pytest.raises(ValueError, match="set: ") as caught:
         open_masked(str(tmp_path / "set"))
@@ -295,8 +299,8 @@ def test_long_lists_are_cut_but_counted(tmp_path: Path) -> None:
     assert len(unknown) < 300
 
 
-def test_two_colours_of_black_and_white_are_explained(tmp_path: Path) -> None:
-    """The most common mistake: 0 and 255, of which 255 means ignored."""
+def test_error_explains_black_and_white_masks(tmp_path: Path) -> None:
+    """The most common mistake is to use 0 and 255, since 255 means ignored."""
     for i in range(4):
         write(tmp_path, str(i), i)
         (tmp_path / f"masks/{i}.png").write_bytes(encoded(np.where(ids_of(i) == 1, 255, 0).astype(np.uint8)))
@@ -322,7 +326,7 @@ def test_smoothed_masks_are_detected_by_their_many_ids(each: list[int] | None, t
     assert len(open_masked(str(tmp_path)).mask_classes) == 250
 
 
-def test_as_many_ids_as_data_sets_have_classes_are_none_too_many(tmp_path: Path) -> None:
+def test_realistic_number_of_ids_is_accepted(tmp_path: Path) -> None:
     for i in range(4):
         write(tmp_path, str(i), i)
         (tmp_path / f"masks/{i}.png").write_bytes(
@@ -343,13 +347,13 @@ def test_test_split_with_masks_in_another_format_is_a_problem(ending: str, tmp_p
     assert "images/test has no masks and is ignored" in open_masked(str(tmp_path)).note
 
 
-def test_an_image_turned_by_exif_is_as_large_as_it_is_upright(tmp_path: Path) -> None:
+def test_mask_size_is_compared_with_the_upright_exif_image(tmp_path: Path) -> None:
     folder(tmp_path, 4)
     tag = Image.Exif()
     tag[0x0112] = 6
     (tmp_path / "images/a/0.jpg").write_bytes(encoded(smooth(16, 12), "JPEG", exif=tag))
     assert len(open_masked(str(tmp_path)).train) == 3
-    # A long header before the size, as cameras write it with previews and colour profiles.
+    # A long header before the size, as in camera files with previews and colour profiles.
     (tmp_path / "images/a/0.jpg").write_bytes(encoded(smooth(16, 12), "JPEG", exif=tag, icc_profile=bytes(200_000)))
     assert len(open_masked(str(tmp_path)).train) == 3
     (tmp_path / "images/a/0.jpg").write_bytes(encoded(smooth(12, 16), "JPEG", exif=tag))
@@ -368,14 +372,14 @@ def test_an_image_turned_by_exif_is_as_large_as_it_is_upright(tmp_path: Path) ->
     ],
     ids=str,
 )
-def test_other_folders_are_explained(make: list[str], message: str, tmp_path: Path) -> None:
+def test_error_explains_unsupported_folders(make: list[str], message: str, tmp_path: Path) -> None:
     for name in make:
         (tmp_path / name).mkdir(parents=True)
     with pytest.raises(ValueError, match=message):
         open_masked(str(tmp_path))
 
 
-def test_other_names_are_explained(tmp_path: Path) -> None:
+def test_error_explains_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="digits has image labels but no masks"):
         open_masked("digits")
     with pytest.raises(ValueError, match="folder 'nowhere' not found"):
@@ -387,7 +391,7 @@ def test_other_names_are_explained(tmp_path: Path) -> None:
         open_masked(str(tmp_path), ignore=("sun",))
 
 
-def test_a_val_split_alone_is_not_enough(tmp_path: Path) -> None:
+def test_val_split_without_train_is_rejected(tmp_path: Path) -> None:
     folder(tmp_path, 3, "val/")
     with pytest.raises(ValueError, match="no train split, only val"):
         open_masked(str(tmp_path))

@@ -17,7 +17,7 @@ def noise(count: int, *shape: int) -> np.ndarray:
     "keys", [("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images", "test_labels")]
 )
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 1), (6, 5, 3)])
-def test_train_and_test(tmp_path: Path, keys: tuple[str, ...], shape: tuple[int, ...]) -> None:
+def test_train_and_test_splits(tmp_path: Path, keys: tuple[str, ...], shape: tuple[int, ...]) -> None:
     x, y, x_test, y_test = (
         noise(20, *shape),
         np.arange(20) % 12,
@@ -48,7 +48,7 @@ def test_three_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [("images", "labels"), ("X", "Y"), ("data", "target"), ("x_train", "y_train")])
-def test_one_split_is_split(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_single_split_is_divided(tmp_path: Path, keys: tuple[str, str]) -> None:
     x = noise(20, 4, 4)
     np.savez(tmp_path / "a.npz", **{keys[0]: x, keys[1]: np.array(["b", "a"] * 10), "mean": np.zeros(3)})
     data = open_data(str(tmp_path / "a.npz"))
@@ -61,7 +61,7 @@ def test_one_split_is_split(tmp_path: Path, keys: tuple[str, str]) -> None:
             assert source.labels[i] == 1 - original % 2
 
 
-def test_class_names_in_the_file(tmp_path: Path) -> None:
+def test_class_names_are_read_from_the_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=noise(6, 2, 2), y=np.array([1, 0] * 3), classes=np.array(["zebra", "ant"]))
     data = open_data(str(tmp_path / "a.npz"))
     assert data.classes == ("zebra", "ant")
@@ -102,13 +102,13 @@ def test_class_names_in_the_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+def test_invalid_arrays_are_rejected(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(ValueError, match=message):
         open_data(str(tmp_path / "a.npz"))
 
 
-def test_not_an_npz(tmp_path: Path) -> None:
+def test_file_that_is_not_npz_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK nonsense")
     with pytest.raises(ValueError, match=r"a.npz cannot be read as arrays"):
         open_data(str(tmp_path / "a.npz"))

@@ -20,22 +20,22 @@ def test_file_is_downloaded_whole_and_only_once(web, tmp_path, checksum) -> None
     assert fetch(f"{web.url}/a.bin", target, checksum) == target
     assert target.read_bytes() == BODY
     assert fetch(f"{web.url}/a.bin", target, checksum) == target
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
 def test_broken_connection_is_resumed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.breaks = BODY, 3
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", SHA256).read_bytes() == BODY
-    starts = [int(wanted.removeprefix("bytes=").rstrip("-")) for _, wanted in web.asked[1:]]
+    starts = [int(requested_range.removeprefix("bytes=").rstrip("-")) for _, requested_range in web.requests[1:]]
     assert starts == [1_500_000, 2_250_000, 2_625_000]
 
 
-def test_download_of_a_killed_process_is_resumed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_interrupted_download_is_resumed(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     (tmp_path / "a.bin.part").write_bytes(BODY[:1000])
     (tmp_path / "a.bin.part.tag").write_text(web.tag)
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin").read_bytes() == BODY
-    assert web.asked == [("/a.bin", "bytes=1000-")]
+    assert web.requests == [("/a.bin", "bytes=1000-")]
     assert {path.name for path in tmp_path.iterdir()} == {"a.bin", "a.bin.lock"}
 
 
@@ -47,13 +47,13 @@ def test_changed_file_is_downloaded_again(web, tmp_path) -> None:  # type: ignor
 
 
 @pytest.mark.parametrize("have", [len(BODY), len(BODY) + 5])
-def test_a_split_that_is_as_long_as_the_file(web, tmp_path, have: int) -> None:  # type: ignore[no-untyped-def]
+def test_partial_file_of_full_size_is_handled(web, tmp_path, have: int) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     (tmp_path / "a.bin.part").write_bytes((BODY + b".....")[:have])
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5).read_bytes() == BODY
 
 
-def test_server_without_ranges(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_server_without_range_support(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.breaks, web.ranges = BODY, 1, False
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", MD5).read_bytes() == BODY
 
@@ -73,7 +73,7 @@ def test_wrong_checksum_raises_and_removes_the_file(web, tmp_path) -> None:  # t
 
 
 @pytest.mark.parametrize("length", [True, False], ids=["declared", "undeclared"])
-def test_too_long_file_is_rejected(web, tmp_path, length: bool) -> None:  # type: ignore[no-untyped-def]
+def test_too_large_file_is_rejected(web, tmp_path, length: bool) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.length = BODY, length
     with pytest.raises(OSError, match=r"127.*a\.bin exceeds the limit of 1,000 bytes"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin", max_bytes=1000)
@@ -91,17 +91,17 @@ def test_stalled_connection_is_resumed(web, tmp_path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("vitreous.data.sources.download.TIMEOUT", 0.3)
     web.files["/a.bin"], web.silences = BODY, 1
     assert fetch(f"{web.url}/a.bin", tmp_path / "a.bin", SHA256).read_bytes() == BODY
-    assert len(web.asked) == 2
+    assert len(web.requests) == 2
 
 
 def test_endless_restarts_are_abandoned(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"], web.ranges, web.breaks = BODY, False, 100
     with pytest.raises(OSError, match=r"127.*a\.bin: restarted \d times"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
-    assert len(web.asked) < 10
+    assert len(web.requests) < 10
 
 
-def test_errors_name_the_address(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_errors_name_the_url(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(OSError, match=r"could not download http://127.*/none: HTTP 404"):
         fetch(f"{web.url}/none", tmp_path / "none")
     with socket.socket() as free:
@@ -111,7 +111,7 @@ def test_errors_name_the_address(web, tmp_path) -> None:  # type: ignore[no-unty
         fetch(f"http://127.0.0.1:{port}/x", tmp_path / "x")
 
 
-def test_two_processes_fetch_a_file_once(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_concurrent_downloads_fetch_the_file_once(web, tmp_path) -> None:  # type: ignore[no-untyped-def]
     web.files["/a.bin"] = BODY
     code = "import sys; from pathlib import Path; from vitreous.data.sources.download import fetch"
     code += "; fetch(sys.argv[1], Path(sys.argv[2]))"
@@ -119,10 +119,10 @@ def test_two_processes_fetch_a_file_once(web, tmp_path) -> None:  # type: ignore
     processes = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
     assert (tmp_path / "a.bin").read_bytes() == BODY
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
-def test_cache_folder_follows_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_is_set_by_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder("data", "x") == cache / "data" / "x"
     assert (cache / "data" / "x").is_dir()
     monkeypatch.delenv("VITREOUS_CACHE")

@@ -1,4 +1,4 @@
-"""No image is decoded to open a folder, so most of these are not even images."""
+"""Image folders. Opening a folder decodes no image, so most files here are not images."""
 
 import contextlib
 from pathlib import Path
@@ -18,13 +18,13 @@ def fill(root: Path, *paths: str) -> Path:
 
 
 def contents(source) -> dict[str, str]:  # type: ignore[no-untyped-def]
-    """Class by name, after checking the content of every file."""
+    """Return the class of each file name, after checking the file contents."""
     assert all(source.image(i).decode() == source.name(i) for i in range(len(source)))
     return {source.name(i): source.classes[source.labels[i]] for i in range(len(source))}
 
 
 @pytest.mark.parametrize("val", ["val", "valid", "Validation"])
-def test_train_and_val(tmp_path: Path, val: str) -> None:
+def test_train_and_val_folders(tmp_path: Path, val: str) -> None:
     fill(tmp_path, "train/dog/1.jpg", "train/cat/2.PNG", f"{val}/cat/3.webp", f"{val}/dog/4.bmp", "test/dog/5.tiff")
     data = open_data(str(tmp_path))
     assert data.classes == ("cat", "dog")
@@ -35,7 +35,7 @@ def test_train_and_val(tmp_path: Path, val: str) -> None:
     assert data.note == "train 2, val 2, test 1"
 
 
-def test_classes_alone_are_split(tmp_path: Path) -> None:
+def test_class_folders_without_splits_are_split(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{name}/{i}.jpg" for name in ("b", "a", "c") for i in range(10)))
     data = open_data(str(tmp_path), val_fraction=0.3, seed=5)
     assert data.classes == ("a", "b", "c")
@@ -46,25 +46,25 @@ def test_classes_alone_are_split(tmp_path: Path) -> None:
     assert contents(again.val) == contents(data.val)
 
 
-def test_only_train_is_split_too(tmp_path: Path) -> None:
+def test_train_without_val_is_split(tmp_path: Path) -> None:
     fill(tmp_path, *(f"train/{name}/{i}.jpg" for name in "ab" for i in range(5)))
     data = open_data(str(tmp_path))
     assert (len(data.train), len(data.val)) == (8, 2)
 
 
-def test_nested_folders_hidden_files_and_other_files(tmp_path: Path) -> None:
+def test_nested_folders_are_read_and_other_files_ignored(tmp_path: Path) -> None:
     fill(tmp_path, "a/x/y/1.jpg", "a/x/2.jpg", "a/3.gif", "b/1.ppm", "b/z/2.jpeg")
     fill(tmp_path, "a/.4.jpg", "a/.hidden/5.jpg", "a/notes.txt", ".git/6.jpg", "b/jpg", "__MACOSX/a/._7.jpg")
     parts = open_folder(tmp_path).splits
     assert sorted(contents(parts["all"])) == ["a/3.gif", "a/x/2.jpg", "a/x/y/1.jpg", "b/1.ppm", "b/z/2.jpeg"]
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+def test_class_can_be_called_train(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{name}/{i}.jpg" for name in ("train", "bus", "tram") for i in range(3)))
     assert open_data(str(tmp_path)).classes == ("bus", "train", "tram")
 
 
-def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+def test_links_are_followed_without_cycles(tmp_path: Path) -> None:
     fill(tmp_path, "data/a/1.jpg", "data/b/2.jpg", "elsewhere/3.jpg")
     (tmp_path / "data/a/more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data/a/circle").symlink_to(tmp_path / "data")
@@ -74,7 +74,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert len(names) < 10
 
 
-def test_images_beside_the_classes_are_noted(tmp_path: Path) -> None:
+def test_images_outside_class_folders_give_a_note(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{name}/{i}.jpg" for name in "ab" for i in range(5)), "cover.jpg")
     assert "1 image outside the class folders ignored" in open_data(str(tmp_path)).note
 
@@ -114,7 +114,7 @@ def test_test_folder_without_labels_is_ignored(tmp_path: Path) -> None:
         (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "the same split: 'val', 'valid'; keep one"),
     ],
 )
-def test_mistakes(tmp_path: Path, paths: list[str], message: str) -> None:
+def test_invalid_folders_are_rejected(tmp_path: Path, paths: list[str], message: str) -> None:
     root = fill(tmp_path / "pets", *paths)
     root.mkdir(exist_ok=True)
     with pytest.raises(ValueError, match=message) as caught:
@@ -123,7 +123,7 @@ def test_mistakes(tmp_path: Path, paths: list[str], message: str) -> None:
     assert "pets" in str(caught.value)
 
 
-def test_all_problems_of_a_folder_are_found(tmp_path: Path) -> None:
+def test_all_folder_problems_are_reported(tmp_path: Path) -> None:
     fill(tmp_path, "train/a/1.jpg", "train/b/x", "val/c/1.jpg")
     found = open_folder(tmp_path)
     assert len(found.problems) == 1
@@ -144,7 +144,7 @@ def test_all_problems_of_a_folder_are_found(tmp_path: Path) -> None:
     ],
     ids=["flat", "one class", "a class of one", "some loose", "masks beside them"],
 )
-def test_unlabelled_data_has_all_images(tmp_path: Path, paths: list[str]) -> None:
+def test_unlabelled_data_contains_all_images(tmp_path: Path, paths: list[str]) -> None:
     root = fill(tmp_path / "set", *paths)
     data = open_data(str(root), labelled=False)
     names = [source.name(i) for source in (data.train, data.val) for i in range(len(source))]
@@ -164,7 +164,7 @@ def test_splits_without_labels(tmp_path: Path) -> None:
     assert [contents(part) is not None and len(part) for part in (data.train, data.val, data.test)] == [2, 1, 1]
 
 
-def test_folders_called_images_and_masks_may_be_classes(tmp_path: Path) -> None:
-    """No image has a mask with the same name."""
+def test_folders_called_images_and_masks_can_be_classes(tmp_path: Path) -> None:
+    """No image has a mask of the same name."""
     root = fill(tmp_path / "set", *(f"image/a{i}.png" for i in range(5)), *(f"mask/b{i}.png" for i in range(5)))
     assert open_data(str(root)).classes == ("image", "mask")

@@ -1,4 +1,4 @@
-"""Data sets of a small local hub that answers the requests of huggingface_hub."""
+"""Data sets from a local hub server, downloaded with huggingface_hub."""
 
 import io
 import json
@@ -42,11 +42,11 @@ def contents(source: Source) -> dict[bytes, str]:
 
 
 class Hub:
-    """Data sets by name and revision, each a dictionary of files; and the requested pages."""
+    """Files of each data set by name and revision, and the requested pages."""
 
     def __init__(self) -> None:
         self.sets: dict[tuple[str, str], dict[str, bytes]] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
 
 @pytest.fixture
@@ -60,19 +60,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0].replace("%2F", "/")
-            site.asked.append(path)
+            site.requests.append(path)
             for (name, revision), files in site.sets.items():
                 names = (revision, COMMITS[revision])
                 if path in {f"/api/datasets/{name}/tree/{word}" for word in names}:
                     entries = [{"type": "file", "path": p, "size": len(b), "oid": "0" * 40} for p, b in files.items()]
-                    return self.answer(json.dumps(entries).encode())
+                    return self.respond(json.dumps(entries).encode())
                 about = {f"/api/datasets/{name}/revision/{word}" for word in names}
                 if path in about | ({f"/api/datasets/{name}"} if revision == "main" else set()):
                     entries = [{"rfilename": p} for p in files]
-                    return self.answer(json.dumps({"id": name, "sha": names[1], "siblings": entries}).encode())
+                    return self.respond(json.dumps({"id": name, "sha": names[1], "siblings": entries}).encode())
                 for file, body in files.items():
                     if path in {f"/datasets/{name}/resolve/{word}/{file}" for word in names}:
-                        return self.answer(body, {"X-Repo-Commit": COMMITS[revision], "ETag": f'"{hash(body)}"'})
+                        return self.respond(body, {"X-Repo-Commit": COMMITS[revision], "ETag": f'"{hash(body)}"'})
             known = any(name in path for name, _ in site.sets)
             code = "RevisionNotFound" if known else "RepoNotFound"
             self.send_response(404)
@@ -81,7 +81,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             self.end_headers()
             return None
 
-        def answer(self, body: bytes, headers: dict[str, str] | None = None) -> None:
+        def respond(self, body: bytes, headers: dict[str, str] | None = None) -> None:
             self.send_response(200)
             for key, value in {"Content-Type": "application/json", **(headers or {})}.items():
                 self.send_header(key, value)
@@ -102,7 +102,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path, offline: bool = False) -> None:
-    """Apply HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE as a new process would."""
+    """Apply HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE as in a new process."""
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -110,7 +110,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path, offline:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
 
 
-def test_from_the_repository_then_from_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repository_is_downloaded_and_then_cached(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.sets["ann/pets", "main"] = {
         "README.md": b"pets",
         "data/train-00000-of-00002.parquet": parquet(0, 6),
@@ -122,17 +122,17 @@ def test_from_the_repository_then_from_the_cache(hub: Hub, tmp_path: Path, monke
     assert contents(data.train) == {f"image {i}".encode(): ["cat", "dog"][i % 2] for i in range(12)}
     assert len(data.val) == 4
     assert data.train.name(7) == "train-00001-of-00002.parquet[1]"
-    assert not any("README" in page for page in hub.asked)
+    assert not any("README" in page for page in hub.requests)
 
-    asked = len(hub.asked)
+    requests = len(hub.requests)
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "hf", offline=True)
     assert contents(open_data("hf:ann/pets").train) == contents(data.train)
-    assert len(hub.asked) == asked
+    assert len(hub.requests) == requests
     with pytest.raises(OSError, match=r"hf:ann/other is not in the cache.*HF_HUB_OFFLINE is set"):
         open_data("hf:ann/other")
 
 
-def test_from_the_hubs_own_conversion(hub: Hub) -> None:
+def test_parquet_conversion_of_the_hub_is_used(hub: Hub) -> None:
     hub.sets["ann/pets", "main"] = {"train.zip": b"", "README.md": b""}
     hub.sets["ann/pets", CONVERTED] = {
         "default/train/0000.parquet": parquet(0, 8),
@@ -142,7 +142,7 @@ def test_from_the_hubs_own_conversion(hub: Hub) -> None:
     assert (len(data.train), len(data.val)) == (8, 2)
 
 
-def test_a_revision_and_a_configuration(hub: Hub) -> None:
+def test_revision_and_configuration_are_selected(hub: Hub) -> None:
     hub.sets["ann/pets", "main"] = {"x/train.parquet": parquet(0, 4), "y/train.parquet": parquet(4, 6)}
     hub.sets["ann/pets", "v1"] = {"train.parquet": parquet(0, 20)}
     assert len(open_data("hf:ann/pets:y").train) == 4
@@ -153,7 +153,7 @@ def test_a_revision_and_a_configuration(hub: Hub) -> None:
         open_data("hf:ann/pets:z")
 
 
-def test_mistakes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_requests_are_rejected(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.sets["ann/text", "main"] = {"README.md": b""}
     with pytest.raises(ValueError, match="hf:ann/text: the repository has no Parquet files"):
         open_data("hf:ann/text")
@@ -190,13 +190,13 @@ def test_hostile_hub_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     stop()
 
 
-def test_a_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = HostileHub(files={"train.parquet": parquet(0, 8)})
     stop = start(site)
     use(monkeypatch, site, tmp_path / "hf")
     wrong = {"rfilename": "train.parquet", "size": len(parquet(0, 8)), "blobId": "0" * 40}
     site.answers["listing"] = lambda _: [response(site.listing(siblings=[wrong]), {})]
-    for _ in range(2):  # the second time it is fetched again
+    for _ in range(2):  # it is downloaded again
         with pytest.raises(OSError, match=r"checksum mismatch for train\.parquet: expected 0{40}"):
             open_data("hf:eve/model")
         assert not list((tmp_path / "hf").rglob("*.parquet"))
@@ -206,7 +206,7 @@ def test_a_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: p
     stop()
 
 
-def test_files_of_a_configuration() -> None:
+def test_files_are_selected_by_configuration() -> None:
     files = ["plain_text/train-00000-of-00001.parquet", "plain_text/test-00000-of-00001.parquet"]
     assert choose_files("x", files, None) == {"train": files[:1], "test": files[1:]}
     assert choose_files("x", ["data/all.parquet"], None) == {"all": ["data/all.parquet"]}

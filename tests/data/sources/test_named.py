@@ -1,4 +1,4 @@
-"""Small copies of the official layouts, and their download."""
+"""Built-in data sets: official file layouts (small copies) and downloads."""
 
 import dataclasses
 import gzip
@@ -28,7 +28,7 @@ from vitreous.data.sources.named import (
 )
 
 
-def test_digits_are_scikit_learns() -> None:
+def test_digits_equal_scikit_learns() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     original = datasets.load_digits()
     source = open_named("digits", "", None, 0).splits["all"]
@@ -49,7 +49,7 @@ def test_digits_hold_out_a_fifth() -> None:
     assert [open_data("digits", seed=1).val.name(i) for i in range(5)] != [data.val.name(i) for i in range(5)]
 
 
-def test_the_licence_lies_beside_the_file() -> None:
+def test_licence_is_next_to_the_digits_file() -> None:
     text = (FILES / "digits.txt").read_text()
     assert "CC BY 4.0" in text
     assert "BSD 3-Clause" in text
@@ -66,7 +66,7 @@ def test_the_licence_lies_beside_the_file() -> None:
         ("shapes:size=0", "size is 0, but must be an integer from 8 to 4096"),
     ],
 )
-def test_options(spec: str, message: str) -> None:
+def test_invalid_options_are_rejected(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_data(spec)
 
@@ -134,7 +134,7 @@ def contents(source: Source) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("below", ["", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"])
-def test_cifar10_in_its_binary_version(tmp_path: Path, below: str) -> None:
+def test_cifar10_binary_version(tmp_path: Path, below: str) -> None:
     train, test = write_cifar10(tmp_path / below)
     data = open_data("cifar10", root=tmp_path)
     assert np.array_equal(pixels(data.train), train)
@@ -144,7 +144,7 @@ def test_cifar10_in_its_binary_version(tmp_path: Path, below: str) -> None:
     assert "test split is used as val" in data.note
 
 
-def test_cifar10_as_arrays(tmp_path: Path) -> None:
+def test_cifar10_as_npz_arrays(tmp_path: Path) -> None:
     x, y = RANDOM.integers(0, 256, (20, 32, 32, 3), np.uint8), np.arange(20, dtype=np.uint8) % 10
     np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
     data = open_data("cifar10", root=tmp_path)
@@ -153,7 +153,7 @@ def test_cifar10_as_arrays(tmp_path: Path) -> None:
     assert np.array_equal(pixels(data.train), x)
 
 
-def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
+def test_cifar100_uses_fine_labels(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / f"{part}.bin").write_bytes(cifar(100, 100, 2)[0])
     data = open_data("cifar100", root=tmp_path)
@@ -249,7 +249,7 @@ def test_imagenette(tmp_path: Path, below: str) -> None:
 
 
 def serve(web, monkeypatch, name: str, files: dict[str, bytes]) -> None:  # type: ignore[no-untyped-def]
-    """Serve a data set's files from the test's server."""
+    """Serve the files of a data set from the test server."""
     entries = []
     for url, _ in PUBLISHED[name].files:
         file = url.rpartition("/")[2]
@@ -258,18 +258,18 @@ def serve(web, monkeypatch, name: str, files: dict[str, bytes]) -> None:  # type
     monkeypatch.setitem(PUBLISHED, name, dataclasses.replace(PUBLISHED[name], files=tuple(entries)))
 
 
-def test_downloaded_once_checked_and_unpacked(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
+def test_data_set_is_downloaded_once_verified_and_unpacked(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
     train, _ = write_cifar10(tmp_path / "x" / "cifar-10-batches-bin")
     archive = pack(tmp_path / "a.tar.gz", tmp_path / "x")
     serve(web, monkeypatch, "cifar10", {"cifar-10-binary.tar.gz": archive})
     web.breaks = 1
     for _ in range(2):
         assert np.array_equal(pixels(open_data("cifar10").train), train)
-    assert [wanted is None for _, wanted in web.asked] == [True, False]
+    assert [requested_range is None for _, requested_range in web.requests] == [True, False]
     assert not list(cache.rglob("*.tar.gz"))
 
 
-def test_several_files_of_which_some_are_archives(web, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_archives_and_plain_files_are_downloaded(web, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     write_flowers(tmp_path / "x")
     mats = {name: (tmp_path / "x" / name).read_bytes() for name in ("imagelabels.mat", "setid.mat")}
     for name in mats:
@@ -277,13 +277,13 @@ def test_several_files_of_which_some_are_archives(web, monkeypatch, tmp_path: Pa
     packed = {"102flowers.tgz": pack(tmp_path / "a.tgz", tmp_path / "x"), **mats}
     serve(web, monkeypatch, "flowers", packed)
     assert len(open_data("flowers").val) == 4
-    # The same files, still packed, as a local copy.
+    # A local copy of the same files, still packed.
     (tmp_path / "local").mkdir()
     for name, body in packed.items():
         (tmp_path / "local" / name).write_bytes(body)
-    asked = len(web.asked)
+    requests = len(web.requests)
     assert contents(open_data("flowers", root=tmp_path / "local").train) == contents(open_data("flowers").train)
-    assert len(web.asked) == asked
+    assert len(web.requests) == requests
 
 
 def test_damaged_download_is_rejected(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
@@ -295,7 +295,7 @@ def test_damaged_download_is_rejected(web, monkeypatch, tmp_path: Path, cache: P
     assert not (cache / "data/cifar10/unpacked").exists()
 
 
-def test_an_archive_cannot_write_elsewhere(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
+def test_archive_cannot_write_outside_its_folder(web, monkeypatch, tmp_path: Path, cache: Path) -> None:  # type: ignore[no-untyped-def]
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         info = tarfile.TarInfo("../../../escaped.txt")
@@ -308,7 +308,7 @@ def test_an_archive_cannot_write_elsewhere(web, monkeypatch, tmp_path: Path, cac
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_error_without_a_network_names_the_data_root(web, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_error_without_network_names_the_data_root(web, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
     entries = tuple((f"{web.url}/{url.rpartition('/')[2]}", digest) for url, digest in PUBLISHED[name].files)
     monkeypatch.setitem(PUBLISHED, name, dataclasses.replace(PUBLISHED[name], files=entries))
     with pytest.raises(
@@ -319,14 +319,14 @@ def test_error_without_a_network_names_the_data_root(web, monkeypatch, name: str
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_root_without_a_copy(tmp_path: Path, name: str) -> None:
+def test_root_without_the_data_set_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} not found in .*; expected one of "):
         open_published(name, tmp_path)
     with pytest.raises(ValueError, match="is not a folder"):
         open_published(name, tmp_path / "none")
 
 
-def test_addresses_and_checksums_are_of_their_form() -> None:
+def test_urls_and_checksums_are_well_formed() -> None:
     for published in PUBLISHED.values():
         for url, checksum in published.files:
             assert url.startswith(("https://", "http://fashion-mnist.s3"))
@@ -338,7 +338,7 @@ RANDOM = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("label_bytes", [1, 2])
-def test_cifar(tmp_path: Path, label_bytes: int) -> None:
+def test_cifar_files_are_parsed_and_checked(tmp_path: Path, label_bytes: int) -> None:
     images, labels = RANDOM.integers(0, 256, (7, 32, 32, 3), np.uint8), RANDOM.integers(0, 100, 7, np.uint8)
     records = b"".join(
         bytes([99] * (label_bytes - 1) + [label]) + b"".join(image[:, :, channel].tobytes() for channel in range(3))
@@ -357,7 +357,7 @@ def test_cifar(tmp_path: Path, label_bytes: int) -> None:
 
 @pytest.mark.parametrize("shape", [(9,), (5, 4, 3)])
 @pytest.mark.parametrize("packed", [True, False])
-def test_idx(tmp_path: Path, shape: tuple[int, ...], packed: bool) -> None:
+def test_idx_files_are_parsed_and_checked(tmp_path: Path, shape: tuple[int, ...], packed: bool) -> None:
     values = RANDOM.integers(0, 256, shape, np.uint8)
     data = bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + values.tobytes()
     path = tmp_path / ("x.gz" if packed else "x")
@@ -379,7 +379,7 @@ def test_idx(tmp_path: Path, shape: tuple[int, ...], packed: bool) -> None:
     st.booleans(),
     st.sampled_from(["u1", "u2", "i4", "f8"]),
 )
-def test_mat_as_scipy_writes_it(tmp_path_factory, arrays, compress, kind) -> None:  # type: ignore[no-untyped-def]
+def test_mat_files_written_by_scipy_are_read(tmp_path_factory, arrays, compress, kind) -> None:  # type: ignore[no-untyped-def]
     scipy_io = pytest.importorskip("scipy.io")
     path = tmp_path_factory.mktemp("mat") / "a.mat"
     values = {name: np.array(numbers).astype(kind) for name, numbers in arrays.items()}
@@ -390,7 +390,7 @@ def test_mat_as_scipy_writes_it(tmp_path_factory, arrays, compress, kind) -> Non
         assert np.array_equal(found[name], numbers)
 
 
-def test_not_a_mat(tmp_path: Path) -> None:
+def test_file_that_is_not_mat_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.mat").write_bytes(b"MATLAB 7.3 and something else" * 10)
     with pytest.raises(ValueError, match="not a little-endian MATLAB 5 file"):
         read_mat(tmp_path / "a.mat")

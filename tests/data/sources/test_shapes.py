@@ -19,7 +19,7 @@ def test_sizes_and_counts() -> None:
     assert data.classes == CLASSES
 
 
-def test_an_image_is_a_function_of_seed_split_and_index() -> None:
+def test_image_depends_only_on_seed_split_and_index() -> None:
     few, many = ShapesSource(12, 32, 0, "train"), ShapesSource(5000, 32, 0, "train")
     other, val = ShapesSource(12, 32, 1, "train"), ShapesSource(12, 32, 0, "val")
     for i in range(12):
@@ -30,7 +30,7 @@ def test_an_image_is_a_function_of_seed_split_and_index() -> None:
 
 
 @pytest.mark.parametrize("size", [32, 64, (48, 80)])
-def test_masks_show_the_shape_and_nothing_else(size) -> None:  # type: ignore[no-untyped-def]
+def test_mask_matches_the_drawn_shape(size) -> None:  # type: ignore[no-untyped-def]
     source = ShapesSource(24, size, 0, "train")
     for i in range(24):
         mask, image = source.mask(i), np.asarray(source.image(i)).astype(float)
@@ -39,7 +39,7 @@ def test_masks_show_the_shape_and_nothing_else(size) -> None:  # type: ignore[no
         assert set(np.unique(mask)) == {0, source.labels[i] + 1}
         inside = mask > 0
         assert 0.01 < inside.mean() < 0.55
-        # All of the shape is one colour, give or take the noise and its soft edge; the background is another.
+        # The shape has one colour, except for noise and its soft edge; the background has another.
         colour = np.median(image[inside], axis=0)
         near = np.abs(image - colour).max(axis=-1) < 20
         assert near[inside].mean() > 0.5
@@ -47,7 +47,7 @@ def test_masks_show_the_shape_and_nothing_else(size) -> None:  # type: ignore[no
 
 
 @pytest.mark.parametrize("shape", CLASSES)
-def test_areas_are_those_of_geometry(shape: str) -> None:
+def test_shape_areas_are_exact(shape: str) -> None:
     step = 0.004
     axis = torch.arange(-1.1, 1.1, step)
     distance = _signed_distance(shape, axis[None, :].expand(len(axis), -1), axis[:, None].expand(-1, len(axis)))
@@ -64,11 +64,11 @@ def test_areas_are_those_of_geometry(shape: str) -> None:
     assert area == pytest.approx(expected[shape], rel=0.01)
     r = torch.hypot(axis[None, :], axis[:, None])
     assert not ((distance < 0) & (r > 1.001)).any()  # inside the unit circle
-    # Beside an edge it is the distance, or the antialiasing would be off: no step is longer than it is wide.
+    # Near an edge the function must be a true distance (slope 1) for correct antialiasing.
     slope = torch.hypot(*(part / step for part in torch.gradient(distance)))
     edge = distance.abs() < 0.05
     assert slope[edge].quantile(0.5) == pytest.approx(1, abs=0.02)
 
 
-def test_as_many_numbers_as_are_used() -> None:
+def test_number_of_random_values() -> None:
     assert sum(NUMBERS) == 4 + 3 * 6 + 36 + 1

@@ -37,7 +37,7 @@ def contents(source: Source) -> dict[bytes, str]:
     return {bytes(source.image(i)): source.classes[source.labels[i]] for i in range(len(source))}
 
 
-def test_braces_globs_folders_and_lists_are_the_same(tmp_path: Path) -> None:
+def test_braces_globs_folders_and_lists_are_equivalent(tmp_path: Path) -> None:
     for n in range(3):
         write(tmp_path / f"data-{n:03d}.tar", samples(10 * n, 10))
     specs = [
@@ -56,7 +56,7 @@ def test_braces_globs_folders_and_lists_are_the_same(tmp_path: Path) -> None:
     assert contents(relative.val) == contents(data.val)
 
 
-def test_reading_is_random_and_needs_no_order(tmp_path: Path) -> None:
+def test_samples_can_be_read_in_any_order(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", samples(0, 40, 4))
     source = open_data(str(tmp_path / "a.tar")).train
     order = np.random.default_rng(0).permutation(len(source)).tolist()
@@ -78,7 +78,7 @@ def test_splits_by_name_and_by_folder(tmp_path: Path) -> None:
     assert (len(data.train), len(data.val)) == (6, 4)
 
 
-def test_labels_in_json_and_members_that_are_not_the_image(tmp_path: Path) -> None:
+def test_json_labels_are_read_and_other_members_ignored(tmp_path: Path) -> None:
     files = {}
     for i, label in enumerate(["dog", "cat"] * 3):
         files[f"d/{i}.JPG"] = f"{i}".encode()
@@ -94,7 +94,7 @@ def test_labels_in_json_and_members_that_are_not_the_image(tmp_path: Path) -> No
     }
 
 
-def test_class_names_beside_the_shards(tmp_path: Path) -> None:
+def test_class_names_are_read_from_a_file_next_to_the_shards(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", samples(0, 10, 2))
     (tmp_path / "classnames.txt").write_text("tench\ngoldfish\nshark\n")
     data = open_data(str(tmp_path))
@@ -103,12 +103,12 @@ def test_class_names_beside_the_shards(tmp_path: Path) -> None:
     assert "1 of 3 classes have no images" in data.note
 
 
-def test_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
+def test_numeric_labels_are_ordered_numerically(tmp_path: Path) -> None:
     data = open_data(str(write(tmp_path / "a.tar", samples(0, 24, 12))))
     assert data.classes == tuple(str(i) for i in range(12))
 
 
-def test_shards_written_by_webdataset(tmp_path: Path) -> None:
+def test_shards_written_by_webdataset_are_read(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     with webdataset.TarWriter(str(tmp_path / "a.tar")) as sink:
         for i in range(20):
@@ -117,7 +117,7 @@ def test_shards_written_by_webdataset(tmp_path: Path) -> None:
     assert contents(data.train) | contents(data.val) == {f"image {i}".encode(): str(i % 2) for i in range(20)}
 
 
-def test_shards_at_an_address_are_downloaded_once(web, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_shards_at_a_url_are_downloaded_once(web, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     for n in range(2):
         web.files[f"/set/train-{n}.tar"] = write(tmp_path / "x.tar", samples(10 * n, 10)).read_bytes()
     web.files["/set/val-0.tar"] = write(tmp_path / "x.tar", samples(20, 4)).read_bytes()
@@ -126,9 +126,9 @@ def test_shards_at_an_address_are_downloaded_once(web, tmp_path: Path) -> None: 
     data = open_data(spec)
     assert (len(data.train), len(data.val)) == (20, 4)
     assert contents(data.train) == {f"image {i}".encode(): str(i % 2) for i in range(20)}
-    asked = len(web.asked)
+    requests = len(web.requests)
     open_data(spec)
-    assert len(web.asked) == asked == 4
+    assert len(web.requests) == requests == 4
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_shards_at_an_address_are_downloaded_once(web, tmp_path: Path) -> None: 
         ({"1.jpg": b"", "1.cls": b"0"}, "only one class, '0'"),
     ],
 )
-def test_mistakes(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+def test_invalid_shards_are_rejected(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_data(str(write(tmp_path / "a.tar", files)))
 
 
-def test_no_such_shard(tmp_path: Path) -> None:
+def test_missing_shard_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "a-0.tar", samples(0, 4))
     with pytest.raises(ValueError, match=r"shard '.*a-1.tar' not found"):
         open_data(f"{tmp_path}/a-{{0..1}}.tar")
@@ -154,7 +154,7 @@ def test_no_such_shard(tmp_path: Path) -> None:
         open_data(f"{tmp_path}/b-*.tar")
 
 
-def test_a_shard_that_changed_is_noticed(tmp_path: Path) -> None:
+def test_changed_shard_is_detected(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", samples(0, 10))
     source = open_data(str(path)).train
     path.write_bytes(path.read_bytes()[:600])
@@ -162,14 +162,14 @@ def test_a_shard_that_changed_is_noticed(tmp_path: Path) -> None:
         source.image(len(source) - 1)
 
 
-def test_expansion() -> None:
+def test_brace_expansion() -> None:
     assert expand("a.tar") == ["a.tar"]
     assert expand("{a,b}-{9..11}.tar") == [f"{x}-{n}.tar" for x in "ab" for n in (9, 10, 11)]
     assert expand("{a}.tar") == ["a.tar"]
 
 
 def test_truncated_shard_is_reported_and_used_without_its_end(tmp_path: Path) -> None:
-    """Truncated inside an image, a label or a header, or between two samples."""
+    """The shard is truncated inside an image, a label or a header, or between two samples."""
     images = {i: encoded(np.full((40, 40, 3), 10 * i, np.uint8)) for i in range(12)}
     files = {f"{i:02d}.{kind}": body for i in range(12)
              for kind, body in (("png", images[i]), ("cls", f"{i % 2 + 10}".encode()))}  # fmt: skip
@@ -185,13 +185,13 @@ def test_truncated_shard_is_reported_and_used_without_its_end(tmp_path: Path) ->
         assert {name: label for name, label in read.items() if "09" not in name} == {
             f"a.tar/{i:02d}.png": i % 2 for i in range(9)
         }
-        assert data.classes == ("10", "11")  # no label was read from half of one
+        assert data.classes == ("10", "11")  # no label was read from a truncated member
         report = check_data(str(tmp_path / "a.tar"))
         assert report.problems == 1
         assert "damaged: a.tar: " in str(report)
 
 
-def test_truncated_image_of_a_shard_is_unreadable(tmp_path: Path) -> None:
+def test_truncated_image_in_a_shard_is_unreadable(tmp_path: Path) -> None:
     """The label precedes the image."""
     files = {}
     for i in range(8):
@@ -237,25 +237,25 @@ def test_members_equal_tarfile(tmp_path_factory, files: dict[str, bytes], form: 
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_long_names(tmp_path: Path, form: int) -> None:
+def test_long_member_names(tmp_path: Path, form: int) -> None:
     write_tar(tmp_path / "a.tar", {"d" * 120 + "/" + "f" * 60 + ".jpg": b"1", "b.jpg": b"22"}, form)
     assert list_members(tmp_path / "a.tar") == (listed(tmp_path / "a.tar"), None)
 
 
-def test_times_with_fractions_as_webdataset_writes_them(tmp_path: Path) -> None:
-    """They take an extended header for every file."""
+def test_fractional_times_written_by_webdataset(tmp_path: Path) -> None:
+    """They require an extended header for every file."""
     write_tar(tmp_path / "a.tar", {"a.jpg": b"1" * 600, "a.cls": b"0"}, tarfile.PAX_FORMAT, mtime=1.5)
     assert list_members(tmp_path / "a.tar") == (listed(tmp_path / "a.tar"), None)
 
 
-def test_files_beyond_eight_gigabytes(tmp_path: Path) -> None:
+def test_files_above_eight_gigabytes(tmp_path: Path) -> None:
     info = tarfile.TarInfo("big.jpg")
     info.size = 9 << 30
     for form in FORMATS[1:]:
         header = info.tobuf(form)
         with open(tmp_path / "a.tar", "wb") as file:
             file.write(header)
-            file.truncate(len(header) + info.size)  # a hole: it takes no room on the disk
+            file.truncate(len(header) + info.size)  # a sparse file takes no disk space
         assert list_members(tmp_path / "a.tar")[0] == [("big.jpg", len(header), info.size)]
 
 
@@ -281,7 +281,7 @@ def test_truncation_anywhere_is_reported_and_keeps_earlier_members(tmp_path: Pat
     for cut in range(1, last + 511, 97):
         path.write_bytes(whole[:cut])
         if cut < 512:
-            continue  # not even a header
+            continue  # not even a complete header
         found, damage = list_members(path)
         assert damage is not None
         assert "truncated" in damage
@@ -292,7 +292,7 @@ def test_truncation_anywhere_is_reported_and_keeps_earlier_members(tmp_path: Pat
         assert list_members(path) == (members, None)
 
 
-def test_archives_that_were_joined_are_reported(tmp_path: Path) -> None:
+def test_concatenated_archives_are_reported(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"a.jpg": b"1"}, tarfile.PAX_FORMAT)
     whole = (tmp_path / "a.tar").read_bytes()
     (tmp_path / "a.tar").write_bytes(whole + whole)

@@ -42,7 +42,7 @@ EVERY = pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".ndjson", 
 
 
 @EVERY
-def test_paths_and_labels(tmp_path: Path, suffix: str) -> None:
+def test_paths_and_labels_are_read(tmp_path: Path, suffix: str) -> None:
     random_images(tmp_path)
     data = open_data(str(write(tmp_path / f"t{suffix}", ROWS)))
     assert data.classes == ("cat", "dog")
@@ -54,7 +54,7 @@ def test_paths_and_labels(tmp_path: Path, suffix: str) -> None:
 
 
 @EVERY
-def test_a_split_column(tmp_path: Path, suffix: str) -> None:
+def test_split_column_is_used(tmp_path: Path, suffix: str) -> None:
     random_images(tmp_path)
     words = ["train"] * 6 + ["Validation"] * 2 + ["test"] * 2
     rows = [row | {"split": word} for row, word in zip(ROWS, words, strict=True)]
@@ -66,14 +66,14 @@ def test_a_split_column(tmp_path: Path, suffix: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("label", [lambda i: i % 11, lambda i: str(i % 11)])
-def test_numbers_are_ordered_as_numbers(tmp_path: Path, suffix: str, label) -> None:  # type: ignore[no-untyped-def]
+def test_numeric_labels_are_ordered_numerically(tmp_path: Path, suffix: str, label) -> None:  # type: ignore[no-untyped-def]
     random_images(tmp_path, 22)
     rows = [{"File": f"img/{i}.jpg", "Target": label(i)} for i in range(22)]
     assert open_data(str(write(tmp_path / f"t{suffix}", rows))).classes == tuple(map(str, range(11)))
 
 
 @EVERY
-def test_a_root_for_the_paths(tmp_path: Path, suffix: str) -> None:
+def test_paths_are_relative_to_the_root(tmp_path: Path, suffix: str) -> None:
     random_images(tmp_path / "far")
     (tmp_path / "near").mkdir()
     table = write(tmp_path / "near" / f"t{suffix}", ROWS)
@@ -105,7 +105,7 @@ def test_unknown_columns_are_listed(tmp_path: Path, suffix: str) -> None:
 
 
 @EVERY
-def test_labels_that_only_val_has(tmp_path: Path, suffix: str) -> None:
+def test_labels_that_occur_only_in_val_are_rejected(tmp_path: Path, suffix: str) -> None:
     random_images(tmp_path)
     rows = [row | {"split": "train"} for row in ROWS] + [{"path": "img/1.jpg", "label": "owl", "split": "val"}]
     with pytest.raises(ValueError, match="val has 'owl', which train lacks"):
@@ -113,7 +113,7 @@ def test_labels_that_only_val_has(tmp_path: Path, suffix: str) -> None:
 
 
 @EVERY
-def test_rows_without_a_label(tmp_path: Path, suffix: str) -> None:
+def test_rows_without_a_label_are_rejected(tmp_path: Path, suffix: str) -> None:
     random_images(tmp_path)
     rows = [row | {"label": None} if i in (2, 5) else row for i, row in enumerate(ROWS)]
     with pytest.raises(ValueError, match="2 of 10 rows have no label; first rows: 3, 6"):
@@ -129,7 +129,7 @@ def test_rows_without_a_label(tmp_path: Path, suffix: str) -> None:
 
 
 @EVERY
-def test_an_unknown_part(tmp_path: Path, suffix: str) -> None:
+def test_unknown_split_is_rejected(tmp_path: Path, suffix: str) -> None:
     random_images(tmp_path)
     rows = [row | {"split": "fold1"} for row in ROWS]
     with pytest.raises(ValueError, match="column 'split' must contain train, val or test, got 'fold1'"):
@@ -148,14 +148,14 @@ def test_an_unknown_part(tmp_path: Path, suffix: str) -> None:
         ("t.parquet", "nothing", "cannot be read as Parquet"),
     ],
 )
-def test_broken_tables(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_invalid_tables_are_rejected(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
         open_data(str(tmp_path / name))
     assert "\n" not in str(caught.value)
 
 
-def test_semicolons_and_a_byte_order_mark(tmp_path: Path) -> None:
+def test_semicolons_and_byte_order_mark_are_accepted(tmp_path: Path) -> None:
     random_images(tmp_path)
     lines = ["path;label", *(f"{row['path']};{row['label']}" for row in ROWS)]
     (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8-sig")
@@ -175,7 +175,7 @@ def table(  # type: ignore[no-untyped-def]
     struct: bool = True,
     names: list[str] | None = NAMES,
 ):
-    """Write a table like the hub's library: images as {bytes, path}, labels as indices, their names in the metadata."""
+    """Write a table like the datasets library: images as {bytes, path}, label indices, class names in metadata."""
     numbers = range(start, start + count)
     cells = [os.urandom(50 + 13 * i % 97) if i % 7 else f"image {i}".encode() for i in numbers]
     cells = [f"image {i} ".encode() + cell for i, cell in zip(numbers, cells, strict=True)]
@@ -188,7 +188,7 @@ def table(  # type: ignore[no-untyped-def]
     return made, cells
 
 
-def test_a_folder_as_the_hub_converts_it(tmp_path: Path) -> None:
+def test_parquet_folder_converted_by_the_hub(tmp_path: Path) -> None:
     for part, count in (("train", 9), ("test", 6)):
         (tmp_path / "default" / part).mkdir(parents=True)
         pq.write_table(table(0, count)[0], tmp_path / "default" / part / "0000.parquet")
@@ -198,7 +198,7 @@ def test_a_folder_as_the_hub_converts_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("struct", [True, False])
 @pytest.mark.parametrize(("image", "label"), [("image", "label"), ("img", "fine_label"), ("scan", "species")])
-def test_images_in_the_table(tmp_path: Path, struct: bool, image: str, label: str) -> None:
+def test_images_stored_in_the_table(tmp_path: Path, struct: bool, image: str, label: str) -> None:
     made, cells = table(0, 30, image, label, struct)
     pq.write_table(made, tmp_path / "t.parquet", row_group_size=4)
     data = open_data(str(tmp_path / "t.parquet"))
@@ -207,7 +207,7 @@ def test_images_in_the_table(tmp_path: Path, struct: bool, image: str, label: st
     assert data.train.name(0) == "t.parquet[0]"
 
 
-def test_it_is_unpacked_once_and_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
+def test_table_is_unpacked_once_and_again_after_changes(tmp_path: Path, cache: Path) -> None:
     for count in (30, 60):
         made, cells = table(0, count)
         pq.write_table(made, tmp_path / "t.parquet")
@@ -220,7 +220,7 @@ def test_it_is_unpacked_once_and_again_when_it_changes(tmp_path: Path, cache: Pa
     assert not list(cache.rglob("*.part*"))
 
 
-def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
+def test_folder_of_parquet_files(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     expected: dict[bytes, str] = {}
     for n in range(2):
@@ -241,7 +241,7 @@ def test_labels_without_names(tmp_path: Path) -> None:
     assert open_data(str(tmp_path / "t.parquet")).classes == ("0", "1", "2")
 
 
-def test_hidden_labels_and_unused_classes(tmp_path: Path) -> None:
+def test_hidden_test_labels_and_unused_classes(tmp_path: Path) -> None:
     made, _ = table(0, 12, names=[*NAMES, "never"])
     split = pa.array(["train"] * 6 + ["val"] * 3 + ["test"] * 3)
     hidden = pa.array([i % 3 if i < 9 else -1 for i in range(12)])
@@ -267,14 +267,14 @@ def test_label_problems_are_raised_before_unpacking(tmp_path: Path, cache: Path)
     assert not list(cache.rglob("*.bin"))
 
 
-def test_a_row_without_an_image(tmp_path: Path) -> None:
+def test_row_without_an_image_is_rejected(tmp_path: Path) -> None:
     made, cells = table(0, 12, struct=False)
     pq.write_table(made.set_column(1, "image", pa.array([*cells[:-1], None], pa.binary())), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="row 12 of column 'image' has no image"):
         open_data(str(tmp_path / "t.parquet"))
 
 
-def test_without_pyarrow_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(table(0, 30)[0], tmp_path / "t.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"requires pyarrow: pip install .vitreous\[data\]"):

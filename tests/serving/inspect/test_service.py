@@ -11,7 +11,7 @@ import torch
 from fastapi.testclient import TestClient
 
 from images import encoded, smooth
-from inspected import inspect_client
+from inspect_requests import inspect_client
 from live_server import HOST, in_thread
 from vitreous.data.image import fit
 from vitreous.explanation.attention_and_logit_lens import capture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from inspected import all_kinds
+from inspect_requests import all_kinds
 from live_server import Live, in_thread
 from vitreous.serving.models import ServedModel, serve_model
 

@@ -5,7 +5,7 @@ import pytest
 
 import vitreous
 from images import encoded
-from inspected import SMALL, get, inspect_client, picture, send
+from inspect_requests import SMALL, get, inspect_client, picture, send
 from live_server import Live
 from vitreous.common.checks import BadValue
 from vitreous.explanation.result import class_index

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inspected import NAMES, get, picture, send
+from inspect_requests import NAMES, get, picture, send
 from live_server import Live, in_thread
 from vitreous.explanation.draw import model_region
 from vitreous.inference.predictor import Predictor

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from inspected import NAMES, POSITIONS, SMALL, array, as_given, get, picture, weights_of
+from inspect_requests import NAMES, POSITIONS, SMALL, array, as_given, get, picture, weights_of
 from live_server import Live, in_thread
 from vitreous.explanation.attention_and_logit_lens import attention_distance, capture
 from vitreous.model.build import build_vit

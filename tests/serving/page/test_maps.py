@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from images import encoded
-from inspected import LABELS, NAMES, as_given, erase, get, name, picture
+from inspect_requests import LABELS, NAMES, as_given, erase, get, name, picture
 from live_server import Live
-from planted import DECOY, KINDS, PLACE, SHOWN
+from single_patch_models import DECOY, KINDS, PLACE, SHOWN
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import (
     as_patches,

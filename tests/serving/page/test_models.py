@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inspected import array, as_given, erase, get, picture, weights_of
+from inspect_requests import array, as_given, erase, get, picture, weights_of
 from live_server import Live
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 

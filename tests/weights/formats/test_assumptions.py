@@ -1,4 +1,4 @@
-"""Fields that a bare file does not state: one warning with the assumed values, unless a published name states them."""
+"""Fields missing from bare files are assumed with one warning, unless a published name determines them."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from torch import nn
 
 import vitreous
 from benchmarks.timm_bare_files import build, outcome
-from peers import import_timm, import_transformers
+from optional_imports import import_timm, import_transformers
 from vitreous.model.options import ClassToken, Gelu, Preprocessing
 from vitreous.serving.models import load_models
 from vitreous.training import TrainConfig
@@ -29,14 +29,14 @@ PLAIN = "vit_tiny_patch16_224"
 
 
 def saved(model: nn.Module, file: Path) -> Path:
-    """Save the state dict as safetensors, which sorts names."""
+    """Save the state dict as safetensors, which sorts the names."""
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, file)
     return file
 
 
 def warned(call: Callable[[], object]) -> list[str]:
-    """The messages of the AssumptionWarnings of a call."""
+    """Return the AssumptionWarning messages of a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -49,9 +49,9 @@ def plain() -> nn.Module:
     return build(PLAIN, img_size=32)
 
 
-# ---- Against timm ----------------------------------------------------------------------------------------------------
+# ---- Comparison with timm --------------------------------------------------------------------------------------------
 
-# The outcome under a neutral name, and under its own. `python -m benchmarks.timm_bare_files` does the same for all.
+# Outcome under a neutral name and under its own name; benchmarks.timm_bare_files covers all models.
 ARCHITECTURES = {
     "deit3_small_patch16_224": ("exact, warned", "exact"),
     "deit_tiny_distilled_patch16_224": ("exact, warned", "exact"),
@@ -75,7 +75,7 @@ ARCHITECTURES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_timm_models_are_never_wrong_without_a_warning(name: str, tmp_path: Path) -> None:
+def test_timm_models_never_differ_without_a_warning(name: str, tmp_path: Path) -> None:
     import_timm()
     model = build(name, img_size=56 if "patch14" in name else 64)
     neutral, named = ARCHITECTURES[name]
@@ -84,7 +84,7 @@ def test_timm_models_are_never_wrong_without_a_warning(name: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_post_norms_are_detected_by_the_order_of_a_pickle(tmp_path: Path) -> None:
+def test_post_norms_are_detected_by_tensor_order_in_a_pickle(tmp_path: Path) -> None:
     import_timm()
     model = build("vit_base_patch16_rpn_224", img_size=32)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
@@ -93,13 +93,13 @@ def test_post_norms_are_detected_by_the_order_of_a_pickle(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("module", ["vision_transformer", "deit", "vision_transformer_hybrid"])
 def test_timms_architecture_names_are_known(module: str) -> None:
-    """Except those that are rejected by their tensors."""
+    """Architectures that are rejected by their tensors are excluded."""
     names = set(import_timm().list_models(module=module))
     unknown = {name for name in names if not ARCHITECTURE.fullmatch(name)}
     assert {name.split("_")[0] for name in unknown} <= {"aimv2", "beit3"}
 
 
-# ---- What settles it -------------------------------------------------------------------------------------------------
+# ---- Sources of missing fields ---------------------------------------------------------------------------------------
 
 
 def test_warning_names_fields_values_and_remedy(plain: nn.Module, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_warning_names_fields_values_and_remedy(plain: nn.Module, tmp_path: Path
     assert "--set num_heads=" in text
 
 
-def test_last_call_for_a_field_counts() -> None:
+def test_last_assumption_for_a_field_wins() -> None:
     builder = ConfigBuilder(StateDict(Path("x.pth"), {}, {}), {})
     for certain in (builder.default, lambda _, **fields: builder.set(**fields)):
         builder.assume("usual", norm_eps=1e-5)
@@ -124,7 +124,7 @@ def test_last_call_for_a_field_counts() -> None:
         assert builder.fields["norm_eps"] == 1e-6
 
 
-def test_overridden_fields_are_not_warned_of(plain: nn.Module, tmp_path: Path) -> None:
+def test_overridden_fields_do_not_warn(plain: nn.Module, tmp_path: Path) -> None:
     file = saved(plain, tmp_path / "weights.safetensors")
     given: dict[str, Any] = {"num_heads": 3, "mlp": Gelu("erf"), "pool": ClassToken()}
     (text,) = warned(lambda: vitreous.load(file, overrides=given))
@@ -155,9 +155,9 @@ def test_architecture_is_read_from_the_path(path: str, plain: nn.Module, tmp_pat
 @pytest.mark.parametrize(
     "path",
     [
-        "vit_base_patch16_224.safetensors",  # of another width
+        "vit_base_patch16_224.safetensors",  # has another width
         f"{PLAIN}_of_mine.safetensors",
-        f"{PLAIN}/other.safetensors",  # the name of the file is its own
+        f"{PLAIN}/other.safetensors",  # the file has its own name
     ],
 )
 def test_other_names_are_not_architectures(path: str, plain: nn.Module, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_tag_and_owner_in_metadata_are_ignored(name: str, plain: nn.Module, tmp_
 
 @pytest.mark.slow
 def test_architecture_is_read_from_metadata(tmp_path: Path) -> None:
-    """timm's training scripts write `arch` beside the weights."""
+    """timm's training scripts store `arch` with the weights."""
     import_timm()
     model = build("vit_base_patch16_gap_224", img_size=32)
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -184,7 +184,7 @@ def test_architecture_is_read_from_metadata(tmp_path: Path) -> None:
         assert vitreous.load(tmp_path / file).config.num_heads == 16
 
 
-def test_unusual_pooling_of_a_named_model_is_warned_of(tmp_path: Path) -> None:
+def test_unusual_pooling_of_a_named_model_warns(tmp_path: Path) -> None:
     import_timm()
     model = build(PLAIN, img_size=32, global_pool="avg")
     assert "pool" in uncertain(warned(lambda: vitreous.load(saved(model, tmp_path / f"{PLAIN}.safetensors"))))
@@ -194,25 +194,25 @@ def test_unusual_pooling_of_a_named_model_is_warned_of(tmp_path: Path) -> None:
 def test_folders_with_a_config_do_not_warn(plain: nn.Module, tmp_path: Path) -> None:
     small = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     transformers = import_transformers()
-    theirs = transformers.ViTModel(transformers.ViTConfig(**small))
-    theirs.save_pretrained(tmp_path / "transformers")
+    reference = transformers.ViTModel(transformers.ViTConfig(**small))
+    reference.save_pretrained(tmp_path / "transformers")
     transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "transformers")
     import_timm().models.save_for_hf(plain, tmp_path / "timm", model_args={"img_size": 32, "depth": 1})
-    vitreous.save(vitreous.load(tmp_path / "timm"), tmp_path / "ours")
+    vitreous.save(vitreous.load(tmp_path / "timm"), tmp_path / "saved")
     vitreous.save(vitreous.load(tmp_path / "timm"), tmp_path / "google.npz", format="google", lossy=True)
-    for source in ("transformers", "timm", "ours", "google.npz"):
+    for source in ("transformers", "timm", "saved", "google.npz"):
         assert not warned(lambda source=source: vitreous.load(tmp_path / source)), source  # type: ignore[misc]
 
 
-def test_names_of_published_files_state_the_heads(tmp_path: Path) -> None:
+def test_published_file_names_determine_the_heads(tmp_path: Path) -> None:
     model = vitreous.create("ViT-S/16", num_classes=0, overrides={"depth": 1, "layer_scale": 1e-5, "mlp": Gelu("erf")})
-    vitreous.save(model, tmp_path / "mine.pth", format="dinov2")
-    (tmp_path / "dinov2_vits14_pretrain.pth").write_bytes((tmp_path / "mine.pth").read_bytes())
-    assert uncertain(warned(lambda: vitreous.load(tmp_path / "mine.pth"))) == {"num_heads"}
+    vitreous.save(model, tmp_path / "other.pth", format="dinov2")
+    (tmp_path / "dinov2_vits14_pretrain.pth").write_bytes((tmp_path / "other.pth").read_bytes())
+    assert uncertain(warned(lambda: vitreous.load(tmp_path / "other.pth"))) == {"num_heads"}
     assert not warned(lambda: vitreous.load(tmp_path / "dinov2_vits14_pretrain.pth"))
 
 
-# ---- Who warns -------------------------------------------------------------------------------------------------------
+# ---- Warnings --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_every_use_of_a_file_warns_once(plain: nn.Module, tmp_path: Path) -> Non
         "train": (lambda: train(config), 1),
         "serve": (lambda: load_models([file]), 1),
         "convert": (lambda: convert(file, tmp_path / "again.pth", to="timm"), 1),
-        "info": (lambda: describe(file), 0),  # which lists them itself
+        "info": (lambda: describe(file), 0),  # convert lists the assumptions itself
     }
     for way, (call, count) in ways.items():
         assert len(warned(call)) == count, way

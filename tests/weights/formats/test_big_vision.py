@@ -1,4 +1,4 @@
-"""big_vision's `.npz` in all variants, compared with timm's models, which read the same files."""
+"""All variants of big_vision's `.npz` files, compared with timm models that read the same files."""
 
 import dataclasses
 from pathlib import Path
@@ -10,8 +10,8 @@ import torch
 
 import vitreous
 from flax_arrays import Arrays, flax_arrays, saved, unknown
+from optional_imports import import_timm
 from parity import check_close, check_identical, noisy
-from peers import import_timm
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
@@ -38,7 +38,7 @@ NO_ENTRY = Learned1d(prefix_entries=False)
 AVERAGE = ViTConfig(
     image_size=NATIVE,
     patch_size=(8, 8),
-    width=48,  # no multiple of 64: only the tensors tell how many heads there are
+    width=48,  # not a multiple of 64, so the heads come from the tensors
     depth=3,
     num_heads=4,
     mlp_width=96,
@@ -48,7 +48,7 @@ AVERAGE = ViTConfig(
     preprocessing=CROP,
 )
 
-# Ours as changes to AVERAGE, and timm's arguments for the same.
+# Changes to AVERAGE, and the equivalent timm arguments.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "average": ({}, {"class_token": False, "global_pool": "avg", "fc_norm": False}),
     "class token": (
@@ -81,7 +81,7 @@ def arrays_of(model: Any, root: str = "params/") -> Arrays:
 
 
 def stacked(arrays: Arrays) -> Arrays:
-    """Stack the arrays of all layers, as a scan stores them."""
+    """Stack the arrays of all layers, as in models that scan over layers."""
     result = {}
     for name, array in arrays.items():
         if f"{BLOCKS}_0/" in name:
@@ -98,68 +98,68 @@ def stacked(arrays: Arrays) -> Arrays:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", ["apart", "stacked"])
-def test_outputs_equal_timms(tmp_path: Path, case: str, form: str) -> None:
-    theirs = timm_model(case)
-    arrays = arrays_of(theirs)
-    ours = vitreous.load(saved(tmp_path / "theirs.npz", stacked(arrays) if form == "stacked" else arrays))
-    assert ours.config == config_of(case)
-    check_close(ours, theirs, NATIVE)
+def test_outputs_equal_timm(tmp_path: Path, case: str, form: str) -> None:
+    reference = timm_model(case)
+    arrays = arrays_of(reference)
+    loaded = vitreous.load(saved(tmp_path / "foreign.npz", stacked(arrays) if form == "stacked" else arrays))
+    assert loaded.config == config_of(case)
+    check_close(loaded, reference, NATIVE)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
-    ours = noisy(build(config_of(case)))
-    vitreous.save(ours, tmp_path / "ours.npz", format="big_vision")
-    theirs = unknown(timm_model(case))
-    theirs.load_pretrained(str(tmp_path / "ours.npz"))
-    check_close(ours, theirs, NATIVE)
+    model = noisy(build(config_of(case)))
+    vitreous.save(model, tmp_path / "saved.npz", format="big_vision")
+    reference = unknown(timm_model(case))
+    reference.load_pretrained(str(tmp_path / "saved.npz"))
+    check_close(model, reference, NATIVE)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_written_names_and_shapes_are_big_visions(tmp_path: Path, case: str) -> None:
+def test_written_names_and_shapes_match_big_vision(tmp_path: Path, case: str) -> None:
     expected = {name: array.shape for name, array in arrays_of(timm_model(case)).items()}
-    vitreous.save(build(config_of(case)), tmp_path / "ours.npz", format="big_vision")
-    with np.load(tmp_path / "ours.npz") as file:
+    vitreous.save(build(config_of(case)), tmp_path / "saved.npz", format="big_vision")
+    with np.load(tmp_path / "saved.npz") as file:
         assert {name: file[name].shape for name in file.files} == expected
 
 
 def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
-    theirs = timm_model("MAP", img_size=OTHER)
-    path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
+    reference = timm_model("MAP", img_size=OTHER)
+    path = saved(tmp_path / "foreign.npz", arrays_of(reference))
     with pytest.raises(BadCheckpoint, match=r"15 positions.*Pass its native size"):
         vitreous.load(path)
-    check_close(vitreous.load(path, overrides={"image_size": OTHER}), theirs, OTHER)
+    check_close(vitreous.load(path, overrides={"image_size": OTHER}), reference, OTHER)
 
 
 def test_positions_are_resampled_as_in_big_vision(tmp_path: Path) -> None:
-    """Resample with scipy's zoom to a rectangular grid, and compare with timm's outputs."""
+    """Resample to a rectangular grid with scipy's zoom and compare with timm's outputs."""
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     arrays = arrays_of(timm_model("class token"))
-    ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays), image_size=OTHER)
+    loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays), image_size=OTHER)
     table = arrays["params/pos_embedding"].reshape(4, 4, -1)
-    theirs = timm_model("class token", img_size=OTHER)
+    reference = timm_model("class token", img_size=OTHER)
     arrays["params/pos_embedding"] = zoom(table, (5 / 4, 3 / 4, 1), order=1).reshape(1, 15, -1)
-    theirs.load_pretrained(str(saved(tmp_path / "resampled.npz", arrays)))
-    check_close(ours, theirs, OTHER)
+    reference.load_pretrained(str(saved(tmp_path / "resampled.npz", arrays)))
+    check_close(loaded, reference, OTHER)
 
 
 def test_missing_positions_are_sines_and_cosines(tmp_path: Path) -> None:
-    """A file without positions: timm gets big_vision's sines and cosines as a learned table."""
+    """For a file without positions, timm gets big_vision's sines and cosines as a learned table."""
     arrays = arrays_of(timm_model("average"))
     y, x = np.mgrid[:5, :3]
     omega = 1 / 10_000 ** (np.arange(12) / 11)
     x, y = np.outer(x.flatten(), omega), np.outer(y.flatten(), omega)
     computed = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None].astype(np.float32)
-    theirs = timm_model("average", img_size=OTHER)
-    theirs.load_pretrained(str(saved(tmp_path / "computed.npz", arrays | {"params/pos_embedding": computed})))
+    reference = timm_model("average", img_size=OTHER)
+    reference.load_pretrained(str(saved(tmp_path / "computed.npz", arrays | {"params/pos_embedding": computed})))
 
     arrays.pop("params/pos_embedding")
-    path = saved(tmp_path / "theirs.npz", arrays)
-    ours = vitreous.load(path)
-    assert ours.config.position == SinCos2d("big_vision")
-    assert ours.config.image_size == (224, 224)
-    assert "there are no learned positions" in "".join(vars(ours)["provenance"]["assumed"])
-    check_close(ours, theirs, OTHER)
+    path = saved(tmp_path / "foreign.npz", arrays)
+    loaded = vitreous.load(path)
+    assert loaded.config.position == SinCos2d("big_vision")
+    assert loaded.config.image_size == (224, 224)
+    assert "there are no learned positions" in "".join(vars(loaded)["provenance"]["assumed"])
+    check_close(loaded, reference, OTHER)
     assert vitreous.load(path, image_size=OTHER).config.image_size == OTHER
     assert vitreous.load(path, overrides={"image_size": OTHER}).config.image_size == OTHER
 
@@ -169,7 +169,7 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
     "sines and cosines": {"position": SinCos2d("big_vision"), "image_size": (224, 224)},
     "pre-logits": {"head": TanhHead(40)},
     "pre-logits, no head": {"head": TanhHead(40), "num_classes": 0},
-    "patches not square": {"patch_size": (8, 4), "image_size": (32, 16), "channels": 1},
+    "non-square patches": {"patch_size": (8, 4), "image_size": (32, 16), "channels": 1},
 }
 
 
@@ -184,14 +184,14 @@ def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dty
 
 
 TOKEN = {"class_token": True, "pool": ClassToken()}
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "position": ({"position": SinCos2d("mae")}, ".*got SinCos2d.*mae"),
     "temperature": ({"position": SinCos2d("big_vision", 100.0)}, ".*got SinCos2d.*100"),
     "entry, not square": ({**TOKEN, "image_size": (32, 16)}, ".*square number of patches.*got 8"),
     "a square and one": ({"image_size": (16, 40)}, ".*first of 10 positions.*9 is a square"),
     "stem": ({"stem": ResNetStem((1,), 32), "patch_size": (2, 2)}, "stem"),
     "norm after the mean": ({"pool": GlobalAverage("after")}, r".*got GlobalAverage.*after"),
-    "MAP beside a token": (
+    "MAP with a class token": (
         {"class_token": True, "pool": AttentionPool()},
         r".*class token, got AttentionPool",
     ),
@@ -200,9 +200,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", UNSUPPORTED)
 def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> None:
-    changes, part = REFUSED[case]
+    changes, part = UNSUPPORTED[case]
     with pytest.raises(UnsupportedByFormat, match=f"big_vision does not support this model: {part}"):
         vitreous.save(build(dataclasses.replace(AVERAGE, **changes)), tmp_path / "m.npz", "big_vision", lossy=True)
     assert not list(tmp_path.iterdir())
@@ -217,7 +217,7 @@ def test_other_numerics_require_lossy(tmp_path: Path, changes: dict[str, Any]) -
     check_identical(vitreous.load(tmp_path / "model.npz", overrides=changes), model)
 
 
-# ---- Files of all ages -----------------------------------------------------------------------------------------------
+# ---- Older and newer files -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def model() -> ViT:
 
 @pytest.fixture
 def arrays(tmp_path: Path, model: ViT) -> Arrays:
-    """Arrays without a root."""
+    """Arrays without a root key."""
     vitreous.save(model, tmp_path / "model.npz", format="big_vision")
     with np.load(tmp_path / "model.npz") as file:
         return {name.removeprefix("params/"): array for name, array in file.items()}
@@ -236,14 +236,14 @@ def arrays(tmp_path: Path, model: ViT) -> Arrays:
 @pytest.mark.slow
 @pytest.mark.parametrize("root", ["", "opt/target/", "params/", "params/img/", "img/"])
 @pytest.mark.parametrize("form", ["apart", "stacked"])
-def test_any_root_is_read(tmp_path: Path, model: ViT, arrays: Arrays, root: str, form: str) -> None:
+def test_any_root_key_is_read(tmp_path: Path, model: ViT, arrays: Arrays, root: str, form: str) -> None:
     arrays = stacked(arrays) if form == "stacked" else arrays
     rooted = {f"{root}{name}": array for name, array in arrays.items()}
-    check_identical(vitreous.load(saved(tmp_path / "theirs.npz", rooted)), model)
+    check_identical(vitreous.load(saved(tmp_path / "foreign.npz", rooted)), model)
 
 
 def test_text_model_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """SigLIP has two models, and the temperature and bias of its logits."""
+    """SigLIP files also contain a text model and the temperature and bias of the logits."""
     text = {
         "txt/Encoder_0/encoder_norm/scale": np.zeros(4),
         "txt/head/bias": np.zeros(3),
@@ -267,7 +267,7 @@ def test_optimizer_state_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) 
 
 
 def test_names_of_older_versions_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """Positions in the encoder, MAP without a layer name, and layers of a block counted together."""
+    """Test positions in the encoder, MAP without a layer name, and layers numbered across a block."""
     older = {}
     for name, array in arrays.items():
         name = "Transformer/pos_embedding" if name == "pos_embedding" else name.removeprefix("MAPHead_0/")
@@ -280,10 +280,10 @@ def test_names_of_older_versions_are_read(tmp_path: Path, model: ViT, arrays: Ar
 
 
 def test_bfloat16_positions_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """numpy reads the positions of a bfloat16 model as two bytes of unknown type."""
+    """numpy reads bfloat16 positions as two bytes of unknown type."""
     table = model.position.table.detach().bfloat16()
     arrays["pos_embedding"] = table.reshape(1, 16, 48).view(torch.int16).numpy().view("V2")
-    loaded = vitreous.load(saved(tmp_path / "theirs.npz", arrays))
+    loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays))
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
     assert torch.equal(loaded.position.table, table.float())
 

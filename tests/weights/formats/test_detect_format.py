@@ -1,4 +1,4 @@
-"""Checkpoints of training scripts: the right model is found in them, and the provenance records where."""
+"""The right model is found in training checkpoints, and the provenance records its location."""
 
 import argparse
 import copy
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import vitreous
+from optional_imports import import_timm, import_transformers
 from parity import noisy
-from peers import import_timm, import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
@@ -51,22 +51,22 @@ DINO: dict[str, Any] = {
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
 
 
-def peer(seed: int = 0, **sizes: Any) -> Any:
+def random_timm_model(seed: int = 0, **sizes: Any) -> Any:
     """A timm model with random parameters."""
     torch.manual_seed(seed)
     return noisy(import_timm().models.VisionTransformer(**{**SIZE, **sizes})).eval()
 
 
-def check_same(file: Path, theirs: nn.Module) -> dict[str, Any]:
-    """Check that a file is read as this model; return its provenance."""
-    ours = vitreous.load(file)
+def check_same(file: Path, reference: nn.Module) -> dict[str, Any]:
+    """Check that a file loads as this model and return its provenance."""
+    loaded = vitreous.load(file)
     with torch.no_grad():
-        torch.testing.assert_close(ours(IMAGES), theirs(IMAGES), rtol=1e-4, atol=1e-5)
-    return provenance_of(ours)
+        torch.testing.assert_close(loaded(IMAGES), reference(IMAGES), rtol=1e-4, atol=1e-5)
+    return provenance_of(loaded)
 
 
 class Training(nn.Module):
-    """The tensors of several modules under the names of the modules."""
+    """A module that contains several modules under their names."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -74,17 +74,17 @@ class Training(nn.Module):
             self.add_module(name, part)
 
 
-# ---- Whole files -----------------------------------------------------------------------------------------------------
+# ---- Training checkpoints --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("averaged", [False, True])
 def test_timms_training_checkpoint_is_read(tmp_path: Path, averaged: bool) -> None:
-    timm, model = import_timm(), peer()
+    timm, model = import_timm(), random_timm_model()
     ema = timm.utils.ModelEmaV3(model) if averaged else None
     expected = copy.deepcopy(model)
     if averaged:
-        nn.init.zeros_(model.head.weight)  # trained on since
+        nn.init.zeros_(model.head.weight)  # the averaged weights differ from the current ones
     optimizer = torch.optim.AdamW(model.parameters())
     saver = timm.utils.CheckpointSaver(
         model, optimizer, args=ARGS, model_ema=ema, checkpoint_dir=str(tmp_path), recovery_dir=str(tmp_path)
@@ -103,10 +103,13 @@ WRAPS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], list[str] | None]] = 
     "PyTorch's tutorial": (lambda x: {"epoch": 1, "model_state_dict": x, "loss": torch.ones(())}, ["model_state_dict"]),
     "net": (lambda x: {"net": x, "acc": 0.5}, ["net"]),
     "weights": (lambda x: {"weights": x}, ["weights"]),
-    "an average": (lambda x: {"model": {"a": torch.ones(1)}, "ema": {"decay": 0.9, "module": x}}, ["ema", "module"]),
-    "another average": (lambda x: {"state_dict": {"a": torch.ones(1)}, "ema_state_dict": x}, ["ema_state_dict"]),
-    "an average of nothing": (lambda x: {"ema": {"decay": 0.9}, "model": x}, ["model"]),
-    "settings beside tensors": (lambda x: {**x, "args": ARGS}, None),
+    "averaged weights": (
+        lambda x: {"model": {"a": torch.ones(1)}, "ema": {"decay": 0.9, "module": x}},
+        ["ema", "module"],
+    ),
+    "other averaged weights": (lambda x: {"state_dict": {"a": torch.ones(1)}, "ema_state_dict": x}, ["ema_state_dict"]),
+    "empty averaged weights": (lambda x: {"ema": {"decay": 0.9}, "model": x}, ["model"]),
+    "settings with tensors": (lambda x: {**x, "args": ARGS}, None),
     "milestones": (
         lambda x: {"model": x, "scheduler": torch.optim.lr_scheduler.MultiStepLR(_optimizer(), [1, 2]).state_dict()},
         ["model"],
@@ -121,14 +124,14 @@ def _optimizer() -> torch.optim.Optimizer:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPS)
 def test_keys_of_training_scripts_are_unwrapped(tmp_path: Path, name: str) -> None:
-    model, (wrap, inside) = peer(), WRAPS[name]
+    model, (wrap, inside) = random_timm_model(), WRAPS[name]
     torch.save(wrap(model.state_dict()), tmp_path / "x.ckpt")
     known = check_same(tmp_path / "x.ckpt", model)
     assert known.get("inside") == inside
     assert "left_out" not in known
 
 
-# ---- Names -----------------------------------------------------------------------------------------------------------
+# ---- Name prefixes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -136,7 +139,7 @@ def test_keys_of_training_scripts_are_unwrapped(tmp_path: Path, name: str) -> No
     "prefix", ["module.", "net.", "vit.", "encoder.", "student.", "base_model.model.", "_forward_module.model.module."]
 )
 def test_common_prefix_is_removed(tmp_path: Path, prefix: str) -> None:
-    model = peer()
+    model = random_timm_model()
     torch.save({f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "x.pth")
     known = check_same(tmp_path / "x.pth", model)
     assert "left_out" not in known
@@ -145,7 +148,7 @@ def test_common_prefix_is_removed(tmp_path: Path, prefix: str) -> None:
 
 @pytest.mark.slow
 def test_compiled_and_averaged_models_are_read(tmp_path: Path) -> None:
-    plain = peer()
+    plain = random_timm_model()
     whole = torch.compile(copy.deepcopy(plain))
     blocks = copy.deepcopy(plain)
     for at, block in enumerate(blocks.blocks):
@@ -159,7 +162,7 @@ def test_compiled_and_averaged_models_are_read(tmp_path: Path) -> None:
 
 
 def test_wrapper_names_inside_tensor_names_are_removed(tmp_path: Path) -> None:
-    plain = peer()
+    plain = random_timm_model()
     names = {
         name: name.replace("blocks.1.", "blocks.1._fsdp_wrapped_module._checkpoint_wrapped_module.")
         for name in plain.state_dict()
@@ -172,12 +175,12 @@ def test_wrapper_names_inside_tensor_names_are_removed(tmp_path: Path) -> None:
         vitreous.load(tmp_path / "x.pth")
 
 
-# ---- Other parts beside the model ------------------------------------------------------------------------------------
+# ---- Models with other modules ---------------------------------------------------------------------------------------
 
 
-def test_lightning_module_is_read_beside_its_loss(tmp_path: Path) -> None:
-    """Its loss has a tensor, and its settings are objects of an unknown class."""
-    model = peer()
+def test_lightning_module_with_a_loss_is_read(tmp_path: Path) -> None:
+    """The loss has a tensor, and the settings are objects of an unknown class."""
+    model = random_timm_model()
     module = Training(model=model, criterion=nn.CrossEntropyLoss(weight=torch.ones(5)))
     checkpoint = {"epoch": 1, "state_dict": module.state_dict(), "hyper_parameters": {"args": ARGS}, "loops": {}}
     torch.save(checkpoint, tmp_path / "x.ckpt")
@@ -186,8 +189,8 @@ def test_lightning_module_is_read_beside_its_loss(tmp_path: Path) -> None:
     assert known["left_out"] == ["criterion.weight"]
 
 
-def test_backbone_is_read_beside_a_classifier(tmp_path: Path) -> None:
-    backbone = peer(num_classes=0)
+def test_backbone_with_a_separate_classifier_is_read(tmp_path: Path) -> None:
+    backbone = random_timm_model(num_classes=0)
     torch.save(Training(backbone=backbone, fc=nn.Linear(64, 3)).state_dict(), tmp_path / "x.pth")
     known = check_same(tmp_path / "x.pth", backbone)
     assert known["inside"] == ["backbone"]
@@ -195,9 +198,10 @@ def test_backbone_is_read_beside_a_classifier(tmp_path: Path) -> None:
 
 
 def test_dinos_teacher_is_preferred(tmp_path: Path) -> None:
-    """A student in DDP and a teacher, both with backbone and head, and the settings."""
+    """The file contains a DDP student and a teacher, both with backbone and head, and the settings."""
     student, teacher = (
-        Training(backbone=peer(seed, num_classes=0), head=Training(mlp=nn.Linear(64, 8))) for seed in (1, 2)
+        Training(backbone=random_timm_model(seed, num_classes=0), head=Training(mlp=nn.Linear(64, 8)))
+        for seed in (1, 2)
     )
     checkpoint = {
         "student": Training(module=student).state_dict(),
@@ -212,7 +216,7 @@ def test_dinos_teacher_is_preferred(tmp_path: Path) -> None:
 
 
 def test_averaged_model_is_preferred(tmp_path: Path) -> None:
-    student, teacher = peer(1), peer(2)
+    student, teacher = random_timm_model(1), random_timm_model(2)
     torch.save({"model": Training(student=student, teacher=teacher).state_dict()}, tmp_path / "x.pth")
     known = check_same(tmp_path / "x.pth", teacher)
     assert known["inside"] == ["model", "teacher"]
@@ -223,22 +227,22 @@ def test_averaged_model_is_preferred(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["model", "vit"])
-def test_transformers_model_is_read_beside_a_loss(tmp_path: Path, own: str) -> None:
-    """Its names begin with `vit.`, and so may the name of the module around it."""
+def test_transformers_model_with_a_loss_is_read(tmp_path: Path, own: str) -> None:
+    """Its tensor names start with `vit.`, and so can the name of the outer module."""
     transformers = import_transformers()
     sizes = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1}
     config = transformers.ViTConfig(**sizes, intermediate_size=96, num_labels=3)
     model = noisy(transformers.ViTForImageClassification(config)).eval()
     module = Training(**{own: model, "criterion": nn.CrossEntropyLoss(weight=torch.ones(3))})
     torch.save({"state_dict": module.state_dict()}, tmp_path / "x.ckpt")
-    ours = vitreous.load(tmp_path / "x.ckpt")
+    loaded = vitreous.load(tmp_path / "x.ckpt")
     with torch.no_grad():
-        torch.testing.assert_close(ours(IMAGES), model(IMAGES).logits, rtol=1e-4, atol=1e-5)
-    assert provenance_of(ours)["left_out"] == ["criterion.weight"]
+        torch.testing.assert_close(loaded(IMAGES), model(IMAGES).logits, rtol=1e-4, atol=1e-5)
+    assert provenance_of(loaded)["left_out"] == ["criterion.weight"]
 
 
 def test_teacher_of_another_size_is_ambiguous(tmp_path: Path) -> None:
-    whole = Training(model=peer(), teacher=peer(seed=1, embed_dim=128, num_heads=2))
+    whole = Training(model=random_timm_model(), teacher=random_timm_model(seed=1, embed_dim=128, num_heads=2))
     torch.save(whole.state_dict(), tmp_path / "x.pth")
     with pytest.raises(BadCheckpoint, match=r"contains 2 models \(model, teacher\)"):
         vitreous.load(tmp_path / "x.pth")
@@ -247,38 +251,40 @@ def test_teacher_of_another_size_is_ambiguous(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{"lr": 3}, {"architecture": "vit_tiny_patch16_224"}], ids=str)
 @pytest.mark.parametrize("prefix", ["module.", "model.backbone."])
 def test_config_json_of_a_run_is_ignored(tmp_path: Path, prefix: str, settings: dict[str, Any]) -> None:
-    model = peer(num_heads=1)
+    model = random_timm_model(num_heads=1)
     torch.save({"state_dict": {f"{prefix}{k}": v for k, v in model.state_dict().items()}}, tmp_path / "last.ckpt")
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    ours = vitreous.load(tmp_path, overrides={"num_heads": 1})
+    loaded = vitreous.load(tmp_path, overrides={"num_heads": 1})
     with torch.no_grad():
-        torch.testing.assert_close(ours(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(loaded(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
 
 
-def test_dinov2_is_read_beside_a_loss(tmp_path: Path) -> None:
-    """Its blocks are detected at any prefix, the loss is ignored."""
-    theirs = build(ViTConfig(**DINO))
-    vitreous.save(theirs, tmp_path / "dino.pth", format="dinov2")
+def test_dinov2_with_a_loss_is_read(tmp_path: Path) -> None:
+    """Its blocks are detected under any prefix, and the loss is ignored."""
+    reference = build(ViTConfig(**DINO))
+    vitreous.save(reference, tmp_path / "dino.pth", format="dinov2")
     tensors = torch.load(tmp_path / "dino.pth", weights_only=True)
     named = {f"backbone.{name}": tensor for name, tensor in tensors.items()}
     torch.save({**named, "criterion.weight": torch.ones(3)}, tmp_path / "x.pth")
     images = torch.linspace(-1, 1, 3 * 28 * 28).view(1, 3, 28, 28)
-    ours = vitreous.load(tmp_path / "x.pth")
-    assert torch.equal(ours(images), theirs.eval()(images))
-    assert provenance_of(ours)["left_out"][0] == "criterion.weight"
+    loaded = vitreous.load(tmp_path / "x.pth")
+    assert torch.equal(loaded(images), reference.eval()(images))
+    assert provenance_of(loaded)["left_out"][0] == "criterion.weight"
 
 
 @pytest.mark.parametrize("name", ["rel_pos." * 25_000, "layers.0.blocks.0." * 12_000, "a." * 300])
 def test_long_names_are_rejected_and_truncated(tmp_path: Path, name: str) -> None:
-    safetensors.torch.save_file({**peer().state_dict(), f"{name}\n": torch.ones(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(BadCheckpoint, match=r"a tensor name of [\d,]+ characters: ") as refused:
+    safetensors.torch.save_file(
+        {**random_timm_model().state_dict(), f"{name}\n": torch.ones(1)}, tmp_path / "x.safetensors"
+    )
+    with pytest.raises(BadCheckpoint, match=r"a tensor name of [\d,]+ characters: ") as error:
         vitreous.load(tmp_path / "x.safetensors")
-    assert len(str(refused.value)) < 400
+    assert len(str(error.value)) < 400
 
 
 @pytest.mark.slow
 def test_thousands_of_models_are_rejected_quickly(tmp_path: Path) -> None:
-    """Two tensors per model: comparing all pairs would be slow."""
+    """Each model has two tensors; comparing all pairs would be slow."""
     marks = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
     tensor = torch.zeros(4, 4)
     torch.save({f"{'a.' * 4}{at}.{mark}": tensor for at in range(2500) for mark in marks}, tmp_path / "x.pth")

@@ -1,4 +1,4 @@
-"""DINOv2's files, compared with transformers' and timm's models."""
+"""DINOv2 files, compared with transformers and timm models."""
 
 import dataclasses
 import re
@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitreous
+from optional_imports import import_timm, import_transformers
 from parity import check_close, check_identical, noisy
-from peers import import_timm, import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, AttentionPool, Conditional, Gelu, Learned1d, ResNetStem, SwiGlu, TanhHead
@@ -40,7 +40,7 @@ CASES = {
     "SwiGLU": dataclasses.replace(CONFIG, mlp=SwiGlu(), mlp_width=176),
 }
 
-# transformers' names in memory, and DINOv2's.
+# transformers' tensor names and DINOv2's.
 NAMES = [
     (r"embeddings\.patch_embeddings\.projection", "patch_embed.proj"),
     (r"embeddings\.position_embeddings", "pos_embed"),
@@ -53,7 +53,7 @@ NAMES = [
 ]
 
 
-def theirs(case: str) -> nn.Module:
+def reference_model(case: str) -> nn.Module:
     transformers = import_transformers()
     config = CASES[case]
     sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "mlp_ratio": 2}
@@ -65,7 +65,7 @@ def theirs(case: str) -> nn.Module:
 
 
 def as_dinov2(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a transformers model under DINOv2's names, packed as in DINOv2."""
+    """Convert the tensors of a transformers model to DINOv2's names and packing."""
     state = dict(model.state_dict())
     result = {}
     for name in list(state):
@@ -76,13 +76,13 @@ def as_dinov2(model: nn.Module) -> dict[str, Tensor]:
                 where = "attn.qkv" if first == "q_proj" else "mlp.w12"
                 result[name.replace(f"attention.{first}", where).replace(f"mlp.{first}", where)] = whole
     result |= state
-    for theirs, dinov2 in NAMES:
-        result = {re.sub(theirs, dinov2, name): tensor for name, tensor in result.items()}
+    for transformers_name, dinov2 in NAMES:
+        result = {re.sub(transformers_name, dinov2, name): tensor for name, tensor in result.items()}
     return result
 
 
 def tokens(model: ViT) -> Callable[[Tensor], Tensor]:
-    """All tokens, in transformers' order: class token, registers, patches."""
+    """Return all tokens in transformers' order: class token, registers, patches."""
     return lambda images: torch.cat(model.features(images)[:2], dim=1)
 
 
@@ -90,24 +90,24 @@ def last(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda images: model(images).last_hidden_state
 
 
-# ---- There and back --------------------------------------------------------------------------------------------------
+# ---- Reading and writing ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_reads_and_writes_dinov2_files(case: str, tmp_path: Path) -> None:
-    model = theirs(case)
+    model = reference_model(case)
     file = as_dinov2(model)
-    torch.save(file, tmp_path / "theirs.pth")
-    ours = vitreous.load(tmp_path / "theirs.pth")
-    assert isinstance(ours, ViT)
-    assert ours.config == CASES[case]
-    assert ours.provenance["left_out"] == ["mask_token"]
-    check_close(tokens(ours), last(model), NATIVE)
+    torch.save(file, tmp_path / "foreign.pth")
+    loaded = vitreous.load(tmp_path / "foreign.pth")
+    assert isinstance(loaded, ViT)
+    assert loaded.config == CASES[case]
+    assert loaded.provenance["left_out"] == ["mask_token"]
+    check_close(tokens(loaded), last(model), NATIVE)
     for suffix in (".pth", ".safetensors"):
-        vitreous.save(ours, tmp_path / f"ours{suffix}", format="dinov2")
-        check_identical(vitreous.load(tmp_path / f"ours{suffix}"), ours)
-    written = torch.load(tmp_path / "ours.pth")
+        vitreous.save(loaded, tmp_path / f"saved{suffix}", format="dinov2")
+        check_identical(vitreous.load(tmp_path / f"saved{suffix}"), loaded)
+    written = torch.load(tmp_path / "saved.pth")
     assert sorted(written) == sorted(file)
     for name, tensor in written.items():
         assert torch.equal(tensor, file[name] if name != "mask_token" else torch.zeros(1, 128)), name
@@ -115,7 +115,7 @@ def test_reads_and_writes_dinov2_files(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_timm_reads_written_files(case: str, tmp_path: Path) -> None:
-    """timm converts DINOv2's files, and requires every key."""
+    """timm converts DINOv2 files and requires every key."""
     model = build(CASES[case])
     noisy(model)
     vitreous.save(model, tmp_path / "m.pth", format="dinov2")
@@ -128,15 +128,15 @@ def test_timm_reads_written_files(case: str, tmp_path: Path) -> None:
 
 
 def test_positions_with_registers_are_resampled_antialiased(tmp_path: Path) -> None:
-    model = theirs("registers")
+    model = reference_model("registers")
     torch.save(as_dinov2(model), tmp_path / "m.pth")
     check_close(tokens(vitreous.load(tmp_path / "m.pth")), last(model), OTHER, (84, 28))
     check_close(tokens(vitreous.load(tmp_path / "m.pth", image_size=OTHER)), last(model), OTHER)
 
 
 def test_positions_without_registers_are_resampled_with_offset(tmp_path: Path) -> None:
-    """DINOv2 resamples with an offset of a tenth of a patch, transformers does not."""
-    model = theirs("plain")
+    """DINOv2 resamples with an offset of a tenth of a patch; transformers does not."""
+    model = reference_model("plain")
     torch.save(as_dinov2(model), tmp_path / "m.pth")
     places = model.embeddings.position_embeddings.detach()
 
@@ -152,11 +152,11 @@ def test_positions_without_registers_are_resampled_with_offset(tmp_path: Path) -
     check_close(tokens(vitreous.load(tmp_path / "m.pth")), last(model), OTHER, (84, 28))
 
 
-# ---- What its training writes ----------------------------------------------------------------------------------------
+# ---- Training checkpoints --------------------------------------------------------------------------------------------
 
 
 def test_chunked_blocks_are_read(tmp_path: Path) -> None:
-    model = theirs("plain")
+    model = reference_model("plain")
     chunked = {re.sub(r"^blocks\.(\d+)", lambda m: f"blocks.{int(m[1]) // 2}.{m[1]}", name): tensor
                for name, tensor in as_dinov2(model).items()}  # fmt: skip
     assert "blocks.1.3.norm1.weight" in chunked
@@ -164,19 +164,19 @@ def test_chunked_blocks_are_read(tmp_path: Path) -> None:
     check_close(tokens(vitreous.load(tmp_path / "m.pth")), last(model), NATIVE)
 
 
-@pytest.mark.parametrize("heads", [True, False], ids=["with its heads", "alone"])
+@pytest.mark.parametrize("heads", [True, False], ids=["with heads", "alone"])
 def test_teacher_checkpoint_is_read_without_heads(heads: bool, tmp_path: Path) -> None:
-    model = theirs("registers")
+    model = reference_model("registers")
     teacher = {f"backbone.{name}": tensor for name, tensor in as_dinov2(model).items()}
     if heads:
         teacher |= {"dino_head.mlp.0.weight": torch.zeros(2, 2), "ibot_head.last_layer.weight_g": torch.zeros(2, 1)}
     torch.save({"teacher": teacher, "iteration": 5}, tmp_path / "teacher_checkpoint.pth")
-    ours = vitreous.load(tmp_path / "teacher_checkpoint.pth")
-    check_close(tokens(ours), last(model), NATIVE)
-    assert len(ours.provenance["left_out"]) == (3 if heads else 1)
+    loaded = vitreous.load(tmp_path / "teacher_checkpoint.pth")
+    check_close(tokens(loaded), last(model), NATIVE)
+    assert len(loaded.provenance["left_out"]) == (3 if heads else 1)
 
 
-# ---- Refusals --------------------------------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

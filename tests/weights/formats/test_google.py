@@ -1,4 +1,4 @@
-"""Google's `.npz`, compared with timm's models, which read the same files."""
+"""Google's `.npz` files, compared with timm models that read the same files."""
 
 import dataclasses
 from pathlib import Path
@@ -32,61 +32,61 @@ from vitreous.weights.io.errors import BadCheckpoint
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_equal_timms(tmp_path: Path, case: str) -> None:
-    theirs = timm_model(case)
-    ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays_of(theirs)))
-    assert ours.config == config_of(case)
-    check_close(ours, theirs, ours.config.image_size, channels=ours.config.channels)
+def test_outputs_equal_timm(tmp_path: Path, case: str) -> None:
+    reference = timm_model(case)
+    loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays_of(reference)))
+    assert loaded.config == config_of(case)
+    check_close(loaded, reference, loaded.config.image_size, channels=loaded.config.channels)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", HYBRIDS)
-def test_outputs_of_hybrids_equal_timms(tmp_path: Path, case: str) -> None:
-    """timm's ResNets have another eps in their norms, which is overridden here."""
-    theirs = timm_model(case)
-    path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
+def test_outputs_of_hybrids_equal_timm(tmp_path: Path, case: str) -> None:
+    """timm's ResNet norms have a different eps, which is overridden here."""
+    reference = timm_model(case)
+    path = saved(tmp_path / "foreign.npz", arrays_of(reference))
     stem = HYBRIDS[case]["stem"]
     assert vitreous.load(path).config.stem == dataclasses.replace(stem, numerics="google")
-    ours = vitreous.load(path, overrides={"stem": stem})
-    assert ours.config == config_of(case)
-    check_close(ours, theirs, ours.config.image_size)
+    loaded = vitreous.load(path, overrides={"stem": stem})
+    assert loaded.config == config_of(case)
+    check_close(loaded, reference, loaded.config.image_size)
 
 
 def test_positions_are_resampled_as_in_vit_jax(tmp_path: Path) -> None:
-    """Resample with scipy's zoom to a rectangular grid, and compare with timm's outputs."""
+    """Resample to a rectangular grid with scipy's zoom and compare with timm's outputs."""
     zoom = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: `make setup` installs it").zoom
     arrays = arrays_of(timm_model("class token"))
-    ours = vitreous.load(saved(tmp_path / "theirs.npz", arrays), image_size=OTHER)
+    loaded = vitreous.load(saved(tmp_path / "foreign.npz", arrays), image_size=OTHER)
     first, table = arrays[POSITION][:, :1], arrays[POSITION][0, 1:].reshape(4, 4, -1)
     places = zoom(table, (5 / 4, 3 / 4, 1), order=1).reshape(1, 15, -1)
-    theirs = timm_model("class token", img_size=OTHER)
+    reference = timm_model("class token", img_size=OTHER)
     arrays[POSITION] = np.concatenate([first, places], axis=1)
-    theirs.load_pretrained(str(saved(tmp_path / "resampled.npz", arrays)))
-    check_close(ours, theirs, OTHER)
-    assert ours.config.image_size == OTHER
+    reference.load_pretrained(str(saved(tmp_path / "resampled.npz", arrays)))
+    check_close(loaded, reference, OTHER)
+    assert loaded.config.image_size == OTHER
 
 
 def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
-    theirs = timm_model("class token", img_size=OTHER)
-    path = saved(tmp_path / "theirs.npz", arrays_of(theirs))
+    reference = timm_model("class token", img_size=OTHER)
+    path = saved(tmp_path / "foreign.npz", arrays_of(reference))
     with pytest.raises(BadCheckpoint, match=r"15 positions.*Pass its native size, a multiple of 8 x 8"):
         vitreous.load(path)
-    check_close(vitreous.load(path, overrides={"image_size": OTHER}), theirs, OTHER)
+    check_close(vitreous.load(path, overrides={"image_size": OTHER}), reference, OTHER)
 
 
 def test_pre_logits_layer_is_read(tmp_path: Path) -> None:
     """timm no longer has this layer, so it is applied to timm's features here."""
-    theirs = timm_model("no head")
+    reference = timm_model("no head")
     hidden, head = noisy(nn.Linear(48, 40)), noisy(nn.Linear(40, 5))
     extra = dense(hidden, "pre_logits") | dense(head, "head")
-    path = saved(tmp_path / "theirs.npz", arrays_of(theirs) | extra)
-    ours = vitreous.load(path)
-    assert (ours.config.head, ours.config.num_classes) == (TanhHead(40), 5)
-    check_close(ours, lambda images: head(hidden(theirs(images)).tanh()), NATIVE)
+    path = saved(tmp_path / "foreign.npz", arrays_of(reference) | extra)
+    loaded = vitreous.load(path)
+    assert (loaded.config.head, loaded.config.num_classes) == (TanhHead(40), 5)
+    check_close(loaded, lambda images: head(hidden(reference(images)).tanh()), NATIVE)
 
 
 def test_one_block_equals_flax_in_numpy(tmp_path: Path) -> None:
-    """A file and an encoder of one layer in numpy, from the documentation of flax's layers."""
+    """Compare a one-layer encoder with a numpy version written from flax's documentation."""
     rng = np.random.default_rng(0)
     d, heads, head_dim, hidden = 24, 3, 8, 32
     block = "Transformer/encoderblock_0"
@@ -127,9 +127,9 @@ def test_one_block_equals_flax_in_numpy(tmp_path: Path) -> None:
     x = x + y @ w[f"{mlp}/Dense_1/kernel"] + w[f"{mlp}/Dense_1/bias"]
     expected = layer_norm(x, "Transformer/encoder_norm")[0] @ w["head/kernel"] + w["head/bias"]
 
-    ours = vitreous.load(saved(tmp_path / "theirs.npz", w))
+    loaded = vitreous.load(saved(tmp_path / "foreign.npz", w))
     with torch.no_grad():
-        found = ours(torch.from_numpy(image).permute(2, 0, 1)[None])
+        found = loaded(torch.from_numpy(image).permute(2, 0, 1)[None])
     assert found.dtype == torch.float64
     assert np.abs(found[0].numpy() - expected).max() < 1e-12
 
@@ -163,7 +163,7 @@ def test_text_model_is_ignored(tmp_path: Path, model: ViT, arrays: Arrays) -> No
 
 
 def test_names_of_newer_flax_are_read(tmp_path: Path, model: ViT, arrays: Arrays) -> None:
-    """Layers are counted by kind, and GroupNorm's vectors have one dimension."""
+    """Layers are numbered per kind, and GroupNorm vectors have one dimension."""
     newer = {}
     for name, array in arrays.items():
         for old, new in (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpBlock_3", "MlpBlock_0")):
@@ -174,10 +174,10 @@ def test_names_of_newer_flax_are_read(tmp_path: Path, model: ViT, arrays: Arrays
 
 
 def test_provenance_lists_assumed_fields(tmp_path: Path, arrays: Arrays) -> None:
-    provenance = vars(vitreous.load(saved(tmp_path / "theirs.npz", arrays)))["provenance"]
+    provenance = vars(vitreous.load(saved(tmp_path / "foreign.npz", arrays)))["provenance"]
     assert provenance["origin"] == "Google's vision_transformer"
-    said = {line.split(":")[0] for line in provenance["assumed"]}
-    assert said == {"image_size", "norm_eps", "mlp", "preprocessing"}
+    assumed = {line.split(":")[0] for line in provenance["assumed"]}
+    assert assumed == {"image_size", "norm_eps", "mlp", "preprocessing"}
 
 
 def test_unknown_arrays_are_rejected(tmp_path: Path) -> None:
@@ -190,20 +190,20 @@ def test_unknown_arrays_are_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS, "R50"])
 def test_timm_reads_written_files(tmp_path: Path, case: str) -> None:
     config = config_of(case)
-    ours = noisy(build(config))
-    vitreous.save(ours, tmp_path / "ours.npz", format="google", lossy=config.stem is not None)
-    theirs = unknown(timm_model(case))
-    theirs.load_pretrained(str(tmp_path / "ours.npz"))
-    check_close(ours, theirs, config.image_size, channels=config.channels)
+    model = noisy(build(config))
+    vitreous.save(model, tmp_path / "saved.npz", format="google", lossy=config.stem is not None)
+    reference = unknown(timm_model(case))
+    reference.load_pretrained(str(tmp_path / "saved.npz"))
+    check_close(model, reference, config.image_size, channels=config.channels)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
-def test_written_names_and_shapes_are_googles(tmp_path: Path, case: str) -> None:
-    """The arrays of a file that was built by hand are exactly those that are written."""
+def test_written_names_and_shapes_match_google(tmp_path: Path, case: str) -> None:
+    """The written arrays are exactly those of a manually built file."""
     expected = {name: array.shape for name, array in arrays_of(timm_model(case)).items()}
-    vitreous.save(build(config_of(case)), tmp_path / "ours.npz", format="google", lossy=case in HYBRIDS)
-    with np.load(tmp_path / "ours.npz") as file:
+    vitreous.save(build(config_of(case)), tmp_path / "saved.npz", format="google", lossy=case in HYBRIDS)
+    with np.load(tmp_path / "saved.npz") as file:
         assert {name: file[name].shape for name in file.files} == expected
 
 
@@ -226,12 +226,12 @@ def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dty
     check_identical(vitreous.load(tmp_path / "model.npz"), model)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "position": ({"position": NoPosition()}, ".*positions, got NoPosition"),
     "entry": ({"position": Learned1d(prefix_entries=False)}, "a position for the class token is required"),
     "pool": ({"class_token": False, "pool": AttentionPool()}, r".*got AttentionPool\(\)"),
     "norm after the mean": ({"class_token": False, "pool": GlobalAverage("after")}, r".*got GlobalAverage.*after"),
-    "average beside a token": ({"pool": GlobalAverage("before")}, r".*with a class token, got GlobalAverage"),
+    "average with a class token": ({"pool": GlobalAverage("before")}, r".*with a class token, got GlobalAverage"),
     "registers": ({"registers": 2}, "registers"),
     "distillation": ({"distillation_token": True, "pool": ClassToken()}, "distillation_token"),
     "LayerScale": ({"layer_scale": 0.1}, "layer_scale"),
@@ -246,9 +246,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", UNSUPPORTED)
 def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> None:
-    changes, part = REFUSED[case]
+    changes, part = UNSUPPORTED[case]
     with pytest.raises(UnsupportedByFormat, match=f"Google's vision_transformer does not support this model: {part}"):
         vitreous.save(build(dataclasses.replace(PLAIN, **changes)), tmp_path / "m.npz", format="google", lossy=True)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""lucidrains' vit-pytorch: reading, writing, and names of earlier versions."""
+"""lucidrains' vit-pytorch: reading, writing, and tensor names of earlier versions."""
 
 import dataclasses
 from pathlib import Path
@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import vitreous
+from optional_imports import import_vit_pytorch
 from parity import check_close, check_identical, noisy
-from peers import import_vit_pytorch
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
@@ -46,19 +46,19 @@ CONFIG = ViTConfig(
     preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)),
 )
 
-# What is otherwise in theirs, what they cannot tell, and what is otherwise in ours.
+# vit-pytorch arguments, overrides needed for loading, and changes to CONFIG.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}, {}),
     "mean": ({"pool": "mean"}, {}, {"class_token": False, "pool": GlobalAverage("before")}),
-    "heads apart from the width": ({"heads": 3}, {}, {"num_heads": 3, "head_dim": 64}),
+    "heads independent of width": ({"heads": 3}, {}, {"num_heads": 3, "head_dim": 64}),
     "narrow heads": ({"heads": 4, "dim_head": 32}, {"num_heads": 4}, {"num_heads": 4}),
-    "narrow heads apart from the width": (
+    "narrow heads independent of width": (
         {"heads": 4, "dim_head": 24},
         {"num_heads": 4},
         {"num_heads": 4, "head_dim": 24},
     ),
-    "not square": ({"image_size": (24, 48)}, {"image_size": (24, 48)}, {"image_size": (24, 48)}),
-    "patches not square": (
+    "rectangular": ({"image_size": (24, 48)}, {"image_size": (24, 48)}, {"image_size": (24, 48)}),
+    "non-square patches": (
         {"patch_size": (8, 4)},
         {"patch_size": (8, 4), "image_size": 32},
         {"patch_size": (8, 4)},
@@ -68,12 +68,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def theirs(**given: Any) -> nn.Module:
+def reference_model(**given: Any) -> nn.Module:
     return noisy(import_vit_pytorch().ViT(**{**SIZES, **given}))
 
 
 def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names before August 2023, with every norm in a wrapper."""
+    """Convert tensor names to those before August 2023, with every norm in a wrapper."""
     changes = [
         *((f"layers.{i}.1.net.{new}.", f"layers.{i}.1.fn.net.{old}.") for i in (0, 1) for new, old in ((1, 0), (4, 3))),
         *((f"layers.{i}.1.net.0.", f"layers.{i}.1.norm.") for i in (0, 1)),
@@ -91,75 +91,75 @@ def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-# ---- There and back --------------------------------------------------------------------------------------------------
+# ---- Reading and writing ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_reads_and_writes_vit_pytorch_models(case: str, tmp_path: Path) -> None:
-    given, untold, changes = CASES[case]
-    model = theirs(**given)
-    torch.save(model.state_dict(), tmp_path / "theirs.pth")
-    ours = vitreous.load(tmp_path / "theirs.pth", overrides=untold)
-    assert ours.config == dataclasses.replace(CONFIG, **changes)
-    check_close(ours, model, ours.config.image_size, channels=ours.config.channels)
+    given, overrides, changes = CASES[case]
+    model = reference_model(**given)
+    torch.save(model.state_dict(), tmp_path / "foreign.pth")
+    loaded = vitreous.load(tmp_path / "foreign.pth", overrides=overrides)
+    assert loaded.config == dataclasses.replace(CONFIG, **changes)
+    check_close(loaded, model, loaded.config.image_size, channels=loaded.config.channels)
     for suffix, read in ((".pt", torch.load), (".safetensors", load_file)):
-        vitreous.save(ours, tmp_path / f"ours{suffix}", format="lucidrains")
-        check_identical(vitreous.load(tmp_path / f"ours{suffix}", overrides=untold), ours)
-        filled = theirs(**given)
-        filled.load_state_dict(read(tmp_path / f"ours{suffix}"), strict=True)
-        check_close(filled, ours, ours.config.image_size, channels=ours.config.channels)
+        vitreous.save(loaded, tmp_path / f"saved{suffix}", format="lucidrains")
+        check_identical(vitreous.load(tmp_path / f"saved{suffix}", overrides=overrides), loaded)
+        filled = reference_model(**given)
+        filled.load_state_dict(read(tmp_path / f"saved{suffix}"), strict=True)
+        check_close(filled, loaded, loaded.config.image_size, channels=loaded.config.channels)
 
 
 def test_single_wide_head_has_no_output_projection(tmp_path: Path) -> None:
-    model = theirs(heads=1, dim_head=128)
+    model = reference_model(heads=1, dim_head=128)
     assert "transformer.layers.0.0.to_out.0.weight" not in model.state_dict()
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert ours.config.num_heads == 1
-    check_close(ours, model, (32, 32))
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert loaded.config.num_heads == 1
+    check_close(loaded, model, (32, 32))
     with pytest.raises(UnsupportedByFormat, match="has no output projection"):
-        vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+        vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
 
 
 def test_model_without_classifier_is_read(tmp_path: Path) -> None:
-    model = theirs(num_classes=0)
+    model = reference_model(num_classes=0)
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    check_close(ours, lambda images: model(images)[:, 0], (32, 32))
-    vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
-    model.load_state_dict(torch.load(tmp_path / "ours.pth"), strict=True)
+    loaded = vitreous.load(tmp_path / "m.pth")
+    check_close(loaded, lambda images: model(images)[:, 0], (32, 32))
+    vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
+    model.load_state_dict(torch.load(tmp_path / "saved.pth"), strict=True)
 
 
-# ---- Of earlier years ------------------------------------------------------------------------------------------------
+# ---- Earlier versions ------------------------------------------------------------------------------------------------
 
 
 def test_names_of_2023_are_read(tmp_path: Path) -> None:
-    model = theirs()
+    model = reference_model()
     torch.save(old_names(model.state_dict()), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert ours.config == CONFIG
-    check_close(ours, model, (32, 32))
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert loaded.config == CONFIG
+    check_close(loaded, model, (32, 32))
 
 
 @pytest.mark.parametrize("residual", [False, True], ids=["2022", "early 2021"])
 def test_models_without_patch_norms_are_read(residual: bool, tmp_path: Path) -> None:
-    model = theirs()
+    model = reference_model()
     model.to_patch_embedding = nn.Sequential(model.to_patch_embedding[0], model.to_patch_embedding[2])
     state = old_names(model.state_dict())
-    if residual:  # one more wrapper, for the sum
+    if residual:  # one more wrapper for the residual
         state = {name.replace(".fn.", ".fn.fn.").replace(".norm.", ".fn.norm."): x for name, x in state.items()}
         assert "transformer.layers.1.0.fn.fn.to_qkv.weight" in state
     torch.save(state, tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert not ours.config.patch_norm
-    check_close(ours, model, (32, 32))
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert not loaded.config.patch_norm
+    check_close(loaded, model, (32, 32))
     with pytest.raises(UnsupportedByFormat, match="requires patch_norm"):
-        vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+        vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
 
 
-def test_mean_over_class_token_is_rejected(tmp_path: Path) -> None:
-    torch.save(theirs().state_dict(), tmp_path / "m.pth")
+def test_mean_including_the_class_token_is_rejected(tmp_path: Path) -> None:
+    torch.save(reference_model().state_dict(), tmp_path / "m.pth")
     for pool in (GlobalAverage(), {"kind": "GlobalAverage"}):
         with pytest.raises(BadCheckpoint, match="mean pooling with a class token"):
             vitreous.load(tmp_path / "m.pth", overrides={"pool": pool})
@@ -171,15 +171,15 @@ def test_mean_over_class_token_is_rejected(tmp_path: Path) -> None:
 def test_simple_vit_is_read(size: tuple[int, int], tmp_path: Path) -> None:
     model = noisy(import_vit_pytorch().SimpleViT(**SIZES | {"image_size": size}))
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth", image_size=size)
-    assert ours.config.position == SinCos2d("big_vision")
-    check_close(ours, model, size)
+    loaded = vitreous.load(tmp_path / "m.pth", image_size=size)
+    assert loaded.config.position == SinCos2d("big_vision")
+    check_close(loaded, model, size)
     assert vitreous.load(tmp_path / "m.pth").config.image_size == (224, 224)
     with pytest.raises(UnsupportedByFormat, match="positions, got SinCos2d"):
-        vitreous.save(ours, tmp_path / "ours.pth", format="lucidrains")
+        vitreous.save(loaded, tmp_path / "saved.pth", format="lucidrains")
 
 
-# ---- Refusals --------------------------------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 
 def test_plain_vit_is_rejected(small: ViTConfig, tmp_path: Path) -> None:
@@ -227,6 +227,6 @@ def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -
     ids=str,
 )
 def test_ambiguous_shapes_require_overrides(given: dict[str, Any], message: str, tmp_path: Path) -> None:
-    torch.save(theirs(**given).state_dict(), tmp_path / "m.pth")
+    torch.save(reference_model(**given).state_dict(), tmp_path / "m.pth")
     with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "m.pth")

@@ -1,4 +1,4 @@
-"""MAE's files, compared with transformers' ViTMAE, and with timm's models for fine-tuned ones."""
+"""MAE files, compared with transformers' ViTMAE and, for fine-tuned models, with timm."""
 
 import dataclasses
 import re
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
+from optional_imports import import_timm, import_transformers
 from parity import check_close, check_identical, noisy
-from peers import import_timm, import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
@@ -44,7 +44,7 @@ CONFIG = ViTConfig(
     preprocessing=IMAGENET,
 )
 
-# transformers' names in memory, and MAE's.
+# transformers' tensor names and MAE's.
 NAMES = [
     (r"^vit\.", ""),
     (r"^decoder\.(decoder_)?layers\.", "decoder_blocks."),
@@ -60,7 +60,7 @@ NAMES = [
 ]
 
 
-def theirs() -> nn.Module:
+def reference_model() -> nn.Module:
     transformers = import_transformers()
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
     sizes |= {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 1}
@@ -70,7 +70,7 @@ def theirs() -> nn.Module:
 
 
 def as_mae(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a transformers model under MAE's names, packed as in MAE."""
+    """Convert the tensors of a transformers model to MAE's names and packing."""
     state = dict(model.state_dict())
     result = {}
     for name in [name for name in state if "q_proj" in name]:
@@ -87,7 +87,7 @@ def encoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def last(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Noise that masks and shuffles nothing."""
+    """Run the encoder with noise that masks and shuffles nothing."""
 
     def run(images: Tensor) -> Tensor:
         patches = images.shape[2] * images.shape[3] // 64
@@ -102,7 +102,7 @@ def tokens(model: ViT) -> Callable[[Tensor], Tensor]:
 
 
 def sines_and_cosines(side: int, width: int) -> Tensor:
-    """MAE's positions, first of the column, then of the row, in double precision."""
+    """Compute MAE's positions, columns first, in double precision."""
     turns = 10_000.0 ** -(np.arange(width // 4) / (width / 4))
     rows, columns = (np.outer(places, turns) for places in np.mgrid[:side, :side].reshape(2, -1))
     table = np.concatenate([np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)], axis=1)
@@ -119,39 +119,39 @@ def fine_tuned(pool: str, **options: Any) -> nn.Module:
 
 
 def test_decoder_is_ignored(tmp_path: Path) -> None:
-    model = noisy(theirs())
+    model = noisy(reference_model())
     state = as_mae(model)
     assert {"mask_token", "decoder_pos_embed", "decoder_blocks.0.attn.qkv.weight", "decoder_pred.bias"} < set(state)
     torch.save({"model": state, "epoch": 799}, tmp_path / "mae.pth")
-    ours = vitreous.load(tmp_path / "mae.pth")
-    assert isinstance(ours, ViT)
-    assert ours.config == CONFIG
-    assert set(ours.provenance["left_out"]) == set(state) - set(encoder(state))
-    check_close(tokens(ours), last(model), NATIVE, OTHER)
+    loaded = vitreous.load(tmp_path / "mae.pth")
+    assert isinstance(loaded, ViT)
+    assert loaded.config == CONFIG
+    assert set(loaded.provenance["left_out"]) == set(state) - set(encoder(state))
+    check_close(tokens(loaded), last(model), NATIVE, OTHER)
     check_close(tokens(vitreous.load(tmp_path / "mae.pth", image_size=OTHER)), last(model), OTHER)
 
 
 @pytest.mark.slow
 def test_encoder_alone_is_detected_by_its_positions(tmp_path: Path) -> None:
-    """MAE publishes encoders alone. Their sines and cosines are read as a table, bit-identically."""
-    model = noisy(theirs())
+    """MAE publishes encoders without a decoder. Their sines and cosines are read bit-identically as a table."""
+    model = noisy(reference_model())
     model.vit.embeddings.position_embeddings.data = sines_and_cosines(4, 128)
     state = encoder(as_mae(model))
     torch.save({"model": state}, tmp_path / "mae.pth")
-    ours = vitreous.load(tmp_path / "mae.pth")
-    assert ours.config == CONFIG
-    check_close(tokens(ours), last(model), NATIVE, OTHER)
+    loaded = vitreous.load(tmp_path / "mae.pth")
+    assert loaded.config == CONFIG
+    check_close(tokens(loaded), last(model), NATIVE, OTHER)
     for suffix in (".pth", ".safetensors"):
-        vitreous.save(ours, tmp_path / f"ours{suffix}", format="mae")
-        check_identical(vitreous.load(tmp_path / f"ours{suffix}"), ours)
-    written = torch.load(tmp_path / "ours.pth")["model"]
+        vitreous.save(loaded, tmp_path / f"saved{suffix}", format="mae")
+        check_identical(vitreous.load(tmp_path / f"saved{suffix}"), loaded)
+    written = torch.load(tmp_path / "saved.pth")["model"]
     assert sorted(written) == sorted(state)
     assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
 
 
 def test_learned_positions_are_not_detected_as_mae(tmp_path: Path) -> None:
-    """MAE's class token has a position of zeros; training changes it."""
-    model = noisy(theirs())
+    """MAE's class token has a zero position, which training changes."""
+    model = noisy(reference_model())
     state = encoder(as_mae(model)) | {"pos_embed": sines_and_cosines(4, 128)}
     state["pos_embed"][0, 0, 5] += 0.01
     torch.save({"model": state}, tmp_path / "other.pth")
@@ -163,7 +163,7 @@ def test_learned_positions_are_not_detected_as_mae(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
 def test_mae_can_fine_tune_written_files(pool: str, tmp_path: Path) -> None:
-    """MAE's script accepts only a missing head, and a missing norm for mean pooling."""
+    """MAE's script accepts only a missing head and, for mean pooling, a missing norm."""
     model = build(CONFIG)
     noisy(model)
     vitreous.save(model, tmp_path / "m.pth", format="mae")
@@ -183,25 +183,25 @@ def test_mae_can_fine_tune_written_files(pool: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("pool", ["avg", "token"])
 def test_reads_and_writes_fine_tuned_models(pool: str, tmp_path: Path) -> None:
     model = fine_tuned(pool)
-    torch.save({"model": model.state_dict(), "epoch": 99}, tmp_path / "theirs.pth")
-    ours = vitreous.load(tmp_path / "theirs.pth", format="mae")
+    torch.save({"model": model.state_dict(), "epoch": 99}, tmp_path / "foreign.pth")
+    loaded = vitreous.load(tmp_path / "foreign.pth", format="mae")
     kind = GlobalAverage("after") if pool == "avg" else ClassToken()
-    assert ours.config == dataclasses.replace(CONFIG, num_classes=7, pool=kind)
-    check_close(ours, model, NATIVE)
-    vitreous.save(ours, tmp_path / "ours.pth", format="mae")
+    assert loaded.config == dataclasses.replace(CONFIG, num_classes=7, pool=kind)
+    check_close(loaded, model, NATIVE)
+    vitreous.save(loaded, tmp_path / "saved.pth", format="mae")
     filled = fine_tuned(pool)
-    filled.load_state_dict(torch.load(tmp_path / "ours.pth")["model"], strict=True)
-    check_close(filled, ours, NATIVE)
-    check_identical(vitreous.load(tmp_path / "ours.pth", format="mae"), ours)
+    filled.load_state_dict(torch.load(tmp_path / "saved.pth")["model"], strict=True)
+    check_close(filled, loaded, NATIVE)
+    check_identical(vitreous.load(tmp_path / "saved.pth", format="mae"), loaded)
 
 
 def test_class_token_without_position_is_read(tmp_path: Path) -> None:
-    """It is read with format="mae", but cannot be written."""
+    """Such a file is read with format="mae" but cannot be written."""
     model = fine_tuned("token", no_embed_class=True)
-    torch.save({"model": model.state_dict()}, tmp_path / "theirs.pth")
-    ours = vitreous.load(tmp_path / "theirs.pth", format="mae")
-    assert ours.config.position == Learned1d(False, "huggingface")
-    check_close(ours, model, NATIVE)
+    torch.save({"model": model.state_dict()}, tmp_path / "foreign.pth")
+    loaded = vitreous.load(tmp_path / "foreign.pth", format="mae")
+    assert loaded.config.position == Learned1d(False, "huggingface")
+    check_close(loaded, model, NATIVE)
 
 
 def test_images_above_224_pixels_are_not_cropped(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_images_above_224_pixels_are_not_cropped(tmp_path: Path) -> None:
     assert again.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0)
 
 
-# ---- Refusals --------------------------------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""PaddleClas's and PaddleViT's files, compared with a forward pass on their layouts, without Paddle.
+"""PaddleClas and PaddleViT files, compared with a reference forward pass that does not need Paddle.
 
-`benchmarks.paddle_parity` does the same with Paddle, which is too large for a dependency. Two files that it wrote are
+`benchmarks.paddle_parity` does the same with Paddle, which is too large a dependency. Two files written by Paddle are
 stored here with its outputs (see `PADDLE`)."""
 
 import base64
@@ -102,7 +102,7 @@ def test_names_of_2021_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", LAYOUTS)
 def test_positions_are_resampled_bicubically(format: str, tmp_path: Path) -> None:
-    """Bicubic in both; for PaddleClas, which cannot resample, antialiased as in timm."""
+    """Both use bicubic resampling; for PaddleClas, which cannot resample, it is antialiased as in timm."""
     tensors, layout, size = state(LAYOUTS[format]), LAYOUTS[format], (24, 16)
     model = loaded(saved(tensors, tmp_path / "a.pdparams"), image_size=size)
     table = tensors[layout.position][0, 1:].mT.reshape(1, WIDTH, IMAGE // PATCH, IMAGE // PATCH)
@@ -112,7 +112,7 @@ def test_positions_are_resampled_bicubically(format: str, tmp_path: Path) -> Non
 
 
 def shapes_of(width: int, depth: int, mlp: int, bias: bool, image: int = 224) -> StateDict:
-    """A PaddleClas model of real size on the meta device."""
+    """Return the tensor shapes of a full-size PaddleClas model."""
     shapes = {"patch_embed.proj.weight": (width, 3, 16, 16), "pos_embed": (1, (image // 16) ** 2 + 1, width)}
     for i in range(depth):
         shapes |= {f"blocks.{i}.norm1.weight": (width,), f"blocks.{i}.attn.qkv.weight": (width, 3 * width)}
@@ -137,17 +137,17 @@ def test_paddleclas_vit_small_is_detected_by_shape() -> None:
     assert (fields["num_heads"], fields.get("qk_scale"), fields["norm_eps"]) == (12, None, 1e-5)
 
 
-def test_preprocessing_is_paddleclass() -> None:
+def test_preprocessing_matches_paddleclas() -> None:
     vit = Preprocessing(mean=(0.5,), std=(0.5,), crop_fraction=0.875, interpolation="bilinear")
     assert inferred(shapes_of(768, 12, 3072, bias=True))[0]["preprocessing"] == vit
     at_384 = inferred(shapes_of(1024, 24, 4096, bias=True, image=384))[0]
     assert at_384["preprocessing"] == dataclasses.replace(vit, crop_fraction=1.0)
-    assert inferred(shapes_of(192, 12, 768, bias=True))[0]["preprocessing"] == IMAGENET  # only DeiT is so narrow
+    assert inferred(shapes_of(192, 12, 768, bias=True))[0]["preprocessing"] == IMAGENET  # only DeiT has this width
 
 
 @pytest.mark.parametrize(("image", "crop"), [(224, 0.875), (368, 0.875), (384, 1.0)])
 @pytest.mark.parametrize("distilled", [False, True])
-def test_preprocessing_is_paddlevits(image: int, crop: float, distilled: bool) -> None:
+def test_preprocessing_matches_paddlevit(image: int, crop: float, distilled: bool) -> None:
     tensors = {name: tensor.to("meta") for name, tensor in state(VIT, distilled=distilled).items()}
     tensors[f"{VIT.patch}.weight"] = torch.empty(WIDTH, 3, 16, 16, device="meta")
     tensors[VIT.position] = torch.empty(1, (image // 16) ** 2 + 1 + distilled, WIDTH, device="meta")
@@ -157,7 +157,7 @@ def test_preprocessing_is_paddlevits(image: int, crop: float, distilled: bool) -
     assert builder.fields["preprocessing"] == dataclasses.replace(means, crop_fraction=crop)
 
 
-# ---- Files that are wrong --------------------------------------------------------------------------------------------
+# ---- Invalid files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -194,11 +194,11 @@ def test_hidden_layer_with_relu_is_rejected_by_name(tmp_path: Path) -> None:
         vitreous.load(saved(tensors, tmp_path / "a.pdparams"))
 
 
-# ---- Paddle's own ----------------------------------------------------------------------------------------------------
+# ---- Files written by Paddle -----------------------------------------------------------------------------------------
 
-# Written by Paddle 3.3.1 from the models of benchmarks/paddle_models.py: 8 pixels, patches of 4, width 8, one layer of
-# two heads, an MLP of 12, three classes; a tutorial's with its defaults, and a distilled one of PaddleViT's. Compressed
-# by zlib, in base 85. The answers are those to the sines of 0, 0.7, 1.4, ...
+# Written by Paddle 3.3.1 from the models in benchmarks/paddle_models.py: 8-pixel images, 4-pixel patches, width 8, one
+# layer with two heads, MLP width 12, three classes. One is a tutorial's model with default settings, the other a
+# distilled PaddleViT model. Compressed with zlib, in base 85. The outputs are for the sines of 0, 0.7, 1.4, ...
 TUTORIAL = (
     "c-oCvOKTiQ5blknSc><M5c~)s;6o0Az#=KW1c|YT4uLF)ki@sZY9HgQtbKVjD@O;DzSxdn0tR>P{t3B{8Ty|kGyVL!X0+Ct-"
     "kqtbuKN0`*T{VRpT~EY`n(X^+16ry-ixP$cqFpBv*mPg+35}EN!*z(C+TTFN&1%}Yxk0PIG>%T$#R&Aw<6n6nj*V38)=odqRU>2qt-yY7C(#aZma"
@@ -265,7 +265,7 @@ PLAIN = ViTConfig(
     image_size=(IMAGE, IMAGE), patch_size=(PATCH, PATCH), width=WIDTH, depth=DEPTH, num_heads=HEADS, mlp_width=MLP,
     mlp=Gelu("erf"), num_classes=CLASSES,
 )  # fmt: skip
-SHOWN = {  # what is assumed of a file, which says nothing of it
+SHOWN = {  # assumed, because the file does not specify it
     "paddle": {"position": Learned1d(True, "timm"), "preprocessing": Preprocessing(interpolation="bilinear")},
     "paddlevit": {"position": Learned1d(True, "huggingface"), "preprocessing": Preprocessing()},
 }
@@ -277,11 +277,11 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
     "PaddleViT": ("paddlevit", {}),
     "PaddleViT, no bias": ("paddlevit", {"qkv_bias": False}),
     "PaddleViT, distilled": ("paddlevit", {"distillation_token": True, "preprocessing": IMAGENET}),
-    "PaddleViT, heads of their own width": ("paddlevit", {"head_dim": 40}),
+    "PaddleViT, independent head width": ("paddlevit", {"head_dim": 40}),
 }
 
 
-def ours(case: str) -> tuple[str, ViT]:
+def build_case(case: str) -> tuple[str, ViT]:
     format, options = WRITTEN[case]
     model = noisy(build_vit(dataclasses.replace(PLAIN, **SHOWN[format] | options)))
     assert isinstance(model, ViT)
@@ -291,9 +291,9 @@ def ours(case: str) -> tuple[str, ViT]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WRITTEN)
 def test_reference_gives_same_outputs_from_written_file(case: str, tmp_path: Path) -> None:
-    format, model = ours(case)
+    format, model = build_case(case)
     vitreous.save(model, tmp_path / "a.pdparams", format=format)
-    arrays = pickle.loads((tmp_path / "a.pdparams").read_bytes())  # as paddle.load does
+    arrays = pickle.loads((tmp_path / "a.pdparams").read_bytes())  # like paddle.load
     assert list(arrays.pop(NAMES)) == list(arrays)
     config = model.config
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -307,7 +307,7 @@ def test_reference_gives_same_outputs_from_written_file(case: str, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WRITTEN)
 def test_round_trip_is_bit_identical(case: str, tmp_path: Path) -> None:
-    format, model = ours(case)
+    format, model = build_case(case)
     vitreous.save(model, tmp_path / "a.pdparams", format=format)
     overrides = {"num_heads": HEADS} if model.config.head_dim else None
     again = loaded(tmp_path / "a.pdparams", overrides=overrides)
@@ -318,13 +318,13 @@ def test_round_trip_is_bit_identical(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", SHOWN)
 @pytest.mark.parametrize("target", ["folder", "a.safetensors"])
 def test_other_file_kinds_round_trip(format: str, target: str, tmp_path: Path) -> None:
-    _, model = ours("PaddleClas" if format == "paddle" else "PaddleViT")
-    for _ in range(2):  # the second time it replaces the first
+    _, model = build_case("PaddleClas" if format == "paddle" else "PaddleViT")
+    for _ in range(2):  # the second save replaces the first
         vitreous.save(model, tmp_path / target, format=format)
     check_identical(loaded(tmp_path / target), model)
 
 
-REFUSED: dict[str, dict[str, Any]] = {
+UNSUPPORTED: dict[str, dict[str, Any]] = {
     "registers": {"registers": 2},
     "layer_scale": {"layer_scale": 0.1},
     "qk_norm": {"qk_norm": True},
@@ -341,9 +341,9 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("format", SHOWN)
-@pytest.mark.parametrize("part", REFUSED)
+@pytest.mark.parametrize("part", UNSUPPORTED)
 def test_unsupported_parts_are_rejected_by_name(part: str, format: str, tmp_path: Path) -> None:
-    model = build_vit(dataclasses.replace(PLAIN, **REFUSED[part]))
+    model = build_vit(dataclasses.replace(PLAIN, **UNSUPPORTED[part]))
     with pytest.raises(UnsupportedByFormat, match=f"does not support this model: .*{part}"):
         vitreous.save(model, tmp_path / "a.pdparams", format=format, lossy=True)
     assert not list(tmp_path.iterdir())
@@ -357,7 +357,7 @@ def test_unsupported_parts_are_rejected_by_name(part: str, format: str, tmp_path
         ("paddlevit", {"num_classes": 0}, "requires a classifier"),
     ],
 )
-def test_parts_unsupported_by_one_system_are_rejected(format: str, change: Any, message: str, tmp_path: Path) -> None:
+def test_parts_unsupported_by_one_format_are_rejected(format: str, change: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedByFormat, match=message):
         vitreous.save(build_vit(dataclasses.replace(PLAIN, **change)), tmp_path / "a.pdparams", format=format)
 
@@ -382,7 +382,7 @@ def test_other_numerics_require_lossy(format: str, change: Any, message: str, tm
     check_identical(loaded(path, overrides={"norm_eps": model.config.norm_eps} | change), model)
 
 
-def test_scale_of_paddleclas_vit_small_is_no_difference() -> None:
+def test_scale_of_paddleclas_vit_small_is_not_lossy() -> None:
     small = dataclasses.replace(PLAIN, width=768, depth=8, num_heads=8, mlp_width=2304, qkv_bias=False, norm_eps=1e-5)
     assert Paddle().differences(dataclasses.replace(small, qk_scale=768**-0.5)) == []
     assert "attention is scaled" in Paddle().differences(small)[0]

@@ -1,4 +1,4 @@
-"""Ambiguous files and lossy writing: no model silently computes something else."""
+"""Ambiguous files and lossy writing never change a model's outputs silently."""
 
 import dataclasses
 from pathlib import Path
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
+from optional_imports import import_timm, import_torchvision, import_transformers, import_vit_pytorch
 from parity import check_close, check_identical, difference, noisy
-from peers import import_timm, import_torchvision, import_transformers, import_vit_pytorch
 from timm_models import PLAIN, SIZES
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
@@ -19,7 +19,7 @@ from vitreous.weights.convert import UnsupportedByFormat, convert
 from vitreous.weights.io.containers import read_file
 from vitreous.weights.io.errors import BadCheckpoint
 
-# 4 x 6 patches and a class token, which are as many as 5 x 5 patches.
+# 4 x 6 patches and a class token have as many positions as 5 x 5 patches.
 LONG, SQUARE, PLACES = (32, 48), (40, 40), 25
 THEIRS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8}
 UNSURE = "has 25 positions, 24 without prefix tokens, which is not a square number"
@@ -29,12 +29,12 @@ def timm_model(**given: Any) -> nn.Module:
     return noisy(import_timm().create_model(PLAIN, **{**SIZES, "num_classes": 7, **given}))
 
 
-def said_of(model: Any, field: str) -> str:
-    """The reason why a field was assumed, or an empty string."""
+def assumption_of(model: Any, field: str) -> str:
+    """Return the reason for assuming a field, or an empty string."""
     return "".join(line for line in model.provenance.get("assumed", ()) if line.startswith(f"{field}: "))
 
 
-# ---- Grids that look like squares ------------------------------------------------------------------------------------
+# ---- Ambiguous grids -------------------------------------------------------------------------------------------------
 
 
 def test_rectangular_timm_grid_follows_image_size(tmp_path: Path) -> None:
@@ -42,23 +42,25 @@ def test_rectangular_timm_grid_follows_image_size(tmp_path: Path) -> None:
     assert model.pos_embed.shape[1] == PLACES
     torch.save(model.state_dict(), tmp_path / "m.pth")
     for given in ({"image_size": LONG}, {"overrides": {"image_size": LONG}}):
-        ours = vitreous.load(tmp_path / "m.pth", **given)
-        assert ours.config.position == Learned1d(True, "timm")
-        check_close(ours, model, LONG)
+        loaded = vitreous.load(tmp_path / "m.pth", **given)
+        assert loaded.config.position == Learned1d(True, "timm")
+        check_close(loaded, model, LONG)
 
 
 def test_square_without_class_token_position_is_assumed(tmp_path: Path) -> None:
     model = timm_model(img_size=SQUARE, no_embed_class=True, dynamic_img_size=True)
     assert model.pos_embed.shape[1] == PLACES
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    check_close(ours, model, SQUARE)
-    assert "if 0 of 25 positions are for prefix tokens; if 1 are, pass the image size" in said_of(ours, "image_size")
+    loaded = vitreous.load(tmp_path / "m.pth")
+    check_close(loaded, model, SQUARE)
+    assert "if 0 of 25 positions are for prefix tokens; if 1 are, pass the image size" in assumption_of(
+        loaded, "image_size"
+    )
     check_close(vitreous.load(tmp_path / "m.pth", image_size=(48, 40)), model, (48, 40))
 
 
 def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> None:
-    """`save_for_hf` writes the given arguments, and the image size of the architecture."""
+    """`save_for_hf` writes the given arguments but the image size of the architecture."""
     model = timm_model(img_size=LONG)
     import_timm().models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2})
     with pytest.raises(BadCheckpoint, match=rf"{UNSURE} and does not match \(224, 224\)"):
@@ -72,18 +74,18 @@ def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> No
     [("deit3_base_patch16_224", {}), ("vit_base_patch14_reg4_dinov2", {}), (PLAIN, {"no_embed_class": True})],
     ids=str,
 )
-def test_timm_folder_states_missing_token_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
+def test_timm_folder_specifies_missing_token_positions(name: str, args: dict[str, Any], tmp_path: Path) -> None:
     timm, given = import_timm(), {**SIZES, "num_classes": 7, "img_size": SQUARE, **args}
     model = noisy(timm.create_model(name, **given))
     timm.models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2, **args})
-    ours = vitreous.load(tmp_path / "m")
-    assert not ours.config.position.prefix_entries
-    check_close(ours, model, SQUARE)
+    loaded = vitreous.load(tmp_path / "m")
+    assert not loaded.config.position.prefix_entries
+    check_close(loaded, model, SQUARE)
 
 
 @pytest.mark.slow
 def test_architectures_without_token_positions_are_known() -> None:
-    """Checked for all supported architectures of timm."""
+    """Checked for all supported timm architectures."""
     from vitreous.weights.formats.timm.config import NO_ENTRIES
 
     timm, seen = import_timm(), 0
@@ -121,8 +123,8 @@ def test_rectangular_transformers_grid_requires_image_size(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["torchvision", "dinov2", "paddle", "paddlevit"])
-def test_class_token_position_is_certain_in_other_systems(format: str, tmp_path: Path) -> None:
-    """No published model has 25 positions, so the table is made here."""
+def test_class_token_position_is_unambiguous_in_other_formats(format: str, tmp_path: Path) -> None:
+    """No published model has 25 positions, so the table is created here."""
     scaled = {"layer_scale": 1e-5, "num_classes": 0} if format == "dinov2" else {}
     config = dataclasses.replace(SMALL, **scaled)
     file = tmp_path / ("m.pdparams" if "paddle" in format else "m.pth")
@@ -135,7 +137,7 @@ def test_class_token_position_is_certain_in_other_systems(format: str, tmp_path:
     assert vitreous.load(tmp_path / "long.pth", format=format, image_size=LONG).config.image_size == LONG
 
 
-# ---- What a file without a config leaves to the other system ---------------------------------------------------------
+# ---- Lossy writing ---------------------------------------------------------------------------------------------------
 
 SMALL = ViTConfig(
     image_size=(32, 32),
@@ -174,19 +176,19 @@ def test_file_with_other_numerics_requires_lossy(
         vitreous.save(model, tmp_path / f"x{suffix}", format=format)
     assert not list(tmp_path.iterdir())
     vitreous.save(model, tmp_path / f"x{suffix}", format=format, lossy=True)
-    theirs = vitreous.load(tmp_path / f"x{suffix}")
-    assert theirs.config != model.config
+    loaded = vitreous.load(tmp_path / f"x{suffix}")
+    assert loaded.config != model.config
 
 
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_folder_states_what_a_file_cannot(format: str, tmp_path: Path) -> None:
+def test_folder_specifies_what_a_file_cannot(format: str, tmp_path: Path) -> None:
     model = noisy(build(dataclasses.replace(SMALL, **TANH, norm_eps=1e-6)))
     vitreous.save(model, tmp_path / "m", format=format)
     check_close(vitreous.load(tmp_path / "m"), model, (32, 32))
 
 
 def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
-    """timm uses its default GELU with these weights."""
+    """timm applies its default GELU to these weights."""
     model = noisy(build(dataclasses.replace(SMALL, **TANH)))
     vitreous.save(model, tmp_path / "x.pth", format="timm", lossy=True)
     filled = timm_model()
@@ -195,13 +197,13 @@ def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
 
 
 def test_convert_reports_lossy_differences(tmp_path: Path) -> None:
-    vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "ours")
-    file = convert(tmp_path / "ours", tmp_path / "x.pth", to="timm", lossy=True)
+    vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "saved")
+    file = convert(tmp_path / "saved", tmp_path / "x.pth", to="timm", lossy=True)
     assert file.losses == ["GELU is computed with tanh here and with erf in timm"]
-    assert convert(tmp_path / "ours", tmp_path / "folder", to="timm").losses == []
+    assert convert(tmp_path / "saved", tmp_path / "folder", to="timm").losses == []
 
 
-# ---- Parts that are newer than the formats ---------------------------------------------------------------------------
+# ---- Options unknown to the formats ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,16 +238,16 @@ def test_new_options_are_rejected_by_every_format(
         vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
 
 
-# ---- Choices that tensors leave --------------------------------------------------------------------------------------
+# ---- Ambiguous tensors -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", [{"global_pool": "avgmax"}, {"fc_norm": True}, {"global_pool": "avg"}], ids=str)
 def test_pooling_with_fc_norm_is_assumed(given: dict[str, Any], tmp_path: Path) -> None:
     model = timm_model(**given)
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert "global_pool token, avgmax" in said_of(ours, "pool")
-    assert (difference(ours, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert "global_pool token, avgmax" in assumption_of(loaded, "pool")
+    assert (difference(loaded, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
 
 
 def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
@@ -254,40 +256,40 @@ def test_gated_mlp_is_assumed_to_be_swiglu(tmp_path: Path) -> None:
     for activation in (nn.GELU, nn.SiLU):
         model = timm_model(**packed, act_layer=activation)
         torch.save(model.state_dict(), tmp_path / "m.pth")
-        ours = vitreous.load(tmp_path / "m.pth")
-        assert ours.config.mlp == SwiGlu()
-        assert "gated MLPs with GELU" in said_of(ours, "mlp")
-        assert (difference(ours, model, (32, 32)) < 1e-4) == (activation is nn.SiLU)
+        loaded = vitreous.load(tmp_path / "m.pth")
+        assert loaded.config.mlp == SwiGlu()
+        assert "gated MLPs with GELU" in assumption_of(loaded, "mlp")
+        assert (difference(loaded, model, (32, 32)) < 1e-4) == (activation is nn.SiLU)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", ["GluMlp", "SwiGLUPacked"])
 @pytest.mark.parametrize("args", [{}, {"act_layer": "gelu"}, {"act_layer": "silu"}], ids=str)
 def test_gated_mlp_of_ungated_architecture_is_rejected(layer: str, args: dict[str, Any], tmp_path: Path) -> None:
-    """`mlp_layer`, which config.json does not hold, decides which half of the matrix is the gate."""
+    """`mlp_layer`, which is not in config.json, determines which half of the matrix is the gate."""
     timm = import_timm()
     model = timm_model(mlp_layer=getattr(timm.layers, layer), mlp_ratio=4.0, **args)
     timm.models.save_for_hf(model, tmp_path / "m", model_args={**SIZES, "img_size": 32, **args})
     with pytest.raises(BadCheckpoint, match=r"a gated MLP, but timm's vit_base_patch16_224 has none.*overrides"):
         vitreous.load(tmp_path / "m")
-    ours = vitreous.load(tmp_path / "m", overrides={"mlp": SwiGlu()})
+    loaded = vitreous.load(tmp_path / "m", overrides={"mlp": SwiGlu()})
     is_swiglu = layer == "SwiGLUPacked" and args == {"act_layer": "silu"}
-    assert (difference(ours, model, (32, 32)) < 1e-4) == is_swiglu
+    assert (difference(loaded, model, (32, 32)) < 1e-4) == is_swiglu
 
 
 def test_gated_mlp_of_gated_architecture_is_read(tmp_path: Path) -> None:
     timm, args = import_timm(), {**SIZES, "img_size": 32, "mlp_ratio": 4.0}
     model = noisy(timm.create_model("vit_giant_patch14_dinov2", **args, num_classes=7))
     timm.models.save_for_hf(model, tmp_path / "m", model_args=args)
-    ours = vitreous.load(tmp_path / "m")
-    assert ours.config.mlp == SwiGlu()
-    check_close(ours, model, (32, 32))
+    loaded = vitreous.load(tmp_path / "m")
+    assert loaded.config.mlp == SwiGlu()
+    check_close(loaded, model, (32, 32))
     timm.models.save_for_hf(model, tmp_path / "m", model_args={**args, "act_layer": "gelu"})
     with pytest.raises(BadCheckpoint, match="act_layer of a gated MLP must be 'silu', got 'gelu'"):
         vitreous.load(tmp_path / "m")
 
 
-# ---- A classifier that is not wanted ---------------------------------------------------------------------------------
+# ---- Unsupported classifiers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_classes", [0, 10])
@@ -298,21 +300,23 @@ def test_unsupported_classifier_is_ignored_with_num_classes(num_classes: int, tm
     model.save_pretrained(tmp_path)
     with pytest.raises(BadCheckpoint, match=r"and the mean of the patches.*num_classes=0"):
         vitreous.load(tmp_path)
-    ours = vitreous.load(tmp_path, num_classes=num_classes)
-    assert ours.config.num_classes == num_classes
-    assert {"classifier.weight", "classifier.bias"} <= set(ours.provenance["left_out"])
+    loaded = vitreous.load(tmp_path, num_classes=num_classes)
+    assert loaded.config.num_classes == num_classes
+    assert {"classifier.weight", "classifier.bias"} <= set(loaded.provenance["left_out"])
 
     def features(images: Tensor) -> Tensor:
         return model.dinov2(images).pooler_output
 
-    check_close(lambda images: ours.pool(ours.features(images)) if num_classes else ours(images), features, (32, 32))
+    check_close(
+        lambda images: loaded.pool(loaded.features(images)) if num_classes else loaded(images), features, (32, 32)
+    )
 
 
-def test_torchvisions_head_of_two_layers_is_read(tmp_path: Path) -> None:
+def test_torchvision_head_with_two_layers_is_read(tmp_path: Path) -> None:
     vit = import_torchvision().models.vision_transformer.VisionTransformer
     model = noisy(vit(32, 8, 2, 2, 128, 256, num_classes=7, representation_size=24))
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    check_close(ours, model, (32, 32))
-    vitreous.save(ours, tmp_path / "ours.pth", format="torchvision")
-    check_identical(vitreous.load(tmp_path / "ours.pth"), ours)
+    loaded = vitreous.load(tmp_path / "m.pth")
+    check_close(loaded, model, (32, 32))
+    vitreous.save(loaded, tmp_path / "saved.pth", format="torchvision")
+    check_identical(vitreous.load(tmp_path / "saved.pth"), loaded)

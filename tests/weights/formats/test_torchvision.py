@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import vitreous
+from optional_imports import import_torchvision
 from parity import check_close, check_identical, noisy
-from peers import import_torchvision
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
@@ -44,7 +44,7 @@ CONFIG = ViTConfig(
 )
 
 
-def theirs(image_size: int = 32, num_heads: int = 2, representation_size: int | None = None) -> nn.Module:
+def reference_model(image_size: int = 32, num_heads: int = 2, representation_size: int | None = None) -> nn.Module:
     kind = import_torchvision().models.VisionTransformer
     model = kind(image_size, 8, 2, num_heads, 128, 96, num_classes=7, representation_size=representation_size)
     return noisy(model)
@@ -54,21 +54,21 @@ def theirs(image_size: int = 32, num_heads: int = 2, representation_size: int | 
 @pytest.mark.parametrize("hidden", [None, 48], ids=["one layer", "two layers"])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_reads_and_writes_torchvision_models(hidden: int | None, suffix: str, tmp_path: Path) -> None:
-    model = theirs(representation_size=hidden)
-    torch.save(model.state_dict(), tmp_path / "theirs.pth")
-    ours = vitreous.load(tmp_path / "theirs.pth")
-    assert ours.config == (CONFIG if hidden is None else dataclasses.replace(CONFIG, head=TanhHead(48)))
-    check_close(ours, model, (32, 32))
-    vitreous.save(ours, tmp_path / f"ours{suffix}", format="torchvision")
-    check_identical(vitreous.load(tmp_path / f"ours{suffix}"), ours)
+    model = reference_model(representation_size=hidden)
+    torch.save(model.state_dict(), tmp_path / "foreign.pth")
+    loaded = vitreous.load(tmp_path / "foreign.pth")
+    assert loaded.config == (CONFIG if hidden is None else dataclasses.replace(CONFIG, head=TanhHead(48)))
+    check_close(loaded, model, (32, 32))
+    vitreous.save(loaded, tmp_path / f"saved{suffix}", format="torchvision")
+    check_identical(vitreous.load(tmp_path / f"saved{suffix}"), loaded)
     read = load_file if suffix == ".safetensors" else torch.load
-    filled = theirs(representation_size=hidden)
-    filled.load_state_dict(read(tmp_path / f"ours{suffix}"), strict=True)
-    check_close(filled, ours, (32, 32))
+    filled = reference_model(representation_size=hidden)
+    filled.load_state_dict(read(tmp_path / f"saved{suffix}"), strict=True)
+    check_close(filled, loaded, (32, 32))
 
 
 def test_unusual_head_width_requires_num_heads(tmp_path: Path) -> None:
-    model = theirs(num_heads=8)
+    model = reference_model(num_heads=8)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     check_close(vitreous.load(tmp_path / "m.pth", overrides={"num_heads": 8}), model, (32, 32))
 
@@ -76,17 +76,17 @@ def test_unusual_head_width_requires_num_heads(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [16, 40, 48])
 def test_positions_are_resampled_as_in_torchvision(size: int, tmp_path: Path) -> None:
-    model = theirs()
+    model = reference_model()
     torch.save(model.state_dict(), tmp_path / "m.pth")
     resize = import_torchvision().models.vision_transformer.interpolate_embeddings
-    resized = theirs(size)
+    resized = reference_model(size)
     resized.load_state_dict(resize(size, 8, model.state_dict()), strict=True)
     check_close(vitreous.load(tmp_path / "m.pth"), resized, (size, size))
     check_close(vitreous.load(tmp_path / "m.pth", image_size=size), resized, (size, size))
 
 
 def test_names_before_2022_are_read(tmp_path: Path) -> None:
-    model = theirs()
+    model = reference_model()
     state = {name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
              for name, tensor in model.state_dict().items()}  # fmt: skip
     assert "encoder.layers.encoder_layer_1.mlp.linear_2.bias" in state
@@ -95,30 +95,30 @@ def test_names_before_2022_are_read(tmp_path: Path) -> None:
 
 
 def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
-    average = torch.optim.swa_utils.AveragedModel(theirs())
-    torch.save({"model": theirs().state_dict(), "model_ema": average.state_dict()}, tmp_path / "m.pth")
+    average = torch.optim.swa_utils.AveragedModel(reference_model())
+    torch.save({"model": reference_model().state_dict(), "model_ema": average.state_dict()}, tmp_path / "m.pth")
     check_close(vitreous.load(tmp_path / "m.pth"), average.module, (32, 32))
 
 
 def test_larger_models_do_not_crop(tmp_path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a layer with nothing in it
+        warnings.simplefilter("ignore")  # torch warns about an empty layer
         model = import_torchvision().models.VisionTransformer(384, 128, 1, 1, 64, 32)
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert ours.config.image_size == (384, 384)
-    assert ours.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0)
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert loaded.config.image_size == (384, 384)
+    assert loaded.config.preprocessing == dataclasses.replace(IMAGENET, crop_fraction=1.0)
 
 
 def test_model_without_classifier_is_read(tmp_path: Path) -> None:
-    model = theirs()
+    model = reference_model()
     model.heads = nn.Sequential()
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert ours.config.num_classes == 0
-    check_close(ours, model, (32, 32))
-    vitreous.save(ours, tmp_path / "ours.pth", format="torchvision")
-    model.load_state_dict(torch.load(tmp_path / "ours.pth"), strict=True)
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert loaded.config.num_classes == 0
+    check_close(loaded, model, (32, 32))
+    vitreous.save(loaded, tmp_path / "saved.pth", format="torchvision")
+    model.load_state_dict(torch.load(tmp_path / "saved.pth"), strict=True)
 
 
 @pytest.mark.slow

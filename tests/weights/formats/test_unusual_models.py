@@ -1,4 +1,4 @@
-"""Models with other numbers of channels, and models without a counterpart."""
+"""Models with unusual numbers of channels, and unsupported models."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import vitreous
+from optional_imports import import_timm, import_torchvision, import_transformers
 from parity import check_close, noisy
-from peers import import_timm, import_torchvision, import_transformers
 from timm_models import PLAIN, SIZES
 from vitreous.model.options import IMAGENET, Preprocessing
 from vitreous.weights.convert import convert
@@ -25,7 +25,7 @@ def timm_model(name: str = PLAIN, **given: Any) -> nn.Module:
     return noisy(import_timm().create_model(name, **{**SIZES, "num_classes": 7, **given}))
 
 
-# ---- Other than three channels ---------------------------------------------------------------------------------------
+# ---- Unusual numbers of channels -------------------------------------------------------------------------------------
 
 
 def distilled(channels: int) -> nn.Module:
@@ -36,30 +36,30 @@ def scaled(channels: int) -> nn.Module:
     return timm_model(init_values=0.1, in_chans=channels)
 
 
-def of_torchvision(channels: int) -> nn.Module:
+def torchvision_model(channels: int) -> nn.Module:
     vit = import_torchvision().models.vision_transformer.VisionTransformer
     model = vit(32, 8, 2, 2, 128, 256, num_classes=7)
     model.conv_proj = nn.Conv2d(channels, 128, 8, 8)
     return noisy(model)
 
 
-def of_dinov2(channels: int) -> nn.Module:
-    """timm's model with DINOv2's names, without the mask token."""
+def dinov2_model(channels: int) -> nn.Module:
+    """A timm model with DINOv2's tensor names and without the mask token."""
     model = timm_model(init_values=0.1, in_chans=channels, num_classes=0)
     model.register_buffer("mask_token", torch.zeros(1, 128))
     return model
 
 
-def of_mae(channels: int) -> nn.Module:
+def mae_model(channels: int) -> nn.Module:
     return timm_model(in_chans=channels, global_pool="avg")
 
 
 MAKERS: dict[str, Callable[[int], nn.Module]] = {
     "timm": distilled,
     "timm ": scaled,
-    "torchvision": of_torchvision,
-    "dinov2": of_dinov2,
-    "mae": of_mae,
+    "torchvision": torchvision_model,
+    "dinov2": dinov2_model,
+    "mae": mae_model,
 }
 
 
@@ -67,24 +67,24 @@ MAKERS: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("format", MAKERS)
 def test_other_numbers_of_channels_are_read(format: str, channels: int, tmp_path: Path) -> None:
-    """Other numbers of channels get the average of ImageNet's means, as in timm."""
+    """All channels get the average of ImageNet's means, as in timm."""
     model = MAKERS[format](channels)
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth", format=format.strip())
-    check_close(ours, model, SIZE, channels=channels)
-    shown = ours.config.preprocessing
+    loaded = vitreous.load(tmp_path / "m.pth", format=format.strip())
+    check_close(loaded, model, SIZE, channels=channels)
+    shown = loaded.config.preprocessing
     assert shown.mean == pytest.approx([sum(IMAGENET.mean) / 3])
     assert shown.std == pytest.approx([sum(IMAGENET.std) / 3])
-    assert any("averaged over three channels" in line for line in ours.provenance["assumed"])
+    assert any("averaged over three channels" in line for line in loaded.provenance["assumed"])
 
 
 def test_grey_transformers_model_without_processor_is_read(tmp_path: Path) -> None:
     transformers = import_transformers()
     model = noisy(transformers.Dinov2Model(transformers.Dinov2Config(**THEIRS, mlp_ratio=2, num_channels=1)))
     model.save_pretrained(tmp_path)
-    ours = vitreous.load(tmp_path)
-    check_close(ours, lambda images: model(images).pooler_output, SIZE, channels=1)
-    assert ours.config.preprocessing.mean == pytest.approx([sum(IMAGENET.mean) / 3])
+    loaded = vitreous.load(tmp_path)
+    check_close(loaded, lambda images: model(images).pooler_output, SIZE, channels=1)
+    assert loaded.config.preprocessing.mean == pytest.approx([sum(IMAGENET.mean) / 3])
 
 
 @pytest.mark.slow
@@ -99,21 +99,21 @@ def test_grey_models_round_trip_through_paddle(format: str, distil: bool, tmp_pa
 
 @pytest.mark.slow
 def test_converted_grey_models_can_be_loaded(tmp_path: Path) -> None:
-    torch.save(of_mae(1).state_dict(), tmp_path / "m.pth")
+    torch.save(mae_model(1).state_dict(), tmp_path / "m.pth")
     assert convert(tmp_path / "m.pth", tmp_path / "x.pth", to="mae").differences[-1].largest == 0
 
 
 def test_three_channels_keep_separate_means(tmp_path: Path) -> None:
     torch.save(distilled(3).state_dict(), tmp_path / "m.pth")
-    ours = vitreous.load(tmp_path / "m.pth")
-    assert ours.config.preprocessing == IMAGENET
-    assert "preprocessing: DeiT default" in ours.provenance["assumed"]
+    loaded = vitreous.load(tmp_path / "m.pth")
+    assert loaded.config.preprocessing == IMAGENET
+    assert "preprocessing: DeiT default" in loaded.provenance["assumed"]
 
 
-# ---- No counterpart --------------------------------------------------------------------------------------------------
+# ---- Unsupported models ----------------------------------------------------------------------------------------------
 
-# timm's architectures, and the part by which they are refused. Depth and sizes are those of SIZES.
-STRANGERS_OF_TIMM = {
+# timm architectures and the unsupported part of each. Depth and sizes come from SIZES.
+UNSUPPORTED_TIMM = {
     "vit_base_patch32_clip_224": r"a norm before the first block \(norm_pre\), as in CLIP",
     "vit_small_patch16_dinov3": r"no learned positions \(pos_embed\), but rotary \(as in DINOv3\)",
     "beit_base_patch16_224": r"relative positions \(rel_pos\)",
@@ -127,24 +127,24 @@ STRANGERS_OF_TIMM = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
-@pytest.mark.parametrize("name", STRANGERS_OF_TIMM)
+@pytest.mark.parametrize("name", UNSUPPORTED_TIMM)
 def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: bool, tmp_path: Path) -> None:
     timm = import_timm()
     model = timm.create_model(name, depth=1)
-    said = STRANGERS_OF_TIMM[name]
+    message = UNSUPPORTED_TIMM[name]
     if folder:
         timm.models.save_for_hf(model, tmp_path / "m")
-        with pytest.raises(BadCheckpoint, match=rf"a timm model \({name}\) with unsupported parts: .*{said}"):
+        with pytest.raises(BadCheckpoint, match=rf"a timm model \({name}\) with unsupported parts: .*{message}"):
             vitreous.load(tmp_path / "m")
     else:
         torch.save(model.state_dict(), tmp_path / "m.pth")
-        with pytest.raises(BadCheckpoint, match=f"a timm model with unsupported parts: .*{said}"):
+        with pytest.raises(BadCheckpoint, match=f"a timm model with unsupported parts: .*{message}"):
             vitreous.load(tmp_path / "m.pth")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"pre_norm": True}, r"\(norm_pre\)"),
         ({"final_norm": False}, "no norm after the last block"),
@@ -157,14 +157,14 @@ def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: b
     ],
     ids=str,
 )
-def test_unsupported_timm_arguments_are_rejected_by_name(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unsupported_timm_arguments_are_rejected_by_name(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     torch.save(timm_model(**given).state_dict(), tmp_path / "m.pth")
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "m.pth")
 
 
 def test_learned_rotations_are_rejected(tmp_path: Path) -> None:
-    """Fixed rotations are known only by the name in config.json."""
+    """Fixed rotations can only be recognised by the name in config.json."""
     torch.save(
         import_timm().create_model("vit_small_patch16_rope_mixed_ape_224", depth=1).state_dict(), tmp_path / "m.pt"
     )
@@ -172,8 +172,8 @@ def test_learned_rotations_are_rejected(tmp_path: Path) -> None:
         vitreous.load(tmp_path / "m.pt")
 
 
-# Classes of transformers', and what their tensors alone are called.
-OTHERS_OF_TRANSFORMERS = {
+# transformers classes and the family name in the error for bare tensors.
+UNSUPPORTED_TRANSFORMERS = {
     "ASTModel": "Audio Spectrogram Transformer",
     "BeitModel": "BEiT",
     "BeitForImageClassification": "BEiT",
@@ -201,7 +201,7 @@ OTHERS_OF_TRANSFORMERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS_OF_TRANSFORMERS)
+@pytest.mark.parametrize("name", UNSUPPORTED_TRANSFORMERS)
 def test_other_transformers_models_are_rejected_by_name(name: str, tmp_path: Path) -> None:
     kind = getattr(import_transformers(), name)
     usual = kind.config_class()
@@ -214,19 +214,19 @@ def test_other_transformers_models_are_rejected_by_name(name: str, tmp_path: Pat
         small |= {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "fusion_hidden_size": 16}
     config = kind.config_class(**{key: value for key, value in small.items() if hasattr(usual, key)})
     kind(config).save_pretrained(tmp_path)
-    with pytest.raises(BadCheckpoint) as refusal:
+    with pytest.raises(BadCheckpoint) as error:
         vitreous.load(tmp_path)
     expected = f"is a transformers '{config.model_type}' model (model_type in config.json), which is not supported"
-    assert expected in str(refusal.value)
+    assert expected in str(error.value)
     (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")
-    with pytest.raises(BadCheckpoint, match="which is not supported") as refusal:
+    with pytest.raises(BadCheckpoint, match="which is not supported") as error:
         vitreous.load(tmp_path / "alone.safetensors")
-    assert OTHERS_OF_TRANSFORMERS[name] in str(refusal.value)
+    assert UNSUPPORTED_TRANSFORMERS[name] in str(error.value)
 
 
 @pytest.mark.parametrize(("model_type", "prefix"), [("timm_wrapper", "timm_model."), ("mine", "")])
 def test_model_type_of_a_wrapper_does_not_hide_timm_tensors(model_type: str, prefix: str, tmp_path: Path) -> None:
-    """transformers' TimmWrapper and custom classes write config.json beside tensors with timm's names."""
+    """transformers' TimmWrapper and custom classes write config.json next to tensors with timm's names."""
     model = import_timm().create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=3).eval()
     tensors = {f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}
     torch.save(tensors, tmp_path / "pytorch_model.bin")
@@ -247,40 +247,40 @@ def test_known_model_type_with_unknown_names_is_an_unknown_format(tmp_path: Path
 @pytest.mark.slow
 def test_resnet_and_swin_are_rejected_by_name(tmp_path: Path) -> None:
     timm = import_timm()
-    for name, said in {"resnet18": "a ResNet", "swin_tiny_patch4_window7_224": "a Swin Transformer"}.items():
+    for name, message in {"resnet18": "a ResNet", "swin_tiny_patch4_window7_224": "a Swin Transformer"}.items():
         model = timm.create_model(name)
         torch.save(model.state_dict(), tmp_path / "m.pth")
-        with pytest.raises(BadCheckpoint, match=f"is {said}, which is not supported"):
+        with pytest.raises(BadCheckpoint, match=f"is {message}, which is not supported"):
             vitreous.load(tmp_path / "m.pth")
         timm.models.save_for_hf(model, tmp_path / name)
         with pytest.raises(BadCheckpoint, match=rf"is a timm '{name}' model \(architecture in config.json\)"):
             vitreous.load(tmp_path / name)
 
 
-# ---- What must be given ----------------------------------------------------------------------------------------------
+# ---- Required overrides ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_missing_heads_error_shows_python_and_command_line_remedy(tmp_path: Path) -> None:
+def test_missing_heads_error_shows_the_python_and_command_line_fix(tmp_path: Path) -> None:
     model = timm_model(embed_dim=96, num_heads=3)
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    with pytest.raises(BadCheckpoint) as refusal:
+    with pytest.raises(BadCheckpoint) as error:
         vitreous.load(tmp_path / "m.pth")
-    assert str(refusal.value).endswith(
+    assert str(error.value).endswith(
         'pass overrides={"num_heads": ...}, or convert it once with `vitreous convert SRC DST --to vitreous --set '
         "num_heads=...`"
     )
-    convert(tmp_path / "m.pth", tmp_path / "ours", to="vitreous", overrides={"num_heads": 3})
-    check_close(vitreous.load(tmp_path / "ours"), model, SIZE)
+    convert(tmp_path / "m.pth", tmp_path / "saved", to="vitreous", overrides={"num_heads": 3})
+    check_close(vitreous.load(tmp_path / "saved"), model, SIZE)
 
 
 def test_grey_deit_is_not_an_audio_model(tmp_path: Path) -> None:
-    """Its tensors have the names and patches of the Audio Spectrogram Transformer; config.json decides."""
+    """Its tensors look like an Audio Spectrogram Transformer; config.json decides."""
     transformers = import_transformers()
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    theirs = transformers.DeiTModel(transformers.DeiTConfig(num_channels=1, image_size=64, patch_size=16, **sizes))
-    theirs.eval().save_pretrained(tmp_path)
-    ours, images = vitreous.load(tmp_path), torch.randn(2, 1, 64, 64)
+    reference = transformers.DeiTModel(transformers.DeiTConfig(num_channels=1, image_size=64, patch_size=16, **sizes))
+    reference.eval().save_pretrained(tmp_path)
+    loaded, images = vitreous.load(tmp_path), torch.randn(2, 1, 64, 64)
     with torch.no_grad():
-        features, expected = ours.features(images), theirs(images).last_hidden_state
+        features, expected = loaded.features(images), reference(images).last_hidden_state
     torch.testing.assert_close(features.patches, expected[:, 2:], rtol=0, atol=1e-5)

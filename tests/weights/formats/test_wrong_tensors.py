@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 PLAIN = ViTConfig(image_size=(32, 32), patch_size=(8, 8), width=128, depth=2, num_heads=2, mlp_width=256, num_classes=7)
 
-# By format: what is otherwise in its model; and a tensor, what is in its place, or None, and what is said then.
+# For each format: changes to PLAIN; then tensor name, replacement (None removes it) and error message.
 CHANGES: dict[str, dict[str, Any]] = {
     "timm": {},
     "google": {"stem": ResNetStem((1,), 32), "patch_size": (2, 2)},
@@ -87,8 +87,8 @@ WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
 CASES = [pytest.param(format, *row, id=f"{format}: {row[0]}") for format, rows in WRONG.items() for row in rows]
 
 
-def whole(format: str, file: Path) -> dict[str, Tensor]:
-    """The tensors of a valid file."""
+def valid_tensors(format: str, file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a valid file."""
     vitreous.save(build(dataclasses.replace(PLAIN, **CHANGES[format])), file, format=format, lossy=True)
     vitreous.load(file)
     if file.suffix == ".npz":
@@ -98,12 +98,12 @@ def whole(format: str, file: Path) -> dict[str, Tensor]:
     return state["model"] | {"decoder_embed.weight": zeros(4, 128)} if format == "mae" else state
 
 
-@pytest.mark.parametrize(("format", "name", "tensor", "said"), CASES)
+@pytest.mark.parametrize(("format", "name", "tensor", "message"), CASES)
 def test_wrong_tensors_are_rejected_in_one_line(
-    format: str, name: str, tensor: Tensor | None, said: str, tmp_path: Path
+    format: str, name: str, tensor: Tensor | None, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / ("bad.npz" if format == "google" else "bad.pth")
-    tensors = whole(format, file)
+    tensors = valid_tensors(format, file)
     tensors.pop(name, None)
     if tensor is not None:
         tensors[name] = tensor
@@ -111,7 +111,7 @@ def test_wrong_tensors_are_rejected_in_one_line(
         np.savez(file, **tensors)
     else:
         torch.save(tensors, file)
-    with pytest.raises(BadCheckpoint, match=said) as refusal:
+    with pytest.raises(BadCheckpoint, match=message) as error:
         vitreous.load(file)
-    assert file.name in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    assert file.name in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The content of a file decides how it is read, and other kinds of files are named in the error."""
+"""The file type is detected from the content, and errors name other file types."""
 
 import pickle
 import pickletools
@@ -22,7 +22,7 @@ SMALL = ViTConfig(
 
 
 def timm_state(folder: Path) -> tuple[ViT, dict[str, torch.Tensor]]:
-    """A model, and its tensors as timm names them."""
+    """Return a model and its tensors under timm's names."""
     model = build(SMALL).eval()
     vitreous.save(model, folder / "x.safetensors", format="timm")
     return model, safetensors.torch.load_file(folder / "x.safetensors")
@@ -34,7 +34,7 @@ def check_same(file: Path, model: ViT) -> None:
 
 
 @pytest.mark.slow
-def test_content_decides_the_kind_of_a_file(tmp_path: Path) -> None:
+def test_file_type_is_detected_from_content(tmp_path: Path) -> None:
     model, state = timm_state(tmp_path)
     for name in ("a.pth", "a.npz", "a.pt.tar"):
         safetensors.torch.save_file(state, tmp_path / name)
@@ -62,14 +62,14 @@ def test_content_decides_the_kind_of_a_file(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["x.pth", "x.safetensors", "x.npz", "x.pth.tar"])
-def test_other_kinds_of_files_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_error_names_other_file_types(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(BadCheckpoint, match=f"{name} .*{message}") as refusal:
         vitreous.load(tmp_path / name)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_pickle_that_begins_like_safetensors(tmp_path: Path) -> None:
+def test_pickle_that_starts_like_safetensors_is_read(tmp_path: Path) -> None:
     data = pickletools.optimize(pickle.dumps({"{ab}": 1}, 2))
     assert data[8:9] == b"{"
     (tmp_path / "x.pth").write_bytes(data)
@@ -77,7 +77,7 @@ def test_a_pickle_that_begins_like_safetensors(tmp_path: Path) -> None:
         vitreous.load(tmp_path / "x.pth")
 
 
-def test_plain_tar_is_refused(tmp_path: Path) -> None:
+def test_plain_tar_is_rejected(tmp_path: Path) -> None:
     torch.save(timm_state(tmp_path)[1], tmp_path / "x.tar")
     with pytest.raises(BadCheckpoint, match=r"'\.tar'; weight files end in"):
         vitreous.load(tmp_path / "x.tar")

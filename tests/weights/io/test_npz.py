@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from damage import check_noticed_or_harmless, damaged
-from pickles_by_hand import zip_of
+from corrupted_files import check_noticed_or_harmless, damaged
+from handmade_pickles import zip_of
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.npz import read_npz, write_npz
 
@@ -61,7 +61,7 @@ def header(kind: str = "<f4", shape: str = "(2,)", fortran: str = "False") -> st
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_files_of_numpy_are_read_as_numpy_does(tmp_path: Path, save: Callable[..., None]) -> None:
+def test_files_are_read_like_numpy_load(tmp_path: Path, save: Callable[..., None]) -> None:
     save(tmp_path / "x.npz", **ARRAYS)
     found = read_npz(tmp_path / "x.npz")
     with np.load(tmp_path / "x.npz") as expected:
@@ -73,8 +73,8 @@ def test_files_of_numpy_are_read_as_numpy_does(tmp_path: Path, save: Callable[..
 
 
 @pytest.mark.parametrize("kind", ["<V2", "|V2", "bfloat16"])
-def test_bfloat16_is_two_untyped_bytes(tmp_path: Path, kind: str) -> None:
-    """`np.savez` writes the first for ml_dtypes 0.6 (jax); numpy converts it to the second."""
+def test_bfloat16_stored_as_two_untyped_bytes_is_read(tmp_path: Path, kind: str) -> None:
+    """`np.savez` writes the first with ml_dtypes 0.6 (jax); numpy converts it to the second."""
     (tmp_path / "x.npz").write_bytes(headed(header(kind, "(4,)"), b"\x00\x00\x80?\x00@@@"))
     found = read_npz(tmp_path / "x.npz")["w"]
     assert found.dtype == torch.bfloat16
@@ -83,14 +83,14 @@ def test_bfloat16_is_two_untyped_bytes(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("shape", ["(2,)", "(2L,)", "(1, 2)", "(2,1)"])
-def test_headers_of_other_writers_are_read(tmp_path: Path, shape: str, version: int) -> None:
+def test_headers_written_by_other_libraries_are_read(tmp_path: Path, shape: str, version: int) -> None:
     data = struct.pack("<2f", 1, 2)
     (tmp_path / "x.npz").write_bytes(headed(header(shape=shape).replace(", }", "}"), data, version))
     assert read_npz(tmp_path / "x.npz")["w"].flatten().tolist() == [1, 2]
 
 
 @pytest.mark.slow
-def test_small_constant_array_is_no_zip_bomb(tmp_path: Path) -> None:
+def test_small_constant_array_is_not_a_zip_bomb(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "x.npz", zeros=np.zeros(2**23, "f4"))
     assert read_npz(tmp_path / "x.npz")["zeros"].count_nonzero() == 0
 
@@ -119,13 +119,13 @@ def test_numpy_reads_written_files(tmp_path: Path) -> None:
     assert zipfile.ZipFile(tmp_path / "x.npz").testzip() is None
 
 
-def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
+def test_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
     write_npz(TENSORS, tmp_path / "x.npz")
     write_npz(read_npz(tmp_path / "x.npz"), tmp_path / "y.npz")
     assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "y.npz").read_bytes()
 
 
-def test_a_type_that_numpy_lacks_is_named(tmp_path: Path) -> None:
+def test_error_names_dtype_unsupported_by_numpy(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"w is torch.float8_e4m3fn, which npz does not support; supported are bool, int8"
     ):
@@ -133,7 +133,7 @@ def test_a_type_that_numpy_lacks_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "x.npz").exists()
 
 
-# ---- Refusing --------------------------------------------------------------------------------------------------------
+# ---- Invalid files ---------------------------------------------------------------------------------------------------
 
 
 def compressed(**arrays: bytes) -> bytes:
@@ -180,7 +180,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_invalid_file_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_invalid_file_is_rejected_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     data, reason = BAD[name]
     monkeypatch.chdir(tmp_path)
     Path("x.npz").write_bytes(data)
@@ -190,8 +190,8 @@ def test_invalid_file_is_refused_with_its_reason(tmp_path: Path, monkeypatch: py
     assert [file.name for file in tmp_path.iterdir()] == ["x.npz"]
 
 
-def test_members_that_claim_another_size_are_refused(tmp_path: Path) -> None:
-    """The directory declares more bytes than there are."""
+def test_members_that_declare_a_wrong_size_are_rejected(tmp_path: Path) -> None:
+    """The zip directory declares more bytes than the file has."""
     data = bytearray(compressed(w=npy(np.zeros(2**20, "f4"))))
     place = data.rindex(b"PK\1\2") + 24
     struct.pack_into("<I", data, place, struct.unpack_from("<I", data, place)[0] + 4)
@@ -200,7 +200,7 @@ def test_members_that_claim_another_size_are_refused(tmp_path: Path) -> None:
         read_npz(tmp_path / "x.npz")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_error_names_the_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"y.npz cannot be read: No such file"):
         read_npz(tmp_path / "y.npz")
 

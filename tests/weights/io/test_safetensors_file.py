@@ -28,14 +28,14 @@ def test_written_tensors_are_read_back(tmp_path: Path) -> None:
 
 
 def test_files_are_exchanged_with_the_safetensors_library(tmp_path: Path) -> None:
-    write_tensors(TENSORS, tmp_path / "ours")
-    save_file({name: tensor.contiguous() for name, tensor in TENSORS.items()}, tmp_path / "theirs")
-    for read in (load_file(tmp_path / "ours"), read_tensors(tmp_path / "theirs")):
+    write_tensors(TENSORS, tmp_path / "saved")
+    save_file({name: tensor.contiguous() for name, tensor in TENSORS.items()}, tmp_path / "foreign")
+    for read in (load_file(tmp_path / "saved"), read_tensors(tmp_path / "foreign")):
         assert read.keys() == TENSORS.keys()
         assert all(torch.equal(read[name], tensor) for name, tensor in TENSORS.items())
 
 
-def test_tensors_are_aligned_like_torch_memory(tmp_path: Path) -> None:
+def test_tensors_are_aligned_like_torch_allocations(tmp_path: Path) -> None:
     tensors = {f"{i}": torch.randn(i) for i in range(1, 200)} | {"x": torch.randn(48).half()}
     write_tensors(tensors, tmp_path / "x")
     mapped, read = load_file(tmp_path / "x"), read_tensors(tmp_path / "x")
@@ -46,7 +46,7 @@ def test_tensors_are_aligned_like_torch_memory(tmp_path: Path) -> None:
         assert str(tmp_path / "x") in maps.read_text()
 
 
-def test_changes_do_not_reach_the_file(tmp_path: Path) -> None:
+def test_changes_are_not_written_to_the_file(tmp_path: Path) -> None:
     write_tensors(TENSORS, tmp_path / "x")
     read_tensors(tmp_path / "x")["a"].zero_()
     assert torch.equal(read_tensors(tmp_path / "x")["a"], TENSORS["a"])
@@ -58,7 +58,7 @@ def test_mapped_tensors_can_overwrite_their_file(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
 
 
-def test_forgotten_pages_are_read_again(tmp_path: Path) -> None:
+def test_released_pages_are_read_again(tmp_path: Path) -> None:
     write_tensors({"a": torch.arange(5000.0)}, tmp_path / "x")
     read = read_tensors(tmp_path / "x")
     assert read["a"].sum() == torch.arange(5000.0).sum()
@@ -71,7 +71,7 @@ def test_aligned_tensors_are_not_copied(tmp_path: Path) -> None:
     read = read_tensors(tmp_path / "x", alignment=4)
     assert read["none"].shape == (0, 4)
     start = read["a"].data_ptr()
-    assert read["b"].data_ptr() - start in (12, -8000)  # side by side, as in the file
+    assert read["b"].data_ptr() - start in (12, -8000)  # adjacent, as in the file
     assert read_tensors(tmp_path / "x")["b"].data_ptr() % 64 == 0
 
 
@@ -88,7 +88,7 @@ def test_other_dtypes_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 50, -1])
-def test_a_truncated_file_is_named(tmp_path: Path, length: int) -> None:
+def test_error_names_the_truncated_file(tmp_path: Path, length: int) -> None:
     write_tensors(TENSORS, tmp_path / "x")
     whole = (tmp_path / "x").read_bytes()
     (tmp_path / "x").write_bytes(whole[:length])
@@ -97,7 +97,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, length: int) -> None:
             read(tmp_path / "x")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_error_names_the_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match="y cannot be read: "):
         read_header(tmp_path / "y")
 

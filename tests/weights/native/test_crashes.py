@@ -10,7 +10,7 @@ from parity import check_identical
 from vitreous.model.config import ViTConfig
 from vitreous.weights.native import load_folder
 
-# One process that imports torch once and forks the writers that it kills; each version's tensors all hold its number.
+# One process imports torch and forks writers that it kills. All tensors of a version equal its number.
 KILLER = """
 import itertools, os, random, signal, sys, time
 import torch
@@ -30,13 +30,13 @@ def save(version):
 
 generator, seen = random.Random(0), set()
 for round in range(20):
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     writer = os.fork()
     if writer == 0:
         for version in itertools.count(round * 1000):
             save(version)
-            os.write(tell, b"saved")
-    os.read(told, 1)
+            os.write(write_end, b"saved")
+    os.read(read_end, 1)
     time.sleep(generator.uniform(0, 0.05))
     os.kill(writer, signal.SIGKILL)
     os.waitpid(writer, 0)
@@ -52,7 +52,7 @@ assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
 
 @pytest.mark.slow
 def test_kill_while_saving_leaves_a_checkpoint(tmp_path: Path) -> None:
-    """After twenty kills at random moments, the checkpoint loads and is one complete version."""
+    """After twenty kills at random times, the checkpoint loads and is one complete version."""
     path = tmp_path / "folder" / "x"
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", KILLER, path], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -66,7 +66,7 @@ def test_kill_between_two_renames_is_recovered(saved: Path) -> None:
 
 @pytest.mark.slow
 def test_full_disk_keeps_the_previous_checkpoint(saved: Path, small: ViTConfig) -> None:
-    """A limit on file sizes fails like a full disk; it is set in a separate process."""
+    """A file size limit, set in a separate process, fails like a full disk."""
     before = load_folder(saved)
     code = (
         "import resource, sys; from vitreous.weights.native import *; model = load_folder(sys.argv[1])\n"

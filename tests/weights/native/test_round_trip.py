@@ -1,4 +1,4 @@
-"""Saving and loading is bit-identical, with changes on request."""
+"""Saving and loading is bit-identical; loading can change size, head and fields."""
 
 import dataclasses
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_training_a_loaded_model_keeps_its_file(saved: Path) -> None:
     optimizer.step()
     assert not torch.equal(model.state_dict()["head.weight"], load_state(saved)["head.weight"])
     assert (saved / "model.safetensors").read_bytes() == before
-    save_folder(model, saved)  # over the file that it is mapped from
+    save_folder(model, saved)  # over the file from which it is mapped
     check_identical(model, load_folder(saved))
 
 
@@ -54,7 +54,7 @@ def test_files_have_default_permissions(saved: Path) -> None:
     )
 
 
-def test_path_of_a_file_means_its_folder(saved: Path) -> None:
+def test_path_of_a_checkpoint_file_loads_its_folder(saved: Path) -> None:
     for name in ("model.safetensors", "config.json"):
         check_identical(load_folder(saved / name), load_folder(str(saved)))
 
@@ -67,7 +67,7 @@ def test_path_of_a_file_means_its_folder(saved: Path) -> None:
     "name", ["ViT-Ti/8", "DINOv2-g/14-reg", "R26+ViT-S/32", "BiT-R50x1", "RelativeBias", "Learned2d"]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_another_image_size(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+def test_loading_with_another_image_size(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model = noisy(build(MODELS[name])).to(dtype)
     size = (model.config.image_size[0] * 2, model.config.image_size[1])
     save_folder(model, tmp_path / "x")
@@ -85,11 +85,11 @@ def test_another_image_size(tmp_path: Path, name: str, dtype: torch.dtype) -> No
     "name", ["ViT-Ti/8", "TanhHead", "MlpHead", "DeiT-Ti/16-distilled", "DINOv2-S/14", "BiT-R50x1"]
 )
 @pytest.mark.parametrize("classes", [0, 3, 7])
-def test_new_head(tmp_path: Path, name: str, classes: int) -> None:
+def test_loading_with_a_new_head(tmp_path: Path, name: str, classes: int) -> None:
     model = noisy(build(MODELS[name])).bfloat16()
     save_folder(model, tmp_path / "x")
     loaded = load_folder(tmp_path / "x", num_classes=classes)
-    linear = {"head": options.LinearHead()} if name == "TanhHead" else {}  # pre-logits belong to pre-training
+    linear = {"head": options.LinearHead()} if name == "TanhHead" else {}  # pre-logits are only used in pre-training
     assert loaded.config == dataclasses.replace(model.config, num_classes=classes, labels=(), **linear)
     new, old = loaded.state_dict(), model.state_dict()
     for key in old:
@@ -104,7 +104,7 @@ def test_new_head(tmp_path: Path, name: str, classes: int) -> None:
     assert {"field": "head", "to": "new"} in describe(tmp_path / "y").provenance["changes"]
 
 
-def test_overrides_change_fields_without_shape(saved: Path) -> None:
+def test_overrides_change_fields_that_do_not_affect_shapes(saved: Path) -> None:
     model = load_folder(saved, overrides={"num_heads": 2, "norm_eps": 1e-5, "dropout": options.Dropout(hidden=0.5)})
     assert (model.config.num_heads, model.config.norm_eps, model.config.dropout.hidden) == (2, 1e-5, 0.5)
     fields = [change["field"] for change in provenance_of(model)["changes"]]

@@ -1,4 +1,4 @@
-"""Defaults of transformers: names of GELU, empty and missing preprocessor_config.json."""
+"""transformers' defaults: GELU names, and empty and missing preprocessor_config.json."""
 
 import dataclasses
 import json
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitreous
+from optional_imports import import_transformers
 from parity import TOLERANCE, noisy
-from peers import import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
@@ -20,7 +20,7 @@ from vitreous.weights.native import provenance_of
 pytestmark = pytest.mark.slow
 
 SMALL = ViTConfig(
-    image_size=(224, 224),  # that of all their processors
+    image_size=(224, 224),  # the size of all transformers processors
     patch_size=(56, 56),
     width=64,
     depth=2,
@@ -30,11 +30,11 @@ SMALL = ViTConfig(
     position=Learned1d(interpolation="huggingface"),
     num_classes=5,
 )
-# transformers' names, of which some are the same function: activations.py has a class for each.
+# Names in transformers' activations.py; some are the same function.
 GELUS = (
     "gelu", "gelu_python", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh",
 )  # fmt: skip
-# What makes a model of ours one of theirs.
+# Changes to SMALL for each transformers model type.
 KINDS: dict[str, dict[str, Any]] = {
     "vit": {},
     "vit_mae": {},
@@ -57,7 +57,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def written(kind: str, folder: Path, **fields: Any) -> Path:
-    """Write a model of this kind for transformers, with these fields changed in config.json."""
+    """Save a transformers model of this kind, with the given fields changed in config.json."""
     vitreous.save(noisy(build(dataclasses.replace(SMALL, **KINDS[kind]))), folder, format="huggingface")
     document = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(document | {"model_type": kind} | fields))
@@ -65,23 +65,23 @@ def written(kind: str, folder: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", GELUS)
-def test_gelu_names_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_gelu_names_match_transformers(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
     folder = written("vit", tmp_path / "model", hidden_act=name)
-    theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    reference = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
-        assert (vitreous.load(folder)(images) - theirs(images).logits).abs().max() <= TOLERANCE
+        assert (vitreous.load(folder)(images) - reference(images).logits).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("document", ["says nothing", "published"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_default_processor_fields_are_those_of_transformers(kind: str, document: str, tmp_path: Path) -> None:
-    """An empty file means the defaults of the processor for this kind of model."""
+def test_default_processor_fields_match_transformers(kind: str, document: str, tmp_path: Path) -> None:
+    """An empty file gives the defaults of the processor for this model type."""
     transformers = import_transformers()
     folder = written(kind, tmp_path / "model")
     (folder / "preprocessor_config.json").write_text(json.dumps(PUBLISHED[kind] if document == "published" else {}))
-    named = kind == "dinov2_with_registers"  # of which transformers knows no processor unless it is named
+    named = kind == "dinov2_with_registers"  # transformers has no default processor for it
     processors = transformers.BitImageProcessor if named else transformers.AutoImageProcessor
     processor, model = processors.from_pretrained(folder), vitreous.load(folder)
     picture = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
@@ -94,7 +94,7 @@ def test_default_processor_fields_are_those_of_transformers(kind: str, document:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_missing_processor_is_that_of_published_models(kind: str, tmp_path: Path) -> None:
+def test_missing_processor_defaults_to_that_of_published_models(kind: str, tmp_path: Path) -> None:
     folder = written(kind, tmp_path / "model")
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(PUBLISHED[kind]))

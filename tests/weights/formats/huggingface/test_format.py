@@ -1,4 +1,4 @@
-"""Models of transformers with random parameters: read, written, and compared with transformers."""
+"""Reading and writing transformers models with random parameters, compared with transformers."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
+from optional_imports import import_transformers
 from parity import TOLERANCE, check_identical, noisy
-from peers import import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
@@ -35,7 +35,7 @@ DINO = SIZES | {"mlp_ratio": 2}
 MAE = VIT | {"mask_ratio": 0.0, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1}
 MAE |= {"decoder_num_attention_heads": 2, "decoder_intermediate_size": 64}
 
-# The class of transformers, the class of its config, and the fields of that.
+# transformers model class, config class and config fields.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ViT": ("ViTForImageClassification", "ViTConfig", VIT),
     "ViT, tanh": ("ViTForImageClassification", "ViTConfig", VIT | {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ViT, narrow heads": ("ViTForImageClassification", "ViTConfig", VIT | {"head_dim": 16}),
     "ViT, base": ("ViTModel", "ViTConfig", VIT | {"pooler_output_size": 24}),
     "DeiT": ("DeiTForImageClassification", "DeiTConfig", VIT),
-    "DeiT, taught": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT),
+    "DeiT, distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT),
     "DeiT, base": ("DeiTModel", "DeiTConfig", VIT),
     "DINOv2": ("Dinov2Model", "Dinov2Config", DINO | {"layer_norm_eps": 1e-3}),
     "DINOv2, SwiGLU": ("Dinov2Model", "Dinov2Config", DINO | {"use_swiglu_ffn": True, "layerscale_value": 0.5}),
@@ -51,7 +51,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ViTMSN": ("ViTMSNForImageClassification", "ViTMSNConfig", VIT),
     "ViTMSN, base": ("ViTMSNModel", "ViTMSNConfig", VIT | {"layer_norm_eps": 1e-3}),
     "ViTMAE": ("ViTMAEModel", "ViTMAEConfig", MAE),
-    "ViTMAE, with its decoder": ("ViTMAEForPreTraining", "ViTMAEConfig", MAE),
+    "ViTMAE, with decoder": ("ViTMAEForPreTraining", "ViTMAEConfig", MAE),
 }
 
 
@@ -64,22 +64,22 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def peer(name: str, **kwargs: Any) -> nn.Module:
+def transformers_model(name: str, **kwargs: Any) -> nn.Module:
     transformers = import_transformers()
     model, config, fields = MODELS[name]
-    theirs = noisy(getattr(transformers, model)(getattr(transformers, config)(num_labels=5, **fields), **kwargs))
-    theirs.set_attn_implementation("eager")  # their own arithmetic; what reads our files below calls torch's, as we do
-    return theirs
+    reference = noisy(getattr(transformers, model)(getattr(transformers, config)(num_labels=5, **fields), **kwargs))
+    reference.set_attn_implementation("eager")  # written files are compared with torch's attention below
+    return reference
 
 
 @torch.no_grad()
 def outputs(model: Any, images: Tensor, resampled: bool = False) -> dict[str, Tensor]:
-    """The outputs of a transformers model: logits, pooled features and tokens, if it has them."""
+    """Return the logits, pooled features and tokens that a transformers model outputs."""
     name = type(model).__name__
     if name == "ViTMAEForPreTraining":
         model, name = model.vit, "ViTMAEModel"
     arguments = {"interpolate_pos_encoding": resampled} if "Dinov2" not in name else {}
-    if name == "ViTMAEModel":  # all patches, in their order
+    if name == "ViTMAEModel":  # keep all patches in order
         patches = images.shape[2] * images.shape[3] // 64
         arguments["noise"] = torch.linspace(0, 1, patches).expand(len(images), -1)
     found = model(images, **arguments)
@@ -92,90 +92,92 @@ def outputs(model: Any, images: Tensor, resampled: bool = False) -> dict[str, Te
 
 
 @torch.no_grad()
-def difference(ours: ViT, theirs: Any, size: tuple[int, int]) -> float:
-    images = torch.randn(2, ours.config.channels, *size)
-    expected = outputs(theirs, images, resampled=size != ours.config.image_size)
-    features = ours.features(images)
-    answer = ours.classify(features)
+def difference(loaded: ViT, reference: Any, size: tuple[int, int]) -> float:
+    images = torch.randn(2, loaded.config.channels, *size)
+    expected = outputs(reference, images, resampled=size != loaded.config.image_size)
+    features = loaded.features(images)
+    answer = loaded.classify(features)
     found = {"logits": answer, "pooled": answer, "tokens": torch.cat([features.prefix, features.patches], dim=1)}
     return max((found[key] - value).abs().max().item() for key, value in expected.items())
 
 
-# ---- Theirs, read by us ----------------------------------------------------------------------------------------------
+# ---- Reading transformers models -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_equal_transformers(name: str, tmp_path: Path) -> None:
-    theirs = peer(name)
-    theirs.save_pretrained(tmp_path / "model")
-    ours = vitreous.load(tmp_path / "model")
+    reference = transformers_model(name)
+    reference.save_pretrained(tmp_path / "model")
+    loaded = vitreous.load(tmp_path / "model")
     for size in (NATIVE, OTHER):
-        assert difference(ours, theirs, size) <= TOLERANCE
-    assert provenance_of(ours)["origin"] == "transformers"
+        assert difference(loaded, reference, size) <= TOLERANCE
+    assert provenance_of(loaded)["origin"] == "transformers"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_names_of_version_5_in_memory_are_read(name: str, tmp_path: Path) -> None:
-    theirs = peer(name)
-    theirs.config.save_pretrained(tmp_path)
-    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
-    assert difference(vitreous.load(tmp_path), theirs, NATIVE) <= TOLERANCE
+def test_tensor_names_of_version_5_are_read(name: str, tmp_path: Path) -> None:
+    reference = transformers_model(name)
+    reference.config.save_pretrained(tmp_path)
+    torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
+    assert difference(vitreous.load(tmp_path), reference, NATIVE) <= TOLERANCE
 
 
 def test_model_without_pooler_is_read(tmp_path: Path) -> None:
-    theirs = peer("ViT, base", add_pooling_layer=False)
-    theirs.save_pretrained(tmp_path)
-    ours = vitreous.load(tmp_path)
-    assert ours.config.num_classes == 0
-    assert not isinstance(ours.config.head, TanhHead)
-    assert difference(ours, theirs, NATIVE) <= TOLERANCE
+    reference = transformers_model("ViT, base", add_pooling_layer=False)
+    reference.save_pretrained(tmp_path)
+    loaded = vitreous.load(tmp_path)
+    assert loaded.config.num_classes == 0
+    assert not isinstance(loaded.config.head, TanhHead)
+    assert difference(loaded, reference, NATIVE) <= TOLERANCE
 
 
 def test_rectangular_model_is_read(tmp_path: Path) -> None:
     transformers = import_transformers()
     config = transformers.ViTConfig(**VIT | {"image_size": (24, 32), "patch_size": (8, 4)})
-    theirs = noisy(transformers.ViTForImageClassification(config))
-    theirs.save_pretrained(tmp_path)
-    assert difference(vitreous.load(tmp_path), theirs, (24, 32)) <= TOLERANCE
+    reference = noisy(transformers.ViTForImageClassification(config))
+    reference.save_pretrained(tmp_path)
+    assert difference(vitreous.load(tmp_path), reference, (24, 32)) <= TOLERANCE
 
 
 def test_sharded_weights_are_read(tmp_path: Path) -> None:
-    theirs = peer("ViT")
-    theirs.save_pretrained(tmp_path, max_shard_size="100KB")
+    reference = transformers_model("ViT")
+    reference.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert difference(vitreous.load(tmp_path), theirs, NATIVE) <= TOLERANCE
+    assert difference(vitreous.load(tmp_path), reference, NATIVE) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["ViT", "DeiT, taught", "DINOv2, registers", "ViTMAE, with its decoder"])
+@pytest.mark.parametrize("name", ["ViT", "DeiT, distilled", "DINOv2, registers", "ViTMAE, with decoder"])
 def test_bare_weights_are_read(name: str, tmp_path: Path) -> None:
-    """Heads have 64 dimensions; tensors and the kind of model state the rest."""
+    """Heads have 64 dimensions; the rest follows from the tensors and model type."""
     transformers = import_transformers()
     model, config, fields = MODELS[name]
     fields = fields | {"hidden_size": 128}
-    theirs = noisy(getattr(transformers, model)(getattr(transformers, config)(**fields)))
-    theirs.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")  # not the one that config.json is about
-    ours = vitreous.load(tmp_path / "alone.safetensors")
-    assert difference(ours, theirs, NATIVE) <= TOLERANCE
-    assert ours.config.norm_eps == getattr(transformers, config)().layer_norm_eps  # too small for logits to tell
-    said = " ".join(provenance_of(ours)["assumed"])
-    assert all(field in said for field in ("num_heads", "norm_eps", "preprocessing", "image_size"))
+    reference = noisy(getattr(transformers, model)(getattr(transformers, config)(**fields)))
+    reference.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")  # config.json does not apply to this file
+    loaded = vitreous.load(tmp_path / "alone.safetensors")
+    assert difference(loaded, reference, NATIVE) <= TOLERANCE
+    assert (
+        loaded.config.norm_eps == getattr(transformers, config)().layer_norm_eps
+    )  # too small to affect the logits measurably
+    assumed = " ".join(provenance_of(loaded)["assumed"])
+    assert all(field in assumed for field in ("num_heads", "norm_eps", "preprocessing", "image_size"))
 
 
 def test_provenance_lists_ignored_tensors(tmp_path: Path) -> None:
-    peer("ViTMAE, with its decoder").save_pretrained(tmp_path)
+    transformers_model("ViTMAE, with decoder").save_pretrained(tmp_path)
     left_out = provenance_of(vitreous.load(tmp_path))["left_out"]
     assert left_out
     assert all(name.startswith("decoder.") for name in left_out)
 
 
 def test_used_pooler_is_not_ignored(tmp_path: Path) -> None:
-    peer("ViT, base").save_pretrained(tmp_path)
+    transformers_model("ViT, base").save_pretrained(tmp_path)
     assert "left_out" not in provenance_of(vitreous.load(tmp_path))
 
 
-# ---- Ours, read by them ----------------------------------------------------------------------------------------------
+# ---- Writing for transformers ----------------------------------------------------------------------------------------
 
 SHOWN = Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear")
 PLAIN = ViTConfig(
@@ -200,7 +202,7 @@ OURS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": Dropout(0.1, 0.2, 0.1)},
     "grey, no qkv bias": {"channels": 1, "qkv_bias": False},
     "narrow heads": {"head_dim": 8},
-    "not square": {"image_size": (24, 32), "patch_size": (8, 4)},
+    "rectangular": {"image_size": (24, 32), "patch_size": (8, 4)},
     "pooler": {"num_classes": 0, "head": TanhHead(24)},
     "headless": HEADLESS,
     "one register": {"registers": 1, "preprocessing": Preprocessing(fit="squash-crop", crop_fraction=0.9)},
@@ -227,18 +229,18 @@ def saved(name: str, folder: Path) -> ViT:
 @pytest.mark.parametrize("name", OURS)
 def test_transformers_reads_written_folders(name: str, tmp_path: Path) -> None:
     transformers = import_transformers()
-    ours = saved(name, tmp_path)
-    kind = "AutoModelForImageClassification" if ours.config.num_classes else "AutoModel"
-    unpooled = name in ("headless", "distilled, headless")  # the classes would make a pooler up
+    loaded = saved(name, tmp_path)
+    kind = "AutoModelForImageClassification" if loaded.config.num_classes else "AutoModel"
+    unpooled = name in ("headless", "distilled, headless")  # otherwise transformers adds a random pooler
     arguments = {"add_pooling_layer": False} if unpooled else {}
-    theirs, about = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True, **arguments)
+    reference, about = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True, **arguments)
     assert not any(about.values())
-    assert type(theirs).__name__ == theirs.config.architectures[0]
-    if ours.config.labels:
-        assert theirs.config.id2label == dict(enumerate(ours.config.labels))
-    sizes = [ours.config.image_size, *([OTHER] if name != "not square" else [])]
+    assert type(reference).__name__ == reference.config.architectures[0]
+    if loaded.config.labels:
+        assert reference.config.id2label == dict(enumerate(loaded.config.labels))
+    sizes = [loaded.config.image_size, *([OTHER] if name != "rectangular" else [])]
     for size in sizes:
-        assert difference(ours, theirs.eval(), size) <= TOLERANCE
+        assert difference(loaded, reference.eval(), size) <= TOLERANCE
 
 
 @pytest.mark.slow
@@ -249,11 +251,13 @@ def test_round_trip_is_bit_identical(name: str, tmp_path: Path) -> None:
 
 
 def test_single_file_is_written(tmp_path: Path) -> None:
-    ours = noisy(build(PLAIN))
-    vitreous.save(ours, tmp_path / "weights.safetensors", format="huggingface", lossy=True)  # their eps is 1e-12
+    model = noisy(build(PLAIN))
+    vitreous.save(
+        model, tmp_path / "weights.safetensors", format="huggingface", lossy=True
+    )  # transformers' default eps is 1e-12
     again = vitreous.load(tmp_path / "weights.safetensors", overrides={"num_heads": 4, "norm_eps": 1e-6})
     images = torch.randn(1, 3, *NATIVE)
-    torch.testing.assert_close(again(images), ours(images), rtol=0, atol=0)
+    torch.testing.assert_close(again(images), model(images), rtol=0, atol=0)
 
 
 def test_half_precision_round_trips(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vitreous
+from optional_imports import import_transformers
 from parity import noisy
-from peers import import_transformers
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
@@ -52,7 +52,7 @@ DINOV2 = {"layer_scale": 0.1, "num_classes": 0}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A plain model in a folder of transformers."""
+    """A plain model saved as a transformers folder."""
     vitreous.save(noisy(build(SMALL)), tmp_path / "model", format="huggingface")
     return tmp_path / "model"
 
@@ -64,15 +64,15 @@ def change(file: Path, **fields: Any) -> None:
 
 @pytest.mark.slow
 def test_loading_does_not_import_torch_dynamo(folder: Path) -> None:
-    """Importing it takes over a second, and some operations on meta tensors would."""
+    """Some operations on meta tensors would import it, which takes over a second."""
     program = f"import sys, vitreous; vitreous.load({str(folder)!r}); print('torch._dynamo' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["False"]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
-# ---- Pictures --------------------------------------------------------------------------------------------------------
+# ---- Preprocessing ---------------------------------------------------------------------------------------------------
 
-# The size of the model, and what preprocessor_config.json says.
+# Model size and fields of preprocessor_config.json.
 MEANS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "ViT": {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}},
@@ -88,15 +88,15 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PROCESSORS if name != "no kind"])
-def test_preprocessing_equals_their_processor(name: str, folder: Path) -> None:
+def test_preprocessing_equals_transformers_processor(name: str, folder: Path) -> None:
     transformers = import_transformers()
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
     picture = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
-    theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    reference = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     model = vitreous.load(folder)
     with torch.no_grad():
-        expected = theirs(processor(picture, return_tensors="pt")["pixel_values"]).logits
+        expected = reference(processor(picture, return_tensors="pt")["pixel_values"]).logits
     found = vitreous.Predictor(model, device="cpu").logits(picture)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
@@ -104,7 +104,7 @@ def test_preprocessing_equals_their_processor(name: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fit", ["crop", "squash", "squash-crop"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_written_processor_equals_our_preprocessing(fit: Any, interpolation: Any, tmp_path: Path) -> None:
+def test_written_processor_equals_preprocessing(fit: Any, interpolation: Any, tmp_path: Path) -> None:
     transformers = import_transformers()
     how = Preprocessing(IMAGENET.mean, IMAGENET.std, fit, 0.9, interpolation)
     model = noisy(build(dataclasses.replace(SMALL, preprocessing=how)))
@@ -117,14 +117,14 @@ def test_written_processor_equals_our_preprocessing(fit: Any, interpolation: Any
     torch.testing.assert_close(found, vitreous.Predictor(model, device="cpu").logits(picture), rtol=0, atol=2e-5)
 
 
-def test_unnamed_processor_is_that_of_the_model(folder: Path) -> None:
+def test_unnamed_processor_follows_the_model_type(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS["no kind"]))
     found = vitreous.load(folder).config.preprocessing
     assert found == Preprocessing(IMAGENET.mean, IMAGENET.std, "crop", 32 / 36, "bilinear", "huggingface")
 
 
 def test_processor_with_another_size_keeps_native_size(tmp_path: Path) -> None:
-    """DINOv2 has positions for 518 pixels and a processor for 224: the model keeps its native size."""
+    """DINOv2 has positions for 518 pixels but a processor for 224; the model keeps its native size."""
     transformers = import_transformers()
     config = dataclasses.replace(SMALL, image_size=(64, 64), layer_scale=0.1, num_classes=0, preprocessing=IMAGENET)
     vitreous.save(noisy(build(config)), tmp_path / "model", format="huggingface")
@@ -138,15 +138,15 @@ def test_processor_with_another_size_keeps_native_size(tmp_path: Path) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "model")
     with torch.no_grad():
-        theirs = transformers.AutoModel.from_pretrained(tmp_path / "model").eval()
-        expected = theirs(processor(picture, return_tensors="pt")["pixel_values"]).pooler_output
+        reference = transformers.AutoModel.from_pretrained(tmp_path / "model").eval()
+        expected = reference(processor(picture, return_tensors="pt")["pixel_values"]).pooler_output
     smaller_model = vitreous.load(tmp_path / "model", image_size=40)
     found = vitreous.Predictor(smaller_model, device="cpu").embed(picture)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"resample": 1}, "Pillow filter 1"),
         ({"do_resize": False}, "does not resize"),
@@ -154,12 +154,12 @@ def test_processor_with_another_size_keeps_native_size(tmp_path: Path) -> None:
         ({"size": 32, "crop_size": 40, "do_center_crop": True}, "to 40 x 40"),
     ],
 )
-def test_provenance_lists_processor_differences(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_provenance_lists_processor_differences(fields: dict[str, Any], message: str, folder: Path) -> None:
     change(folder / "preprocessor_config.json", **fields)
-    assert any(said in line for line in provenance_of(vitreous.load(folder))["assumed"])
+    assert any(message in line for line in provenance_of(vitreous.load(folder))["assumed"])
 
 
-def test_missing_processor_is_that_of_published_vits(folder: Path) -> None:
+def test_missing_processor_defaults_to_that_of_published_vits(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     model = vitreous.load(folder)
     expected = Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear", geometry="huggingface")
@@ -171,7 +171,7 @@ def test_missing_processor_is_that_of_published_vits(folder: Path) -> None:
 
 
 def test_labels_are_read_unless_placeholders(folder: Path) -> None:
-    assert vitreous.load(folder).config.labels == ()  # LABEL_0, ... are none
+    assert vitreous.load(folder).config.labels == ()  # LABEL_0, ... are placeholders
     names = ("ant", "bee", "cat", "dog", "eel")
     change(folder / "config.json", id2label={str(i): name for i, name in enumerate(names)})
     assert vitreous.load(folder).config.labels == names
@@ -179,26 +179,26 @@ def test_labels_are_read_unless_placeholders(folder: Path) -> None:
     assert vitreous.load(folder).config.labels == ()
 
 
-def test_classifier_of_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
+def test_classifier_on_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
     transformers = import_transformers()
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    theirs = noisy(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**sizes, num_labels=5)))
-    theirs.save_pretrained(tmp_path)
+    reference = noisy(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**sizes, num_labels=5)))
+    reference.save_pretrained(tmp_path)
     with pytest.raises(BadCheckpoint, match=r"Dinov2ForImageClassification.*class token and the mean"):
         vitreous.load(tmp_path)
     model = vitreous.load(tmp_path, overrides={"num_classes": 0})
     assert provenance_of(model)["left_out"] == ["classifier.bias", "classifier.weight", "embeddings.mask_token"]
     images = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(model(images), theirs.dinov2(images).pooler_output, rtol=0, atol=2e-5)
+        torch.testing.assert_close(model(images), reference.dinov2(images).pooler_output, rtol=0, atol=2e-5)
 
-    nn.init.zeros_(theirs.classifier.weight[:, 64:])
-    theirs.save_pretrained(tmp_path)
+    nn.init.zeros_(reference.classifier.weight[:, 64:])
+    reference.save_pretrained(tmp_path)
     with torch.no_grad():
-        torch.testing.assert_close(vitreous.load(tmp_path)(images), theirs(images).logits, rtol=0, atol=2e-5)
+        torch.testing.assert_close(vitreous.load(tmp_path)(images), reference(images).logits, rtol=0, atol=2e-5)
 
 
-# ---- Rejected files --------------------------------------------------------------------------------------------------
+# ---- Unsupported parts -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -242,11 +242,11 @@ def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
     vitreous.save(model, tmp_path / "model", format="huggingface", lossy=True)
 
 
-# ---- Broken ----------------------------------------------------------------------------------------------------------
+# ---- Invalid fields --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"model_type": "beit"}, r"is a transformers 'beit' model .model_type in config.json., which is not supported"),
         ({"hidden_act": "quick_gelu"}, r"hidden_act must be one of gelu.*got 'quick_gelu'"),
@@ -264,15 +264,15 @@ def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
         ({"qkv_bias": "no"}, r"qkv_bias must be true or false, got 'no'"),
     ],
 )
-def test_invalid_config_fields_are_rejected(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_invalid_config_fields_are_rejected(fields: dict[str, Any], message: str, folder: Path) -> None:
     change(folder / "config.json", **fields)
-    with pytest.raises(BadCheckpoint, match=said) as caught:
+    with pytest.raises(BadCheckpoint, match=message) as caught:
         vitreous.load(folder)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"size": "large"}, "size must be .*got 'large'"),
         ({"size": {"shortest_edge": 0}}, "size must be at least 1, got"),
@@ -282,9 +282,9 @@ def test_invalid_config_fields_are_rejected(fields: dict[str, Any], said: str, f
         ({"resample": "cubic"}, "resample must be an integer, got 'cubic'"),
     ],
 )
-def test_invalid_processor_fields_are_rejected(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_invalid_processor_fields_are_rejected(fields: dict[str, Any], message: str, folder: Path) -> None:
     change(folder / "preprocessor_config.json", **fields)
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(folder)
 
 
@@ -292,19 +292,19 @@ def test_wrong_tensors_are_rejected(folder: Path) -> None:
     file = folder / "model.safetensors"
     whole = load_file(file)
 
-    def said(tensors: dict[str, torch.Tensor]) -> str:
+    def error_message(tensors: dict[str, torch.Tensor]) -> str:
         save_file(tensors, file, {"format": "pt"})
         with pytest.raises(BadCheckpoint) as caught:
             vitreous.load(folder)
         return str(caught.value)
 
     missing = {name: x for name, x in whole.items() if not name.endswith("layer.1.layernorm_after.bias")}
-    assert "1 missing: encoder.layer.1.layernorm_after.bias" in said(missing)
-    assert "1 unexpected: surprise" in said(whole | {"surprise": torch.zeros(1)})
+    assert "1 missing: encoder.layer.1.layernorm_after.bias" in error_message(missing)
+    assert "1 unexpected: surprise" in error_message(whole | {"surprise": torch.zeros(1)})
     wrong = whole | {"vit.encoder.layer.0.output.dense.bias": torch.zeros(65)}
-    assert "encoder.layer.0.output.dense.bias is [65], expected [64]" in said(wrong)
+    assert "encoder.layer.0.output.dense.bias is [65], expected [64]" in error_message(wrong)
     counted = whole | {"vit.embeddings.cls_token": torch.zeros(1, 1, 64, dtype=torch.int64)}
-    assert "embeddings.cls_token is int64" in said(counted)
+    assert "embeddings.cls_token is int64" in error_message(counted)
 
 
 def test_positions_without_class_token_are_rejected(folder: Path) -> None:

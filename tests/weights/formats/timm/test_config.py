@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import vitreous
+from optional_imports import import_timm
 from parity import check_close, noisy
-from peers import import_timm
-from timm_models import OTHER, PLAIN, SIZES, SMALL, theirs
+from timm_models import OTHER, PLAIN, SIZES, SMALL, timm_model
 from vitreous.model.build import build
 from vitreous.model.options import IMAGENET, Gelu, GlobalAverage, Preprocessing
 from vitreous.weights.io.errors import BadCheckpoint
@@ -19,27 +19,27 @@ from vitreous.weights.io.errors import BadCheckpoint
 
 @pytest.mark.slow
 @pytest.mark.parametrize("safe", [True, False, "both"], ids=["safetensors", "bin", "both"])
-def test_folder_of_save_for_hf_is_read(safe: Any, tmp_path: Path) -> None:
+def test_folder_written_by_save_for_hf_is_read(safe: Any, tmp_path: Path) -> None:
     timm = import_timm()
     given = SIZES | {"img_size": (24, 48), "num_heads": 4, "act_layer": "gelu_tanh", "dynamic_img_size": True}
     model = noisy(timm.create_model(PLAIN, num_classes=3, global_pool="avg", fc_norm=False, **given))
     timm.models.save_for_hf(
         model, tmp_path / "m", {"label_names": ["a", "b", "c"]}, model_args=given, safe_serialization=safe
     )
-    ours = vitreous.load(tmp_path / "m")
-    assert ours.config.image_size == (24, 48)
-    assert (ours.config.num_heads, ours.config.mlp) == (4, Gelu("tanh"))
-    assert ours.config.labels == ("a", "b", "c")
-    assert ours.config.pool == GlobalAverage("before")
-    # timm's centre crop resizes bilinearly where the size is not square, whatever its config says
-    assert ours.config.preprocessing == Preprocessing(crop_fraction=0.9, interpolation="bilinear", geometry="timm")
-    check_close(ours, model, (24, 48), OTHER)
+    loaded = vitreous.load(tmp_path / "m")
+    assert loaded.config.image_size == (24, 48)
+    assert (loaded.config.num_heads, loaded.config.mlp) == (4, Gelu("tanh"))
+    assert loaded.config.labels == ("a", "b", "c")
+    assert loaded.config.pool == GlobalAverage("before")
+    # timm's centre crop always resizes non-square sizes bilinearly
+    assert loaded.config.preprocessing == Preprocessing(crop_fraction=0.9, interpolation="bilinear", geometry="timm")
+    check_close(loaded, model, (24, 48), OTHER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["list", "numbered", "older"])
 def test_labels_and_preprocessing_are_read(form: str, tmp_path: Path) -> None:
-    model = theirs("plain")
+    model = timm_model("plain")
     import_timm().models.save_for_hf(model, tmp_path / "m", model_args=SIZES)
     names: Any = {str(i): f"class {i}" for i in range(7)}
     file = tmp_path / "m" / "config.json"
@@ -55,21 +55,21 @@ def test_labels_and_preprocessing_are_read(form: str, tmp_path: Path) -> None:
 
 
 def test_unsupported_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> None:
-    folder = tmp_path / "theirs"
+    folder = tmp_path / "foreign"
     vitreous.save(build(SMALL), folder, format="timm")
     document = json.loads((folder / "config.json").read_text())
     document["pretrained_cfg"] |= {"interpolation": "lanczos", "crop_mode": "random"}
     del document["pretrained_cfg"]["mean"], document["pretrained_cfg"]["std"]
     (folder / "config.json").write_text(json.dumps(document))
     found = vitreous.load(folder)
-    message = " ".join(found.provenance["assumed"])
-    assert "timm resizes with 'lanczos'; Vitreous uses bicubic; timm crops with 'random'" in message
+    assumed = " ".join(found.provenance["assumed"])
+    assert "timm resizes with 'lanczos'; Vitreous uses bicubic; timm crops with 'random'" in assumed
     assert (found.config.preprocessing.mean, found.config.preprocessing.std) == (IMAGENET.mean, IMAGENET.std)
 
 
 @pytest.mark.slow
-def test_architecture_names_state_heads_and_gelu() -> None:
-    """Checked for all supported architectures of timm."""
+def test_architecture_names_determine_heads_and_gelu() -> None:
+    """Checked for all supported timm architectures."""
     from vitreous.weights.formats.base import HEADS
     from vitreous.weights.formats.timm.config import SIXTEEN_HEADS, TANH
 
@@ -114,7 +114,7 @@ def test_architectures_with_ambiguous_tensors_are_rejected(name: str, tmp_path: 
 )
 def test_contradicting_config_is_rejected(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     timm = import_timm()
-    timm.models.save_for_hf(theirs("plain"), tmp_path / "m", model_args=SIZES)
+    timm.models.save_for_hf(timm_model("plain"), tmp_path / "m", model_args=SIZES)
     file = tmp_path / "m" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(BadCheckpoint, match=message):

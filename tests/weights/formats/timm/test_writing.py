@@ -1,4 +1,4 @@
-"""Folders written for timm, and models that timm cannot hold."""
+"""Folders written for timm, and models that timm cannot represent."""
 
 import dataclasses
 import json
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import vitreous
+from optional_imports import import_timm
 from parity import check_close, check_identical, noisy
-from peers import import_timm
 from timm_models import PLAIN, SMALL
 from vitreous.model.build import build
 from vitreous.model.options import (
@@ -47,14 +47,14 @@ def test_folder_round_trips_and_timm_reads_it(changes: dict[str, Any], tmp_path:
     noisy(model)
     vitreous.save(model, tmp_path / "m", format="timm")
     check_identical(vitreous.load(tmp_path / "m"), model)
-    theirs = import_timm().create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
-    check_close(theirs, model, model.config.image_size, channels=model.config.channels)
-    shown, cfg = model.config.preprocessing, theirs.pretrained_cfg
+    reference = import_timm().create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
+    check_close(reference, model, model.config.image_size, channels=model.config.channels)
+    shown, cfg = model.config.preprocessing, reference.pretrained_cfg
     assert tuple(cfg["mean"]) == shown.mean * (model.config.channels // len(shown.mean))
     assert cfg["crop_mode"] == ("center" if shown.fit == "crop" else "squash")
     assert tuple(cfg["label_names"]) == ("a", "b", "c")
     assert tuple(cfg["input_size"][1:]) == model.config.image_size
-    assert cfg["fixed_input_size"]  # as of all of timm's ViTs: their positions are for one size
+    assert cfg["fixed_input_size"]  # true for all timm ViTs, whose positions are for one size
 
 
 def test_pretrained_cfg_alone_sets_the_image_size(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_pretrained_cfg_alone_sets_the_image_size(tmp_path: Path) -> None:
     vitreous.save(build(SMALL), tmp_path / "m", format="timm")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     sizes = {name: value for name, value in config["model_args"].items() if name != "img_size"}
-    theirs = timm.create_model(PLAIN, pretrained_cfg=config["pretrained_cfg"], **sizes)
-    assert theirs.patch_embed.img_size == SMALL.image_size
+    reference = timm.create_model(PLAIN, pretrained_cfg=config["pretrained_cfg"], **sizes)
+    assert reference.patch_embed.img_size == SMALL.image_size
 
 
 @pytest.mark.slow

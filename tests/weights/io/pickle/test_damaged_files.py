@@ -1,4 +1,4 @@
-"""Invalid and randomly damaged files around pickles."""
+"""Invalid and randomly damaged pickle files."""
 
 import io
 import os
@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from damage import check_noticed_or_harmless, damaged
-from pickles_by_hand import array, check_refused, pickled, shifted, torch_old, torch_zip, view, zip_of
+from corrupted_files import check_noticed_or_harmless, damaged
+from handmade_pickles import array, check_refused, pickled, shifted, torch_old, torch_zip, view, zip_of
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
 
@@ -64,11 +64,11 @@ FILES = {
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", FILES)
-def test_invalid_files_are_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path, name: str) -> None:
     check_refused(tmp_path, *FILES[name])
 
 
-def test_examples_without_a_fault_are_read(tmp_path: Path) -> None:
+def test_valid_examples_are_read(tmp_path: Path) -> None:
     for data in (torch_zip([view(), array()]), torch_old([view(), array()])):
         (tmp_path / "x").write_bytes(data)
         tensor, numbers = read_pickle(tmp_path / "x")
@@ -76,14 +76,14 @@ def test_examples_without_a_fault_are_read(tmp_path: Path) -> None:
         assert numbers.tolist() == [0, 0]
 
 
-def test_folders_pipes_and_missing_files_are_named(tmp_path: Path) -> None:
+def test_error_names_folders_pipes_and_missing_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, reason in [("", "is not a file"), ("pipe", "is not a file"), ("none", "cannot be read: No such file")]:
         with pytest.raises(BadCheckpoint, match=f"{name} {reason}"):
             read_pickle(tmp_path / name)
 
 
-# ---- Chance ----------------------------------------------------------------------------------------------------------
+# ---- Random damage ---------------------------------------------------------------------------------------------------
 
 
 def _samples() -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Hostile pickles are refused by name, with little memory, in one line and without side effects."""
+"""Hostile pickles are rejected with a one-line error, little memory and no side effects."""
 
 import functools
 import operator
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from pickles_by_hand import (
+from handmade_pickles import (
     FROM_BUFFER,
     RECONSTRUCT,
     Call,
@@ -150,7 +150,7 @@ PICKLES = {
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", EXECUTES)
 @pytest.mark.parametrize("container", [torch_zip, torch_old, pickled])
-def test_executable_content_is_named(tmp_path: Path, container: Callable[[Any], bytes], name: str) -> None:
+def test_error_names_executable_content(tmp_path: Path, container: Callable[[Any], bytes], name: str) -> None:
     message = f"contains {name}, which is not a tensor {ADVICE}"
     check_refused(
         tmp_path, container({"model": view() if container is not pickled else array(), "evil": EXECUTES[name]}), message
@@ -159,7 +159,7 @@ def test_executable_content_is_named(tmp_path: Path, container: Callable[[Any], 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("protocol", range(6))
-def test_executable_content_is_named_in_any_protocol(tmp_path: Path, protocol: int) -> None:
+def test_error_names_executable_content_in_any_protocol(tmp_path: Path, protocol: int) -> None:
     check_refused(
         tmp_path, pickle.dumps(EXECUTES["posix.system"], protocol), "contains posix.system, which is not a tensor"
     )
@@ -167,7 +167,7 @@ def test_executable_content_is_named_in_any_protocol(tmp_path: Path, protocol: i
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", OPCODES)
-def test_unneeded_opcodes_are_refused(tmp_path: Path, name: str) -> None:
+def test_unneeded_opcodes_are_rejected(tmp_path: Path, name: str) -> None:
     check_refused(
         tmp_path,
         torch_zip(b"\x80\2" + OPCODES[name] + b"."),
@@ -178,7 +178,7 @@ def test_unneeded_opcodes_are_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", PICKLES)
-def test_invalid_pickles_are_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_pickles_are_rejected(tmp_path: Path, name: str) -> None:
     check_refused(tmp_path, torch_zip(PICKLES[name][0]), PICKLES[name][1])
 
 

@@ -1,4 +1,4 @@
-"""Objects that training scripts store beside weights are ignored, with all that they contain."""
+"""Objects that training scripts store with the weights are ignored, including their contents."""
 
 import argparse
 import collections
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import vitreous
-from pickles_by_hand import Call, Outside, array, check_refused, doubled, little_memory, pickled, torch_zip, view
+from handmade_pickles import Call, Outside, array, check_refused, doubled, little_memory, pickled, torch_zip, view
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
 from vitreous.weights.io.pickle.tensors import Ignored
@@ -96,7 +96,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("name", IGNORED)
-def test_objects_beside_the_weights_are_ignored(tmp_path: Path, name: str, protocol: int) -> None:
+def test_objects_stored_with_the_weights_are_ignored(tmp_path: Path, name: str, protocol: int) -> None:
     torch.save({"a": IGNORED[name], "w": torch.arange(3)}, tmp_path / "x.pth", pickle_protocol=protocol)
     found = read_pickle(tmp_path / "x.pth")
     assert found["a"] == Ignored(name)
@@ -120,7 +120,7 @@ def test_dict_subclasses_become_dicts(tmp_path: Path) -> None:
 
 
 def test_contents_of_ignored_objects_are_dropped(tmp_path: Path) -> None:
-    """A namespace that contains itself, and one whose state has 2 ** 100 values."""
+    """Test a namespace that contains itself, and one whose state has 2 ** 100 values."""
     itself = b"\x80\2" + NAMESPACE + b")\x81q\0}X\1\0\0\0ah\0sb."
     laughs = doubled(b"]", lambda last: b"](" + last * 2 + b"e")
     laughs += b"q\0" + NAMESPACE + b")\x81h\0b."
@@ -133,7 +133,7 @@ def test_contents_of_ignored_objects_are_dropped(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_ignored_objects_are_no_way_around_the_checks(tmp_path: Path, name: str) -> None:
+def test_ignored_objects_do_not_bypass_the_checks(tmp_path: Path, name: str) -> None:
     check_refused(tmp_path, torch_zip(HOSTILE[name][0]), HOSTILE[name][1])
 
 
@@ -155,7 +155,7 @@ def test_deep_state_is_freed_without_recursion(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_ignored_object_instead_of_tensors_is_named(tmp_path: Path, value: Any, message: str) -> None:
+def test_error_names_ignored_object_instead_of_tensors(tmp_path: Path, value: Any, message: str) -> None:
     torch.save(value, tmp_path / "x.pth")
     with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "x.pth")

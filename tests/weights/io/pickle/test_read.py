@@ -1,6 +1,6 @@
-"""What torch and Paddle write is read as they read it themselves.
+"""Files written by torch and Paddle are read like torch and Paddle read them.
 
-The files of Paddle were written by Paddle 3.3.1, which is too large to be a dependency: see `PADDLE`.
+The Paddle files were written by Paddle 3.3.1, which is too large a dependency; see `PADDLE`.
 """
 
 import base64
@@ -71,29 +71,29 @@ def as_bytes(tensor: Tensor) -> list[int]:
     return tensor.detach().contiguous().flatten().view(torch.uint8).tolist()
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
-    """Equal as plain values: an OrderedDict is a dict, a Parameter a tensor, a Size a tuple, a type its name."""
-    match theirs:
+def assert_same(actual: Any, expected: Any) -> None:
+    """Compare as plain values: an OrderedDict equals a dict, a Parameter a tensor, a Size a tuple, a type its name."""
+    match expected:
         case Tensor():
-            assert type(ours) is Tensor
-            assert not ours.requires_grad
-            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-            assert ours.stride() == theirs.stride() or not ours.numel()
-            assert as_bytes(ours) == as_bytes(theirs)
+            assert type(actual) is Tensor
+            assert not actual.requires_grad
+            assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+            assert actual.stride() == expected.stride() or not actual.numel()
+            assert as_bytes(actual) == as_bytes(expected)
         case dict():
-            assert type(ours) is dict
-            assert list(ours) == list(theirs)
-            for key in theirs:
-                assert_same(ours[key], theirs[key])
+            assert type(actual) is dict
+            assert list(actual) == list(expected)
+            for key in expected:
+                assert_same(actual[key], expected[key])
         case list() | tuple():
-            assert type(ours) is (list if isinstance(theirs, list) else tuple)
-            for one, other in zip(ours, theirs, strict=True):
+            assert type(actual) is (list if isinstance(expected, list) else tuple)
+            for one, other in zip(actual, expected, strict=True):
                 assert_same(one, other)
         case torch.dtype():
-            assert f"torch.{ours}" == str(theirs)
+            assert f"torch.{actual}" == str(expected)
         case _:
-            assert type(ours) is type(theirs)
-            assert ours == theirs
+            assert type(actual) is type(expected)
+            assert actual == expected
 
 
 # ---- torch -----------------------------------------------------------------------------------------------------------
@@ -141,11 +141,11 @@ def contents() -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("old", [False, True])
-def test_files_of_torch_are_read_as_torch_does(tmp_path: Path, old: bool, protocol: int) -> None:
+def test_torch_files_are_read_like_torch_load(tmp_path: Path, old: bool, protocol: int) -> None:
     value = contents()
     data = saved(value, old, protocol)
     assert_same(read(tmp_path, data), value)
-    if protocol == 2 and not old:  # torch's own safe reader reads no other protocol, and no uint16 from an old file
+    if protocol == 2 and not old:  # torch's safe reader supports only this protocol, and no uint16 in old files
         assert_same(read(tmp_path, data), torch.load(io.BytesIO(data), weights_only=True))
 
 
@@ -160,7 +160,7 @@ def test_optimizer_state_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("old", [False, True])
-def test_numpy_beside_tensors_is_read(tmp_path: Path, old: bool, protocol: int) -> None:
+def test_numpy_arrays_with_tensors_are_read(tmp_path: Path, old: bool, protocol: int) -> None:
     arrays = {
         "little": np.arange(6, dtype="<f4").reshape(2, 3),
         "big": np.arange(6, dtype=">f8").reshape(2, 3),
@@ -180,7 +180,7 @@ def test_numpy_beside_tensors_is_read(tmp_path: Path, old: bool, protocol: int) 
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_shared_memory_stays_shared(tmp_path: Path, old: bool) -> None:
+def test_shared_storage_stays_shared(tmp_path: Path, old: bool) -> None:
     base = torch.zeros(4, 3)
     data = saved({"a": base, "b": base[1:], "c": base, "d": torch.zeros(4, 3)}, old)
     found = read(tmp_path, data)
@@ -188,14 +188,14 @@ def test_shared_memory_stays_shared(tmp_path: Path, old: bool) -> None:
     assert found["a"].sum() == found["c"].sum() == 3
     assert found["a"] is found["c"]
     assert found["d"].sum() == 0
-    assert (tmp_path / "x.pth").read_bytes() == data  # but what is changed does not reach the file
+    assert (tmp_path / "x.pth").read_bytes() == data  # but changes are not written to the file
     assert read_pickle(tmp_path / "x.pth")["a"].sum() == 0
 
 
 def test_tensors_are_mapped_and_aligned(tmp_path: Path) -> None:
     found = read(tmp_path, saved([torch.randn(count) for count in range(1, 40)]))
     assert all(tensor.data_ptr() % 64 == 0 for tensor in found)
-    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in found)  # not the whole file
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in found)  # not the entire file
     if (maps := Path("/proc/self/maps")).exists():
         assert str(tmp_path / "x.pth") in maps.read_text()
         found = read(tmp_path, saved([torch.randn(3)], old=True))  # not aligned, so it is copied
@@ -213,7 +213,7 @@ def test_read_only_file_is_read(tmp_path: Path) -> None:
 
 
 def test_unaligned_storages_are_copied(tmp_path: Path) -> None:
-    """A zip that was packed again by another program is not aligned."""
+    """A zip repacked by another program is not aligned."""
     whole = zipfile.ZipFile(io.BytesIO(saved({"a": torch.arange(5.0), "b": torch.arange(3)})))
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -224,7 +224,7 @@ def test_unaligned_storages_are_copied(tmp_path: Path) -> None:
     assert found["b"].data_ptr() % 64 == 0
 
 
-def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
+def test_file_without_checksums_is_read(tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:
         data = saved(torch.ones(3))
@@ -234,7 +234,7 @@ def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
 
 
 def test_pickle_of_python_2_is_read(tmp_path: Path) -> None:
-    """A dict of lists of pairs, and bytes as text: as Python 2.7 pickled an OrderedDict with an array in it."""
+    """Python 2.7 pickled an OrderedDict as a list of pairs, with array bytes as text."""
     kind = b"cnumpy\ndtype\nU\2f4K\0K\1\x87R(K\3U\1<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
     state = b"(K\1K\2\x85" + kind + b"\x89U\x08" + struct.pack("<2f", 1, -2) + b"tb"
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87R" + state
@@ -250,22 +250,22 @@ def paddle_file(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["state dict", "protocol 2"])
-def test_paddle_state_dicts(tmp_path: Path, name: str) -> None:
+def test_paddle_state_dicts_are_read(tmp_path: Path, name: str) -> None:
     assert_same(read(tmp_path, paddle_file(name)), {"weight": WEIGHT, "bias": BIAS})
 
 
-def test_paddle_tensors_inside_other_things(tmp_path: Path) -> None:
+def test_nested_paddle_tensors_are_read(tmp_path: Path) -> None:
     found = read(tmp_path, paddle_file("nested"))
     assert_same(found, {"model": {"weight": WEIGHT, "bias": BIAS}, "epoch": 3})
 
 
-def test_paddle_types(tmp_path: Path) -> None:
+def test_paddle_dtypes_are_read(tmp_path: Path) -> None:
     expected = {"bf16": BIAS.bfloat16(), "i64": torch.tensor([1, 2]), "scalar": torch.tensor(2.5)}
     assert_same(read(tmp_path, paddle_file("types")), expected)
 
 
-def test_paddle_arrays_in_parts(tmp_path: Path) -> None:
-    """As `paddle.save(..., protocol=2)` cuts an array above 1 GiB, here a small one."""
+def test_split_paddle_arrays_are_read(tmp_path: Path) -> None:
+    """`paddle.save(..., protocol=2)` splits arrays above 1 GiB; this one is small."""
     whole = np.arange(6, dtype="f4")
     parts = {"w": {"OriginShape": (2, 3), "slices": ["w@@.0", "w@@.1"]}}
     value = {"w@@.0": whole[:4], "w@@.1": whole[4:], "b": whole, "UnpackBigParamInfor@@": parts}

@@ -1,4 +1,4 @@
-"""Logits of whole models equal timm's for the same random weights, at any size."""
+"""Logits equal timm's for the same random weights, at any image size."""
 
 import dataclasses
 from functools import partial
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peers import import_timm
+from optional_imports import import_timm
 from vitreous.model.attention import rotate
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
@@ -17,7 +17,7 @@ from vitreous.model.position import Rotary2dPosition
 from vitreous.model.tokens import Layout
 
 TOLERANCE = 2e-5
-OWN, OTHER = (24, 32), (40, 24)  # neither square: a grid of 3 x 4 patches, and one of 5 x 3
+OWN, OTHER = (24, 32), (40, 24)  # grids of 3 x 4 and 5 x 3 patches
 
 PLAIN = ViTConfig(
     image_size=OWN,
@@ -32,10 +32,10 @@ PLAIN = ViTConfig(
 )
 OWN_PREFIX = Learned1d(prefix_entries=False, interpolation="timm")
 
-# Ours, as changes to PLAIN; timm's, as arguments. A string names a layer of timm, which may not be installed.
+# Changes to PLAIN, and timm's arguments. A string names a timm layer, because timm may not be installed.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "class token": ({}, {}),
-    "patches not square": ({"patch_size": (8, 4)}, {"patch_size": (8, 4)}),
+    "non-square patches": ({"patch_size": (8, 4)}, {"patch_size": (8, 4)}),
     "mean, then norm": (
         {"pool": GlobalAverage("after"), "class_token": False},
         {"global_pool": "avg", "class_token": False},
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"mlp": SwiGlu()},
         {"mlp_layer": "SwiGLUPacked", "act_layer": nn.SiLU, "mlp_ratio": 4},
     ),
-    "SwiGLU, apart": ({"mlp": SwiGlu()}, {"mlp_layer": "SwiGLU", "act_layer": nn.SiLU}),
+    "SwiGLU, separate": ({"mlp": SwiGlu()}, {"mlp_layer": "SwiGLU", "act_layer": nn.SiLU}),
     "tanh": ({"mlp": Gelu("tanh")}, {"act_layer": partial(nn.GELU, approximate="tanh")}),
     "eps": (
         {"norm_eps": 1e-3, "qk_norm": True},
@@ -68,10 +68,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "distilled": ({"distillation_token": True}, {}),
 }
 
-# The same parameters under a slightly wrong config: what the tolerance has to tell apart.
+# Slightly wrong configs with the same parameters, which the tolerance must detect.
 MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "GELU": ("class token", {"mlp": Gelu("tanh")}),
-    "GELU of the pool": ("attention pooling", {"mlp": Gelu("tanh")}),
+    "GELU in the pooling": ("attention pooling", {"mlp": Gelu("tanh")}),
     "eps": ("eps", {"norm_eps": 1e-6}),
     "eps after the mean": ("eps of the norm after the mean", {"norm_eps": 1e-6}),
     "scale": ("class token", {"qk_scale": 12**-0.5 * 1.01}),
@@ -86,72 +86,72 @@ MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_logits_equal_timm(case: str, size: tuple[int, int]) -> None:
     changes, arguments = CASES[case]
     config = dataclasses.replace(PLAIN, **changes)
-    theirs = noisy_timm(config, arguments)
-    ours = build(config).eval()
-    ours.load_state_dict(ours_from_timm(theirs.state_dict(), config), strict=True)
+    timm_model = noisy_timm(config, arguments)
+    model = build(config).eval()
+    model.load_state_dict(convert_timm(timm_model.state_dict(), config), strict=True)
     images = torch.randn(3, 3, *size)
-    expected = theirs(images)
-    assert expected.std(0).mean() > 200 * TOLERANCE  # different images, different logits, by far
-    assert_close(ours(images), expected)
-    assert_close(ours.resized(size)(images), expected)
+    expected = timm_model(images)
+    assert expected.std(0).mean() > 200 * TOLERANCE  # logits differ clearly between images
+    assert_close(model(images), expected)
+    assert_close(model.resized(size)(images), expected)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @torch.no_grad()
-def test_the_tolerance_detects_wrong_numerics(mistake: str) -> None:
+def test_tolerance_detects_wrong_numerics(mistake: str) -> None:
     case, wrong = MISTAKES[mistake]
     changes, arguments = CASES[case]
     config = dataclasses.replace(PLAIN, **changes)
-    theirs = noisy_timm(config, arguments)
-    ours = build(dataclasses.replace(config, **wrong)).eval()
-    state = ours_from_timm(theirs.state_dict(), config)
+    timm_model = noisy_timm(config, arguments)
+    model = build(dataclasses.replace(config, **wrong)).eval()
+    state = convert_timm(timm_model.state_dict(), config)
     if mistake == "order of norm and mean":
         state = {name.replace("norm.", "pool.norm.") if name[:5] == "norm." else name: t for name, t in state.items()}
-    ours.load_state_dict(state, strict=True)
+    model.load_state_dict(state, strict=True)
     images = torch.randn(3, 3, *OWN)
-    assert (ours(images) - theirs(images)).abs().max() > 2 * TOLERANCE
+    assert (model(images) - timm_model(images)).abs().max() > 2 * TOLERANCE
 
 
 @torch.no_grad()
 def test_distilled_heads_equal_timm() -> None:
     config = dataclasses.replace(PLAIN, distillation_token=True)
-    theirs = noisy_timm(config, {})
-    ours = build(config).eval()
-    ours.load_state_dict(ours_from_timm(theirs.state_dict(), config), strict=True)
+    timm_model = noisy_timm(config, {})
+    model = build(config).eval()
+    model.load_state_dict(convert_timm(timm_model.state_dict(), config), strict=True)
     images = torch.randn(3, 3, *OWN)
-    features = theirs.forward_features(images)
-    by_label, by_teacher = ours.classify_distilled(ours.features(images))
-    assert_close(by_label, theirs.head(features[:, 0]))
-    assert_close(by_teacher, theirs.head_dist(features[:, 1]))
+    features = timm_model.forward_features(images)
+    by_label, by_teacher = model.classify_distilled(model.features(images))
+    assert_close(by_label, timm_model.head(features[:, 0]))
+    assert_close(by_teacher, timm_model.head_dist(features[:, 1]))
 
 
 @pytest.mark.parametrize("grid", [(3, 4), (1, 5), (7, 2)])
 @pytest.mark.parametrize("base", [100.0, 37.0])
 def test_rotation_equals_dinov3(grid: tuple[int, int], base: float) -> None:
-    import_timm()  # transformers imports torchvision where it finds one
+    import_timm()  # transformers imports torchvision if it is installed
     dinov3 = pytest.importorskip("transformers.models.dinov3_vit.modeling_dinov3_vit")
     size = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "num_attention_heads": 4}
     config = dinov3.DINOv3ViTConfig(**size, rope_theta=base)
-    theirs = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
-    assert theirs.base == base
-    cos, sin = theirs(torch.zeros(1, 3, 8 * grid[0], 8 * grid[1]))
+    embedding = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
+    assert embedding.base == base
+    cos, sin = embedding(torch.zeros(1, 3, 8 * grid[0], 8 * grid[1]))
     q, k = torch.randn(2, 2, 4, 5 + grid[0] * grid[1], 16)  # a class token and four registers before the patches
     rotation = Rotary2dPosition(16, base).attend(Layout(5, grid), q.device).rotation
     assert rotation is not None
     assert_close(rotation[0][5:], cos[:, :8])
     assert_close(rotation[1][5:], sin[:, :8])
-    for ours, expected in zip(
+    for actual, expected in zip(
         (rotate(q, rotation), rotate(k, rotation)), dinov3.apply_rotary_pos_emb(q, k, cos, sin), strict=True
     ):
-        assert_close(ours, expected)
+        assert_close(actual, expected)
 
 
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=0)
 
 
 def noisy_timm(config: ViTConfig, arguments: dict[str, Any]) -> nn.Module:
-    """Build timm's model of `config` with noise in every parameter."""
+    """Build the timm model for `config` with random parameters."""
     timm = import_timm()
     kind = timm.models.vision_transformer.VisionTransformer
     if config.distillation_token:
@@ -170,7 +170,7 @@ def noisy_timm(config: ViTConfig, arguments: dict[str, Any]) -> nn.Module:
         arguments["mlp_layer"] = getattr(timm.layers, arguments["mlp_layer"])
     model = kind(**arguments).eval()
     for name, parameter in model.named_parameters():
-        # Weak patches leave eps something to do; strong norms keep what comes after of order 1.
+        # Small patch embeddings make eps matter; large norm weights keep later activations near 1.
         small, large = "patch_embed" in name, "norm" in name or parameter.ndim == 3
         nn.init.normal_(parameter, std=0.1 if small else 0.5 if large else 0.2)
     return model
@@ -200,23 +200,23 @@ NAMES = {
 }
 
 
-def ours_from_timm(theirs: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+def convert_timm(state: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     up = "gate_and_up." if config.mlp == SwiGlu() else "up."
-    ours: dict[str, Tensor] = {}
-    for name, tensor in theirs.items():
+    converted: dict[str, Tensor] = {}
+    for name, tensor in state.items():
         if name == "pos_embed":
             entries = tensor.shape[1] - config.grid[0] * config.grid[1]
             if entries:
-                ours["position.prefix"] = tensor[0, :entries]
-            ours["position.table"] = tensor[0, entries:].reshape(*config.grid, config.width)
+                converted["position.prefix"] = tensor[0, :entries]
+            converted["position.table"] = tensor[0, entries:].reshape(*config.grid, config.width)
         elif packed := next((parts for parts in ("qkv", "kv") if f".{parts}." in name), ""):
             for part, piece in zip(packed, tensor.chunk(len(packed)), strict=True):
-                ours[renamed(name.replace(f".{packed}.", f".{part}."))] = piece
+                converted[renamed(name.replace(f".{packed}.", f".{part}."))] = piece
         elif "fc1_g." in name:
-            ours[renamed(name.replace("fc1_g.", up))] = torch.cat([tensor, theirs[name.replace("fc1_g", "fc1_x")]])
+            converted[renamed(name.replace("fc1_g.", up))] = torch.cat([tensor, state[name.replace("fc1_g", "fc1_x")]])
         elif "fc1_x." not in name:
-            ours[renamed(name.replace("fc1.", up))] = tensor
-    return ours
+            converted[renamed(name.replace("fc1.", up))] = tensor
+    return converted
 
 
 def renamed(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Invalid checkpoint folders are named in errors and never overwritten."""
+"""Errors name invalid checkpoint folders, which are never overwritten."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_other_folders_are_not_replaced(tmp_path: Path, small: ViTConfig, saved:
     assert is_checkpoint(saved)
 
 
-def test_folder_without_checkpoint_suggests_one(tmp_path: Path, saved: Path) -> None:
+def test_error_for_folder_without_checkpoint_suggests_one(tmp_path: Path, saved: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"there is no checkpoint .*nowhere"):
         load_folder(tmp_path / "nowhere")
     with pytest.raises(BadCheckpoint, match=r"is not a checkpoint: it has no config.json$"):
@@ -57,14 +57,14 @@ def test_folder_without_checkpoint_suggests_one(tmp_path: Path, saved: Path) -> 
         vitreous.load(tmp_path / "bets" / "last")
     with pytest.raises(BadCheckpoint, match=r"is a run folder, .* \(did you mean '.*best'\?\)$"):
         load_folder(tmp_path)
-    (tmp_path / "config.json").write_text('{"epochs": 3}')  # as a run has it
+    (tmp_path / "config.json").write_text('{"epochs": 3}')  # as in a run folder
     for format in (None, "vitreous", "timm"):
         with pytest.raises(BadCheckpoint, match=r"is a run folder, .* \(did you mean '.*best'\?\)$"):
             vitreous.load(tmp_path, format=format)
 
 
 @pytest.mark.parametrize("format", [None, "vitreous", "timm"])
-def test_preset_is_not_a_checkpoint(format: str | None) -> None:
+def test_preset_name_is_not_a_checkpoint(format: str | None) -> None:
     with pytest.raises(BadCheckpoint, match=r"^ViT-S/16 is a preset without weights.*expected a folder"):
         vitreous.load("ViT-S/16", format=format)
 
@@ -97,7 +97,7 @@ def test_invalid_config_is_explained(saved: Path, change: Any, message: str) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "vitreous", ', "[" * 100_000, "1" * 5000, "\x00"])
-def test_invalid_json_is_refused(saved: Path, text: str) -> None:
+def test_invalid_json_is_rejected(saved: Path, text: str) -> None:
     (saved / "config.json").write_text(text)
     with pytest.raises(
         BadCheckpoint, match=r"config.json (is not valid JSON|must contain a|must have the format|is nested too deeply)"
@@ -128,8 +128,8 @@ def test_missing_and_unexpected_tensors_are_listed(saved: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_header_is_refused_or_harmless(saved: Path) -> None:
-    """A damaged header gives a BadCheckpoint or a model of the right shapes."""
+def test_damaged_header_is_rejected_or_harmless(saved: Path) -> None:
+    """A damaged header gives a BadCheckpoint error or a model with the right shapes."""
     whole = (saved / "model.safetensors").read_bytes()
     header = int.from_bytes(whole[:8], "little") + 8
     generator = random.Random(0)

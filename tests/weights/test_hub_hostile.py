@@ -1,4 +1,4 @@
-"""A hostile hub: nothing outside the cache changes, answers are bounded, and the token stays with the hub."""
+"""A hostile hub cannot change files outside the cache, send unlimited data or get the token for other hosts."""
 
 import contextlib
 import gzip
@@ -31,8 +31,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostileHub]
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds in place of a minute."""
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the timeouts to seconds."""
     for name, value in {
         "vitreous.common.network.STALL_SECONDS": 2.0,
         "vitreous.common.network.WINDOW_SECONDS": 0.4,
@@ -42,7 +42,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def head(**headers: str) -> Callable[[str], Iterable[bytes]]:
-    """An answer to HEAD with some headers in place of the usual."""
+    """Return a HEAD response with the given headers changed."""
     usual = {"ETag": '"e"', "X-Repo-Commit": COMMIT}
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda _: [response(b"", usual | {"Content-Length": "2"} | names, body=False)]
@@ -52,7 +52,7 @@ def everything(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def test_an_honest_answer_is_loaded(hub: HostileHub) -> None:
+def test_valid_response_is_downloaded(hub: HostileHub) -> None:
     folder = download(HUB).folder
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == hub.files
 
@@ -75,7 +75,7 @@ TRAVERSALS = [
 
 @pytest.mark.parametrize("header", ["ETag", "X_Linked_Etag"])
 @pytest.mark.parametrize("etag", TRAVERSALS)
-def test_an_etag_names_no_path(hub: HostileHub, tmp_path: Path, header: str, etag: str) -> None:
+def test_etag_cannot_be_a_path(hub: HostileHub, tmp_path: Path, header: str, etag: str) -> None:
     (tmp_path / "home" / "victim").write_bytes(b"{}")
     before = {path: content for path, content in everything(tmp_path).items() if "cache" not in path.parts}
     hub.answers["head"] = head(**{header: etag})
@@ -86,8 +86,8 @@ def test_an_etag_names_no_path(hub: HostileHub, tmp_path: Path, header: str, eta
     assert not list((tmp_path / "home" / "cache").rglob("config.json"))
 
 
-def test_a_wrong_checksum_removes_nothing_outside_the_cache(hub: HostileHub, tmp_path: Path) -> None:
-    """As after an older release, or another program, made a link in the cache to somewhere else."""
+def test_wrong_checksum_removes_nothing_outside_the_cache(hub: HostileHub, tmp_path: Path) -> None:
+    """An older release or another program may have created a link from the cache to another folder."""
     victim = tmp_path / "home" / "victim"
     victim.write_bytes(b"{}")
     snapshot = download(HUB).folder
@@ -105,7 +105,7 @@ def test_a_wrong_checksum_removes_nothing_outside_the_cache(hub: HostileHub, tmp
     assert not blob.is_symlink()
 
 
-def test_only_blobs_of_the_cache_are_removed(tmp_path: Path) -> None:
+def test_only_cached_blobs_are_removed(tmp_path: Path) -> None:
     snapshot, blobs = tmp_path / "models--eve--model" / "snapshots" / COMMIT, tmp_path / "models--eve--model" / "blobs"
     (snapshot / "data").mkdir(parents=True)
     blobs.mkdir()
@@ -121,7 +121,7 @@ def test_only_blobs_of_the_cache_are_removed(tmp_path: Path) -> None:
         assert target.exists() == kept
 
 
-def test_every_file_that_arrived_is_verified_though_another_failed(hub: HostileHub) -> None:
+def test_all_downloaded_files_are_verified_even_if_one_fails(hub: HostileHub) -> None:
     right = {name: {"rfilename": name, "size": len(body), "blobId": git_sum(body)} for name, body in hub.files.items()}
     wrong = [entry | {"blobId": "0" * 40} for entry in right.values()]
     hub.answers["listing"] = lambda _: [response(hub.listing(siblings=wrong), {})]
@@ -129,12 +129,12 @@ def test_every_file_that_arrived_is_verified_though_another_failed(hub: HostileH
         download(HUB)
     del hub.answers["listing"]
     hub.requests.clear()
-    download(HUB)  # which would not fetch a file that was kept
+    download(HUB)  # this would not fetch files that were kept
     assert sum(request.startswith("GET /eve") for _, request, _ in hub.requests) == len(right)
 
 
 @pytest.mark.parametrize("commit", ["../../../../victim", "main", "A" * 40, "a" * 39, "a" * 40 + "/x", 5, None])
-def test_a_commit_names_no_path(hub: HostileHub, tmp_path: Path, commit: object) -> None:
+def test_commit_cannot_be_a_path(hub: HostileHub, tmp_path: Path, commit: object) -> None:
     hub.answers["listing"] = lambda _: [response(hub.listing(sha=commit), {})]
     with pytest.raises(OSError, match="40 hex digits"):
         download(HUB)
@@ -146,7 +146,7 @@ def test_a_commit_names_no_path(hub: HostileHub, tmp_path: Path, commit: object)
 
 
 @pytest.mark.parametrize("name", ["..\\x.npz", "\0.npz", "C:x.npz", "\x1b[2J.npz", "x\n.npz", "\ud800.npz"])
-def test_a_listed_name_names_no_path(hub: HostileHub, name: str) -> None:
+def test_listed_file_name_cannot_be_a_path(hub: HostileHub, name: str) -> None:
     hub.answers["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": name, "size": 1}]), {})]
     with pytest.raises(OSError, match="is not a valid file name"):
         download(HUB)
@@ -158,7 +158,7 @@ def test_a_listed_name_names_no_path(hub: HostileHub, name: str) -> None:
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/x", "data:,x"])
 @pytest.mark.parametrize("kind", ["listing", "head", "file"])
-def test_redirects_lead_to_web_servers_only(hub: HostileHub, kind: str, location: str) -> None:
+def test_redirects_to_other_schemes_are_rejected(hub: HostileHub, kind: str, location: str) -> None:
     redirect = response(b"", {"Location": location, "ETag": '"e"', "X-Repo-Commit": COMMIT}, status="302 Found")
     hub.answers[kind] = lambda _: [redirect]
     with pytest.raises(OSError, match="not allowed"):
@@ -166,7 +166,7 @@ def test_redirects_lead_to_web_servers_only(hub: HostileHub, kind: str, location
 
 
 @pytest.mark.parametrize("kind", ["listing", "head", "file"])
-def test_redirects_that_loop_end(hub: HostileHub, kind: str) -> None:
+def test_redirect_loops_are_aborted(hub: HostileHub, kind: str) -> None:
     headers = {"ETag": '"e"', "X-Repo-Commit": COMMIT}
     hub.answers[kind] = lambda name: [
         response(
@@ -178,21 +178,21 @@ def test_redirects_that_loop_end(hub: HostileHub, kind: str) -> None:
     assert len(hub.requests) < 70
 
 
-def test_a_listing_comes_from_the_hub_itself(hub: HostileHub) -> None:
+def test_listing_redirect_to_another_host_is_rejected(hub: HostileHub) -> None:
     hub.answers["listing"] = lambda _: [response(b"", {"Location": f"{hub.elsewhere}/api/x"}, status="302 Found")]
     with pytest.raises(OSError, match="not allowed"):
         download(HUB)
     assert {host for host, _, _ in hub.requests} == {"hub"}
 
 
-def test_the_token_is_sent_to_the_hub_only(hub: HostileHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_sent_only_to_the_hub(hub: HostileHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
 
     def redirect(name: str) -> Iterable[bytes]:
         headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT, "X-Linked-Size": str(len(hub.files[name]))}
         return [response(b"", headers | {"Location": f"{hub.elsewhere}/hop/{name}"}, False, "302 Found")]
 
-    def hop(name: str) -> Iterable[bytes]:  # and from there on to the hub's own port, by another name
+    def hop(name: str) -> Iterable[bytes]:  # then redirect to the hub's port under another host name
         if hub.requests[-1][1] == f"GET /hop/{name}":
             there = hub.url.replace("127.0.0.1", "localhost")
             return [response(b"", {"Location": f"{there}/there/{name}"}, status="302 Found")]
@@ -214,12 +214,12 @@ def test_the_token_is_sent_to_the_hub_only(hub: HostileHub, monkeypatch: pytest.
         ("https://hub.org/x", "http://hub.org/y", False),
     ],
 )
-def test_redirects_stay_encrypted(url: str, location: str, followed: bool) -> None:
+def test_redirects_from_https_to_http_are_rejected(url: str, location: str, followed: bool) -> None:
     from vitreous.common.hub_client import Exchange, check_redirect
 
-    answer = httpx2.Response(302, headers={"Location": location})
+    reply = httpx2.Response(302, headers={"Location": location})
     with contextlib.nullcontext() if followed else pytest.raises(OSError, match="not allowed"):
-        check_redirect(Exchange("config.json"), httpx2.Request("GET", url), answer)
+        check_redirect(Exchange("config.json"), httpx2.Request("GET", url), reply)
 
 
 @pytest.mark.parametrize(
@@ -234,14 +234,16 @@ def test_redirects_stay_encrypted(url: str, location: str, followed: bool) -> No
         ("https://hub.org", "http://huggingface.co/x", False),
     ],
 )
-def test_hosts_that_see_the_token(monkeypatch: pytest.MonkeyPatch, endpoint: str, url: str, sent: bool) -> None:
+def test_token_is_sent_only_to_trusted_hosts(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, url: str, sent: bool
+) -> None:
     from vitreous.common.hub_client import may_see_token
 
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     assert may_see_token(httpx2.URL(url)) == sent
 
 
-# ---- Length and time -------------------------------------------------------------------------------------------------
+# ---- Size and time limits --------------------------------------------------------------------------------------------
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
 
@@ -252,28 +254,28 @@ def endless(_: str) -> Iterator[bytes]:
 
 
 def drip(start: bytes, each: bytes) -> Callable[[str], Iterator[bytes]]:
-    def answer(_: str) -> Iterator[bytes]:
+    def reply(_: str) -> Iterator[bytes]:
         yield start
         while True:
             time.sleep(0.05)
             yield each
 
-    return answer
+    return reply
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "reply",
     [
         pytest.param(endless, id="endless"),
         pytest.param(lambda _: [response(b"", {"Content-Length": str(6 << 30)})], id="declared"),
         pytest.param(lambda _: [response(gzip.compress(b" " * (1 << 20)), {"Content-Encoding": "gzip"})], id="packed"),
     ],
 )
-def test_a_long_listing_is_not_read(
-    hub: HostileHub, monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Iterable[bytes]]
+def test_oversized_listing_is_rejected(
+    hub: HostileHub, monkeypatch: pytest.MonkeyPatch, reply: Callable[[str], Iterable[bytes]]
 ) -> None:
     monkeypatch.setattr("vitreous.common.hub_client.MAX_METADATA_BYTES", 1 << 19)
-    hub.answers["listing"] = answer
+    hub.answers["listing"] = reply
     with pytest.raises(
         OSError, match=r"the response to GET http://127.0.0.1:\d+/api/models/eve/model\S* (exceeds|has)"
     ):
@@ -284,7 +286,7 @@ def test_a_long_listing_is_not_read(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["listing", "head", "file"])
 @pytest.mark.parametrize(
-    "answer",
+    "reply",
     [
         pytest.param(drip(b"HTTP/1.1 200 OK\r\nX-", b"x"), id="headers"),
         pytest.param(drip(b"HTTP/1.1 200 OK\r\nContent-Length: 700\r\n\r\n", b" "), id="body"),
@@ -292,29 +294,29 @@ def test_a_long_listing_is_not_read(
         pytest.param(drip(b"", b""), id="silence"),
     ],
 )
-def test_a_slow_answer_is_not_awaited(
-    hub: HostileHub, impatient: None, kind: str, answer: Callable[[str], Iterable[bytes]]
+def test_slow_response_is_aborted(
+    hub: HostileHub, short_timeouts: None, kind: str, reply: Callable[[str], Iterable[bytes]]
 ) -> None:
-    hub.answers[kind] = answer
+    hub.answers[kind] = reply
     with pytest.raises(OSError, match=r"127\.0\.0\.1:\d+"):
         download(HUB)
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "reply",
     [
         pytest.param(endless, id="endless"),
         pytest.param(lambda _: [response(b"x" * 5000, {})], id="declared"),
     ],
 )
-def test_a_file_is_no_longer_than_listed(hub: HostileHub, answer: Callable[[str], Iterable[bytes]]) -> None:
-    hub.answers["file"] = answer
+def test_file_larger_than_listed_is_rejected(hub: HostileHub, reply: Callable[[str], Iterable[bytes]]) -> None:
+    hub.answers["file"] = reply
     with pytest.raises(OSError, match=r"the response to GET http://127.0.0.1:\d+/\S+/(config.json|model.safetensors) "):
         download(HUB)
     assert hub.sent < 1 << 24
 
 
-def test_a_size_other_than_listed_is_refused(hub: HostileHub) -> None:
+def test_size_that_differs_from_the_listing_is_rejected(hub: HostileHub) -> None:
     hub.answers["head"] = head(X_Linked_Size=str(1 << 50))
     with pytest.raises(OSError, match=r"has a size of 1,125,899,906,842,624 bytes, but the Hub lists"):
         download(HUB)
@@ -324,7 +326,9 @@ def test_a_size_other_than_listed_is_refused(hub: HostileHub) -> None:
 
 
 @pytest.mark.slow
-def test_connections_that_break_again_and_again_are_slow(hub: HostileHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeatedly_broken_connections_are_aborted_as_too_slow(
+    hub: HostileHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vitreous.common.network.WINDOW_SECONDS", 0.5)
     hub.files = {"model.safetensors": b"x" * 100_000}
 
@@ -337,11 +341,11 @@ def test_connections_that_break_again_and_again_are_slow(hub: HostileHub, monkey
 
 
 @pytest.mark.slow
-def test_a_slow_but_honest_connection_is_awaited(hub: HostileHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_but_valid_download_succeeds(hub: HostileHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitreous.common.network.WINDOW_SECONDS", 0.5)
     hub.files = {"model.safetensors": bytes(range(250)) * 400}
 
-    def slow(name: str) -> Iterator[bytes]:  # above the least rate, over several windows
+    def slow(name: str) -> Iterator[bytes]:  # above the minimum rate, over several windows
         content = hub.files[name]
         yield response(b"", {"Content-Length": str(len(content))})
         for i in range(0, len(content), 5_000):
@@ -354,7 +358,7 @@ def test_a_slow_but_honest_connection_is_awaited(hub: HostileHub, monkeypatch: p
 
 
 @pytest.mark.parametrize("header", [{"Retry-After": "99999999"}, {"RateLimit": '"api";r=0;t=99999999'}])
-def test_a_hub_does_not_keep_us_waiting(hub: HostileHub, header: dict[str, str]) -> None:
+def test_long_retry_after_is_not_awaited(hub: HostileHub, header: dict[str, str]) -> None:
     hub.answers["file"] = lambda _: [response(b"", header, status="429 Too Many Requests")]
     with pytest.raises(OSError, match="requests a retry after 99,999,999 s"):
         download(HUB)

@@ -27,7 +27,7 @@ def listing(folder: Path, text: str) -> Path:
         ("pet 1\nbackground\n", {0: "pet 1", 1: "background"}),
     ],
 )
-def test_lines_are_names_or_ids_and_names(text: str, expected: dict[int, str], tmp_path: Path) -> None:
+def test_lines_contain_names_or_ids_and_names(text: str, expected: dict[int, str], tmp_path: Path) -> None:
     assert read_classes(listing(tmp_path, text)) == expected
 
 
@@ -47,18 +47,18 @@ def test_lines_are_names_or_ids_and_names(text: str, expected: dict[int, str], t
         ("70000 cat\n1 dog\n", "line 1: ids must be from 0 to 65535, got 70000"),
     ],
 )
-def test_problems_of_a_class_list(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_class_lists_are_rejected(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_classes(listing(tmp_path, text))
 
 
-def test_a_list_that_is_no_text(tmp_path: Path) -> None:
+def test_binary_class_list_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(ValueError, match=r"classes\.txt is not UTF-8 text"):
         read_classes(tmp_path / "classes.txt")
 
 
-def test_numbers_follow_ids_and_the_rest_is_ignored() -> None:
+def test_classes_are_numbered_by_id_and_others_ignored() -> None:
     classes, ids, table = number_classes({3: "sea", 300: "sky", 255: "sun"})
     assert (classes, ids) == (("sea", "sky", "sun"), (3, 300, 255))
     assert table.dtype == np.uint8
@@ -67,7 +67,7 @@ def test_numbers_follow_ids_and_the_rest_is_ignored() -> None:
     assert found_classes([7, 0, 255]) == {0: "0", 7: "7"}
 
 
-def test_too_few_too_many_and_unknown_classes() -> None:
+def test_too_few_too_many_and_unknown_classes_are_rejected() -> None:
     names = {0: "sky", 1: "sea", 2: "border"}
     with pytest.raises(BadValue, match=r"ignore is 'boarder', but must be one of .*did you mean 'border'"):
         number_classes(names, ("boarder",))
@@ -80,7 +80,7 @@ def test_too_few_too_many_and_unknown_classes() -> None:
     assert len(number_classes({i: str(i) for i in range(256)}, ("7",))[0]) == 255
 
 
-def test_order_of_a_model_with_the_same_classes_is_kept() -> None:
+def test_class_order_of_a_model_is_kept() -> None:
     names = {1: "pet", 2: "background", 3: "border"}
     classes, ids, table = number_classes(names, ("border",), order=("background", "pet"))
     assert (classes, ids, table[[1, 2, 3]].tolist()) == (("background", "pet"), (2, 1), [1, 0, 255])

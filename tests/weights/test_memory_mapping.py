@@ -1,4 +1,4 @@
-"""Tensors of loaded models are mapped where possible, each with a separate storage."""
+"""Tensors of loaded models are memory-mapped where possible, each with a separate storage."""
 
 import copy
 import itertools
@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import vitreous
 from foreign_models import EVERY, MAPPED, loaded
+from optional_imports import import_accelerate, import_timm
 from parity import noisy
-from peers import import_accelerate, import_timm
 from vitreous.model.build import build
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
@@ -21,7 +21,7 @@ from vitreous.model.vit import ViT
 
 @pytest.fixture
 def timms(tmp_path: Path) -> Path:
-    """A file that timm's own model is in, with query, key and value in one tensor."""
+    """A timm state dict with query, key and value in one tensor."""
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2, "num_classes": 7}
     model = noisy(import_timm().create_model("vit_base_patch16_224", **sizes))
     torch.save(model.state_dict(), tmp_path / "timm.pth")
@@ -35,12 +35,12 @@ def load(path: Path) -> ViT:
 
 
 def same(one: Model, other: Model) -> bool:
-    ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def places(folder: Path) -> list[range]:
-    """The addresses at which files under a folder are mapped, as Linux lists them."""
+    """Return the addresses at which files in a folder are mapped (Linux only)."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     spans = [line[0].split("-") for line in lines if line[-1].startswith(str(folder))]
     return [range(int(first, 16), int(last, 16)) for first, last in spans]
@@ -63,10 +63,10 @@ def test_matrices_are_mapped_and_not_copied(case: str, tmp_path: Path) -> None:
 
 def test_foreign_model_saved_as_native_is_equal(timms: Path, tmp_path: Path) -> None:
     model = load(timms)
-    vitreous.save(model, tmp_path / "ours")
-    assert same(load(tmp_path / "ours"), model)
-    for part in ("attention.q", "attention.k", "attention.v"):  # written apart, each of its own size
-        assert load(tmp_path / "ours").get_submodule(f"encoder.blocks.0.{part}").weight.shape == (128, 128)
+    vitreous.save(model, tmp_path / "saved")
+    assert same(load(tmp_path / "saved"), model)
+    for part in ("attention.q", "attention.k", "attention.v"):  # written as separate tensors
+        assert load(tmp_path / "saved").get_submodule(f"encoder.blocks.0.{part}").weight.shape == (128, 128)
 
 
 def test_parameters_change_independently(timms: Path) -> None:
@@ -86,7 +86,7 @@ def test_loaded_model_can_be_trained(timms: Path) -> None:
     written = timms.read_bytes()
     loaded, images, labels = load(timms), torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3])
     fresh = build(loaded.config).eval()
-    fresh.load_state_dict(loaded.state_dict())  # into memory of its own
+    fresh.load_state_dict(loaded.state_dict())  # copied into its own memory
     for model in (loaded, fresh):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for _ in range(3):
@@ -99,7 +99,7 @@ def test_loaded_model_can_be_trained(timms: Path) -> None:
     assert timms.read_bytes() == written
 
 
-def test_copies_are_copies(timms: Path) -> None:
+def test_deep_copies_share_no_memory(timms: Path) -> None:
     model = load(timms)
     twin, wide = copy.deepcopy(model), load(timms).double()
     with torch.no_grad():
@@ -109,11 +109,11 @@ def test_copies_are_copies(timms: Path) -> None:
     assert same(wide.float(), twin)
 
 
-# ---- A storage for every tensor --------------------------------------------------------------------------------------
+# ---- Separate storages -----------------------------------------------------------------------------------------------
 
 
 def check_own_storages(model: Model) -> None:
-    """Neither storages nor memory are shared, and no storage is larger than its tensor."""
+    """Check that no storage or memory is shared and no storage is larger than its tensor."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) == len(tensors)
     ranges = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors.values())
@@ -132,7 +132,7 @@ def test_every_tensor_has_a_separate_storage(case: str, tmp_path: Path) -> None:
 
 
 def test_tied_and_strided_tensors_are_separated(timms: Path) -> None:
-    """A pickle may hold tensors that overlap, repeat one row, or are transposed."""
+    """Pickles can contain tensors that overlap, repeat one row, or are transposed."""
     tensors = torch.load(timms)
     shared = torch.randn(2 * 384 * 128)
     for layer in (0, 1):
@@ -150,7 +150,7 @@ def test_tied_and_strided_tensors_are_separated(timms: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY)
-def test_safetensors_and_the_hub_save_and_load_it(case: str, tmp_path: Path) -> None:
+def test_safetensors_and_huggingface_hub_save_and_load_the_model(case: str, tmp_path: Path) -> None:
     model = loaded(case, tmp_path)
     save_model(model, tmp_path / "model.safetensors")
     again = build(model.config)
@@ -166,7 +166,7 @@ def test_safetensors_and_the_hub_save_and_load_it(case: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY)
-def test_accelerate_saves_and_loads_it(case: str, tmp_path: Path) -> None:
+def test_accelerate_saves_and_loads_the_model(case: str, tmp_path: Path) -> None:
     accelerate = import_accelerate()
     model, accelerator = loaded(case, tmp_path), accelerate.Accelerator(cpu=True)
     accelerator.save_model(model, tmp_path / "model")

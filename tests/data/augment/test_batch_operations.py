@@ -1,4 +1,4 @@
-"""Transforms against Pillow and against slicing."""
+"""Image operations compared with Pillow and with slicing."""
 
 from collections.abc import Callable
 
@@ -23,33 +23,33 @@ def pillow_affine(image: Tensor, matrix: tuple[float, ...]) -> Tensor:
     return torch.from_numpy(np.array(moved)).permute(2, 0, 1)
 
 
-def mostly_equal(ours: Tensor, theirs: Tensor) -> None:
-    """Within two levels, except along the moved image's border: we blend it with the grey, Pillow does not."""
-    far = (ours.int() - theirs.int()).abs().amax(0) > 2
+def check_nearly_equal(result: Tensor, expected: Tensor) -> None:
+    """Assert equality within two levels, except at the image border, which Pillow does not blend with the grey."""
+    far = (result.int() - expected.int()).abs().amax(0) > 2
     assert far.float().mean() < 0.05
 
 
 @pytest.mark.parametrize("amount", [-0.99, -0.3, 0.0, 0.2])
-def test_shears_are_autoaugments(amount: float) -> None:
+def test_shear_matches_pillow(amount: float) -> None:
     images = smooth(2, 40, 60)
     amounts = torch.tensor([amount, 0.15])
     along_x, along_y = batch.warp(images, shear_x=amounts), batch.warp(images, shear_y=amounts)
     for i, a in enumerate(amounts.tolist()):
-        mostly_equal(along_x[i], pillow_affine(images[i], (1, a, 0, 0, 1, 0)))
-        mostly_equal(along_y[i], pillow_affine(images[i], (1, 0, 0, a, 1, 0)))
+        check_nearly_equal(along_x[i], pillow_affine(images[i], (1, a, 0, 0, 1, 0)))
+        check_nearly_equal(along_y[i], pillow_affine(images[i], (1, 0, 0, a, 1, 0)))
 
 
 @pytest.mark.parametrize("degrees", [-135.0, -30.0, 0.0, 7.0, 90.0])
-def test_rotations_are_pillows(degrees: float) -> None:
+def test_rotation_matches_pillow(degrees: float) -> None:
     images = smooth(2, 40, 40)
-    ours = batch.warp(images, degrees=torch.tensor([degrees, 20.0]))
+    result = batch.warp(images, degrees=torch.tensor([degrees, 20.0]))
     for i, angle in enumerate((degrees, 20.0)):
         image = Image.fromarray(images[i].permute(1, 2, 0).numpy())
-        theirs = image.rotate(angle, Image.Resampling.BILINEAR, fillcolor=(128,) * 3)
-        mostly_equal(ours[i], torch.from_numpy(np.array(theirs)).permute(2, 0, 1))
+        expected = image.rotate(angle, Image.Resampling.BILINEAR, fillcolor=(128,) * 3)
+        check_nearly_equal(result[i], torch.from_numpy(np.array(expected)).permute(2, 0, 1))
 
 
-def test_shifts_are_whole_pixels() -> None:
+def test_shifts_are_rounded_to_pixels() -> None:
     images = torch.randint(0, 256, (3, 3, 12, 16), dtype=torch.uint8)
     right = batch.warp(images, right=torch.tensor([3.0, -2.9, 40.0]))
     assert torch.equal(right[0, :, :, 3:], images[0, :, :, :-3])
@@ -70,7 +70,7 @@ def test_flip() -> None:
 
 
 @pytest.mark.parametrize("size", [(32, 32), (24, 40), (8, 8), (5, 7)], ids=str)
-def test_padded_crops_are_windows_of_the_reflected_image(size: tuple[int, int]) -> None:
+def test_padded_crop_equals_a_window_of_the_reflected_image(size: tuple[int, int]) -> None:
     images = torch.randint(0, 256, (50, 3, *size), dtype=torch.uint8)
     places = torch.rand(50, 2)
     places[0], places[1] = 0, 1 - 2**-24
@@ -84,7 +84,7 @@ def test_padded_crops_are_windows_of_the_reflected_image(size: tuple[int, int]) 
 
 @pytest.fixture
 def images() -> Tensor:
-    """Noise, a ramp, one with few values, one that is flat, one that lacks dark and bright."""
+    """Noise, a ramp, an image with few values, a flat image, and one without dark or bright pixels."""
     noise = torch.randint(0, 256, (3, 20, 30), dtype=torch.uint8)
     ramp = (torch.arange(600).reshape(20, 30) * 255 // 599).to(torch.uint8).expand(3, -1, -1)
     few = noise // 100 * 70
@@ -129,48 +129,48 @@ WITH_STRENGTH: dict[str, tuple[Callable[..., Tensor], Callable[[Image.Image, flo
 
 
 @pytest.mark.parametrize("name", WITH_STRENGTH)
-def test_operations_with_a_strength_are_pillows(images: Tensor, name: str) -> None:
-    ours, theirs, strengths, tolerance = WITH_STRENGTH[name]
-    for shift in range(5):  # every image with every strength
+def test_operations_with_a_strength_match_pillow(images: Tensor, name: str) -> None:
+    result, expected, strengths, tolerance = WITH_STRENGTH[name]
+    for shift in range(5):  # every image gets every strength
         rolled = strengths.roll(shift)
-        assert difference(ours(images, rolled), pillow(images, theirs, rolled)) <= tolerance
+        assert difference(result(images, rolled), pillow(images, expected, rolled)) <= tolerance
 
 
 @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
-def test_operations_without_one_are_pillows(images: Tensor, name: str) -> None:
-    theirs = pillow(images, lambda image, _: getattr(ImageOps, name)(image), torch.zeros(5))
-    assert difference(getattr(batch, name)(images), theirs) == 0
+def test_operations_without_a_strength_match_pillow(images: Tensor, name: str) -> None:
+    expected = pillow(images, lambda image, _: getattr(ImageOps, name)(image), torch.zeros(5))
+    assert difference(getattr(batch, name)(images), expected) == 0
 
 
-def test_solarizing_everything_inverts(images: Tensor) -> None:
+def test_solarizing_with_threshold_zero_inverts(images: Tensor) -> None:
     assert torch.equal(batch.solarize(images, torch.zeros(5)), 255 - images)
 
 
 def test_blur_is_gaussian(images: Tensor) -> None:
     ndimage = pytest.importorskip("scipy.ndimage")
     sigma = torch.tensor([0.1, 0.5, 1.0, 1.5, 2.0])
-    ours = batch.blur(images, sigma)
-    for image, blurred, s in zip(images, ours, sigma.tolist(), strict=True):
+    result = batch.blur(images, sigma)
+    for image, blurred, s in zip(images, result, sigma.tolist(), strict=True):
         exact = ndimage.gaussian_filter(image.numpy().astype(float), (0, s, s), truncate=8)
         inner = np.abs(blurred.numpy() - exact)[:, 8:-8, 8:-8]
         assert inner.max() <= 0.51  # rounding
-    theirs = pillow(images, lambda image, s: image.filter(ImageFilter.GaussianBlur(s)), sigma)
-    assert difference(ours[..., 6:-6, 6:-6], theirs[..., 6:-6, 6:-6]) <= 12  # Pillow's is three boxes
-    assert torch.equal(ours[3], images[3])  # flat up to the border
+    expected = pillow(images, lambda image, s: image.filter(ImageFilter.GaussianBlur(s)), sigma)
+    assert difference(result[..., 6:-6, 6:-6], expected[..., 6:-6, 6:-6]) <= 12  # Pillow uses three box filters
+    assert torch.equal(result[3], images[3])  # a flat image stays flat up to the border
 
 
-def test_jitter_is_the_three_in_each_order() -> None:
+def test_jitter_applies_three_operations_in_each_order() -> None:
     images = torch.randint(0, 256, (6, 3, 12, 14), dtype=torch.uint8)
     factors = torch.rand(6, 3) + 0.8  # without clipping at white, the order would not matter
     parts = [batch.brightness, batch.contrast, batch.saturation]
     orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
-    ours = batch.jitter(images, factors, torch.arange(6))
+    result = batch.jitter(images, factors, torch.arange(6))
     for i, order in enumerate(orders):
         expected = images[i : i + 1]
         for part in order:
             expected = parts[part](expected, factors[i : i + 1, part])
-        assert difference(ours[i : i + 1], expected) <= 3  # we round once, not after each
-    assert not torch.equal(batch.jitter(images, factors, torch.zeros(6).long())[5], ours[5])
+        assert difference(result[i : i + 1], expected) <= 3  # jitter rounds once, not after each operation
+    assert not torch.equal(batch.jitter(images, factors, torch.zeros(6).long())[5], result[5])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
@@ -186,11 +186,11 @@ def test_any_number_of_channels(channels: int) -> None:
     ):
         assert operation(images, strengths).shape == images.shape
     assert batch.equalize(images).shape == batch.autocontrast(images).shape == images.shape
-    if channels == 1:  # grey has no colour to lose
+    if channels == 1:  # grey images have no saturation
         assert torch.equal(batch.saturation(images, torch.zeros(4)), images)
 
 
-def test_images_too_small_to_have_neighbours() -> None:
+def test_tiny_images_are_unchanged() -> None:
     images = torch.randint(0, 256, (2, 3, 1, 2), dtype=torch.uint8)
     assert torch.equal(batch.sharpness(images, torch.tensor([0.0, 2.0])), images)
     assert torch.equal(batch.equalize(images), images)

@@ -1,4 +1,4 @@
-"""Mixup and CutMix against their definitions, pair by pair."""
+"""Mixup and CutMix compared with their definitions, pair by pair."""
 
 import numpy as np
 import pytest
@@ -19,22 +19,22 @@ def numbers(rng: SampleRng, pair: int) -> list[float]:
 
 
 @pytest.mark.parametrize("a", [0.1, 0.2, 0.5, 0.8, 1.0, 2.0, 8.0, 32.0])
-def test_beta_has_its_distribution(a: float) -> None:
+def test_beta_matches_the_scipy_cdf(a: float) -> None:
     uniform = (torch.arange(200_000) + 0.5) / 200_000
-    ours = beta(uniform, a).double().numpy()
-    assert (np.diff(ours) >= 0).all()
+    samples = beta(uniform, a).double().numpy()
+    assert (np.diff(samples) >= 0).all()
     stats = pytest.importorskip("scipy.stats")
-    below = ours < 0.5  # the other half mirrors it; near 1, float32 has no room for the tails
-    assert np.abs(stats.beta.cdf(ours[below], a, a) - uniform.double().numpy()[below]).max() < 1e-3
-    assert np.abs(ours + ours[::-1] - 1).max() < 1e-4
+    below = samples < 0.5  # the other half is symmetric, but float32 is too coarse near 1
+    assert np.abs(stats.beta.cdf(samples[below], a, a) - uniform.double().numpy()[below]).max() < 1e-3
+    assert np.abs(samples + samples[::-1] - 1).max() < 1e-4
 
 
-def test_beta_of_draws_is_as_numpy_draws_it() -> None:
-    ours = beta(SampleRng(0, 0, torch.arange(50_000)).uniform("x"), 0.8).numpy()
-    theirs = np.random.default_rng(0).beta(0.8, 0.8, 50_000)
+def test_beta_samples_match_numpy() -> None:
+    samples = beta(SampleRng(0, 0, torch.arange(50_000)).uniform("x"), 0.8).numpy()
+    expected = np.random.default_rng(0).beta(0.8, 0.8, 50_000)
     edges = np.linspace(0, 1, 41)
-    counts = [np.histogram(sample, edges)[0] for sample in (ours, theirs)]
-    assert ((counts[0] - counts[1]) ** 2 / (counts[0] + counts[1])).sum() < 80  # 40 degrees of freedom: p = 0.0002
+    counts = [np.histogram(sample, edges)[0] for sample in (samples, expected)]
+    assert ((counts[0] - counts[1]) ** 2 / (counts[0] + counts[1])).sum() < 80  # 40 degrees of freedom; p = 0.0002
 
 
 def test_mixup_of_a_pair() -> None:
@@ -52,18 +52,18 @@ def test_cutmix_of_a_pair() -> None:
     mixed, mixed_targets = mix(images, targets, rng, Augmentation(cutmix=1.0))
     cuts = 0
     for i in range(64):
-        theirs = (mixed[i] == images[i ^ 1]).all(0)
-        assert ((mixed[i] == images[i]).all(0) | theirs).all()
-        rows, columns = theirs.any(1), theirs.any(0)
-        assert torch.equal(theirs, rows[:, None] & columns[None, :])  # a rectangle
-        assert mixed_targets[i, i ^ 1].item() == pytest.approx(theirs.float().mean().item(), abs=1e-6)
+        pasted = (mixed[i] == images[i ^ 1]).all(0)
+        assert ((mixed[i] == images[i]).all(0) | pasted).all()
+        rows, columns = pasted.any(1), pasted.any(0)
+        assert torch.equal(pasted, rows[:, None] & columns[None, :])  # a rectangle
+        assert mixed_targets[i, i ^ 1].item() == pytest.approx(pasted.float().mean().item(), abs=1e-6)
         assert mixed_targets[i].sum().item() == pytest.approx(1)
-        assert torch.equal(theirs, (mixed[i ^ 1] == images[i]).all(0))  # the same for both of a pair
-        cuts += int(theirs.any())
+        assert torch.equal(pasted, (mixed[i ^ 1] == images[i]).all(0))  # the same rectangle for both images of a pair
+        cuts += int(pasted.any())
     assert cuts > 40
 
 
-def test_cutmix_boxes_are_the_papers() -> None:
+def test_cutmix_boxes_match_the_paper() -> None:
     share, y, x = torch.rand(3, 200).unbind(0)
     inside, outside = box(share, y, x, (30, 50))
     for i in range(200):
@@ -77,7 +77,7 @@ def test_cutmix_boxes_are_the_papers() -> None:
         assert outside[i].item() == pytest.approx(1 - (bottom - top) * (right - left) / 1500)
 
 
-def test_with_both_half_of_the_pairs_get_either() -> None:
+def test_mixup_and_cutmix_each_get_half_of_the_pairs() -> None:
     images, targets, rng = batch(1000)
     mixed, _ = mix(images, targets, rng, Augmentation(mixup=0.8, cutmix=1.0))
     partner = images[torch.arange(1000) ^ 1]
@@ -86,7 +86,7 @@ def test_with_both_half_of_the_pairs_get_either() -> None:
     assert 0.42 < cut.float().mean() < 0.62
 
 
-def test_off_is_off() -> None:
+def test_disabled_mixing_changes_nothing() -> None:
     images, targets, rng = batch(6)
     mixed, mixed_targets = mix(images, targets, rng, Augmentation())
     assert mixed is images
@@ -108,7 +108,7 @@ def test_unreadable_images_and_an_odd_last_image_are_not_mixed(config: Augmentat
     assert torch.equal(one_target, targets[:1])
 
 
-def test_even_slices_of_a_batch_are_mixed_as_the_whole() -> None:
+def test_even_slices_are_mixed_like_the_whole_batch() -> None:
     images, targets, _ = batch(16)
     indices = torch.randperm(100)[:16]
     config = Augmentation(mixup=0.8, cutmix=1.0)
@@ -119,7 +119,7 @@ def test_even_slices_of_a_batch_are_mixed_as_the_whole() -> None:
         assert torch.equal(share[1], whole[1][part])
 
 
-def test_smoothed_targets_and_half_precision() -> None:
+def test_label_smoothing_and_half_precision_work() -> None:
     images, targets, rng = batch(8)
     smoothed = targets * 0.9 + 0.02
     mixed, mixed_targets = mix(images.bfloat16(), smoothed, rng, Augmentation(mixup=1.0, cutmix=1.0))

@@ -1,4 +1,4 @@
-"""Initial weights, as in the released code of the papers."""
+"""Initial weights match the papers' released code."""
 
 import dataclasses
 import math
@@ -28,13 +28,13 @@ POOLED = dataclasses.replace(START, distillation_token=False, pool=AttentionPool
 
 
 def assert_uniform(matrix: Tensor, bound: float) -> None:
-    """Check the bound and the std of a uniform distribution."""
+    """Assert the bound and std of a uniform distribution."""
     largest = matrix.abs().max().item()
     assert 0.98 * bound < largest <= bound * (1 + 1e-6)
     assert matrix.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
 
 
-def test_matrices_are_xavier() -> None:
+def test_matrices_use_xavier_init() -> None:
     d, h = START.width, START.mlp_width
     block = build(START).encoder.blocks[0]
     for part in (block.attention.q, block.attention.k, block.attention.v, block.attention.output):
@@ -43,7 +43,7 @@ def test_matrices_are_xavier() -> None:
     assert_uniform(block.mlp.down.weight, math.sqrt(6 / (d + h)))
     gated = build(dataclasses.replace(START, mlp=SwiGlu())).encoder.blocks[0].mlp
     for matrix in gated.gate_and_up.weight.chunk(2):
-        assert_uniform(matrix, math.sqrt(6 / (d + h)))  # not 6 / (d + 2 h), as one packed matrix would
+        assert_uniform(matrix, math.sqrt(6 / (d + h)))  # not 6 / (d + 2 h), as for one packed matrix
     pooling = build(POOLED).pool.attention
     for part in (pooling.q, pooling.k, pooling.v, pooling.output):
         assert_uniform(part.weight, math.sqrt(6 / (2 * d)))
@@ -61,13 +61,13 @@ def test_positions_tokens_and_classifier_are_small() -> None:
         (model.head.weight, 0.1),
         (model.distillation_head.weight, 0.1),
         (torch.cat([model.prefix.class_token[0], model.prefix.distillation_token[0], model.position.prefix]), 0.1),
-        (pooled.pool.attention.query, 0.2),  # 192 numbers only
+        (pooled.pool.attention.query, 0.2),  # only 192 values
     ]:
         assert tensor.std().item() == pytest.approx(0.02, rel=tolerance)
         assert abs(tensor.mean().item()) < 4 * 0.02 / math.sqrt(tensor.numel())
 
 
-def test_patch_projection_is_lecun() -> None:
+def test_patch_projection_uses_lecun_init() -> None:
     weight = build(START).patches.projection.weight
     assert weight.std().item() == pytest.approx(1 / math.sqrt(3 * 8 * 8), rel=0.05)
 
@@ -93,7 +93,7 @@ def test_biases_are_zero_and_norms_one(changes: dict[str, Any]) -> None:
             assert (module.weight == 1).all()
 
 
-def test_hybrid_units_are_initially_the_identity() -> None:
+def test_hybrid_units_start_as_the_identity() -> None:
     stem = ResNetStem(stages=(2, 3), width=32)
     model = build(dataclasses.replace(START, stem=stem, patch_size=(1, 1)))
     units = list(model.stem.stages)

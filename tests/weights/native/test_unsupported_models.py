@@ -1,4 +1,4 @@
-"""Models that a checkpoint could not restore are not written."""
+"""Models that a checkpoint cannot restore are rejected on saving."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ from vitreous.weights import native
 
 
 class Squared(nn.Module):
-    """Relu², with the tensors of a GELU MLP."""
+    """Squared ReLU MLP with the same tensors as a GELU MLP."""
 
     def __init__(self, mlp: nn.Module):
         super().__init__()
@@ -63,7 +63,7 @@ def lora(model: ViT) -> None:
     parametrize.register_parametrization(model.encoder.blocks[0].attention.q, "weight", nn.Identity())
 
 
-def more_in_a_part(model: ViT) -> None:
+def extra_buffer_in_a_module(model: ViT) -> None:
     model.norm.register_buffer("seen", torch.zeros(()))
 
 
@@ -81,13 +81,13 @@ SWAPS: list[tuple[Callable[[ViT], None], str]] = [
         lora,
         r"^encoder\.blocks\.0\.attention\.q is torch\.nn\.utils\.parametrize\.Parametrized.*Merge the change \(LoRA\)",
     ),
-    (more_in_a_part, r"^norm\.seen is \[\] in the model but missing in its config"),
+    (extra_buffer_in_a_module, r"^norm\.seen is \[\] in the model but missing in its config"),
 ]
 
 
 @pytest.mark.parametrize("format", ["vitreous", "timm"])
 @pytest.mark.parametrize(("swap", "message"), SWAPS, ids=[swap.__name__ for swap, _ in SWAPS])
-def test_replaced_modules_are_refused(swap: Callable[[ViT], None], message: str, format: str, tmp_path: Path) -> None:
+def test_replaced_modules_are_rejected(swap: Callable[[ViT], None], message: str, format: str, tmp_path: Path) -> None:
     config = ViTConfig(width=64, depth=3, num_heads=1, mlp_width=64, num_classes=5, mlp=Gelu("erf"))
     model = build_vit(config if swap is not new_position else ViTConfig(**vars(config) | {"position": NoPosition()}))
     swap(model)
@@ -96,7 +96,7 @@ def test_replaced_modules_are_refused(swap: Callable[[ViT], None], message: str,
     assert not list(tmp_path.iterdir())
 
 
-def test_harmless_changes_pass(small: ViTConfig, tmp_path: Path) -> None:
+def test_harmless_changes_are_accepted(small: ViTConfig, tmp_path: Path) -> None:
     model = build_vit(small)
     model.loss = nn.CrossEntropyLoss()
     model.embedding_dropout.p = 0.5
@@ -108,15 +108,15 @@ def test_harmless_changes_pass(small: ViTConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")  # torch.compile hides the type
-def test_a_compiled_model_is_the_model(small: ViTConfig, tmp_path: Path) -> None:
+def test_compiled_model_is_saved_like_the_model(small: ViTConfig, tmp_path: Path) -> None:
     model = build_vit(small).eval()
-    vitreous.save(torch.compile(model), tmp_path / "model")  # nothing is compiled before it is called
+    vitreous.save(torch.compile(model), tmp_path / "model")  # compilation starts with the first call
     images = torch.rand(1, 3, *small.image_size)
     assert torch.equal(vitreous.load(tmp_path / "model")(images), model(images))
 
 
 @pytest.mark.parametrize("kind", ["buffer", "attribute"])
-def test_module_with_unsaved_tensors_is_refused(
+def test_module_with_unsaved_tensors_is_rejected(
     kind: str, small: ViTConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vitreous.save(build_vit(small), tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Only regular files are opened: pipes and devices among images are reported and do not block."""
+"""Only regular files are opened; pipes and devices among images are reported and never block."""
 
 import json
 import os
@@ -87,9 +87,9 @@ def test_pipes_and_devices_are_reported_and_never_opened(tmp_path: Path, small: 
     run = subprocess.run(command, stdin=subprocess.PIPE, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    strange = ["a/pipe.png", "b/input.png", "b/zeros.png"]
-    assert found.pop("check") == strange
-    assert found.pop("train") == strange
+    special_files = ["a/pipe.png", "b/input.png", "b/zeros.png"]
+    assert found.pop("check") == special_files
+    assert found.pop("train") == special_files
     assert found.pop("predict") == ["input.png", "pipe.png", "zeros.png"]
     for name, message in found.items():
         assert "not a" in message or "there is no checkpoint" in message, (name, message)

@@ -26,7 +26,7 @@ def test_python_reads_a_dict_of_arrays(tmp_path: Path) -> None:
     assert arrays.pop(NAMES) == {name: name for name in TENSORS}
     assert list(arrays) == list(TENSORS)
     for name, tensor in TENSORS.items():
-        stored = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor  # as Paddle has it
+        stored = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor  # as in Paddle files
         assert type(arrays[name]) is np.ndarray
         assert arrays[name].dtype == stored.numpy().dtype
         np.testing.assert_array_equal(arrays[name], stored.numpy())

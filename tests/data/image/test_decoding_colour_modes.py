@@ -1,4 +1,4 @@
-"""Conversion of orientations, CMYK, bit depths, alpha, palettes, animations and arrays."""
+"""Decoding of EXIF orientations, CMYK, bit depths, alpha, palettes, animations and arrays."""
 
 import struct
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_lossless_formats_are_exact(format: str) -> None:
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_exif_orientation_is_applied(decoder: str, format: str, orientation: int) -> None:
     upright = Image.fromarray(smooth(40, 60))
-    # The inverse of how a viewer has to turn it; turning by 90 degrees is undone by turning the other way.
+    # The inverse transform; only the two 90-degree rotations are not their own inverse.
     inverse = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)
     tag = Image.Exif()
     tag[0x0112] = inverse
@@ -50,7 +50,7 @@ def test_exif_orientation_is_applied(decoder: str, format: str, orientation: int
     assert difference(crop, as_array(same)) <= 6
 
 
-def test_an_orientation_behind_the_pixels_of_a_png_counts() -> None:
+def test_png_orientation_after_the_pixels_is_applied() -> None:
     tag = Image.Exif()
     tag[0x0112] = 6
     data = encoded(smooth(20, 30), exif=tag)
@@ -65,10 +65,10 @@ def test_an_orientation_behind_the_pixels_of_a_png_counts() -> None:
 def test_cmyk_jpeg(decoder: str) -> None:
     inks = Image.fromarray(smooth(24, 32)).convert("CMYK")
     data = encoded(inks, "JPEG", quality=98)
-    assert b"Adobe" in data  # and so inverted
+    assert b"Adobe" in data  # so the values are inverted
     expected = np.array(inks.convert("RGB"))
     assert difference(decode(data), expected) <= 8
-    # Without Adobe's segment, inks are as they are. The stored numbers are the same, so that they mean the opposite.
+    # Without Adobe's segment, the same stored values are not inverted.
     at = data.index(b"Adobe") - 4
     (length,) = struct.unpack_from(">H", data, at + 2)
     plain = data[:at] + data[at + 2 + length :]
@@ -83,12 +83,12 @@ def test_sixteen_bits_are_scaled_not_clipped(format: str) -> None:
     image = as_array(decode(encoded(values, format)))
     assert np.abs(image[..., 0] - values / 257).max() <= 0.5 + 1e-6
     assert np.array_equal(image[..., 0], image[..., 2])
-    dark = decode(encoded(values // 512, format))  # all below 128: still 16 bits
+    dark = decode(encoded(values // 512, format))  # still 16 bits although all values are below 128
     assert dark.max() <= 1
 
 
 @pytest.mark.parametrize(("top", "expected"), [(1.0, 255), (200.0, 200), (60_000.0, 233), (1e6, 255)])
-def test_floats_and_wide_integers_take_the_smallest_usual_range(top: float, expected: int) -> None:
+def test_floats_and_wide_integers_are_scaled_by_the_smallest_common_range(top: float, expected: int) -> None:
     ramp = np.linspace(0, top, 12, dtype=np.float32).reshape(3, 4)
     image = as_array(decode(encoded(Image.fromarray(ramp), "TIFF")))[..., 0]
     assert np.abs(image - ramp / top * expected).max() <= 1
@@ -96,13 +96,13 @@ def test_floats_and_wide_integers_take_the_smallest_usual_range(top: float, expe
         assert np.abs(as_array(decode(encoded(ramp.astype(np.int32), "TIFF")))[..., 0] - image).max() <= 1
 
 
-def test_not_a_number_is_black() -> None:
+def test_nan_becomes_black() -> None:
     image = decode(encoded(Image.fromarray(np.array([[np.nan, 0.5, np.inf, 1]], dtype=np.float32)), "TIFF"))
     assert image[0].tolist() == [[0, 128, 0, 255]]
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_alpha_is_laid_on_white(mode: str) -> None:
+def test_alpha_is_blended_with_white(mode: str) -> None:
     image = Image.fromarray(smooth(20, 30)).convert(mode)
     image.putalpha(Image.fromarray(np.tile(np.arange(30) * 255 // 29, (20, 1)).astype(np.uint8)))
     page = Image.new("RGBA", image.size, "white")
@@ -114,7 +114,7 @@ def test_alpha_is_laid_on_white(mode: str) -> None:
         assert difference(decode(np.array(image)), expected) <= 1
 
 
-def test_a_transparent_colour_of_a_palette_is_white() -> None:
+def test_transparent_palette_colour_becomes_white() -> None:
     image = Image.fromarray(smooth(20, 30)).quantize(16)
     clear = image.getpixel((0, 0))
     decoded = as_array(decode(encoded(image, "GIF", transparency=clear)))
@@ -123,13 +123,13 @@ def test_a_transparent_colour_of_a_palette_is_white() -> None:
     assert np.array_equal(decoded[~invisible], np.array(image.convert("RGB"))[~invisible])
 
 
-def test_one_bit() -> None:
+def test_one_bit_images_are_decoded() -> None:
     bits = np.random.default_rng(0).random((9, 13)) < 0.5
     assert np.array_equal(as_array(decode(encoded(Image.fromarray(bits))))[..., 1], bits * 255)
 
 
 @pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP"])
-def test_an_animation_shows_its_first_frame(format: str) -> None:
+def test_animation_is_decoded_to_its_first_frame(format: str) -> None:
     frames = [Image.new("RGB", (12, 8), colour) for colour in ("red", "lime", "blue")]
     data = encoded(
         frames[0], format, save_all=True, append_images=frames[1:], **({"lossless": True} if format == "WEBP" else {})
@@ -138,11 +138,11 @@ def test_an_animation_shows_its_first_frame(format: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 9), (6, 9, 1), (6, 9, 3), (6, 9, 4)], ids=str)
-def test_arrays(shape: tuple[int, ...]) -> None:
+def test_arrays_are_accepted(shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     if shape[-1] == 4:
         array[..., 3] = 255
-    array.flags.writeable = False  # as a memory map is
+    array.flags.writeable = False  # like a memory map
     colour, grey = decode(array), decode(array, channels=1)
     assert size_of(array) == (6, 9)
     assert (colour.shape, grey.shape) == ((3, 6, 9), (1, 6, 9))
@@ -152,7 +152,7 @@ def test_arrays(shape: tuple[int, ...]) -> None:
     )
 
 
-def test_postscript_is_not_given_to_ghostscript(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postscript_is_not_passed_to_ghostscript(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("a program was started"))
     postscript = encoded(smooth(20, 30), "EPS")
     with pytest.raises(UnreadableImage, match="format"):

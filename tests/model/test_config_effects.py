@@ -1,4 +1,4 @@
-"""Every field of a config reaches the modules that it configures."""
+"""Every config field is applied to all modules that it configures."""
 
 import dataclasses
 from typing import Any
@@ -20,14 +20,14 @@ def found(model: nn.Module, kind: type[nn.Module]) -> list[Any]:
 
 
 @pytest.mark.parametrize("pool", [ClassToken(), GlobalAverage("before"), GlobalAverage("after"), AttentionPool()])
-def test_eps_reaches_every_norm(small: ViTConfig, pool: Any) -> None:
+def test_eps_is_applied_to_every_norm(small: ViTConfig, pool: Any) -> None:
     model = build(dataclasses.replace(small, norm_eps=3e-4, qk_norm=True, pool=pool))
     norms = found(model, nn.LayerNorm)
     assert len(norms) == 2 * (2 + 2) + 1 + (pool == AttentionPool())
     assert {norm.eps for norm in norms} == {3e-4}
 
 
-def test_eps_of_group_norm_matches_released_code(small: ViTConfig) -> None:
+def test_group_norm_eps_matches_released_code(small: ViTConfig) -> None:
     hybrid = build(dataclasses.replace(small, stem=ResNetStem(stages=(1,), width=32), patch_size=(2, 2)))
     assert {norm.eps for norm in found(hybrid, nn.GroupNorm)} == {1e-6}
     bit = build(ResNetConfig(stages=(1, 1), width=32))
@@ -37,18 +37,18 @@ def test_eps_of_group_norm_matches_released_code(small: ViTConfig) -> None:
 
 
 @pytest.mark.parametrize(("approximation", "torchs"), [("tanh", "tanh"), ("erf", "none")])
-def test_gelu_reaches_every_mlp(small: ViTConfig, approximation: Any, torchs: str) -> None:
+def test_gelu_is_applied_to_every_mlp(small: ViTConfig, approximation: Any, torchs: str) -> None:
     model = build(dataclasses.replace(small, mlp=Gelu(approximation), pool=AttentionPool()))
-    assert [gelu.approximate for gelu in found(model, nn.GELU)] == [torchs] * 3  # the pool's as well
+    assert [gelu.approximate for gelu in found(model, nn.GELU)] == [torchs] * 3  # including the attention pooling
 
 
-def test_swiglu_reaches_every_mlp(small: ViTConfig) -> None:
+def test_swiglu_is_applied_to_every_mlp(small: ViTConfig) -> None:
     model = build(dataclasses.replace(small, mlp=SwiGlu()))
     assert not found(model, nn.GELU)
     assert [block.mlp.gate_and_up.out_features for block in model.encoder.blocks] == [2 * small.mlp_width] * 2
 
 
-def test_attention_options_reach_every_block(small: ViTConfig) -> None:
+def test_attention_options_are_applied_to_every_block(small: ViTConfig) -> None:
     for block in build(small).encoder.blocks:
         assert block.attention.scale == pytest.approx((32 / 4) ** -0.5)
         assert all(part.bias is not None for part in (block.attention.q, block.attention.k, block.attention.v))
@@ -62,7 +62,7 @@ def test_attention_options_reach_every_block(small: ViTConfig) -> None:
 
 
 @torch.no_grad()
-def test_qk_scale_changes_the_weights(small: ViTConfig) -> None:
+def test_qk_scale_changes_the_attention_weights(small: ViTConfig) -> None:
     tokens = torch.randn(2, 5, 32)
     attention = build(dataclasses.replace(small, qk_scale=0.77)).encoder.blocks[0].attention
     q, k = (part(tokens).reshape(2, 5, 4, 8).transpose(1, 2) for part in (attention.q, attention.k))
@@ -70,7 +70,7 @@ def test_qk_scale_changes_the_weights(small: ViTConfig) -> None:
     torch.testing.assert_close(attention.weights(tokens, AttentionTerms()), expected)
 
 
-def test_stem_width_reaches_the_patches(small: ViTConfig) -> None:
+def test_stem_width_sets_the_patch_projection_width(small: ViTConfig) -> None:
     for width, stages, channels in [(32, (), 32), (32, (1,), 128), (64, (1, 1), 512)]:
         stem = ResNetStem(stages=stages, width=width)
         model = build(dataclasses.replace(small, stem=stem, patch_size=(1, 1)))
@@ -78,7 +78,7 @@ def test_stem_width_reaches_the_patches(small: ViTConfig) -> None:
         assert model.patches.projection.in_channels == channels
 
 
-def test_dropout_reaches_every_layer(small: ViTConfig) -> None:
+def test_dropout_is_applied_to_every_layer(small: ViTConfig) -> None:
     model = build(dataclasses.replace(small, dropout=Dropout(embedding=0.1, attention=0.2, hidden=0.3)))
     assert model.embedding_dropout.p == 0.1
     for block in model.encoder.blocks:
@@ -87,13 +87,13 @@ def test_dropout_reaches_every_layer(small: ViTConfig) -> None:
     assert len(found(model, nn.Dropout)) == 1 + 2 * 2
 
 
-def test_stochastic_depth_rises_linearly(small: ViTConfig) -> None:
+def test_stochastic_depth_increases_linearly(small: ViTConfig) -> None:
     model = build(dataclasses.replace(small, depth=5, stochastic_depth=0.4))
     rates = [block.stochastic_depth.rate for block in model.encoder.blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
-def test_patch_dropout_acts_in_training_only(small: ViTConfig) -> None:
+def test_patch_dropout_is_active_only_in_training(small: ViTConfig) -> None:
     model = build(dataclasses.replace(small, patch_dropout=0.5))
     images = torch.zeros(2, 3, *small.image_size)
     assert model.train().features(images).patches.shape[1] == 6

@@ -1,4 +1,4 @@
-"""Wrappers, prefixes, shards and the config.json around tensors."""
+"""Loading tensors from wrappers, prefixes and shards, and with a config.json."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Tensors = dict[str, Tensor]
 
 @pytest.fixture
 def tensors(tmp_path: Path) -> Tensors:
-    """Tensors of a model under timm's names."""
+    """Return the tensors of a model under timm's names."""
     vitreous.save(build_vit(CONFIG), tmp_path / "plain.safetensors", format="timm")
     return {name: tensor.clone() for name, tensor in find_tensors(tmp_path / "plain.safetensors").tensors.items()}
 
@@ -48,7 +48,7 @@ def prefixed(tensors: Tensors, prefix: str) -> Tensors:
         (lambda x: {"student": {"a": torch.zeros(1)}, "teacher": prefixed(x, "backbone.")}, ["teacher"]),
         (lambda x: {"n_averaged": torch.tensor(3), **prefixed(x, "module.")}, None),
     ],
-    ids=["none", "DDP", "Lightning", "twice", "beside a number", "averaged", "teacher", "AveragedModel"],
+    ids=["none", "DDP", "Lightning", "twice", "with a number", "averaged", "teacher", "AveragedModel"],
 )
 def test_wrappers_are_removed_and_recorded(
     wrap: Callable[[Tensors], Any], inside: list[str] | None, tensors: Tensors, tmp_path: Path
@@ -59,7 +59,7 @@ def test_wrappers_are_removed_and_recorded(
     assert provenance_of(found).get("inside") == inside
 
 
-def test_mixed_dtypes_become_the_widest(tensors: Tensors, tmp_path: Path) -> None:
+def test_mixed_dtypes_are_converted_to_the_widest(tensors: Tensors, tmp_path: Path) -> None:
     mixed = {name: tensor.half() if "mlp" in name else tensor for name, tensor in tensors.items()}
     torch.save(mixed, tmp_path / "x.pth")
     found = vitreous.load(tmp_path / "x.pth")
@@ -69,10 +69,10 @@ def test_mixed_dtypes_become_the_widest(tensors: Tensors, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_a_file_of_a_folder_is_read_with_the_config_beside_it(format: str, tmp_path: Path) -> None:
-    vitreous.save(build_vit(CONFIG), tmp_path / "theirs", format=format)
-    found = vitreous.load(tmp_path / "theirs" / "model.safetensors")
-    assert found.config == vitreous.load(tmp_path / "theirs").config
+def test_file_in_a_folder_is_read_with_its_config(format: str, tmp_path: Path) -> None:
+    vitreous.save(build_vit(CONFIG), tmp_path / "foreign", format=format)
+    found = vitreous.load(tmp_path / "foreign" / "model.safetensors")
+    assert found.config == vitreous.load(tmp_path / "foreign").config
     assert isinstance(found.config, ViTConfig)
     assert found.config.num_heads == 2
 
@@ -81,16 +81,16 @@ def test_overrides_are_recorded_in_provenance(tensors: Tensors, tmp_path: Path) 
     torch.save(tensors, tmp_path / "x.pth")
     found = vitreous.load(tmp_path / "x.pth", overrides={"num_heads": 2, "mlp": Gelu("tanh")})
     assert not any(line.startswith(("num_heads:", "mlp:")) for line in provenance_of(found)["assumed"])
-    vitreous.save(found, tmp_path / "ours")
-    given = provenance_of(vitreous.load(tmp_path / "ours"))["given"]
+    vitreous.save(found, tmp_path / "saved")
+    given = provenance_of(vitreous.load(tmp_path / "saved"))["given"]
     assert given == {"num_heads": 2, "mlp": {"kind": "Gelu", "approximation": "tanh"}}
 
 
 @pytest.mark.slow
 def test_changes_accumulate_in_provenance(tensors: Tensors, tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "x.pth")
-    vitreous.save(vitreous.load(tmp_path / "x.pth", image_size=24), tmp_path / "ours")
-    changes = provenance_of(vitreous.load(tmp_path / "ours", image_size=32))["changes"]
+    vitreous.save(vitreous.load(tmp_path / "x.pth", image_size=24), tmp_path / "saved")
+    changes = provenance_of(vitreous.load(tmp_path / "saved", image_size=32))["changes"]
     assert [(one["from"], one["to"]) for one in changes] == [([16, 16], [24, 24]), ([24, 24], [32, 32])]
 
 
@@ -106,7 +106,7 @@ def test_changes_accumulate_in_provenance(tensors: Tensors, tmp_path: Path) -> N
         ("a.bin", {"b": torch.zeros(1)}, "lists tensors .* such as a"),
     ],
 )
-def test_invalid_index_is_refused(shard: str, content: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_index_is_rejected(shard: str, content: Any, message: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
     if content is not None:
         torch.save(content, tmp_path / shard)
@@ -114,10 +114,10 @@ def test_invalid_index_is_refused(shard: str, content: Any, message: str, tmp_pa
         vitreous.load(tmp_path)
 
 
-def test_invalid_overrides_are_a_bad_argument(tensors: Tensors, tmp_path: Path) -> None:
+def test_invalid_overrides_raise_bad_value(tensors: Tensors, tmp_path: Path) -> None:
     for given, message in (({"num_heads": 5}, "num_heads"), ({"num_head": 2}, "did you mean 'num_heads'")):
         with pytest.raises(BadValue, match=message):
             vitreous.load(tmp_path / "plain.safetensors", overrides=given)
-    vitreous.save(build_vit(CONFIG), tmp_path / "ours")
+    vitreous.save(build_vit(CONFIG), tmp_path / "saved")
     with pytest.raises(BadValue, match="num_heads"):
-        vitreous.load(tmp_path / "ours", overrides={"num_heads": 5})
+        vitreous.load(tmp_path / "saved", overrides={"num_heads": 5})

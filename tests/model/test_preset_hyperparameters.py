@@ -1,4 +1,4 @@
-"""Numbers of presets that do not change shapes, from the papers and their released code."""
+"""Preset hyperparameters match the papers and their released code."""
 
 from typing import Any, NamedTuple
 
@@ -9,18 +9,18 @@ from vitreous.model.options import ClassToken, Gelu, Learned1d, ResNetStem
 from vitreous.model.presets import preset
 
 
-class Numbers(NamedTuple):
+class Hyperparameters(NamedTuple):
     width: int
     depth: int
     heads: int
     mlp_width: int
-    patch: int  # in pixels of the image, also behind a stem
+    patch: int  # in image pixels, including the stem
     side: int = 224
     gelu: str = "tanh"
     eps: float = 1e-6
     layer_scale: float | None = None
     entries: bool = True  # the class token has a position
-    positions: str = "google"  # and how positions are resampled
+    positions: str = "google"  # position resampling
     registers: int = 0
     distilled: bool = False
     classes: int = 1000
@@ -34,26 +34,26 @@ DEIT3 = {"gelu": "erf", "positions": "timm", "entries": False, "layer_scale": 1e
 DINOV2 = {"gelu": "erf", "positions": "dinov2", "layer_scale": 1e-5, "side": 518, "classes": 0} | IMAGENET
 REGISTERS = DINOV2 | {"positions": "dinov2-registers", "registers": 4}
 NUMBERS = {
-    "ViT-Ti/16": Numbers(192, 12, 3, 768, 16),
-    "ViT-S/32": Numbers(384, 12, 6, 1536, 32),
-    "ViT-B/16": Numbers(768, 12, 12, 3072, 16),
-    "ViT-L/16": Numbers(1024, 24, 16, 4096, 16),
-    "ViT-H/14": Numbers(1280, 32, 16, 5120, 14),
-    "ViT-g/14": Numbers(1408, 40, 16, 6144, 14),
-    "ViT-G/14": Numbers(1664, 48, 16, 8192, 14),
-    "ViT-Ti/4": Numbers(192, 12, 3, 768, 4, side=32, classes=10),
-    "R+ViT-Ti/16": Numbers(192, 12, 3, 768, 32),
-    "R26+ViT-S/32": Numbers(384, 12, 6, 1536, 32),
-    "R50+ViT-B/16": Numbers(768, 12, 12, 3072, 16),
-    "R50+ViT-L/32": Numbers(1024, 24, 16, 4096, 32),
-    "DeiT-S/16": Numbers(384, 12, 6, 1536, 16, **DEIT),
-    "DeiT-Ti/16-distilled": Numbers(192, 12, 3, 768, 16, distilled=True, **DEIT),
-    "DeiT-III-B/16": Numbers(768, 12, 12, 3072, 16, **DEIT3),
-    "DeiT-III-H/14": Numbers(1280, 32, 16, 5120, 14, **DEIT3),
-    "DINOv2-S/14": Numbers(384, 12, 6, 1536, 14, **DINOV2),
-    "DINOv2-L/14-reg": Numbers(1024, 24, 16, 4096, 14, **REGISTERS),
-    "DINOv2-g/14": Numbers(1536, 40, 24, 4096, 14, **DINOV2 | {"gelu": "swiglu"}),
-    "DINOv2-g/14-reg": Numbers(1536, 40, 24, 4096, 14, **REGISTERS | {"gelu": "swiglu"}),
+    "ViT-Ti/16": Hyperparameters(192, 12, 3, 768, 16),
+    "ViT-S/32": Hyperparameters(384, 12, 6, 1536, 32),
+    "ViT-B/16": Hyperparameters(768, 12, 12, 3072, 16),
+    "ViT-L/16": Hyperparameters(1024, 24, 16, 4096, 16),
+    "ViT-H/14": Hyperparameters(1280, 32, 16, 5120, 14),
+    "ViT-g/14": Hyperparameters(1408, 40, 16, 6144, 14),
+    "ViT-G/14": Hyperparameters(1664, 48, 16, 8192, 14),
+    "ViT-Ti/4": Hyperparameters(192, 12, 3, 768, 4, side=32, classes=10),
+    "R+ViT-Ti/16": Hyperparameters(192, 12, 3, 768, 32),
+    "R26+ViT-S/32": Hyperparameters(384, 12, 6, 1536, 32),
+    "R50+ViT-B/16": Hyperparameters(768, 12, 12, 3072, 16),
+    "R50+ViT-L/32": Hyperparameters(1024, 24, 16, 4096, 32),
+    "DeiT-S/16": Hyperparameters(384, 12, 6, 1536, 16, **DEIT),
+    "DeiT-Ti/16-distilled": Hyperparameters(192, 12, 3, 768, 16, distilled=True, **DEIT),
+    "DeiT-III-B/16": Hyperparameters(768, 12, 12, 3072, 16, **DEIT3),
+    "DeiT-III-H/14": Hyperparameters(1280, 32, 16, 5120, 14, **DEIT3),
+    "DINOv2-S/14": Hyperparameters(384, 12, 6, 1536, 14, **DINOV2),
+    "DINOv2-L/14-reg": Hyperparameters(1024, 24, 16, 4096, 14, **REGISTERS),
+    "DINOv2-g/14": Hyperparameters(1536, 40, 24, 4096, 14, **DINOV2 | {"gelu": "swiglu"}),
+    "DINOv2-g/14-reg": Hyperparameters(1536, 40, 24, 4096, 14, **REGISTERS | {"gelu": "swiglu"}),
 }
 
 
@@ -63,7 +63,7 @@ def test_preset_matches_its_paper(name: str) -> None:
     assert isinstance(config, ViTConfig)
     assert isinstance(config.position, Learned1d)
     assert config.image_size[0] == config.image_size[1]
-    found = Numbers(
+    found = Hyperparameters(
         width=config.width,
         depth=config.depth,
         heads=config.num_heads,

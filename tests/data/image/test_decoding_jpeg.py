@@ -1,4 +1,4 @@
-"""JPEG files against Pillow: whole, at reduced scales, and only the rows that are needed."""
+"""JPEG decoding compared with Pillow: in full, at reduced scales, and only the needed rows."""
 
 import io
 import math
@@ -24,18 +24,18 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"subsampling": 1}, {"progressive": True}], ids=str)
 @pytest.mark.parametrize("size", [(37, 53), (1, 1), (8, 300), (64, 17)], ids=str)
-def test_jpeg_is_as_pillow_reads_it(decoder: str, options: dict[str, Any], size: tuple[int, int]) -> None:
+def test_jpeg_matches_pillow(decoder: str, options: dict[str, Any], size: tuple[int, int]) -> None:
     data = encoded(smooth(*size), "JPEG", **options)
     assert size_of(data) == size
-    theirs = Image.open(io.BytesIO(data))
-    assert difference(decode(data), np.array(theirs)) <= 1
-    assert difference(decode(data, channels=1), np.array(theirs.convert("L"))[..., None]) <= 2
+    expected = Image.open(io.BytesIO(data))
+    assert difference(decode(data), np.array(expected)) <= 1
+    assert difference(decode(data, channels=1), np.array(expected.convert("L"))[..., None]) <= 2
 
 
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + bytes(12)]
 )
-def test_broken_exif_is_no_reason_to_refuse_an_image(exif: bytes) -> None:
+def test_broken_exif_is_ignored(exif: bytes) -> None:
     data = encoded(smooth(8, 12), "JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
     assert torch.equal(decode(data[:2] + segment + data[2:]), decode(data))
@@ -48,7 +48,7 @@ def test_reduced_scale_is_at_least_the_size_needed(decoder: str, at_least: tuple
     factor = max((f for f in (1, 2, 4, 8) if 375 // f >= at_least[0] and 500 // f >= at_least[1]), default=1)
     image = decode(data, at_least=at_least)
     assert image.shape == (3, math.ceil(375 / factor), math.ceil(500 / factor))
-    # The mean of every square; JPEG completes the last ones with the border's pixels.
+    # The mean of every square; JPEG repeats border pixels to complete the last ones.
     padded = np.pad(pixels, [(0, -375 % factor), (0, -500 % factor), (0, 0)], mode="edge")
     means = padded.reshape(image.shape[1], factor, image.shape[2], factor, 3).mean(axis=(1, 3))
     assert difference(image, means.round()) <= 4
@@ -66,7 +66,7 @@ def test_reduced_scale_is_at_least_the_size_needed(decoder: str, at_least: tuple
     restarts=st.booleans(),
     data=st.data(),
 )
-def test_decoding_stops_below_the_rows_that_are_needed_and_they_are_the_same(
+def test_partial_decoding_gives_the_same_rows(
     size: tuple[int, int], subsampling: int, factor: int, restarts: bool, data: st.DataObject
 ) -> None:
     pytest.importorskip("simplejpeg")
@@ -78,7 +78,7 @@ def test_decoding_stops_below_the_rows_that_are_needed_and_they_are_the_same(
     bottom = data.draw(st.integers(1, size[0]))
     whole = decoding.decode_rows(file, header, False, factor, size[0])
     part = decoding.decode_rows(file, header, False, factor, bottom)
-    if whole is None or part is None:  # scales that collide on tiny images are left to Pillow
+    if whole is None or part is None:  # Pillow decodes tiny images whose scales collide
         assert min(size) < 8
         return
     assert whole.shape == (math.ceil(size[0] / factor), math.ceil(size[1] / factor), 3)

@@ -1,7 +1,4 @@
-"""What a stranger may send: each is refused by name, with little memory, and nothing has happened.
-
-How long it takes is for `pytest --durations 5` to say, of this file and of test_pickle_refusals.py: under a second.
-"""
+"""Hostile files are rejected by name, with little memory and without side effects."""
 
 import io
 import json
@@ -15,17 +12,17 @@ import pytest
 import torch
 
 import vitreous
-from pickles_by_hand import little_memory
+from handmade_pickles import little_memory
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
 from vitreous.weights.io.errors import BadCheckpoint
 
-Maker = Callable[[Path, Path], Path]  # a folder to work in and a file that must not appear, to the checkpoint
+Maker = Callable[[Path, Path], Path]  # arguments: working folder, file that must not appear
 
 
-class Malice:
-    """Unpickled, it would create a file."""
+class Payload:
+    """Creates a file when unpickled."""
 
     def __init__(self, canary: Path):
         self.canary = canary
@@ -36,26 +33,26 @@ class Malice:
 
 def plain_pickle(folder: Path, canary: Path) -> Path:
     file = folder / "x.pth"
-    file.write_bytes(pickle.dumps({"model": Malice(canary)}))
+    file.write_bytes(pickle.dumps({"model": Payload(canary)}))
     return file
 
 
 def torch_pickle(folder: Path, canary: Path) -> Path:
     file = folder / "x.pt"
-    torch.save({"state_dict": {"a": torch.zeros(2)}, "args": Malice(canary)}, file)
+    torch.save({"state_dict": {"a": torch.zeros(2)}, "args": Payload(canary)}, file)
     return file
 
 
 def paddle_pickle(folder: Path, canary: Path) -> Path:
     file = folder / "x.pdparams"
-    file.write_bytes(pickle.dumps({"a": np.zeros(2), "b": Malice(canary)}, protocol=4))
+    file.write_bytes(pickle.dumps({"a": np.zeros(2), "b": Payload(canary)}, protocol=4))
     return file
 
 
 def truncated_safetensors(folder: Path, canary: Path) -> Path:
     file = folder / "x.safetensors"
-    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "ours")
-    file.write_bytes((folder / "ours" / "model.safetensors").read_bytes()[:-100])
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "saved")
+    file.write_bytes((folder / "saved" / "model.safetensors").read_bytes()[:-100])
     return file
 
 
@@ -74,7 +71,7 @@ def huge_header(folder: Path, canary: Path) -> Path:
 
 
 def huge_npy(folder: Path, canary: Path) -> Path:
-    """An array that says it has 10^12 numbers, in a zip that says the same."""
+    """An array that declares 10^12 elements."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
     file = folder / "x.npz"
@@ -95,40 +92,40 @@ def zip_bomb(folder: Path, canary: Path) -> Path:
 
 
 def absurd_config(folder: Path, canary: Path) -> Path:
-    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "ours")
-    file = folder / "ours" / "config.json"
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "saved")
+    file = folder / "saved" / "config.json"
     document = json.loads(file.read_text())
     document["model"] |= {"width": 10**9, "depth": 10**6, "image_size": [10**8, 10**8]}
     file.write_text(json.dumps(document))
-    return folder / "ours"
+    return folder / "saved"
 
 
 def absurd_depth(folder: Path, canary: Path) -> Path:
-    """Each number is allowed, but the tensors are not there."""
-    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "ours")
-    file = folder / "ours" / "config.json"
+    """Each number is valid, but the tensors are missing."""
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "saved")
+    file = folder / "saved" / "config.json"
     document = json.loads(file.read_text())
     document["model"] |= {"depth": 1000}
     file.write_text(json.dumps(document))
-    return folder / "ours"
+    return folder / "saved"
 
 
 def absurd_transformers_config(folder: Path, canary: Path) -> Path:
-    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "theirs", format="huggingface")
-    file = folder / "theirs" / "config.json"
+    vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "foreign", format="huggingface")
+    file = folder / "foreign" / "config.json"
     document = json.loads(file.read_text())
     document |= {"hidden_size": 10**9, "num_hidden_layers": 10**6, "image_size": 10**8, "intermediate_size": 10**10}
     file.write_text(json.dumps(document))
-    return folder / "theirs"
+    return folder / "foreign"
 
 
-def index_that_leads_elsewhere(folder: Path, canary: Path) -> Path:
+def index_outside_the_folder(folder: Path, canary: Path) -> Path:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
     return folder
 
 
-def empty_but_endless(folder: Path, canary: Path) -> Path:
-    """No elements, and a stride that 64 bits do not hold."""
+def empty_with_overflowing_stride(folder: Path, canary: Path) -> Path:
+    """No elements, and a stride that does not fit in 64 bits."""
     text = json.dumps({"cls_token": {"dtype": "F32", "shape": [0, 2**40, 2**40], "data_offsets": [0, 0]}}).encode()
     file = folder / "x.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text)
@@ -136,11 +133,11 @@ def empty_but_endless(folder: Path, canary: Path) -> Path:
 
 
 def edited(format: str, **fields: object) -> Maker:
-    """A folder of another system, in the JSON files of which somebody has changed fields."""
+    """A foreign checkpoint folder with changed fields in its JSON files."""
 
     def make(folder: Path, canary: Path) -> Path:
-        vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "theirs", format=format)
-        for file in (folder / "theirs").glob("*.json"):
+        vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "foreign", format=format)
+        for file in (folder / "foreign").glob("*.json"):
             document = json.loads(file.read_text())
             for name, value in fields.items():
                 *outer, last = name.split("__")
@@ -149,14 +146,14 @@ def edited(format: str, **fields: object) -> Maker:
                     place = place.get(key, {})
                 place[last] = value
             file.write_text(json.dumps(document))
-        return folder / "theirs"
+        return folder / "foreign"
 
     make.__name__ = f"{format} {next(iter(fields))}"
     return make
 
 
 def with_tensors(**changed: torch.Tensor) -> Maker:
-    """A file of timm's with other tensors among its own."""
+    """A timm file with some tensors replaced."""
 
     def make(folder: Path, canary: Path) -> Path:
         model = vitreous.create("ViT-Ti/16", overrides={"depth": 1, "mlp": Gelu("erf")})
@@ -169,7 +166,7 @@ def with_tensors(**changed: torch.Tensor) -> Maker:
 
 
 def narrow_numbers(folder: Path, canary: Path) -> Path:
-    """Of a type that torch widens to no other."""
+    """Tensors of a dtype that torch does not promote."""
     vitreous.save(vitreous.create("ViT-Ti/16", overrides={"depth": 1}), folder / "x.npz", format="google")
     with np.load(folder / "x.npz") as arrays:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -177,7 +174,7 @@ def narrow_numbers(folder: Path, canary: Path) -> Path:
     return folder / "x.pth"
 
 
-def token_without_sides(folder: Path, canary: Path) -> Path:
+def token_without_dimensions(folder: Path, canary: Path) -> Path:
     overrides = {"depth": 1, "mlp": Gelu("erf"), "qkv_bias": False, "norm_eps": 1e-5}
     patches = {"patch_method": "linear", "patch_norm": True}
     vitreous.save(vitreous.create("ViT-Ti/16", overrides=overrides | patches), folder / "x.pth", format="lucidrains")
@@ -189,8 +186,8 @@ def token_without_sides(folder: Path, canary: Path) -> Path:
 CASES: list[tuple[Maker, str]] = [
     (with_tensors(pos_embed=torch.zeros(0, 5, 8)), r"pos_embed must have .*got shape \[0, 5, 8\]"),
     (narrow_numbers, r"cls is float8_e4m3fn"),
-    (token_without_sides, r"cls_token must have 2 dimensions, got shape \[\]"),
-    (empty_but_endless, r"cls_token has the shape"),
+    (token_without_dimensions, r"cls_token must have 2 dimensions, got shape \[\]"),
+    (empty_with_overflowing_stride, r"cls_token has the shape"),
     (edited("huggingface", layer_norm_eps=10**400), r"layer_norm_eps must be a number, got 1000"),
     (edited("huggingface", image_mean=[10**400] * 3), r"image_mean must be a list of numbers"),
     (edited("huggingface", rescale_factor=float("nan")), r"rescale_factor must be .*got nan"),
@@ -214,24 +211,24 @@ CASES: list[tuple[Maker, str]] = [
     (zip_bomb, r"x\.npz.*"),
     (absurd_config, r"config\.json: (image_size|model\.width|width) .*"),
     (absurd_depth, r"too few for the 1000 layers"),
-    (absurd_transformers_config, r"theirs.*"),
-    (index_that_leads_elsewhere, r"index\.json lists '\.\./\.\./etc/passwd', which is not in the same folder"),
+    (absurd_transformers_config, r"foreign.*"),
+    (index_outside_the_folder, r"index\.json lists '\.\./\.\./etc/passwd', which is not in the same folder"),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "message"), CASES, ids=[make.__name__ for make, _ in CASES])
-def test_hostile_files_are_refused_with_little_memory(make: Maker, message: str, tmp_path: Path) -> None:
+def test_hostile_files_are_rejected_with_little_memory(make: Maker, message: str, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     source = make(tmp_path, canary)
     before = sorted(tmp_path.rglob("*"))
-    with little_memory(1 << 30), pytest.raises(BadCheckpoint, match=message) as refused:
+    with little_memory(1 << 30), pytest.raises(BadCheckpoint, match=message) as error:
         vitreous.load(source)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
     assert not canary.exists()
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_absurd_sizes_are_refused_before_allocation(small: ViTConfig) -> None:
+def test_absurd_sizes_are_rejected_before_allocation(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match="parameters"):
         build_vit(ViTConfig(width=2**16, num_heads=1, mlp_width=2**20, depth=1024))

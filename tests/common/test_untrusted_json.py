@@ -1,4 +1,4 @@
-"""Errors of untrusted JSON are one line that names the file."""
+"""Errors in untrusted JSON files are one line that names the file."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from vitreous.common.untrusted_files import MAX_JSON_DEPTH, parse_json, read_jso
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.load import describe
 
-DEEP = (MAX_JSON_DEPTH, 300, 950, 990, 100_000)  # some of which json reads, and repr or a recursive reader does not
+DEEP = (MAX_JSON_DEPTH, 300, 950, 990, 100_000)  # some can be parsed by json but overflow repr or a recursive reader
 
 
 def nested(depth: int, kind: str) -> str:
@@ -24,7 +24,7 @@ def nested(depth: int, kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["list", "object"])
 @pytest.mark.parametrize("depth", DEEP)
-def test_nesting_is_bounded(depth: int, kind: str) -> None:
+def test_nesting_depth_is_limited(depth: int, kind: str) -> None:
     assert parse_json(f'{{"a": {nested(MAX_JSON_DEPTH - 1, kind)}}}', "x")
     with pytest.raises(ValueError, match=r"^x is nested too deeply"):
         parse_json(f'{{"a": {nested(depth, kind)}}}', "x")
@@ -33,14 +33,14 @@ def test_nesting_is_bounded(depth: int, kind: str) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"1", b"\xff\xfe", b"null", b'{"a": ' + b"9" * 5000 + b"}"], ids=repr
 )
-def test_invalid_object_names_the_file(tmp_path: Path, content: bytes) -> None:
+def test_error_for_invalid_object_names_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(BadCheckpoint, match=r"x\.json (is not valid JSON|must contain a)") as error:
         read_json_object(tmp_path / "x.json", BadCheckpoint)
     assert "\n" not in str(error.value)
 
 
-def test_folder_instead_of_file_is_refused(tmp_path: Path) -> None:
+def test_folder_instead_of_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match="cannot be read"):
         read_json_object(tmp_path, BadCheckpoint)
 
@@ -71,7 +71,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("shards/model.safetensors.index.json", "weight_map"),
     ],
 )
-def test_deep_nesting_in_any_file_of_a_folder_is_one_line(folders: Path, file: str, key: str, depth: int) -> None:
+def test_deep_nesting_in_any_folder_file_gives_a_one_line_error(folders: Path, file: str, key: str, depth: int) -> None:
     path = folders / file
     before = path.read_text()
     document: dict[str, Any] = json.loads(before)
@@ -86,17 +86,17 @@ def test_deep_nesting_in_any_file_of_a_folder_is_one_line(folders: Path, file: s
 
 
 @pytest.mark.parametrize("depth", [100, 100_000])
-def test_deep_nesting_in_the_header_of_safetensors_is_one_line(tmp_path: Path, depth: int) -> None:
+def test_deep_nesting_in_safetensors_header_gives_a_one_line_error(tmp_path: Path, depth: int) -> None:
     header = ('{"x": ' + nested(depth, "list") + "}").encode()
     (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(BadCheckpoint, match=r"x\.safetensors"):
         vitreous.load(tmp_path / "x.safetensors")
 
 
-def test_info_on_a_deeply_nested_config_is_one_line(
+def test_info_on_a_deeply_nested_config_prints_one_line(
     folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Deep nesting in the provenance must not end in a traceback."""
+    """Deep nesting in the provenance must not cause a traceback."""
     document = json.loads((folders / "vitreous" / "config.json").read_text())
     document["provenance"]["x"] = "@"
     shutil.copytree(folders / "vitreous", tmp_path / "x")

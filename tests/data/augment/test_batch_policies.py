@@ -1,4 +1,4 @@
-"""Frequency and strength of the operations drawn for each image."""
+"""Frequency and strength of the augmentation operations."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ def random_images(count: int, size: int = 12) -> Tensor:
     return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
 
 
-def test_every_operation_at_its_strength() -> None:
-    """Against each operation called directly, with the strengths of torchvision's tables."""
+def test_every_operation_has_torchvisions_strength() -> None:
+    """Compare with direct calls of each operation at the strengths in torchvision's tables."""
     images = random_images(14, 20)
     space = batch.randaugment_space((20, 20))
     level, sign = torch.full((14,), 0.5), torch.tensor([1.0, -1.0]).repeat(7)
-    ours = batch.apply(images, space.operations(), batch.Choice(torch.arange(14), level, sign))
+    augmented = batch.apply(images, space.operations(), batch.Choice(torch.arange(14), level, sign))
 
     def one(value: float) -> Tensor:
         return torch.tensor([float(value)])
@@ -39,16 +39,16 @@ def test_every_operation_at_its_strength() -> None:
         batch.equalize,
     ]
     for i, operation in enumerate(expected):
-        assert torch.equal(ours[i : i + 1], operation(images[i : i + 1])), i  # type: ignore[no-untyped-call]
+        assert torch.equal(augmented[i : i + 1], operation(images[i : i + 1])), i  # type: ignore[no-untyped-call]
 
 
-def test_spaces_are_torchvisions() -> None:
+def test_spaces_match_torchvision() -> None:
     assert batch.randaugment_space((331, 662)) == batch.Space(0.3, 300.0, 150.0, 30.0, 0.9, 4)
     assert batch.trivial_space((224, 224)) == batch.Space(0.99, 32, 32, 135.0, 0.99, 6)
     assert batch.trivial_space((8, 40)) == batch.Space(0.99, 32, 8, 135.0, 0.99, 6)
 
 
-def test_operations_are_drawn_evenly_and_unrelated_between_layers() -> None:
+def test_operations_are_uniform_and_independent_between_layers() -> None:
     rng = SampleRng(0, 0, torch.arange(14_000))
     first, second = (batch.draw_randaugment(rng, layer, 9.0) for layer in range(2))
     trivial, three = batch.draw_trivial(rng), batch.draw_three(rng)
@@ -56,7 +56,7 @@ def test_operations_are_drawn_evenly_and_unrelated_between_layers() -> None:
         counts = torch.bincount(drawn.kind)
         assert len(counts) == count
         expected = 14_000 / count
-        assert ((counts - expected) ** 2 / expected).sum() < 40  # 13 degrees of freedom: p = 0.0001
+        assert ((counts - expected) ** 2 / expected).sum() < 40  # 13 degrees of freedom; p = 0.0001
     kinds = torch.stack([first.kind, second.kind, trivial.kind]).float()
     assert torch.corrcoef(kinds).fill_diagonal_(0).abs().max() < 0.05
     assert (first.level == 0.9).all()
@@ -66,7 +66,7 @@ def test_operations_are_drawn_evenly_and_unrelated_between_layers() -> None:
         assert drawn.sign.unique().tolist() == [-1, 1]
 
 
-def test_layers_follow_each_other() -> None:
+def test_randaugment_layers_are_applied_in_sequence() -> None:
     images, rng = random_images(100), SampleRng(0, 0, torch.arange(100))
     operations = batch.randaugment_space((12, 12)).operations()
     expected = batch.apply(images, operations, batch.draw_randaugment(rng, 0, 5.0))
@@ -74,7 +74,7 @@ def test_layers_follow_each_other() -> None:
     assert torch.equal(batch.randaugment(images, rng, 2, 5.0), expected)
 
 
-def test_three_is_grey_solarised_or_blurred() -> None:
+def test_three_augment_converts_to_grey_solarises_or_blurs() -> None:
     images = random_images(60)
     rng = SampleRng(0, 0, torch.arange(60))
     result = batch.three(images, rng)
@@ -90,15 +90,15 @@ def test_three_is_grey_solarised_or_blurred() -> None:
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 15.0])
-def test_the_ends_of_the_scale_are_images(magnitude: float) -> None:
+def test_extreme_magnitudes_work(magnitude: float) -> None:
     images = random_images(200)
     result = batch.randaugment(images, SampleRng(0, 0, torch.arange(200)), 1, magnitude)
     assert result.shape == images.shape
-    if magnitude == 0:  # only the operations that have no strength do anything
+    if magnitude == 0:  # only operations without a strength have an effect
         kind = batch.draw_randaugment(SampleRng(0, 0, torch.arange(200)), 0, 0.0).kind
         assert torch.equal(result[kind < 12], images[kind < 12])
 
 
-def test_a_batch_of_none() -> None:
+def test_empty_batch_works() -> None:
     rng = SampleRng(0, 0, torch.arange(0))
     assert batch.trivial(random_images(0), rng).shape == (0, 3, 12, 12)

@@ -1,4 +1,4 @@
-"""`torch.nn.utils.prune` and `parametrize` work on every learned tensor."""
+"""`torch.nn.utils.prune` and `parametrize` work on every parameter."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import rollout
 from vitreous.model.vit import ViT
 
-# A model, a module in it, and a tensor of that.
+# Model, module and tensor name.
 TENSORS = [
     ("distillation", "prefix", "class_token"),
     ("distillation", "prefix", "distillation_token"),
@@ -50,7 +50,7 @@ def original(name: str) -> nn.Module:
 
 
 def multiplied(name: str, where: str, key: str, factor: Tensor | None = None) -> nn.Module:
-    """Copy the model and multiply the tensor by a factor or by itself."""
+    """Copy the model and multiply a tensor by a factor or by itself."""
     model = original(name)
     with torch.no_grad():
         tensor = getattr(model.get_submodule(where), key)
@@ -91,7 +91,7 @@ def test_pruned_tensors_change_the_output(name: str, where: str, key: str) -> No
 
 @each_tensor
 def test_pruned_tensors_are_trained(name: str, where: str, key: str) -> None:
-    """Pruning recomputes the tensor in a forward hook; if that does not run, the value never changes."""
+    """Pruning recomputes the tensor in a forward hook; if the hook does not run, the tensor never changes."""
     inputs = inputs_of(name)
     model = original(name)
     mask = torch.rand_like(getattr(model.get_submodule(where), key)) < 0.5

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from hub_client import Client, failure, files_of
 from hub_server import TOKEN, Hub
+from hub_subprocess import Client, failure, files_of
 from vitreous.model.presets import create
 from vitreous.weights.load import load, save
 
 
 def test_pushed_model_loads_bit_identically(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     before = client.ask("load", str(pets))
-    assert not hub.asked  # nothing of a local checkpoint concerns the hub
+    assert not hub.asked  # saving a local checkpoint sends no requests
     client.ask("push", str(pets), str(tmp_path / "sent"), "me/pets", token=TOKEN)
     commit = hub.repositories["me/pets"].branches["main"]
     sent = hub.repositories["me/pets"].commits[commit]
@@ -59,29 +59,29 @@ def test_foreign_formats_are_pushed_and_loaded(
     there = client.ask("load", f"hf-hub:{name}")
     here = client.ask("load", str(tmp_path / target))
     assert (there["logits"], there["config"]) == (here["logits"], here["config"])
-    message = {"repository": name, "commit": commit, "license": "mit"}
+    expected = {"repository": name, "commit": commit, "license": "mit"}
     del here["provenance"]["file"]
-    assert there["provenance"] == here["provenance"] | message
+    assert there["provenance"] == here["provenance"] | expected
 
 
-def test_errors_of_pushing_are_one_line(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+def test_push_errors_are_one_line(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     hub.add("me/full", {"model.safetensors": b"x", "config.json": b"{}"})
 
-    def says(push_to: str, target: str = "out", token: str | None = TOKEN, **options: Any) -> str:
+    def error_for(push_to: str, target: str = "out", token: str | None = TOKEN, **options: Any) -> str:
         return failure(client, "push", str(pets), str(tmp_path / target), push_to, token=token, **options)
 
     for wrong in ("pets", "../pets", "me/pets@v1", "", "me/a/b"):
-        assert says(wrong) == f"BadValue: push_to is {wrong!r}, but must be owner/name"
+        assert error_for(wrong) == f"BadValue: push_to is {wrong!r}, but must be owner/name"
     assert not (tmp_path / "out").exists()
     assert not hub.asked
     written = f"OSError: {tmp_path}/out was saved but not pushed to {hub.url}"
     for place, token in (("me/new", None), ("others/new", TOKEN)):
-        assert says(place, token=token) == (
+        assert error_for(place, token=token) == (
             f"{written}/{place}: a token with write access is required: log in with `hf auth login`, or set HF_TOKEN"
         )
     assert load(tmp_path / "out").config == load(pets).config
-    strange = "it contains config.json, which would be loaded with this model"
-    assert strange in says("me/full", "x.npz", format="google", lossy=True)
+    message = "it contains config.json, which would be loaded with this model"
+    assert message in error_for("me/full", "x.npz", format="google", lossy=True)
     hub.faults["upload"] = "403"
     save(create("ViT-Ti/16", overrides={"depth": 1, "width": 64, "num_heads": 1}), tmp_path / "fresh")
     line = failure(client, "push", str(tmp_path / "fresh"), str(tmp_path / "out"), "me/new", token=TOKEN)

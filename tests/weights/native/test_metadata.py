@@ -1,4 +1,4 @@
-"""Description of a checkpoint folder: provenance, labels and card."""
+"""Metadata of checkpoint folders: provenance, labels and model card."""
 
 import dataclasses
 from pathlib import Path
@@ -43,15 +43,21 @@ def test_provenance_is_converted_to_json_types(tmp_path: Path, small: ViTConfig)
     }
 
 
-def test_labels_of_any_script_and_invalid_text_are_kept(tmp_path: Path, small: ViTConfig) -> None:
-    labels = ("猫", 'a "b" \\', "caf\udce9", "\n", "")  # the third as Python reads a folder whose name is not UTF-8
+def test_labels_in_any_script_and_invalid_text_are_kept(tmp_path: Path, small: ViTConfig) -> None:
+    labels = (
+        "猫",
+        'a "b" \\',
+        "caf\udce9",
+        "\n",
+        "",
+    )  # the third is how Python decodes a folder name that is not UTF-8
     save_folder(build(dataclasses.replace(small, labels=labels)), tmp_path / "x")
     assert load_folder(tmp_path / "x").config.labels == labels
     save_folder(build(dataclasses.replace(small, labels=("猫",) * 5)), tmp_path / "x")
     assert "猫" in (tmp_path / "x" / "config.json").read_text(encoding="utf-8")
 
 
-def test_description_has_config_and_provenance(saved: Path) -> None:
+def test_describe_returns_config_and_provenance(saved: Path) -> None:
     model = load_folder(saved)
     assert describe(saved).config == model.config
     assert describe(saved).provenance == provenance_of(model)

@@ -1,4 +1,4 @@
-"""Files that declare more tensors than any model has are refused early."""
+"""Files that declare more tensors than any model has are rejected early."""
 
 import io
 import json
@@ -48,17 +48,17 @@ def paddle_file(file: Path, count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [MAX_TENSORS + 1, 1_000_000])
-def test_too_many_tensors_in_safetensors_are_refused(tmp_path: Path, count: int) -> None:
+def test_too_many_tensors_in_safetensors_are_rejected(tmp_path: Path, count: int) -> None:
     safetensors(tmp_path / "x.safetensors", count)
     with pytest.raises(BadCheckpoint, match=r"x\.safetensors has .* at most"):
         vitreous.load(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize(("name", "write"), [("x.npz", npz), ("x.pth", torch_file), ("x.pdparams", paddle_file)])
-def test_too_many_tensors_in_other_files_are_refused(
+def test_too_many_tensors_in_other_files_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path, int], None]
 ) -> None:
-    for reader in (npz_files, pickle_tensors):  # such files take long to write
+    for reader in (npz_files, pickle_tensors):  # real files would take long to write
         monkeypatch.setattr(reader, "MAX_TENSORS", 50)
     write(tmp_path / name, 51)
     with pytest.raises(BadCheckpoint, match=rf"{name} contains .*(at most 50|more than 50)"):
@@ -66,7 +66,7 @@ def test_too_many_tensors_in_other_files_are_refused(
 
 
 @pytest.mark.slow
-def test_a_header_of_a_million_tensors_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_with_a_million_tensors_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unused(*_: object, **__: object) -> None:
         raise AssertionError("the header was parsed")
 
@@ -77,8 +77,8 @@ def test_a_header_of_a_million_tensors_is_not_parsed(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_too_many_tensors_in_shards_are_refused(tmp_path: Path) -> None:
-    """Each file is below the limit, but all together are above it."""
+def test_too_many_tensors_in_all_shards_are_rejected(tmp_path: Path) -> None:
+    """Each file is below the limit, but their total is above it."""
     shards = [f"model-{i}.safetensors" for i in range(3)]
     for i, shard in enumerate(shards):
         text = header_of(MAX_TENSORS // 2).replace(b'"t', f'"{i}t'.encode())

@@ -1,4 +1,4 @@
-"""Copies that torch makes of a model: `nn.DataParallel`, moves to another dtype or device."""
+"""`nn.DataParallel` replicas, and models moved to another dtype or device."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,14 @@ from every_model import EVERY, VITS, every_model, inputs_of, output_of
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.model.vit import ViT
 
-replicate = importlib.import_module("torch.nn.parallel.replicate")  # the package has a function of this name
+replicate = importlib.import_module(
+    "torch.nn.parallel.replicate"
+)  # the module is shadowed by a function of the same name
 
 
 @pytest.fixture(autouse=True)
 def _replicas_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace only the copy between GPUs in torch's `replicate`."""
+    """Make torch's `replicate` work on the CPU by replacing its copy between GPUs."""
 
     def copies(tensors: Sequence[Tensor], devices: Sequence[int], detach: bool = False) -> list[list[Tensor]]:
         return [[tensor.detach().clone() if detach else tensor.clone() for tensor in tensors] for _ in devices]
@@ -82,8 +84,8 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_tensor_is_registered_and_forward_keeps_nothing(name: str) -> None:
-    """A tensor in a plain attribute would not move with the model."""
+def test_every_tensor_is_registered_and_forward_stores_none(name: str) -> None:
+    """A tensor in a plain attribute would not be moved with the model."""
     registered = {"_parameters", "_buffers", "_modules"}
     model = every_model(name)
     before = {key: dict(vars(module)) for key, module in model.named_modules()}
@@ -95,10 +97,10 @@ def test_every_tensor_is_registered_and_forward_keeps_nothing(name: str) -> None
 
 @pytest.mark.parametrize("name", EVERY)
 @torch.no_grad()
-def test_models_compute_in_the_dtype_they_are_moved_to(name: str) -> None:
+def test_moved_models_compute_in_the_new_dtype(name: str) -> None:
     model, inputs = every_model(name), inputs_of(name)
     exact = output_of(model.double()(*(tensor.double() for tensor in inputs)))
     rough = output_of(model.bfloat16()(*(tensor.bfloat16() for tensor in inputs)))
-    if name not in ("MPP", "MAE"):  # losses are float32 at least
+    if name not in ("MPP", "MAE"):  # losses are at least float32
         assert (exact.dtype, rough.dtype) == (torch.float64, torch.bfloat16)
     assert (rough.double() - exact).norm() < 0.3 * exact.norm()

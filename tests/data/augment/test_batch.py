@@ -1,4 +1,4 @@
-"""Augmentation is a pure function of the image and (seed, epoch, index), with the given probabilities."""
+"""Augmentation is a pure function of the image and (seed, epoch, index), and has the given probabilities."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def random_images(count: int, channels: int = 3) -> Tensor:
 
 @pytest.mark.parametrize("config", EVERYTHING, ids=lambda config: config.policy)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_an_image_is_augmented_alike_in_any_batch(config: Augmentation, channels: int) -> None:
+def test_augmentation_does_not_depend_on_the_batch(config: Augmentation, channels: int) -> None:
     images, indices = random_images(64, channels), torch.randperm(1000)[:64]
     whole = augment(images, SampleRng(7, 2, indices), config)
     shuffled = torch.randperm(64)
@@ -37,7 +37,7 @@ def test_an_image_is_augmented_alike_in_any_batch(config: Augmentation, channels
 
 
 @pytest.mark.parametrize("config", EVERYTHING[:3], ids=lambda config: config.policy)
-def test_another_seed_or_epoch_is_another_image(config: Augmentation) -> None:
+def test_augmentation_differs_by_seed_and_epoch(config: Augmentation) -> None:
     images, indices = random_images(32), torch.arange(32)
     one = augment(images, SampleRng(0, 0, indices), config)
     for rng in (SampleRng(1, 0, indices), SampleRng(0, 1, indices), SampleRng(0, 0, indices + 32)):
@@ -46,7 +46,7 @@ def test_another_seed_or_epoch_is_another_image(config: Augmentation) -> None:
 
 
 @pytest.mark.parametrize("config", EVERYTHING, ids=lambda config: config.policy)
-def test_the_result_is_in_zero_to_one_and_the_input_is_kept(config: Augmentation) -> None:
+def test_output_is_in_zero_to_one_and_input_is_unchanged(config: Augmentation) -> None:
     images = random_images(64)
     before = images.clone()
     result = augment(images, SampleRng(0, 0, torch.arange(64)), config)
@@ -60,7 +60,7 @@ def test_the_result_is_in_zero_to_one_and_the_input_is_kept(config: Augmentation
     assert torch.equal(last, result)
 
 
-def test_without_anything_pixels_are_divided_by_255() -> None:
+def test_without_augmentation_pixels_are_divided_by_255() -> None:
     images = random_images(8)
     assert torch.equal(augment(images, SampleRng(0, 0, torch.arange(8)), Augmentation(flip=0.0)), images.float() / 255)
 
@@ -75,8 +75,8 @@ def test_flips_have_the_given_probability(probability: float) -> None:
     assert (flipped ^ kept).all()
 
 
-def test_jitter_stays_within_its_strength() -> None:
-    grey = torch.full((2000, 3, 4, 4), 100, dtype=torch.uint8)  # only brightness can change it
+def test_jitter_is_limited_by_its_strength() -> None:
+    grey = torch.full((2000, 3, 4, 4), 100, dtype=torch.uint8)  # only brightness can change a flat grey image
     result = augment(grey, SampleRng(0, 0, torch.arange(2000)), Augmentation(colour_jitter=0.3))[:, 0, 0, 0] * 255
     assert 69.5 <= result.min() < 72
     assert 128 < result.max() <= 130.5
@@ -87,7 +87,7 @@ def test_jitter_stays_within_its_strength() -> None:
 
 
 def painted(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
-    """Masks of all ids, and images whose first channel shows them."""
+    """Return masks with all ids, and images whose first channel equals them."""
     generator = torch.Generator().manual_seed(seed)
     masks = torch.randint(0, 256, (count, *size), generator=generator, dtype=torch.uint8)
     others = torch.randint(0, 256, (count, 2, *size), generator=generator, dtype=torch.uint8)
@@ -101,7 +101,9 @@ def painted(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tenso
     flip=st.sampled_from([0.0, 0.5, 1.0]),
 )
 @settings(deadline=None, max_examples=60)
-def test_masks_follow_their_images(seed: int, size: tuple[int, int], crop: str, flip: float) -> None:
+def test_masks_are_cropped_and_flipped_with_their_images(
+    seed: int, size: tuple[int, int], crop: str, flip: float
+) -> None:
     images, masks = painted(5, size, seed % 1000)
     config = Augmentation(crop=crop, flip=flip)  # type: ignore[arg-type]
     moved, with_them = augment_with_masks(images, masks, SampleRng(seed, 1, torch.arange(5)), config)
@@ -109,7 +111,7 @@ def test_masks_follow_their_images(seed: int, size: tuple[int, int], crop: str, 
     assert torch.equal(moved, augment(images, SampleRng(seed, 1, torch.arange(5)), config))
 
 
-def test_colours_and_erasing_leave_masks_alone() -> None:
+def test_colour_changes_and_erasing_do_not_change_masks() -> None:
     images, masks = painted(40, (16, 24), 0)
     rng = SampleRng(3, 0, torch.arange(40))
     plain = Augmentation(crop="padded")
@@ -121,8 +123,8 @@ def test_colours_and_erasing_leave_masks_alone() -> None:
         Augmentation(crop="padded", erasing=1.0),
         Augmentation(crop="padded", policy="three", colour_jitter=0.3, erasing=0.5),
     ):
-        changed, ours = augment_with_masks(images, masks, rng, more)
-        assert torch.equal(ours, expected)
+        changed, augmented_masks = augment_with_masks(images, masks, rng, more)
+        assert torch.equal(augmented_masks, expected)
         assert torch.equal(changed, augment(images, rng, more))
         assert not torch.equal(changed, augment(images, rng, plain))
 
@@ -139,7 +141,7 @@ def test_colours_and_erasing_leave_masks_alone() -> None:
         (Augmentation(cutmix=1.0), "cutmix is 1.0, but must be 0"),
     ],
 )
-def test_augmentation_that_masks_cannot_follow_is_rejected(config: Augmentation, message: str) -> None:
+def test_augmentation_unsupported_for_masks_is_rejected(config: Augmentation, message: str) -> None:
     images, masks = painted(2, (8, 8), 0)
     with pytest.raises(BadValue, match=message):
         augment_with_masks(images, masks, SampleRng(0, 0, torch.arange(2)), config)
@@ -147,7 +149,7 @@ def test_augmentation_that_masks_cannot_follow_is_rejected(config: Augmentation,
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("config", EVERYTHING, ids=lambda config: config.policy)
-def test_a_gpu_augments_like_the_cpu(config: Augmentation) -> None:
+def test_gpu_augments_like_the_cpu(config: Augmentation) -> None:
     images, indices = random_images(64), torch.arange(64)
     cpu = augment(images, SampleRng(0, 0, indices), config)
     for rng in (SampleRng(0, 0, indices), SampleRng(0, 0, indices.cuda())):
@@ -156,7 +158,7 @@ def test_a_gpu_augments_like_the_cpu(config: Augmentation) -> None:
 
 
 def erased(count: int = 2000, probability: float = 0.25) -> tuple[torch.Tensor, torch.Tensor]:
-    """Erase black images; return them with the pixels that changed in any channel."""
+    """Erase parts of black images; return the images and a mask of changed pixels."""
     images = torch.zeros(count, 3, 40, 50, dtype=torch.uint8)
     result = erase(images, SampleRng(0, 0, torch.arange(count)), probability)
     return result, (result > 0).any(1)
@@ -169,12 +171,12 @@ def test_erasing_has_the_given_probability() -> None:
     assert erased(100, 1.0)[1].any(dim=(1, 2)).all()
 
 
-def test_rectangles_of_the_right_area_and_aspect_anywhere() -> None:
+def test_erased_rectangles_have_the_right_area_aspect_and_position() -> None:
     _, where = erased(probability=1.0)
     rows, columns = where.any(2), where.any(1)
     height, width = rows.sum(1).float(), columns.sum(1).float()
     filled = where.sum((1, 2)) / (height * width)
-    assert (filled > 0.99).all()  # noise is black in all channels once in 2^24
+    assert (filled > 0.99).all()  # noise is black in all channels with probability 2^-24
     area = height * width / 2000
     assert area.min() > 0.01
     assert area.max() < 0.36
@@ -182,20 +184,20 @@ def test_rectangles_of_the_right_area_and_aspect_anywhere() -> None:
     free = (height < 40) & (width < 50)
     assert (height / width)[free].log().abs().max() < torch.tensor(ERASED_ASPECT[1]).log() + 0.3  # rounded to pixels
     assert (height / width).log().mean().abs() < 0.1
-    assert where.any(0).all()  # every pixel has its turn
+    assert where.any(0).all()  # every pixel is erased in some image
 
 
-def test_noise_is_uniform_and_its_own_for_every_image() -> None:
+def test_noise_is_uniform_and_differs_between_images() -> None:
     bytes_ = noise(torch.tensor([1, 2, 3]), (3, 33, 35))
     for image in bytes_:
         counts = torch.bincount(image.flatten().int(), minlength=256)
         expected = image.numel() / 256
-        assert ((counts - expected) ** 2 / expected).sum() < 340  # 255 degrees of freedom: p = 0.0003
+        assert ((counts - expected) ** 2 / expected).sum() < 340  # 255 degrees of freedom; p = 0.0003
     flat = bytes_.flatten(1).float()
     assert (torch.corrcoef(torch.cat([flat, flat[:1].roll(1), flat[:1].roll(35)])) - torch.eye(5)).abs().max() < 0.06
 
 
-def test_pixels_outside_of_the_rectangle_are_unchanged() -> None:
+def test_pixels_outside_the_rectangle_are_unchanged() -> None:
     images = torch.randint(0, 256, (50, 1, 20, 20), dtype=torch.uint8)
     before = images.clone()
     result = erase(images, SampleRng(0, 0, torch.arange(50)), 0.5)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from images import encoded, smooth
 from live_server import Live, Reply
-from planted import KINDS, of_kind, planted
+from single_patch_models import KINDS, of_kind, planted
 from vitreous.data.image import fit
 from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig

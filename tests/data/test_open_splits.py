@@ -14,27 +14,27 @@ def source(*labels: int, classes: tuple[str, ...] = ("cat", "dog", "owl"), name:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=6), st.floats(0.01, 0.99), st.integers(0, 2**31), st.randoms())
-def test_every_class_gives_its_share(counts: list[int], fraction: float, seed: int, order) -> None:  # type: ignore[no-untyped-def]
+def test_every_class_is_split_by_the_same_fraction(counts: list[int], fraction: float, seed: int, order) -> None:  # type: ignore[no-untyped-def]
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
     order.shuffle(labels)
     array = np.array(labels)
     keep, hold = stratified(array, [str(i) for i in range(len(counts))], fraction, seed, "x")
     assert sorted([*keep, *hold]) == list(range(len(labels)))
     for label, count in enumerate(counts):
-        held = int((array[hold] == label).sum())
-        assert 1 <= held <= count - 1
-        assert abs(held - count * fraction) <= 0.5 or held in (1, count - 1)
+        held_out = int((array[hold] == label).sum())
+        assert 1 <= held_out <= count - 1
+        assert abs(held_out - count * fraction) <= 0.5 or held_out in (1, count - 1)
 
 
-def test_the_split_is_a_function_of_the_seed() -> None:
+def test_split_depends_only_on_the_seed() -> None:
     labels = np.arange(1000) % 5
     holds = [stratified(labels, "abcde", 0.2, seed, "x")[1].tolist() for seed in (0, 0, 1)]
     assert holds[0] == holds[1]
     overlap = len(set(holds[0]) & set(holds[2]))
-    assert 10 < overlap < 90  # 40 of 200 would be chance
+    assert 10 < overlap < 90  # 40 of 200 would be expected by chance
 
 
-def test_a_class_that_cannot_be_split_is_named() -> None:
+def test_error_names_the_class_that_cannot_be_split() -> None:
     with pytest.raises(ValueError, match=r"pets: 'dog' has only one image"):
         stratified(np.array([0, 0, 1, 2, 2]), ("cat", "dog", "owl"), 0.2, 0, "pets")
     with pytest.raises(ValueError, match=r"'cat', 'owl' have only one image"):
@@ -43,7 +43,7 @@ def test_a_class_that_cannot_be_split_is_named() -> None:
         stratified(np.array([0, 0]), ("cat",), 1, 0, "pets")
 
 
-def test_splits_as_given() -> None:
+def test_given_splits_are_kept() -> None:
     train, val, test = source(0, 1), source(1, 0), source(1)
     data = make_splits(FoundData("x", {"train": train, "val": val, "test": test}), 0.2, 0)
     assert (data.train, data.val, data.test) == (train, val, test)
@@ -58,16 +58,16 @@ def test_test_split_is_used_as_val_with_a_note() -> None:
     assert "test split is used as val" in data.note
 
 
-def test_undivided_images_beside_a_test_split_are_trained_on() -> None:
+def test_images_without_a_split_are_used_for_training() -> None:
     whole, test = source(0, 1), source(1, 0)
     data = make_splits(FoundData("x", {"test": test, UNSPLIT: whole}), 0.2, 0)
     assert (data.train, data.val) == (whole, test)
 
 
 @pytest.mark.parametrize("part", [UNSPLIT, "train"])
-def test_one_split_is_divided(part: str) -> None:
+def test_single_split_is_divided(part: str) -> None:
     whole = source(*[0, 1] * 10)
-    inner = Subset(whole, np.arange(10, 20))  # a part of a part comes from the whole directly
+    inner = Subset(whole, np.arange(10, 20))  # a subset of a subset refers to the original source
     data = make_splits(FoundData("x", {part: inner}), 0.2, 3)
     assert "20% of each class, drawn with seed 3" in data.note
     assert isinstance(data.val, Subset)
@@ -91,18 +91,18 @@ def test_one_split_is_divided(part: str) -> None:
         ({"train": source(0, 1), "val": source(0, 1), "test": source(2)}, "test has 'owl', which train lacks"),
     ],
 )
-def test_label_problems(parts: dict, message: str) -> None:  # type: ignore[type-arg]
+def test_label_problems_are_reported(parts: dict, message: str) -> None:  # type: ignore[type-arg]
     found = FoundData("x", parts, same_classes=True)
     assert any(message in problem for problem in label_problems(found))
     with pytest.raises(ValueError, match=f"^x: .*{message}"):
         make_splits(found, 0.2, 0)
 
 
-def test_val_of_a_table_may_lack_a_rare_class() -> None:
+def test_val_can_lack_a_rare_class() -> None:
     assert not label_problems(FoundData("x", {"train": source(0, 1), "val": source(0)}))
 
 
-def test_split_names_may_end_in_a_year() -> None:
+def test_split_names_can_end_in_a_year() -> None:
     words = ["train2017", "Train_2017", "val-2017", "test2017", "validation1", "train", " TEST "]
     assert [split_name(word) for word in words] == ["train", "train", "val", "test", "val", "train", "test"]
     for word in (
