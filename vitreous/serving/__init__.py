@@ -1,7 +1,7 @@
 """A web server for models: an HTTP API for programs (api/) and a page that looks inside the model (inspect/, page/).
 
-A request passes connection.py (HTTP), requests.py (middleware, limits, the image), a route, scheduler.py (queue,
-batches, threads, metrics) and models.py (the functions that compute). app.py puts them together and runs them.
+A request passes connection.py (HTTP), requests.py (middleware, limits, the image), a route, batch_queue.py (queue,
+batches, 429, threads) and models.py (the functions that compute). app.py puts them together and runs them.
 errors.py is the form of all errors. This file imports no torch, so that the command line can use it and stay quick.
 """
 

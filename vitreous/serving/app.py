@@ -29,13 +29,14 @@ from vitreous.serving import errors
 from vitreous.serving.api import routes as api
 from vitreous.serving.api.schemas import IMAGE_ERRORS, State, answers
 from vitreous.serving.api.schemas import errors as error_answers
+from vitreous.serving.batch_queue import BATCH_WORKERS, Metrics, Scheduler
 from vitreous.serving.connection import Connection
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import routes as inspect
 from vitreous.serving.inspect.service import InspectService
 from vitreous.serving.models import Precision, ServedModel, check_capacity, load_models
+from vitreous.serving.prometheus import prometheus_text
 from vitreous.serving.requests import Middleware, is_loopback
-from vitreous.serving.scheduler import BATCH_WORKERS, Metrics, Scheduler
 from vitreous.serving.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
@@ -121,7 +122,7 @@ def add_health(app: FastAPI, metrics: Metrics) -> None:
     @app.get("/metrics", response_class=PlainTextResponse, responses=error_answers(401, 403), tags=["server"])
     async def prometheus() -> PlainTextResponse:
         """Metrics for Prometheus."""
-        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(prometheus_text(metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 # ---- Running it ------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class ApiError(HTTPException):
         self.code, self.message = code, message
 
 
-def busy(message: str = "too many requests are waiting") -> ApiError:
+def too_many_requests(message: str = "too many requests are waiting") -> ApiError:
     return ApiError(429, "busy", f"{message}: try again in a second", {"Retry-After": "1"})
 
 

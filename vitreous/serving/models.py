@@ -24,8 +24,8 @@ from vitreous.model.base_config import Task
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
+from vitreous.serving.batch_queue import Compute
 from vitreous.serving.errors import ApiError, unreadable
-from vitreous.serving.scheduler import Compute
 from vitreous.weights.hub import is_hub
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load

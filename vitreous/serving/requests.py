@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitreous.common.checks import Size
 from vitreous.data.image import UnreadableImage, decode_errors
 from vitreous.data.image.decoding import open_image, read_jpeg_header
-from vitreous.serving.errors import ApiError, busy, error_response
-from vitreous.serving.scheduler import Metrics, Scheduler
+from vitreous.serving.batch_queue import Metrics, Scheduler
+from vitreous.serving.errors import ApiError, error_response, too_many_requests
 from vitreous.serving.settings import MAX_JSON_BYTES, Settings
 
 # ---- Middleware ------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Middleware:
         if body.declared is not None and body.declared > body.limit:
             return body.too_large()
         if path in BATCHED and scope["method"] == "POST" and self.scheduler.full:
-            return busy()
+            return too_many_requests()
         return None
 
 
@@ -153,7 +153,7 @@ class LimitedBody:
         if self.size > self.limit:
             raise self.too_large()
         if self.middleware.body_bytes > self.middleware.max_bodies:
-            raise busy("too many bytes are being uploaded")
+            raise too_many_requests("too many bytes are being uploaded")
         return message
 
 

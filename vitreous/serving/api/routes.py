@@ -13,12 +13,12 @@ from vitreous.inference.engine import top_labels
 from vitreous.model.base_config import Task
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, answers
+from vitreous.serving.batch_queue import Priority, Scheduler, result_for
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import InspectService, Session
 from vitreous.serving.models import MAX_TOP, ServedModel, find_model
 from vitreous.serving.requests import read_image
-from vitreous.serving.scheduler import Priority, Scheduler, result_for
 from vitreous.serving.settings import Settings
 
 NOT_SUPPORTED: dict[Task, str] = {"classify": "no_head", "embed": "no_embedding", "segment": "no_masks"}

@@ -15,11 +15,11 @@ from vitreous.explanation.importance_maps import Fusion
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import MODEL_ERRORS, AnyLayer, Id, Layer, Model, Target, answers, binary_answer
+from vitreous.serving.batch_queue import Priority
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import BYTES, Answer, InspectService, Session, as_response, check_size
 from vitreous.serving.requests import read_image
-from vitreous.serving.scheduler import Priority
 from vitreous.serving.settings import Settings
 
 ATTENTION = (

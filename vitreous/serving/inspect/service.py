@@ -27,10 +27,10 @@ from vitreous.inference.device import placed
 from vitreous.inference.engine import model_input
 from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.vit import ViT, require_vit
+from vitreous.serving.batch_queue import Priority, Scheduler, Step, Work, result_for
 from vitreous.serving.errors import ApiError
 from vitreous.serving.models import ServedModel, find_model
 from vitreous.serving.requests import Upload
-from vitreous.serving.scheduler import Priority, Scheduler, Step, Work, result_for
 
 JSON, BYTES = "application/json", "application/octet-stream"
 MEGABYTE = 2**20

@@ -8,9 +8,10 @@ the queue, so that one thread always serves small ones.
 Computations for the page and for explanations run in the other lane, on one thread, the shortest first. A long one lets
 shorter ones run between two of its steps. Requests for the same result share one computation.
 
-A job that no request waits for any more is removed from its queue or stopped at its next step.
+A full queue is answered with 429, and a result that takes too long with 503. A job that no request waits for any more
+is removed from its queue or stopped at its next step.
 
-The metrics of the server, in the text format of Prometheus, are counted here and in the middleware.
+Metrics are counted here and in the middleware; prometheus.py formats them.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 from fastapi import Request
 
-from vitreous.serving.errors import CLIENT_LEFT, ApiError, busy, logger
+from vitreous.serving.errors import CLIENT_LEFT, ApiError, logger, too_many_requests
 
 BATCH_WORKERS = 2
 LARGE_FRACTION = 4  # large images may take one place in four of the queue
@@ -57,62 +58,29 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def lines(self, name: str, labels: str = "") -> Iterator[str]:
-        below = 0
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            below += count
-            yield f'{name}_bucket{{{labels}{"," if labels else ""}le="{bound}"}} {below}'
-        inner = f"{{{labels}}}" if labels else ""
-        yield f"{name}_sum{inner} {self.total:.6f}"
-        yield f"{name}_count{inner} {below}"
-
 
 class Metrics:
     """The server's metrics, updated from the event loop and from worker threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._requests: Counter[tuple[str, int]] = Counter()
-        self._seconds: dict[str, Histogram] = {}
-        self._batches, self._compute = Histogram(BATCH_BOUNDS), Histogram(SECOND_BOUNDS)
+        self.lock = threading.Lock()
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.seconds: dict[str, Histogram] = {}
+        self.batches, self.compute = Histogram(BATCH_BOUNDS), Histogram(SECOND_BOUNDS)
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        with self._lock:
-            self._requests[path, status] += 1
-            self._seconds.setdefault(path, Histogram(SECOND_BOUNDS)).add(seconds)
+        with self.lock:
+            self.requests[path, status] += 1
+            self.seconds.setdefault(path, Histogram(SECOND_BOUNDS)).add(seconds)
 
     def batch(self, images: int) -> None:
-        with self._lock:
-            self._batches.add(images)
+        with self.lock:
+            self.batches.add(images)
 
     def computed(self, seconds: float) -> None:
-        with self._lock:
-            self._compute.add(seconds)
-
-    def text(self) -> str:
-        with self._lock:
-            return "\n".join(self._lines()) + "\n"
-
-    def _lines(self) -> Iterator[str]:
-        def header(name: str, kind: str, description: str) -> tuple[str, str]:
-            return f"# HELP {name} {description}", f"# TYPE {name} {kind}"
-
-        name = "vitreous_requests_total"
-        yield from header(name, "counter", "Answered requests by path and status.")
-        for (path, status), count in sorted(self._requests.items()):
-            yield f'{name}{{path="{path}",status="{status}"}} {count}'
-        name = "vitreous_request_seconds"
-        yield from header(name, "histogram", "Time from the request's headers to the end of its answer.")
-        for path, histogram in sorted(self._seconds.items()):
-            yield from histogram.lines(name, f'path="{path}"')
-        for name, description, histogram in (
-            ("vitreous_batch_pictures", "Images per batch.", self._batches),
-            ("vitreous_batch_seconds", "Time to decode and compute a batch.", self._compute),
-        ):
-            yield from (*header(name, "histogram", description), *histogram.lines(name))
-        for name, (description, value) in self.gauges.items():
-            yield from (*header(name, "gauge", description), f"{name} {value():g}")
+        with self.lock:
+            self.compute.add(seconds)
 
 
 # ---- Queues ----------------------------------------------------------------------------------------------------------
@@ -237,9 +205,9 @@ class Scheduler:
             if lane.closed:
                 raise stopping()
             if len(lane.queue) >= self.room:
-                raise busy()
+                raise too_many_requests()
             if job.large and sum(other.large for other in lane.queue) >= max(self.room // LARGE_FRACTION, 1):
-                raise busy("too many large images are waiting")
+                raise too_many_requests("too many large images are waiting")
             insort(lane.queue, job)
             lane.changed.notify()
         for number in range(len(lane.threads), lane.workers):
