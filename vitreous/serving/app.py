@@ -74,7 +74,7 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
         for one in served:
             try:
                 task = one.model.config.task
-                await scheduler.batch((one.id, task), blank.getvalue(), one.computes[task])
+                await scheduler.batch((one.id, task), blank.getvalue(), api.computations(one)[task])
             except Exception as error:
                 errors.logger.error("%s does not answer: %s", one.id, error)
                 return

@@ -1,38 +1,26 @@
 """The served models: loading, names, limits of the machine, and the functions that compute their answers."""
 
-import base64
-import io
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
-from PIL import Image
-from torch import Tensor
-
 import vitreous
 from vitreous.inference.device import check_bytes, choose_device, large_cost, takes
-from vitreous.inference.engine import Embedding, class_names
-from vitreous.inference.mask_images import palette
+from vitreous.inference.engine import class_names
 from vitreous.inference.prediction_files import clean
-from vitreous.inference.predictor import Predictor, Segmentation, SegmentPredictor
-from vitreous.model.base_config import Task
+from vitreous.inference.predictor import Predictor, SegmentPredictor
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
-from vitreous.serving.batch_queue import Compute
-from vitreous.serving.errors import ApiError, unreadable
 from vitreous.weights.hub import is_hub
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load
 from vitreous.weights.native import provenance_of
 
 Precision = Literal["fp32", "bf16", "auto"]
-MAX_TOP = 1000  # classes of an answer
 # Operations per second that no device of the kind reaches: a model that needs more within the timeout never answers.
 FASTEST = {"cpu": 10**13}
 FASTEST_ACCELERATOR = 10**16
@@ -40,14 +28,13 @@ FASTEST_ACCELERATOR = 10**16
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A loaded model, and a function for every task that it can compute."""
+    """A loaded model with its predictor."""
 
     id: str  # in requests
     name: str  # for people
     model: Model
     predictor: Predictor | SegmentPredictor
     labels: tuple[str, ...]  # of every class
-    computes: Mapping[Task, Compute]
 
     def describe(self) -> dict[str, Any]:
         """The entry of `GET /v1/model`."""
@@ -101,14 +88,6 @@ def _origin(record: dict[str, Any]) -> str | None:
     return clean(origin)[:200]
 
 
-def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
-    """The model that a request names; the first if it names none."""
-    for one in served:
-        if id is None or one.id == id:
-            return one
-    raise ApiError(404, "unknown_model", f"unknown model {id!r}: use {', '.join(one.id for one in served)}")
-
-
 # ---- Loading ----
 
 
@@ -138,45 +117,15 @@ def serve_model(
     max_batch: int = 16,
 ) -> ServedModel:
     """Make a model that is in memory ready to serve."""
-    config = model.config
-    labels = tuple(map(clean, class_names(config)))
-    if config.task == "segment":
-        masks = SegmentPredictor(cast(Any, model), device, precision, workers=0)
-        # One image at a time: at full size, the scores of a batch may not fit into memory.
-        segment: Compute = lambda images: [_mask(masks, labels, answer) for image in images for answer in masks(image)]  # noqa: E731
-        return ServedModel(id, name, masks.model.eval(), masks, labels, {"segment": segment})
-    # On a CPU, the thread of a batch decodes its images itself; beside a GPU, all cores help.
-    workers = 0 if choose_device(device).type == "cpu" else None
-    predictor = Predictor(cast(Any, model), device, max_batch, precision, workers=workers)
-    computes: dict[Task, Compute] = {}
-    if config.task == "classify":
-        computes["classify"] = lambda images: _results(predictor.stream_logits(images), partial(torch.softmax, dim=-1))
-    computes["embed"] = lambda images: _results(predictor.stream_embeddings(images), Tensor.numpy)
-    return ServedModel(id, name, predictor.model.eval(), predictor, labels, computes)
-
-
-def _results(answers: Iterable[Embedding], convert: Callable[[Tensor], Any]) -> list[Any]:
-    return [unreadable(one.error) if one.vector is None else convert(one.vector) for one in answers]
-
-
-def _mask(predictor: SegmentPredictor, labels: Sequence[str], answer: Segmentation) -> dict[str, Any] | ApiError:
-    """A PNG whose palette indices are the classes, and the fraction of each class, the largest first."""
-    if answer.mask is None:
-        return unreadable(answer.error)
-    image, file = Image.fromarray(answer.mask), io.BytesIO()
-    image.putpalette(palette(predictor.background).tobytes())
-    image.save(file, "PNG")
-    fractions, colours = answer.fractions(predictor.config.num_classes), predictor.colours()
-    order = sorted((index for index, share in enumerate(fractions) if share), key=lambda index: -fractions[index])
-    return {
-        "classes": [
-            {"index": index, "label": labels[index], "color": colours[index], "share": fractions[index]}
-            for index in order
-        ],
-        "width": image.width,
-        "height": image.height,
-        "mask": base64.b64encode(file.getvalue()).decode(),
-    }
+    labels = tuple(map(clean, class_names(model.config)))
+    predictor: Predictor | SegmentPredictor
+    if model.config.task == "segment":
+        predictor = SegmentPredictor(cast(Any, model), device, precision, workers=0)
+    else:
+        # On a CPU, a batch thread decodes its own images. With a GPU, all cores decode.
+        workers = 0 if choose_device(device).type == "cpu" else None
+        predictor = Predictor(cast(Any, model), device, max_batch, precision, workers=workers)
+    return ServedModel(id, name, predictor.model.eval(), predictor, labels)
 
 
 def unique_ids(names: Sequence[str]) -> list[str]:
@@ -211,7 +160,7 @@ def check_capacity(served: ServedModel, max_batch: int, timeout: float) -> None:
     cost = large_cost(model.config)
     if cost is None:
         return
-    batch = 1 if "segment" in served.computes else max_batch  # segmenters compute one image at a time
+    batch = 1 if model.config.task == "segment" else max_batch  # segmenters compute one image at a time
     subject, advice = takes(model.config, clean(served.name)), "use a smaller --image-size or --max-batch"
     check_bytes(batch * cost.inference_bytes, device, f"{subject} a batch of {batch}", advice)
     if cost.flops > timeout * FASTEST.get(device.type, FASTEST_ACCELERATOR):

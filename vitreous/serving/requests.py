@@ -10,6 +10,7 @@ import hmac
 import io
 import re
 import time
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from fastapi import Request
@@ -22,6 +23,7 @@ from vitreous.data.image import UnreadableImage, decode_errors
 from vitreous.data.image.decoding import open_image, read_jpeg_header
 from vitreous.serving.batch_queue import Metrics, Scheduler
 from vitreous.serving.errors import ApiError, error_response, too_many_requests
+from vitreous.serving.models import ServedModel
 from vitreous.serving.settings import MAX_JSON_BYTES, Settings
 
 # ---- Middleware ------------------------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ def _route(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", "other"))
 
 
-# ---- The image -------------------------------------------------------------------------------------------------------
+# ---- The model and the image -----------------------------------------------------------------------------------------
 
 SMALL = 65536  # bytes; a larger body may be slow to parse, on purpose, which must not hold up the event loop
 TYPES = ("image/jpeg", "image/png", "image/webp")
@@ -221,6 +223,14 @@ UNKNOWN_TYPES = ("image/*", "application/octet-stream", "", "application/x-www-f
 LARGE_PIXELS = 2**22  # an image with more takes a good part of a second to decode, and more than 100 MB
 JPEG_ADVANTAGE = 4  # JPEGs are decoded at a reduced size, without copies
 MAX_PARTS = 32  # of a form; each costs more time than its bytes suggest
+
+
+def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
+    """Return the model with this id; the first if the request names none."""
+    for one in served:
+        if id is None or one.id == id:
+            return one
+    raise ApiError(404, "unknown_model", f"unknown model {id!r}: use {', '.join(one.id for one in served)}")
 
 
 class Upload(NamedTuple):

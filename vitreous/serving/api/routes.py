@@ -1,24 +1,32 @@
 """Routes for programs: classify, embed, segment and explain an image, and describe the served models."""
 
+import base64
+import io
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
+import torch
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
+from PIL import Image
+from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.inference.engine import top_labels
+from vitreous.inference.engine import Embedding, top_labels
+from vitreous.inference.mask_images import palette
+from vitreous.inference.predictor import Segmentation, SegmentPredictor
 from vitreous.model.base_config import Task
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, answers
-from vitreous.serving.batch_queue import Priority, Scheduler, result_for
-from vitreous.serving.errors import ApiError
+from vitreous.serving.batch_queue import Compute, Priority, Scheduler, result_for
+from vitreous.serving.errors import ApiError, unreadable
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import InspectService, Session
-from vitreous.serving.models import MAX_TOP, ServedModel, find_model
-from vitreous.serving.requests import read_image
+from vitreous.serving.models import ServedModel
+from vitreous.serving.requests import find_model, read_image
 from vitreous.serving.settings import Settings
 
 NOT_SUPPORTED: dict[Task, str] = {"classify": "no_head", "embed": "no_embedding", "segment": "no_masks"}
@@ -28,6 +36,7 @@ PRIORITIES = {
     "relevance": Priority.MEDIUM,
     "occlusion": Priority.LONG,
 }
+MAX_TOP = 1000  # classes per response
 Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes, the most probable first.")]
 
 
@@ -35,13 +44,14 @@ def router(
     served: Sequence[ServedModel], settings: Settings, scheduler: Scheduler, service: InspectService
 ) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["pictures"])
+    computes = {one.id: computations(one) for one in served}
 
     async def compute(request: Request, one: ServedModel, task: Task) -> Any:
-        if task not in one.computes:
+        if task not in computes[one.id]:
             message = f"the model {one.id!r} does not {task}: use /v1/{one.model.config.task}"
             raise ApiError(409, NOT_SUPPORTED[task], message)
         image = await read_image(request, settings)
-        result = scheduler.batch((one.id, task), image.data, one.computes[task], image.large)
+        result = scheduler.batch((one.id, task), image.data, computes[one.id][task], image.large)
         return await result_for(request, result, request.scope["deadline"] - time.monotonic(), settings.timeout)
 
     @routes.post("/classify", responses=answers(schemas.Classified, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
@@ -106,3 +116,45 @@ def router(
         return JSONResponse(description)
 
     return routes
+
+
+# ---- Computing a batch -----------------------------------------------------------------------------------------------
+
+
+def computations(served: ServedModel) -> dict[Task, Compute]:
+    """Return a function for each supported task that computes a batch of images."""
+    predictor, labels = served.predictor, served.labels
+    if isinstance(predictor, SegmentPredictor):
+        # One image at a time: at full size, the scores of a batch may not fit in memory.
+        return {
+            "segment": lambda images: [_mask(predictor, labels, one) for image in images for one in predictor(image)]
+        }
+    found: dict[Task, Compute] = {"embed": lambda images: _vectors(predictor.stream_embeddings(images), Tensor.numpy)}
+    if served.model.config.task == "classify":
+        softmax = partial(torch.softmax, dim=-1)
+        found["classify"] = lambda images: _vectors(predictor.stream_logits(images), softmax)
+    return found
+
+
+def _vectors(results: Iterable[Embedding], convert: Callable[[Tensor], Any]) -> list[Any]:
+    return [unreadable(one.error) if one.vector is None else convert(one.vector) for one in results]
+
+
+def _mask(predictor: SegmentPredictor, labels: Sequence[str], result: Segmentation) -> dict[str, Any] | ApiError:
+    """Encode a mask as a PNG whose palette indices are the classes; list the classes, the largest first."""
+    if result.mask is None:
+        return unreadable(result.error)
+    image, file = Image.fromarray(result.mask), io.BytesIO()
+    image.putpalette(palette(predictor.background).tobytes())
+    image.save(file, "PNG")
+    fractions, colours = result.fractions(predictor.config.num_classes), predictor.colours()
+    order = sorted((index for index, share in enumerate(fractions) if share), key=lambda index: -fractions[index])
+    return {
+        "classes": [
+            {"index": index, "label": labels[index], "color": colours[index], "share": fractions[index]}
+            for index in order
+        ],
+        "width": image.width,
+        "height": image.height,
+        "mask": base64.b64encode(file.getvalue()).decode(),
+    }

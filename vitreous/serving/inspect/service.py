@@ -29,8 +29,8 @@ from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.vit import ViT, require_vit
 from vitreous.serving.batch_queue import Priority, Scheduler, Step, Work, result_for
 from vitreous.serving.errors import ApiError
-from vitreous.serving.models import ServedModel, find_model
-from vitreous.serving.requests import Upload
+from vitreous.serving.models import ServedModel
+from vitreous.serving.requests import Upload, find_model
 
 JSON, BYTES = "application/json", "application/octet-stream"
 MEGABYTE = 2**20
