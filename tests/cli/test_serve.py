@@ -76,7 +76,7 @@ def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
         (["no-such-folder", "--port", "99999"], 2, "port is 99999, but must be a whole number from 0 to 65535"),
         (["no-such-folder", "--queue", "0"], 2, "queue is 0"),
         (["no-such-folder", "--api-key-file", "no-such-file"], 1, "no-such-file"),
-        (["no-such-folder", "--host", "203.0.113.9", "--port", "0"], 1, "cannot listen at 203.0.113.9, port 0"),
+        (["no-such-folder", "--host", "203.0.113.9", "--port", "0"], 1, "cannot listen on 203.0.113.9, port 0"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments: list[str], status: int, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The served models: loading, names, limits of the machine, and the functions that compute their answers."""
+"""Served models: loading, ids, descriptions, and checks that they fit this machine."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from vitreous.weights.load import load
 from vitreous.weights.native import provenance_of
 
 Precision = Literal["fp32", "bf16", "auto"]
-# Operations per second that no device of the kind reaches: a model that needs more within the timeout never answers.
+# FLOP/s that no device reaches. A model that needs more within the timeout could never respond.
 FASTEST = {"cpu": 10**13}
 FASTEST_ACCELERATOR = 10**16
 
@@ -30,14 +30,14 @@ FASTEST_ACCELERATOR = 10**16
 class ServedModel:
     """A loaded model with its predictor."""
 
-    id: str  # in requests
-    name: str  # for people
+    id: str  # used in requests
+    name: str  # display name
     model: Model
     predictor: Predictor | SegmentPredictor
-    labels: tuple[str, ...]  # of every class
+    labels: tuple[str, ...]  # class names
 
     def describe(self) -> dict[str, Any]:
-        """The entry of `GET /v1/model`."""
+        """Return the entry for `GET /v1/model`."""
         model = self.model
         transformer: dict[str, Any] = dict.fromkeys(
             ("patch_size", "grid", "width", "depth", "heads", "tokens", "position")
@@ -70,13 +70,13 @@ class ServedModel:
 
 
 def prefix_names(config: ViTConfig) -> list[str]:
-    """Names of the tokens before the patches, in order."""
+    """Return the names of the prefix tokens, in order."""
     named = ["class"] * config.class_token + ["distillation"] * config.distillation_token
     return named + [f"register {i + 1}" for i in range(config.registers)]
 
 
 def _origin(record: dict[str, Any]) -> str | None:
-    """Source of the weights in a few words, if the checkpoint records it."""
+    """Return a short description of where the weights come from, or None if it is not recorded."""
     if "repository" in record:
         origin = f"hf-hub:{record['repository']}"
     elif "run" in record:
@@ -98,7 +98,7 @@ def load_models(
     precision: Precision = "fp32",
     max_batch: int = 16,
 ) -> list[ServedModel]:
-    """Load every checkpoint into memory, so that its file may be changed or deleted."""
+    """Load every checkpoint into memory; its file may then be changed or deleted."""
     names = [str(one) for one in checkpoints]
     served = []
     for id, name in zip(unique_ids(names), names, strict=True):
@@ -116,7 +116,7 @@ def serve_model(
     precision: Precision = "fp32",
     max_batch: int = 16,
 ) -> ServedModel:
-    """Make a model that is in memory ready to serve."""
+    """Create a ServedModel from a model in memory."""
     labels = tuple(map(clean, class_names(model.config)))
     predictor: Predictor | SegmentPredictor
     if model.config.task == "segment":
@@ -129,11 +129,11 @@ def serve_model(
 
 
 def unique_ids(names: Sequence[str]) -> list[str]:
-    """Short unique ids that need no quoting in a URL, from names of files and folders."""
+    """Derive short unique ids, which are safe in URLs, from checkpoint paths."""
     ids: list[str] = []
     for name in names:
         parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]
-        if len(parts) > 1 and parts[-1] in ("best", "last"):  # the name of the run says more
+        if len(parts) > 1 and parts[-1] in ("best", "last"):  # use the run's name instead
             parts.pop()
         stem = re.sub(r"\.(npz|pth|pt|bin|safetensors|pdparams)$", "", parts[-1]) if parts else "model"
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
@@ -145,7 +145,7 @@ def unique_ids(names: Sequence[str]) -> list[str]:
 
 
 def short_name(name: str) -> str:
-    """A checkpoint's name without its folders, which are private.
+    """Return a checkpoint's name without its parent folders, which are private.
 
     >>> short_name("/home/me/runs/pets/best"), short_name("hf-hub:timm/vit_tiny")
     ('pets/best', 'hf-hub:timm/vit_tiny')
@@ -155,7 +155,7 @@ def short_name(name: str) -> str:
 
 
 def check_capacity(served: ServedModel, max_batch: int, timeout: float) -> None:
-    """ValueError if a batch needs more memory than this machine has, or an image more time than a request."""
+    """Raise ValueError if a batch needs more memory than available, or an image more time than the timeout."""
     model, device = served.model, next(served.model.parameters()).device
     cost = large_cost(model.config)
     if cost is None:
@@ -165,6 +165,6 @@ def check_capacity(served: ServedModel, max_batch: int, timeout: float) -> None:
     check_bytes(batch * cost.inference_bytes, device, f"{subject} a batch of {batch}", advice)
     if cost.flops > timeout * FASTEST.get(device.type, FASTEST_ACCELERATOR):
         raise ValueError(
-            f"{subject} each needs {cost.flops:.1e} operations, which take longer than the timeout of {timeout:g} s: "
-            "use a smaller --image-size or a longer --timeout"
+            f"{subject} each image needs {cost.flops:.1e} operations, which takes longer than the timeout of "
+            f"{timeout:g} s; use a smaller --image-size or a longer --timeout"
         )
