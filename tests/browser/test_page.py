@@ -209,7 +209,7 @@ def test_two_models_share_one_cursor(open_page: Any, site: str) -> None:
     for pane in (0, 1):
         expect(page.locator(".map-title").nth(pane)).to_contain_text("patch in row 3, column 6")
     second = page.locator(".pane").nth(1)
-    expect(second.locator(".answer")).to_contain_text("no classes, only features")
+    expect(second.locator(".answer")).to_contain_text("no classification head, only features")
     chips = [re.compile("class token"), re.compile("reg. 1"), re.compile("reg. 2"), "mean over patches"]
     expect(second.locator(".chip")).to_have_text(chips)
     expect(second.locator("[data-map=relevance]")).to_be_disabled()

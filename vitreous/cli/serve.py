@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from vitreous import serving
-from vitreous.common.checks import fail
+from vitreous.common.checks import BadValue
 from vitreous.serving.settings import Settings
 
 KEY_VARIABLE = "VITREOUS_API_KEY"
@@ -52,10 +52,13 @@ def serve(
         open: Open the page in a web browser.
     """
     if not checkpoints:
-        fail("CHECKPOINT", "", "one or more checkpoints")
+        raise BadValue("no checkpoint given; pass one or more checkpoint folders or files")
     api_key = os.environ.get(KEY_VARIABLE) or None
     if api_key_file is not None:
-        api_key = api_key_file.read_text(encoding="utf-8").strip()
+        try:
+            api_key = api_key_file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise OSError(f"cannot read the API key file {api_key_file}: {error.strerror}") from error
     serving.serve(
         checkpoints, host=host, port=port, image_size=image_size, device=device, precision=precision,
         max_batch=max_batch, max_wait_ms=max_wait_ms, queue=queue, max_body_mb=max_body_mb, max_pixels=max_pixels,
