@@ -83,7 +83,7 @@ def steps_table(model: "ViT", images: "Tensor") -> "Table":
         ("x", images, "the image: batch, channels, height, width"),
         ("x_p E", patches, f"{grid[0]} x {grid[1]} patches, each projected to width {patches.shape[-1]}"),
         ("z_0", tokens, "(1) the input tokens of the encoder"),
-        ("A", maps[0], f"(2) attention between tokens in each head of the first of {len(maps)} layers"),
+        ("A", maps[0], f"(2) attention between tokens in each head of layer 1 of {len(maps)}"),
         ("z_L", features.patches, f"(3) the patches after {model.config.depth} blocks and the final norm"),
         ("y", pooled, "(4) the mean of the patches, which represents the image"),
         ("logits", logits, "the class scores"),

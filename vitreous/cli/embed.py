@@ -31,7 +31,7 @@ def embed(
         image_size: Input size, if not the checkpoint's; position embeddings are resampled.
         flip: Average with the embedding of the mirrored image.
         batch_size: Images per batch.
-        device: auto, cpu, cuda, mps.
+        device: auto, cpu, cuda or mps.
         precision: Compute precision.
         decode: JPEG decoding; fast decodes large JPEGs at a reduced scale, which changes some embeddings slightly.
     """

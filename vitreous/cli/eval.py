@@ -59,7 +59,7 @@ def evaluate(
         val_fraction: Fraction to hold out if the data has no validation split; use the value from training.
         seed: Seed of the held-out split (use the value from training) and of the probe.
         batch_size: Images per batch.
-        device: auto, cpu, cuda, mps.
+        device: auto, cpu, cuda or mps.
         precision: Compute precision.
         workers: Number of threads that decode images.
         flip: Average with the prediction for the mirrored image.
@@ -70,8 +70,8 @@ def evaluate(
         features: Features for --probe: the input of the head, or the class token concatenated with the mean patch.
         cache: Folder that caches features for later probes. By default they are not stored.
         neighbours: k for --probe knn. Several values are evaluated in one pass; the first gives the reported result.
-        shots: Images per class for --probe fewshot; the first value gives the reported result. By default 5, 10 and 25,
-            as far as every class has enough images.
+        shots: Images per class for --probe fewshot; the first value gives the reported result. By default 5, 10
+            and 25, except those that exceed the smallest class.
         ignore: Classes whose pixels are excluded from segmentation metrics.
         json: Print JSON instead of tables.
         out: Also write the JSON to this file.
@@ -167,5 +167,5 @@ def _details(row: dict[str, Any]) -> str:
         return f"± {row['std']:.4f} over {len(row['draws'])} draws"
     if "setting" in row:
         settings = ", ".join(f"{name} {value:g}" for name, value in row["setting"].items())
-        return f"{settings} (held out {row['held_out']:.4f})"
+        return f"{settings} (held-out accuracy {row['held_out']:.4f})"
     return ""

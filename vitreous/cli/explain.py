@@ -42,7 +42,7 @@ def explain(
         query: Patch whose attention and similarity are shown. By default the class token and the most important patch.
         image_size: Input size, if not the checkpoint's; position embeddings are resampled.
         batch_size: Images per batch for occlusion and faithfulness.
-        device: auto, cpu, cuda, mps.
+        device: auto, cpu, cuda or mps.
     """
     from vitreous.common.text import SafeConsole
     from vitreous.explanation.explain import explain as explain_image

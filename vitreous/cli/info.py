@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
+from vitreous.common.text import plural
 
 if TYPE_CHECKING:
     from vitreous.model.base_config import ModelConfig
@@ -88,18 +89,12 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
 
 
 def _rows(config: "ModelConfig", costs: dict[str, int]) -> list[tuple[str, str]]:
-    memory, how = costs["activation_bytes"] / 2**20, config.preprocessing
+    giga, mib, how = costs["flops"] / 1e9, costs["activation_bytes"] / 2**20, config.preprocessing
     return [
         ("parameters", f"{costs['parameters']:,}"),
-        (
-            "operations",
-            f"{costs['flops'] / 1e9:,.2f} GFLOPs per image, forward only ({costs['flops'] / 2e9:,.2f} GMACs)",
-        ),
-        (
-            "training memory",
-            f"{memory:,.0f} MiB of activations per image in float32, {memory / 2:,.0f} in bfloat16",
-        ),
-        ("image", f"{config.image_size[0]} x {config.image_size[1]}, {config.channels} channels"),
+        ("operations", f"{giga:,.2f} GFLOPs per image, forward only ({giga / 2:,.2f} GMACs)"),
+        ("training memory", f"{mib:,.0f} MiB of activations per image in float32, {mib / 2:,.0f} in bfloat16"),
+        ("image", f"{config.image_size[0]} x {config.image_size[1]}, {plural(config.channels, 'channel')}"),
         ("classes", str(config.num_classes or "none (returns pooled features)")),
         *config.details(),
         (

@@ -85,7 +85,7 @@ def train_recipe(config: TrainConfig) -> None:
 
 
 def reject_other_names(words: Sequence[str]) -> None:
-    """Suggest the flag for a name that other tools use."""
+    """Reject flags of other tools, and suggest the flag with the same meaning."""
     for word in words:
         name = word.split("=")[0].replace("_", "-")
         if name in OTHER_NAMES:

@@ -33,7 +33,7 @@ def predict(
         image_size: Input size, if not the checkpoint's; position embeddings are resampled.
         flip: Average with the prediction for the mirrored image.
         batch_size: Images per batch.
-        device: auto, cpu, cuda, mps.
+        device: auto, cpu, cuda or mps.
         precision: Compute precision.
         decode: JPEG decoding; fast decodes large JPEGs at a reduced scale, which changes some results slightly.
         json: Print one line of JSON per image instead of a table.

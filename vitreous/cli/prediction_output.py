@@ -104,7 +104,7 @@ def _print_summary(results: Results[Any], out: Path | None) -> None:
     if results.images and results.errors == results.images:
         where = f" (see {out})" if in_file else ""
         raise ValueError(f"no image could be read: {results.errors} of {results.images} failed{where}")
-    to = f" to {out}" if out is not None else ""
+    to = f" written to {out}" if out is not None else ""
     reasons = " (see the `error` field)" if in_file else ""
     broken = f", {results.errors} unreadable{reasons}" if results.errors else ""
     speed = f"{results.engine.throughput.images_per_second:.1f} images/s on {results.engine.device}"

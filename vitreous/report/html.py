@@ -110,7 +110,7 @@ THUMBNAIL, TINY = 224, 64  # pixels; images above the first are shrunk, those be
 
 
 class Html(str):
-    """A string that is already escaped HTML."""
+    """HTML markup, which is not escaped again."""
 
 
 def inner(*children: str) -> Html:
@@ -290,7 +290,7 @@ def write_report(folder: Path, report: RunReport) -> Path:
             else [],
         ),
         Section("Unreadable files", _unreadable(report.unreadable)),
-        Section("Configuration", [] if report.config is None else [details("All settings, as JSON", code(settings))]),
+        Section("Configuration", [] if report.config is None else [details("All settings (JSON)", code(settings))]),
         Section("Next steps", [code(command) for command in report.next_commands]),
     ]
     metrics = ((label(key), value(key, number)) for key, number in report.task.headline.items())
@@ -312,7 +312,7 @@ def samples_section(
     labels = labels or [""] * len(images)
     if draw:
         plots.grid(folder / "samples.png", list(images), [class_caption(text, classes) for text in labels])
-    text = "Training images after cropping and augmentation. If you cannot recognise them, neither can the model."
+    text = "Training images after cropping and augmentation. If you cannot recognise them, the augmentation may be too strong."
     alts = [f"training image: {text}" for text in labels]
     return Section("Training images", [tag("p", text), photos(list(images), alts, [name(text) for text in labels])])
 
@@ -358,6 +358,6 @@ def _curves(folder: Path, history: Sequence[Mapping[str, Any]]) -> list[Html]:
 def _unreadable(names: Sequence[str]) -> list[Html]:
     if not names:
         return []
-    text = f"{len(names):,} file{'s' * (len(names) != 1)} could not be read and are excluded from all metrics."
+    text = f"{len(names):,} file{'s' * (len(names) != 1)} could not be read. They are excluded from all metrics."
     more = [tag("p", f"and {len(names) - MOST_UNREADABLE:,} more")] if len(names) > MOST_UNREADABLE else []
     return [tag("p", text), items(name(text) for text in names[:MOST_UNREADABLE]), *more]

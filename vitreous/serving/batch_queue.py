@@ -95,7 +95,7 @@ class Priority(IntEnum):
 
 
 class Cancelled(Exception):
-    """All requests for this computation were cancelled, or the server is shutting down."""
+    """Raised if all requests for a computation were cancelled or the server is shutting down."""
 
 
 @dataclass(order=True)
@@ -317,7 +317,7 @@ class Scheduler:
 
 
 async def result_for(request: Request, result: Coroutine[Any, Any, Any], seconds: float, limit: float) -> Any:
-    """Await `result`; cancel it if the client disconnects, or with status 503 after `seconds`.
+    """Await `result`. Cancel it if the client disconnects, or with status 503 after `seconds`.
 
     The request body must have been read. `limit` is the timeout that the error message reports.
     """

@@ -50,7 +50,7 @@ def install(app: FastAPI) -> None:
         return JSONResponse(error_body("client_left", "the client disconnected"), CLIENT_LEFT)
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:  # raised again and logged
-        return JSONResponse(error_body("internal", "internal server error; see the server's log"), 500)
+        return JSONResponse(error_body("internal", "internal server error; see the server log"), 500)
 
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)

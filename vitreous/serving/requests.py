@@ -180,8 +180,8 @@ def _is_rebound(scope: Scope, settings: Settings) -> bool:
     """Return True for a possible DNS rebinding attack, where a website resolves its own name to 127.0.0.1.
 
     The browser then treats this server as part of that site and sends the site's name as Host, so only loopback names
-    are accepted. Not checked if the server is reachable from other machines, where its names are unknown, or if it has
-    an API key, which the website lacks.
+    are accepted. This is not checked if the server is reachable from other machines, where its names are unknown, or if
+    it has an API key, which the website lacks.
     """
     server = scope.get("server")
     if not is_loopback(settings.host) or settings.api_key is not None or server is None or not is_loopback(server[0]):
@@ -229,7 +229,7 @@ MAX_PARTS = 32  # form parts; each takes more time than its bytes suggest
 
 
 def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
-    """Return the model with this id; the first if the request names none."""
+    """Return the model with this id, or the first model if `id` is None."""
     for one in served:
         if id is None or one.id == id:
             return one

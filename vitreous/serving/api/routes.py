@@ -141,7 +141,7 @@ def _vectors(results: Iterable[Embedding], convert: Callable[[Tensor], Any]) -> 
 
 
 def _mask(predictor: SegmentPredictor, labels: Sequence[str], result: Segmentation) -> dict[str, Any] | ApiError:
-    """Encode a mask as a PNG whose palette indices are the classes; list the classes, the largest first."""
+    """Encode a mask as a PNG whose palette indices are the classes, and list its classes, largest first."""
     if result.mask is None:
         return unreadable(result.error)
     image, file = Image.fromarray(result.mask), io.BytesIO()
