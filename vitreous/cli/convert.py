@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.table import Table
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
+from vitreous.common.codec import parse_fields
+from vitreous.common.text import console as standard_output
 
 if TYPE_CHECKING:
     from vitreous.weights.convert import Conversion
@@ -40,7 +43,6 @@ def convert(
         lossy: Write the model even if the target library computes something slightly different, e.g. another GELU.
         check: Print the differences for each stage of the model.
     """
-    from vitreous.common.codec import parse_fields
     from vitreous.weights.convert import convert as convert_checkpoint
 
     size, fields = image_size or None, parse_fields(set)
@@ -51,10 +53,6 @@ def convert(
 
 
 def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None:
-    from rich.table import Table
-
-    from vitreous.common.text import console as standard_output
-
     console = standard_output(soft_wrap=True)  # do not break paths
     provenance = conversion.provenance
     console.print(f"read {source}: {provenance.get('origin', 'Vitreous')}")

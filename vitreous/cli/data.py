@@ -1,10 +1,13 @@
 """The `vitreous data` command."""
 
 import sys
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
+
+from vitreous.common.text import console
 
 
 def data(
@@ -28,9 +31,6 @@ def data(
         out: PNG file for a contact sheet with sample images of every class.
         json: Print JSON instead of text.
     """
-    from json import dumps
-
-    from vitreous.common.text import console
     from vitreous.data.doctor import check_data
 
     report = check_data(spec, data_root, out)

@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.table import Table
+
 from vitreous.model.options import Conditional, GlobalAverage
 from vitreous.training import Augment, Optim, TrainConfig
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from torch import Tensor
 
     from vitreous.model.vit import ViT
@@ -68,10 +69,9 @@ def demo() -> None:
     explain(out / "best", str(out / "digit.png"), out=out / "explained")
 
 
-def steps_table(model: "ViT", images: "Tensor") -> "Table":
+def steps_table(model: "ViT", images: "Tensor") -> Table:
     """Return a table of the tensors in equations 1 to 4."""
     import torch
-    from rich.table import Table
 
     with torch.no_grad():
         patches, grid = model.patchify(images)

@@ -5,8 +5,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.table import Table
 from tyro.conf import Positional, arg
 
+from vitreous.cli import ImageSize
+from vitreous.common.text import SafeConsole
+from vitreous.common.text import console as standard_output
 from vitreous.explanation import Method
 
 if TYPE_CHECKING:
@@ -23,7 +27,7 @@ def explain(
     layers: Annotated[tuple[int, ...], arg(metavar="LAYER ...")] = (),
     heads: Annotated[tuple[int, ...], arg(metavar="HEAD ...")] = (),
     query: Annotated[tuple[int, ...], arg(metavar="ROW COLUMN")] = (),
-    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
+    image_size: ImageSize = (),
     batch_size: int = 32,
     device: str = "auto",
 ) -> None:
@@ -44,7 +48,6 @@ def explain(
         batch_size: Images per batch for occlusion and faithfulness.
         device: auto, cpu, cuda or mps.
     """
-    from vitreous.common.text import SafeConsole
     from vitreous.explanation.explain import explain as explain_image
 
     command = shlex.join(["vitreous", *sys.argv[1:]])
@@ -58,10 +61,6 @@ def explain(
 
 
 def _print(result: "Explanation") -> None:
-    from rich.table import Table
-
-    from vitreous.common.text import console as standard_output
-
     console = standard_output()
     if result.predictions:
         table = Table("class", "probability", box=None)

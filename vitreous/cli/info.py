@@ -4,10 +4,12 @@ import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.table import Table
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
-from vitreous.common.text import plural
+from vitreous.common.codec import to_dict
+from vitreous.common.text import console, plural
 
 if TYPE_CHECKING:
     from vitreous.model.base_config import ModelConfig
@@ -30,10 +32,6 @@ def info(
         image_size: Input size, if not the model's.
         json: Print JSON instead of a table.
     """
-    from rich.table import Table
-
-    from vitreous.common.codec import to_dict
-    from vitreous.common.text import console
     from vitreous.model.cost import cost
 
     if not name:
@@ -54,10 +52,6 @@ def info(
 
 
 def _print_presets(as_json: bool) -> None:
-    from rich.table import Table
-
-    from vitreous.common.codec import to_dict
-    from vitreous.common.text import console
     from vitreous.model.presets import PRESETS
 
     if as_json:

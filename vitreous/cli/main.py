@@ -37,8 +37,7 @@ PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # omit a flag for None
 # Names of other tools for flags whose spelling is too different for the parser's own suggestions.
 OTHER_NAMES = {
     "--learning-rate": "--lr", "--wd": "--weight-decay", "--bs": "--batch-size", "--drop-path": "--stochastic-depth",
-    "--label-smoothing": "--smoothing", "--amp": "--precision", "--pretrained": "--init", "--arch": "--model",
-    "--data-dir": "--data", "--output": "--out", "--out-dir": "--out", "--output-dir": "--out", "--model-ema": "--ema",
+    "--label-smoothing": "--smoothing", "--pretrained": "--init", "--data-dir": "--data", "--output-dir": "--out",
 }  # fmt: skip
 
 app = tyro.extras.SubcommandApp()

@@ -74,9 +74,8 @@ def _output_masks(results: Results[Segmentation], predictor: SegmentPredictor, a
         elif result.error is not None:
             console.print(f"{one_line(result.name)}: {result.error}")
         else:
-            shown = [
-                f"{label} {fraction:.1%}" for label, fraction in _fractions(predictor, result) if fraction >= SHOWN
-            ]
+            pairs = _fractions(predictor, result)
+            shown = [f"{label} {fraction:.1%}" for label, fraction in pairs if fraction >= SHOWN]
             console.print(f"{one_line(result.name)}: {', '.join(shown)}")
 
 

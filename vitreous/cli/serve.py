@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from vitreous import serving
+from vitreous.cli import ImageSize
 from vitreous.common.checks import BadValue
 from vitreous.serving.settings import Settings
 
@@ -18,7 +19,7 @@ def serve(
     *,
     host: str = Settings.host,
     port: int = Settings.port,
-    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
+    image_size: ImageSize = (),
     device: str = "auto",
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
     max_batch: int = Settings.max_batch,

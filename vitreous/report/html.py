@@ -22,21 +22,12 @@ from vitreous.report.plots import as_array, can_draw, readable
 
 # Key in metrics.json and metrics.jsonl -> display name; True for fractions, which are shown as percentages.
 NAMES = {
-    "top1": ("top-1", True),
-    "top5": ("top-5", True),
-    "miou": ("mean IoU", True),
-    "pixel_accuracy": ("pixel accuracy", True),
-    "boundary_f": ("boundary F", True),
-    "knn": ("k-NN", True),
-    "linear": ("linear probe", True),
-    "fewshot": ("few-shot", True),
-    "ece": ("calibration error", True),
-    "loss": ("loss", False),
-    "lr": ("learning rate", False),
-    "images_per_second": ("images/s", False),
-    "seconds": ("time", False),
-    "count": ("images", False),
-}
+    "top1": ("top-1", True), "top5": ("top-5", True), "miou": ("mean IoU", True),
+    "pixel_accuracy": ("pixel accuracy", True), "boundary_f": ("boundary F", True), "knn": ("k-NN", True),
+    "linear": ("linear probe", True), "fewshot": ("few-shot", True), "ece": ("calibration error", True),
+    "loss": ("loss", False), "lr": ("learning rate", False), "images_per_second": ("images/s", False),
+    "seconds": ("time", False), "count": ("images", False),
+}  # fmt: skip
 # "val_top1" is the metric "top1" on the validation split.
 SPLITS = {"train_": "training ", "val_": "validation ", "test_": "test "}
 
@@ -279,16 +270,12 @@ def write_report(folder: Path, report: RunReport) -> Path:
     """Plot the curves, write report.html and return its path. Plots are omitted if matplotlib is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = json.dumps(report.config, indent=2, default=str, ensure_ascii=False)
+    automatic = [tag("p", "Settings that were chosen automatically for this data:"), items(report.automatic)]
     sections = [
         Section("Run", _run(report)),
         Section("Curves", _curves(folder, report.history)),
         *report.task.sections,
-        Section(
-            "Automatic choices",
-            [tag("p", "Settings that were chosen automatically for this data:"), items(report.automatic)]
-            if report.automatic
-            else [],
-        ),
+        Section("Automatic choices", automatic if report.automatic else []),
         Section("Unreadable files", _unreadable(report.unreadable)),
         Section("Configuration", [] if report.config is None else [details("All settings (JSON)", code(settings))]),
         Section("Next steps", [code(command) for command in report.next_commands]),
@@ -312,7 +299,7 @@ def samples_section(
     labels = labels or [""] * len(images)
     if draw:
         plots.grid(folder / "samples.png", list(images), [class_caption(text, classes) for text in labels])
-    text = "Training images after cropping and augmentation. If you cannot recognise them, the augmentation may be too strong."
+    text = "Training images after cropping and augmentation. If they are hard to recognise, it may be too strong."
     alts = [f"training image: {text}" for text in labels]
     return Section("Training images", [tag("p", text), photos(list(images), alts, [name(text) for text in labels])])
 

@@ -17,10 +17,12 @@ from torch import Tensor
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.fonts import CJK
 
-# ---- Colours ---------------------------------------------------------------------------------------------------------
-
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+# ---- Colours ---------------------------------------------------------------------------------------------------------
 
 # Hue in degrees and chroma, from dark to bright: violet, magenta, red, orange, yellow.
 HEAT = ((285, 0.06), (300, 0.15), (355, 0.19), (30, 0.20), (70, 0.16), (105, 0.10))
@@ -105,10 +107,6 @@ def is_written_here(path: Path) -> bool:
 
 
 # ---- Style -----------------------------------------------------------------------------------------------------------
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 INK, GREY, PALE, ACCENT = "#24292f", "#6e7781", "#d8dee4", "#1764ab"
 DPI = 150

@@ -161,26 +161,20 @@ def run_server(
 ) -> None:
     """Serve until SIGINT or SIGTERM. See `vitreous.serve`."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every invalid form
-    listener = bind(settings.host, settings.port)
-    try:
+    with bind(settings.host, settings.port) as listener:
         served = load_models(checkpoints, image_size, device, precision, settings.max_batch)
         for one in served:
             check_capacity(one, settings.max_batch, settings.timeout)
-    except BaseException:
-        listener.close()
-        raise
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    if not is_loopback(host) and settings.api_key is None:
-        warning = "no API key is set, so anyone who can reach this machine can use the server"
-        print(f"vitreous: warning: {warning}", file=sys.stderr)
-    app = create_app(served, settings)
-    names = ", ".join(one.id for one in served)
-    greeting = f"Serving {names} at {url} (press Ctrl+C to stop)"
-    server = Server(uvicorn_config(app, settings), app, greeting, url if open_page else None)
-    with port_errors(settings.host, settings.port):
-        listener.listen()  # another server may have taken the port during loading, which uvicorn does not report
-    server.run(sockets=[listener])
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        if not is_loopback(host) and settings.api_key is None:
+            warning = "no API key is set, so anyone who can reach this machine can use the server"
+            print(f"vitreous: warning: {warning}", file=sys.stderr)
+        app = create_app(served, settings)
+        greeting = f"Serving {', '.join(one.id for one in served)} at {url} (press Ctrl+C to stop)"
+        server = Server(uvicorn_config(app, settings), app, greeting, url if open_page else None)
+        listener.listen()  # fails if another server took the port during loading, which uvicorn would not report
+        server.run(sockets=[listener])
     if any(thread.daemon and thread.name.startswith("vitreous") for thread in threading.enumerate()):
         # A thread is still computing a cancelled result. torch cannot be interrupted, and a normal exit would destroy
         # its state while it runs.
@@ -206,18 +200,12 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 def bind(host: str, port: int) -> socket.socket:
     """Bind a socket without listening yet, so clients cannot connect before the server starts."""
-    with port_errors(host, port):
+    try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    return listener
-
-
-@contextmanager
-def port_errors(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
     except OSError as error:
         raise OSError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+    return listener

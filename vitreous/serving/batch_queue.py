@@ -129,11 +129,7 @@ class _Lane:
 
 
 class Scheduler:
-    """Runs batches and other computations in worker threads.
-
-    room: maximum number of waiting jobs in each lane.
-    torch_threads: number of torch threads for each batch worker.
-    """
+    """Runs batches and other computations in worker threads; at most `room` jobs wait in each lane."""
 
     def __init__(self, max_batch: int, max_wait: float, room: int, metrics: Metrics, torch_threads: int = 1):
         self.max_batch, self.max_wait, self.room, self.metrics = max_batch, max_wait, room, metrics

@@ -39,21 +39,17 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """Return the entry for `GET /v1/model`."""
         model = self.model
-        transformer: dict[str, Any] = dict.fromkeys(
-            ("patch_size", "grid", "width", "depth", "heads", "tokens", "position")
-        )
+        names = ("patch_size", "grid", "width", "depth", "heads", "tokens", "position")
+        transformer: dict[str, Any] = dict.fromkeys(names)
         if model.config.backbone.has_attention:
             config = cast(ViTConfig, model.config.backbone)
             patches = config.grid[0] * config.grid[1]
             transformer = {
-                "patch_size": list(config.patch_stride),
-                "grid": list(config.grid),
-                "width": config.width,
-                "depth": config.depth,
-                "heads": config.num_heads,
+                "patch_size": list(config.patch_stride), "grid": list(config.grid),
+                "width": config.width, "depth": config.depth, "heads": config.num_heads,
                 "tokens": {"prefix": prefix_names(config), "patches": patches, "total": config.num_tokens},
                 "position": label_of(config.position),
-            }
+            }  # fmt: skip
         return {
             "id": self.id,
             "name": self.name,

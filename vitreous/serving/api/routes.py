@@ -92,16 +92,11 @@ def router(
             top = summary["predictions"][0]["index"] if about_class and index is None else index
             found = numbers.importance(session, method, top)
             values, columns = found["values"], found["grid"][1]
+            rows = [values[start : start + columns] for start in range(0, len(values), columns)]
             return {
-                "method": method,
-                "target": found["target"],
-                "grid": found["grid"],
-                "seen": summary["seen"],
-                "picture": summary["picture"],
-                "values": [values[start : start + columns] for start in range(0, len(values), columns)],
-                "predictions": summary["predictions"],
-                "model": one.id,
-            }
+                "method": method, "target": found["target"], "grid": found["grid"], "seen": summary["seen"],
+                "picture": summary["picture"], "values": rows, "predictions": summary["predictions"], "model": one.id,
+            }  # fmt: skip
 
         image = await read_image(request, settings)
         name = ("explain", method, index)
@@ -126,9 +121,7 @@ def computations(served: ServedModel) -> dict[Task, Compute]:
     predictor, labels = served.predictor, served.labels
     if isinstance(predictor, SegmentPredictor):
         # One image at a time: at full size, the scores of a batch may not fit in memory.
-        return {
-            "segment": lambda images: [_mask(predictor, labels, one) for image in images for one in predictor(image)]
-        }
+        return {"segment": lambda images: [_mask(predictor, labels, one) for data in images for one in predictor(data)]}
     found: dict[Task, Compute] = {"embed": lambda images: _vectors(predictor.stream_embeddings(images), Tensor.numpy)}
     if served.model.config.task == "classify":
         softmax = partial(torch.softmax, dim=-1)
@@ -149,12 +142,6 @@ def _mask(predictor: SegmentPredictor, labels: Sequence[str], result: Segmentati
     image.save(file, "PNG")
     fractions, colours = result.fractions(predictor.config.num_classes), predictor.colours()
     order = sorted((index for index, share in enumerate(fractions) if share), key=lambda index: -fractions[index])
-    return {
-        "classes": [
-            {"index": index, "label": labels[index], "color": colours[index], "share": fractions[index]}
-            for index in order
-        ],
-        "width": image.width,
-        "height": image.height,
-        "mask": base64.b64encode(file.getvalue()).decode(),
-    }
+    classes = [{"index": i, "label": labels[i], "color": colours[i], "share": fractions[i]} for i in order]
+    mask = base64.b64encode(file.getvalue()).decode()
+    return {"classes": classes, "width": image.width, "height": image.height, "mask": mask}

@@ -313,11 +313,8 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
 
 def patch_pixels(captured: CapturedForward) -> Float[Tensor, "1 n pixels"]:
     """Return the patches before the projection: pixels, or the stem's feature map in a hybrid."""
-    whole, (ph, pw), (gh, gw) = (
-        captured.model.stem(captured.images),
-        captured.model.config.patch_size,
-        captured.layout.grid,
-    )
+    whole = captured.model.stem(captured.images)
+    (ph, pw), (gh, gw) = captured.model.config.patch_size, captured.layout.grid
     return cut(F.pad(whole, (0, gw * pw - whole.shape[3], 0, gh * ph - whole.shape[2])), (ph, pw))
 
 
