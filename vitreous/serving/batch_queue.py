@@ -34,7 +34,7 @@ from fastapi import Request
 from vitreous.serving.errors import CLIENT_LEFT, ApiError, logger, too_many_requests
 
 BATCH_WORKERS = 2
-LARGE_FRACTION = 4  # large images may fill one fourth of the queue
+LARGE_FRACTION = 4  # large images may fill a quarter of the queue
 JOIN_SECONDS = 2.0  # stop() waits this long for each thread
 TRIM_SECONDS = 10.0
 SECOND_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
