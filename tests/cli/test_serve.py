@@ -97,7 +97,7 @@ def test_a_model_too_large_for_this_machine_is_rejected(tmp_path: Path, monkeypa
     with pytest.raises(ValueError, match="small takes images of 16384 x 16384 pixels: a batch of 4096 needs"):
         run_server([tmp_path / "small"], Settings(port=0, max_batch=4096), device="cpu")
     [served] = load_models([tmp_path / "small"], device="cpu")
-    with pytest.raises(ValueError, match="operations, which take longer than the timeout"):
+    with pytest.raises(ValueError, match="longer than the timeout"):
         check_capacity(served, max_batch=1, timeout=0.1)
 
 
