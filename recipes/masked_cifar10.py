@@ -190,7 +190,7 @@ def main(options: Options) -> list[Result]:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.main import refuse
+    from vitreous.cli.main import exit_with_error
     from vitreous.training.run import Interrupted
 
     try:
@@ -199,4 +199,4 @@ if __name__ == "__main__":
         print(f"{stop}, or repeat this command", file=sys.stderr)
         sys.exit(128 + stop.signal_number)
     except (ValueError, OSError) as error:
-        refuse(error)
+        exit_with_error(error)

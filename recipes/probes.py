@@ -30,7 +30,7 @@ import torch
 import tyro
 
 from benchmarks.publish_table import publish
-from vitreous.cli.main import refuse
+from vitreous.cli.main import exit_with_error
 from vitreous.data.open import open_data
 from vitreous.evaluation.evaluate_model import choose_split
 from vitreous.evaluation.features import cached_features
@@ -139,4 +139,4 @@ if __name__ == "__main__":
     try:
         main(tyro.cli(Options, description=__doc__))
     except (ValueError, OSError) as error:
-        refuse(error)
+        exit_with_error(error)

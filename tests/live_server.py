@@ -125,11 +125,11 @@ def process(checkpoints: Sequence[Path], *flags: str, **environment: str) -> Ite
 
 @contextlib.contextmanager
 def in_thread(served: Sequence[Any], settings: Any = None) -> Iterator[Live]:
-    from vitreous.serving.app import Server, create_app, listen, uvicorn_config
+    from vitreous.serving.app import Server, bind, create_app, uvicorn_config
     from vitreous.serving.settings import Settings
 
     settings, before = settings or Settings(), set(threading.enumerate())
-    listener = listen(HOST, 0)
+    listener = bind(HOST, 0)
     app = create_app(served, settings)
     server = Server(uvicorn_config(app, settings), app, "", None)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -48,7 +48,7 @@ def test_the_theme_is_remembered(open_page: Any, site: str) -> None:
     page = open_page(site, color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
-    page.get_by_role("button", name="Light or dark").click()
+    page.get_by_role("button", name="Switch between light and dark").click()
     dark = page.evaluate(ground)
     assert dark != light
     page.reload()

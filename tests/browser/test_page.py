@@ -185,7 +185,7 @@ def test_an_expired_image_is_uploaded_again(open_page: Any, site: str, watch: An
 
 def test_the_faithfulness_curves_show_the_results_of_the_server(open_page: Any, site: str) -> None:
     page = looking(open_page, site, picture(), "#map=relevance")
-    page.get_by_role("button", name="Test it").click()
+    page.get_by_role("button", name="Test this map").click()
     expect(page.locator(".curves figure")).to_have_count(2)
     found = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/faithfulness/relevance?model=birds"))
     expect(page.locator(".curves")).to_contain_text(f"area {found['deletion']['auc']:.3f}")
@@ -209,8 +209,8 @@ def test_two_models_share_one_cursor(open_page: Any, site: str) -> None:
     for pane in (0, 1):
         expect(page.locator(".map-title").nth(pane)).to_contain_text("patch in row 3, column 6")
     second = page.locator(".pane").nth(1)
-    expect(second.locator(".answer")).to_contain_text("no classes, only features")
-    chips = [re.compile("class token"), re.compile("reg. 1"), re.compile("reg. 2"), "mean of patches"]
+    expect(second.locator(".answer")).to_contain_text("no classification head, only features")
+    chips = [re.compile("class token"), re.compile("reg. 1"), re.compile("reg. 2"), "mean over patches"]
     expect(second.locator(".chip")).to_have_text(chips)
     expect(second.locator("[data-map=relevance]")).to_be_disabled()
     assert "model=birds,bare" in page.url
@@ -218,7 +218,7 @@ def test_two_models_share_one_cursor(open_page: Any, site: str) -> None:
 
 def test_without_a_class_token_the_query_is_the_mean_of_patches(open_page: Any, site: str) -> None:
     page = looking(open_page, site, picture(), "#model=pooled")
-    expect(page.locator(".map-title")).to_have_text("attention · mean of patches · layer 3 · mean of heads")
+    expect(page.locator(".map-title")).to_have_text("attention · mean over patches · layer 3 · mean over heads")
     weights = attention(site, sent(site, picture(), "pooled")["id"], layer=2, tokens=48, model="pooled")
     expect_legend(page, weights.mean(axis=(0, 1)).max())
 

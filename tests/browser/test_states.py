@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 def with_key(page: Any) -> None:
     """Enter the API key in the dialog."""
-    page.get_by_label("Key", exact=True).fill(KEY)
+    page.get_by_label("API key", exact=True).fill(KEY)
     page.get_by_role("button", name="Continue").click()
 
 
@@ -35,7 +35,7 @@ def strict(open_page: Any, strict_site: str, watch: Any) -> Any:
 def test_an_unsupported_format_is_explained(open_page: Any, site: str) -> None:
     page = open_page(site)
     drop(page, b"GIF89a", "image/gif")
-    expect(page.get_by_role("alert")).to_have_text("Unsupported format image/gif: use JPEG, PNG or WebP." + TIMES)
+    expect(page.get_by_role("alert")).to_have_text("Unsupported format image/gif. Use JPEG, PNG or WebP." + TIMES)
     drop(page, picture()[:200])
     expect(page.get_by_role("alert")).to_contain_text("damaged")
     drop(page, picture())
@@ -72,7 +72,7 @@ def test_requests_to_a_busy_server_are_retried(strict: Any, strict_site: str) ->
         for seed in range(2, 40):
             drop(strict, picture(seed=seed))
             strict.wait_for_timeout(100)
-            if "busy; trying again in" in strict.locator("#status").inner_text():
+            if "busy; retrying in" in strict.locator("#status").inner_text():
                 break
         else:
             pytest.fail("the server was never busy")
@@ -90,7 +90,7 @@ def test_an_unreachable_server_is_reported(open_page: Any, site: str, watch: Any
     watch.expected = ("ERR_INTERNET_DISCONNECTED",)
     page.context.set_offline(True)
     drop(page, picture())
-    expect(page.get_by_role("alert")).to_contain_text("The server does not respond")
+    expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
     page.context.set_offline(False)
     drop(page, picture())
     answered(page)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import vitreous
-from vitreous.cli.main import VERBS, app, main
+from vitreous.cli.main import COMMANDS, app, main
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -24,11 +24,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_every_verb_is_listed_and_has_an_example(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
-    assert set(VERBS) == set(app._subcommands)
-    for verb in VERBS:
-        assert run(monkeypatch, verb, "--help") == 0
-        assert f"Example: vitreous {verb}" in capsys.readouterr().out
+def test_every_command_is_listed_and_has_an_example(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    assert set(COMMANDS) == set(app._subcommands)
+    for command in COMMANDS:
+        assert run(monkeypatch, command, "--help") == 0
+        assert f"Example: vitreous {command}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,7 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
         (["train", "--data", "digits", "--epochs", "-1"], 2, "epochs is -1.0, but must be a finite number above 0"),
         (["train", "--data", "digits", "--epocs", "1"], 2, "--epochs"),
         (["train", "--data", "digits", "--batchsize", "4"], 2, "--batch-size"),
+        (["train", "--data", "digits", "--learning-rate=1e-3"], 2, "did you mean --lr?"),
         (["train", "--data", "digits", "--optimizer", "adam"], 2, "adamw"),
         (["train", "--data", "digits", "--max-unreadable", "3"], 2, "max_unreadable is 3.0, but must be"),
         (
@@ -264,8 +265,8 @@ def test_nothing_is_said_where_nobody_reads_on(words: list[str]) -> None:
 
 
 def test_flags_that_may_be_left_out_do_not_speak_of_none(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
-    for verb in VERBS:
-        run(monkeypatch, verb, "--help")
+    for command in COMMANDS:
+        run(monkeypatch, command, "--help")
         assert "{None}" not in capsys.readouterr().out
 
 

@@ -125,5 +125,5 @@ def test_vector_graphics_are_embedded_and_other_files_are_errors(tmp_path: Path)
     assert "data:image/svg+xml;base64," in html
     assert "script" not in {tag for tag, _ in Reader(html).elements}
     (tmp_path / "x.html").write_text("<p>")
-    with pytest.raises(ValueError, match=r"x\.html cannot be put into a report"):
+    with pytest.raises(ValueError, match=r"x\.html cannot be embedded"):
         page.plot(tmp_path / "x.html", "", "")

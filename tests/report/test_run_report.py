@@ -199,7 +199,7 @@ def test_no_sections_if_no_image_is_readable(tmp_path: Path) -> None:
 
 def test_one_epoch_without_validation(tmp_path: Path) -> None:
     report = replace(digits(tmp_path, NAMES), history=[{"epoch": 1, "step": 3, "loss": 2.0, "lr": 0.1}])
-    assert "not evaluated" in Reader(write_report(tmp_path, report).read_text("utf-8")).text
+    assert "Training metrics only" in Reader(write_report(tmp_path, report).read_text("utf-8")).text
 
 
 def test_two_classes(tmp_path: Path) -> None:
@@ -229,6 +229,6 @@ def test_a_thousand_classes_stay_small(tmp_path: Path) -> None:
 def test_without_matplotlib_the_page_is_written_without_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     read = Reader(write_report(tmp_path, digits(tmp_path, NAMES)).read_text(encoding="utf-8"))
-    assert "pip install vitreous[plot]" in read.text
+    assert 'pip install "vitreous[plot]"' in read.text
     assert "Worst mistakes" in read.headings
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

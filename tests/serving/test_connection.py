@@ -13,8 +13,8 @@ import vitreous
 from images import encoded, smooth
 from live_server import HOST, Live, Reply, in_thread, read_reply
 from vitreous.serving import connection as connections
+from vitreous.serving.batch_queue import Scheduler
 from vitreous.serving.models import ServedModel, serve_model
-from vitreous.serving.scheduler import Scheduler
 from vitreous.serving.settings import Settings
 
 PNG = encoded(smooth(20, 20))

@@ -18,10 +18,10 @@ from images import encoded, smooth
 from live_server import HOST, Live, in_thread, read_reply
 from vitreous.inference import predictor as predictor_module
 from vitreous.serving.app import create_app
+from vitreous.serving.batch_queue import Metrics, Scheduler
 from vitreous.serving.errors import ApiError, error_response
 from vitreous.serving.models import ServedModel, serve_model
 from vitreous.serving.requests import Middleware
-from vitreous.serving.scheduler import Metrics, Scheduler
 from vitreous.serving.settings import Settings
 
 PNG = encoded(smooth(20, 20))

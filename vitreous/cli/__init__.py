@@ -1,4 +1,4 @@
-"""Command line: one file per verb, and `main.py`, which parses arguments and prints errors."""
+"""Command line: one file per command; `main.py` parses arguments and prints errors."""
 
 from typing import Annotated
 

@@ -1,12 +1,15 @@
-"""The verb `vitreous convert`."""
+"""The `vitreous convert` command."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.table import Table
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
+from vitreous.common.codec import parse_fields
+from vitreous.common.text import console as standard_output
 
 if TYPE_CHECKING:
     from vitreous.weights.convert import Conversion
@@ -24,38 +27,33 @@ def convert(
     lossy: bool = False,
     check: bool = False,
 ) -> None:
-    """Convert a checkpoint to another system's format, read it back and compare the outputs.
+    """Convert a checkpoint to another library's format, reload it and compare the outputs.
 
     Example: vitreous convert ViT-B_16.npz vit-b16/ --to huggingface
 
     Args:
-        source: A file or folder of any format, or hf-hub:owner/name.
-        target: A folder, or a file whose suffix selects its kind: .safetensors, .pth, .npz, .pdparams.
-        to: The format: vitreous, google, big_vision, timm, huggingface, torchvision, dinov2, mae, lucidrains, paddle,
-            paddlevit.
-        from_: The format of the source; detected by default.
-        image_size: Another image size; positions are resampled as the source's system does.
-        num_classes: Replace the head by a new one for this number of classes; 0 for none.
-        set: Config fields that the tensors do not show, as field=JSON: --set num_heads=4
-        lossy: Write it even if the other system computes differently with the same weights, e.g. with another GELU.
-        check: Print the differences stage by stage.
+        source: File or folder in any supported format, or hf-hub:owner/name.
+        target: Folder, or a file ending in .safetensors, .pth, .npz or .pdparams.
+        to: Target format: vitreous, google, big_vision, timm, huggingface, torchvision, dinov2, mae, lucidrains,
+            paddle or paddlevit.
+        from_: Source format; detected by default.
+        image_size: New image size; position embeddings are resampled as in the source library.
+        num_classes: Replace the head with a new one for this many classes; 0 removes it.
+        set: Config fields that cannot be inferred from the weights, as field=JSON: --set num_heads=4
+        lossy: Write the model even if the target library computes something slightly different, e.g. another GELU.
+        check: Print the differences for each stage of the model.
     """
-    import vitreous
-    from vitreous.common.codec import parse_fields
+    from vitreous.weights.convert import convert as convert_checkpoint
 
     size, fields = image_size or None, parse_fields(set)
-    conversion = vitreous.convert(
+    conversion = convert_checkpoint(
         source, target, to=to, format=from_, image_size=size, num_classes=num_classes, overrides=fields, lossy=lossy
     )
     _print(conversion, source, to, stages=check)
 
 
 def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None:
-    from rich.table import Table
-
-    from vitreous.common.text import console as standard_output
-
-    console = standard_output(soft_wrap=True)  # paths stay whole
+    console = standard_output(soft_wrap=True)  # do not break paths
     provenance = conversion.provenance
     console.print(f"read {source}: {provenance.get('origin', 'Vitreous')}")
 
@@ -66,13 +64,13 @@ def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None
     print_lines("assumed", provenance.get("assumed", ()))
     print_lines("ignored", provenance.get("left_out", ()))
     console.print(f"wrote {conversion.path}: {to}")
-    print_lines("computed differently", conversion.losses)
+    print_lines("differs", conversion.losses)
     print_lines("note", conversion.remarks)
     print_lines("not kept", conversion.not_kept)
     if not conversion.differences:
         return
     last = conversion.differences[-1]
-    console.print(f"read back: outputs differ by at most {last.largest:.2e} (largest output {last.scale:.3g})")
+    console.print(f"verified: outputs differ by at most {last.largest:.2e} (largest output {last.scale:.3g})")
     if stages:
         table = Table("stage", "largest difference", "mean", "largest value", box=None)
         for one in conversion.differences:

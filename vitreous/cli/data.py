@@ -1,10 +1,13 @@
-"""The verb `vitreous data`."""
+"""The `vitreous data` command."""
 
 import sys
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
+
+from vitreous.common.text import console
 
 
 def data(
@@ -15,22 +18,19 @@ def data(
     out: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Check a data set: counts, balance, unreadable and duplicate images, leaks between splits, odd sizes, masks.
+    """Check a data set for unreadable or duplicate images, leaks between splits, imbalance, odd sizes and bad masks.
 
-    Exits with 1 if there are problems to fix before training.
+    The exit status is 1 if there are problems to fix before training.
 
     Example: vitreous data check images/ --out sheet.png
 
     Args:
-        action: Always check.
-        spec: Any value of `train --data`.
-        data_root: Folder of a local copy of a data set that would be downloaded.
-        out: PNG file for a contact sheet, with some images of every class.
+        action: The only action is check.
+        spec: The data set; accepts the same values as `train --data`.
+        data_root: Folder with a local copy of a data set, used instead of a download.
+        out: PNG file for a contact sheet with sample images of every class.
         json: Print JSON instead of text.
     """
-    from json import dumps
-
-    from vitreous.common.text import console
     from vitreous.data.doctor import check_data
 
     report = check_data(spec, data_root, out)

@@ -1,15 +1,16 @@
-"""The verb `vitreous demo`: train on the built-in digits, and follow one image through the model step by step."""
+"""The `vitreous demo` command: train on the built-in digits and show one image passing through the model."""
 
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.table import Table
+
 from vitreous.model.options import Conditional, GlobalAverage
 from vitreous.training import Augment, Optim, TrainConfig
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from torch import Tensor
 
     from vitreous.model.vit import ViT
@@ -18,7 +19,7 @@ FOLDER = Path("runs/demo")
 
 
 def config(out: Path = FOLDER) -> TrainConfig:
-    """A small ViT on images of 8 x 8 pixels, with choices that learn from few images."""
+    """Return the config of a small ViT for 8 x 8 images and little data."""
     return TrainConfig(
         data="digits",
         model="ViT-Lite-6/4",
@@ -38,7 +39,7 @@ def config(out: Path = FOLDER) -> TrainConfig:
 
 
 def demo() -> None:
-    """Train a small model on handwritten digits, evaluate it and report: about a minute on a laptop.
+    """Train, evaluate and explain a small model on handwritten digits; takes about a minute on a laptop.
 
     Example: vitreous demo
     """
@@ -46,16 +47,16 @@ def demo() -> None:
     import torch
     from PIL import Image
 
-    import vitreous
     from vitreous.cli.explain import explain
     from vitreous.common.text import SafeConsole
     from vitreous.data.open import open_data
     from vitreous.model.vit import ViT
+    from vitreous.training.run import train
 
     out = FOLDER
     if (out / "config.json").exists():
-        shutil.rmtree(out)  # the demo's own folder, replaced every time
-    model = vitreous.train(config(out), command=" ".join(["vitreous", *sys.argv[1:]])).model
+        shutil.rmtree(out)  # left by an earlier demo
+    model = train(config(out), command=" ".join(["vitreous", *sys.argv[1:]])).model
     assert isinstance(model, ViT)
     digit = open_data("digits").val.image(0)
     assert isinstance(digit, np.ndarray)
@@ -63,15 +64,14 @@ def demo() -> None:
     console = SafeConsole()
     console.print()
     console.print(steps_table(model, images))
-    console.print("\nExplanation of its prediction:")
+    console.print("\nExplanation of the prediction:")
     Image.fromarray(digit[..., 0]).save(out / "digit.png")
     explain(out / "best", str(out / "digit.png"), out=out / "explained")
 
 
-def steps_table(model: "ViT", images: "Tensor") -> "Table":
-    """Table of the tensors in equations 1 to 4."""
+def steps_table(model: "ViT", images: "Tensor") -> Table:
+    """Return a table of the tensors in equations 1 to 4."""
     import torch
-    from rich.table import Table
 
     with torch.no_grad():
         patches, grid = model.patchify(images)
@@ -83,10 +83,10 @@ def steps_table(model: "ViT", images: "Tensor") -> "Table":
         ("x", images, "the image: batch, channels, height, width"),
         ("x_p E", patches, f"{grid[0]} x {grid[1]} patches, each projected to width {patches.shape[-1]}"),
         ("z_0", tokens, "(1) the input tokens of the encoder"),
-        ("A", maps[0], f"(2) attention between tokens, for every head; one such map for each of {len(maps)} layers"),
+        ("A", maps[0], f"(2) attention between tokens in each head of layer 1 of {len(maps)}"),
         ("z_L", features.patches, f"(3) the patches after {model.config.depth} blocks and the final norm"),
-        ("y", pooled, "(4) their mean, which represents the image"),
-        ("logits", logits, "the score of each class"),
+        ("y", pooled, "(4) the mean of the patches, which represents the image"),
+        ("logits", logits, "the class scores"),
     ]
     table = Table("", "shape", "meaning", box=None, title="One digit through the model", title_justify="left")
     for symbol, tensor, meaning in steps:

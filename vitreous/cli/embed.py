@@ -1,11 +1,10 @@
-"""The verb `vitreous embed`."""
+"""The `vitreous embed` command."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-import vitreous
 from vitreous.cli import ImageSize
 
 
@@ -21,24 +20,25 @@ def embed(
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
     decode: Literal["exact", "fast"] = "exact",
 ) -> None:
-    """Compute a vector for each image: the pooled features before the head, to search, cluster or learn from.
+    """Compute an embedding for each image: the pooled features before the head, for search, clustering or training.
 
     Example: vitreous embed runs/first/best pictures/ --out vectors.parquet
 
     Args:
-        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
+        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
         images: Files, folders, globs, or - to read paths from standard input.
-        out: A .parquet, .jsonl, .json or .csv file.
-        image_size: Another size than the checkpoint's; its positions are resampled.
-        flip: Average with the mirror image.
+        out: Output file: .parquet, .jsonl, .json or .csv.
+        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
+        flip: Average with the embedding of the mirrored image.
         batch_size: Images per batch.
-        device: auto, cpu, cuda, mps.
-        precision: Of the computation.
-        decode: Of JPEGs: fast decodes large ones at a reduced scale, which changes some vectors.
+        device: auto, cpu, cuda or mps.
+        precision: Compute precision.
+        decode: JPEG decoding; fast decodes large JPEGs at a reduced scale, which changes some embeddings slightly.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "out")}
     from vitreous.cli.prediction_output import output_embeddings
+    from vitreous.inference import predict_images
     from vitreous.inference.prediction_files import writer_for
 
-    writer_for(out)  # reject an unsupported name before the work
-    output_embeddings(vitreous.embed(checkpoint, images, **options), out)
+    writer_for(out)  # reject an unsupported suffix first
+    output_embeddings(predict_images.embed(checkpoint, images, **options), out)

@@ -1,4 +1,4 @@
-"""The verb `vitreous eval`. torch is imported inside, so that `--help` answers at once."""
+"""The `vitreous eval` command."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-import vitreous
 from vitreous.cli import ImageSize
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.text import console as standard_output
@@ -47,42 +46,44 @@ def evaluate(
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Evaluate a checkpoint: accuracy, calibration and confusions; mean IoU and outlines for a segmenter.
+    """Evaluate a checkpoint: accuracy, calibration and confusion; for a segmenter, mean IoU and boundary F-score.
 
     Example: vitreous eval runs/first/best --data pictures/
 
     Args:
-        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
-        data: The data set; anything that `train --data` takes.
-        split: Default: the test split if there is one, else the validation split.
-        image_size: Another size than the checkpoint's; its positions are resampled.
-        data_root: A local copy of a data set that would be downloaded.
-        val_fraction: Fraction held out if the data has no validation split, as in training.
-        seed: Of that split, as in training; and of a probe's draws.
+        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
+        data: The data set; accepts the same values as `train --data`.
+        split: Split to evaluate. By default the test split, or the validation split if there is no test split.
+        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
+        data_root: Folder with a local copy of a data set, used instead of a download.
+        val_fraction: Fraction to hold out if the data has no validation split; use the value from training.
+        seed: Seed of the held-out split (use the value from training) and of the probe.
         batch_size: Images per batch.
-        device: auto, cpu, cuda, mps.
-        precision: Of the computation.
-        workers: Threads that decode images.
-        flip: Average with the mirror image.
-        decode: Of JPEGs: fast decodes large ones at a reduced scale, which changes some results. Only for classifiers.
-        probe: Evaluate the frozen encoder instead of the head: train k-NN, a linear classifier, or least squares on a
-            few images per class on its features of the train split.
-        features: For a probe: the input of the head, or the class token concatenated with the mean of the patches.
-        cache: For a probe: a folder that stores features for the next one. Default: features stay in memory.
-        neighbours: For --probe knn: neighbours that vote; several numbers are measured in one pass, the first is the
-            result.
-        shots: For --probe fewshot: images per class; the first number is the result. Default: those of 5, 10 and 25
-            that every class has.
-        ignore: For a segmenter: classes whose pixels are excluded.
+        device: auto, cpu, cuda or mps.
+        precision: Compute precision.
+        workers: Number of threads that decode images.
+        flip: Average with the prediction for the mirrored image.
+        decode: JPEG decoding; fast decodes large JPEGs at a reduced scale, which changes some results slightly.
+            Classifiers only.
+        probe: Evaluate the frozen encoder instead of the head, by fitting a classifier to its features of the train
+            split: k-NN, linear, or few-shot (least squares on a few images per class).
+        features: Features for --probe: the input of the head, or the class token concatenated with the mean patch.
+        cache: Folder that caches features for later probes. By default they are not stored.
+        neighbours: k for --probe knn. Several values are evaluated in one pass; the first gives the reported result.
+        shots: Images per class for --probe fewshot; the first value gives the reported result. By default 5, 10
+            and 25, except those that exceed the smallest class.
+        ignore: Classes whose pixels are excluded from segmentation metrics.
         json: Print JSON instead of tables.
-        out: Write the JSON to a file as well.
+        out: Also write the JSON to this file.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "json", "out")}
-    print_metrics(vitreous.evaluate(checkpoint, **options), json, out)
+    from vitreous import evaluation
+
+    print_metrics(evaluation.evaluate(checkpoint, **options), json, out)
 
 
 def print_metrics(metrics: "Metrics", as_json: bool, out: Path | None) -> None:
-    """Print tables or JSON to stdout; `out` gets the JSON as well. Doubts about the result go to stderr."""
+    """Print tables or JSON to stdout, write JSON to `out`, and print doubts about the result to stderr."""
     from vitreous.evaluation import ClassificationMetrics, ProbeMetrics
 
     record = metrics.to_dict()
@@ -146,7 +147,7 @@ def _summary(record: Mapping[str, Any], names: Sequence[str]) -> Table:
     table = Table("", "", box=None, show_header=False)
     for name in names:
         value = record[name]
-        label = "split" if name == "part" else name  # the key of metrics.json
+        label = "split" if name == "part" else name  # metrics.json says "part"
         table.add_row(label, f"{value:.4f}" if isinstance(value, float) else str(value))
     return table
 
@@ -166,5 +167,5 @@ def _details(row: dict[str, Any]) -> str:
         return f"± {row['std']:.4f} over {len(row['draws'])} draws"
     if "setting" in row:
         settings = ", ".join(f"{name} {value:g}" for name, value in row["setting"].items())
-        return f"{settings} (held out {row['held_out']:.4f})"
+        return f"{settings} (held-out accuracy {row['held_out']:.4f})"
     return ""

@@ -1,12 +1,16 @@
-"""The verb `vitreous explain`. torch is imported inside, so that `--help` is quick."""
+"""The `vitreous explain` command."""
 
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.table import Table
 from tyro.conf import Positional, arg
 
+from vitreous.cli import ImageSize
+from vitreous.common.text import SafeConsole
+from vitreous.common.text import console as standard_output
 from vitreous.explanation import Method
 
 if TYPE_CHECKING:
@@ -23,33 +27,32 @@ def explain(
     layers: Annotated[tuple[int, ...], arg(metavar="LAYER ...")] = (),
     heads: Annotated[tuple[int, ...], arg(metavar="HEAD ...")] = (),
     query: Annotated[tuple[int, ...], arg(metavar="ROW COLUMN")] = (),
-    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
+    image_size: ImageSize = (),
     batch_size: int = 32,
     device: str = "auto",
 ) -> None:
-    """Show what a model's answer for an image depends on, as figures and one report.html.
+    """Explain a model's prediction for an image, as figures and one report.html.
 
     Example: vitreous explain runs/first/best cat.jpg --out explained/
 
     Args:
-        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
-        image: An image, or none for the figures that need none: positions and filters.
+        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
+        image: Image file, or none for the figures that need no image (positions and filters).
         out: Folder for the figures.
-        class_: Class to explain, by label or number. Default: the most probable.
-        methods: Figures to make. Default: all that the checkpoint supports. occlusion and faithfulness are slow.
-        layers: Layers, from 0, or negative from the end. Default: all.
-        heads: Heads in the overview of heads, from 0. Default: all.
-        query: Patch whose attention and similarity are shown. Default: the class token, and the most important patch.
-        image_size: Another input size than the checkpoint's; its positions are resampled.
-        batch_size: Images at once, for occlusion and faithfulness.
-        device: auto, cpu, cuda, mps.
+        class_: Class to explain, by label or index. By default the most probable.
+        methods: Figures to make. By default all that the checkpoint supports; occlusion and faithfulness are slow.
+        layers: Layers to show, counted from 0; negative numbers count from the end. By default all.
+        heads: Heads to show in the overview, counted from 0. By default all.
+        query: Patch whose attention and similarity are shown. By default the class token and the most important patch.
+        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
+        batch_size: Images per batch for occlusion and faithfulness.
+        device: auto, cpu, cuda or mps.
     """
-    import vitreous
-    from vitreous.common.text import SafeConsole
+    from vitreous.explanation.explain import explain as explain_image
 
     command = shlex.join(["vitreous", *sys.argv[1:]])
-    with SafeConsole(stderr=True).status("explaining ...") as status:  # shown on a terminal only
-        result = vitreous.explain(
+    with SafeConsole(stderr=True).status("explaining ...") as status:  # only on a terminal
+        result = explain_image(
             checkpoint, None if image == "none" else image, out=out, target=class_, methods=methods, layers=layers,
             heads=heads, query=query, image_size=image_size, batch_size=batch_size, device=device, command=command,
             begin=lambda method: status.update(f"{method} ..."),
@@ -58,10 +61,6 @@ def explain(
 
 
 def _print(result: "Explanation") -> None:
-    from rich.table import Table
-
-    from vitreous.common.text import console as standard_output
-
     console = standard_output()
     if result.predictions:
         table = Table("class", "probability", box=None)

@@ -1,12 +1,15 @@
-"""The verb `vitreous info`: a table of presets, or of one model and its cost."""
+"""The `vitreous info` command: list all presets, or describe one model and its cost."""
 
 import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.table import Table
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
+from vitreous.common.codec import to_dict
+from vitreous.common.text import console, plural
 
 if TYPE_CHECKING:
     from vitreous.model.base_config import ModelConfig
@@ -19,20 +22,16 @@ def info(
     image_size: ImageSize = (),
     json: bool = False,
 ) -> None:
-    """Print the architecture and cost of a model: parameters, operations, tokens, memory.
+    """Print a model's architecture and cost: parameters, FLOPs, tokens and memory.
 
     Example: vitreous info ViT-B/16 --image-size 384
 
     Args:
-        name: A preset, named as in its paper, or a checkpoint. By default, all presets are listed.
-        num_classes: Another number of classes than the preset's; 0 for none.
-        image_size: Another image size than the model's.
+        name: Preset or checkpoint. If omitted, all presets are listed.
+        num_classes: Number of classes, if not the preset's; 0 for no head.
+        image_size: Input size, if not the model's.
         json: Print JSON instead of a table.
     """
-    from rich.table import Table
-
-    from vitreous.common.codec import to_dict
-    from vitreous.common.text import console
     from vitreous.model.cost import cost
 
     if not name:
@@ -53,10 +52,6 @@ def info(
 
 
 def _print_presets(as_json: bool) -> None:
-    from rich.table import Table
-
-    from vitreous.common.codec import to_dict
-    from vitreous.common.text import console
     from vitreous.model.presets import PRESETS
 
     if as_json:
@@ -70,7 +65,7 @@ def _print_presets(as_json: bool) -> None:
 
 
 def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tuple["ModelConfig", dict[str, Any]]:
-    """Return the config and provenance of a preset or checkpoint; no tensor is read."""
+    """Return the config and provenance of a preset or checkpoint without reading tensors."""
     from vitreous.common.checks import as_size
     from vitreous.model.presets import PRESETS, configure
 
@@ -80,7 +75,7 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
         described = open_checkpoint(name).describe()
         config = described.config.resized(as_size(image_size)) if image_size else described.config
         return config, described.provenance
-    if Path(name).is_absolute() or Path(name).suffix:  # a path: no preset has such a name
+    if Path(name).is_absolute() or Path(name).suffix:  # a path, because no preset has a suffix
         from vitreous.weights.native import missing_checkpoint
 
         raise missing_checkpoint(Path(name))
@@ -88,17 +83,17 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
 
 
 def _rows(config: "ModelConfig", costs: dict[str, int]) -> list[tuple[str, str]]:
-    memory, how = costs["activation_bytes"] / 2**20, config.preprocessing
+    giga, mib, how = costs["flops"] / 1e9, costs["activation_bytes"] / 2**20, config.preprocessing
     return [
         ("parameters", f"{costs['parameters']:,}"),
-        ("operations", f"{costs['flops'] / 1e9:,.2f} GFLOPs an image, forward ({costs['flops'] / 2e9:,.2f} GMACs)"),
-        ("training memory", f"{memory:,.0f} MiB of activations an image in float32, {memory / 2:,.0f} in bfloat16"),
-        ("image", f"{config.image_size[0]} x {config.image_size[1]}, {config.channels} channels"),
-        ("classes", str(config.num_classes or "none: returns pooled features")),
+        ("operations", f"{giga:,.2f} GFLOPs per image, forward only ({giga / 2:,.2f} GMACs)"),
+        ("training memory", f"{mib:,.0f} MiB of activations per image in float32, {mib / 2:,.0f} in bfloat16"),
+        ("image", f"{config.image_size[0]} x {config.image_size[1]}, {plural(config.channels, 'channel')}"),
+        ("classes", str(config.num_classes or "none (returns pooled features)")),
         *config.details(),
         (
             "preprocessing",
-            f"mean {how.mean}, std {how.std}, {how.interpolation}, {how.fit}, rounded as by {how.geometry}",
+            f"mean {how.mean}, std {how.std}, {how.interpolation}, {how.fit}, rounding as in {how.geometry}",
         ),
     ]
 

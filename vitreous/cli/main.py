@@ -1,6 +1,6 @@
-"""Entry point of the `vitreous` command. Bad arguments exit with 2, bad data with 1 and one clear line.
+"""Entry point of the `vitreous` command. Invalid arguments exit with 2, invalid data with 1 and a one-line message.
 
-Each verb has a file of its own, which imports torch only when it runs, so that `--help` answers at once.
+Commands import torch when they run, which keeps `--help` fast.
 """
 
 import os
@@ -28,16 +28,21 @@ from vitreous.common.text import printable
 from vitreous.common.threads import spin_briefly
 from vitreous.training import TrainConfig
 
-VERBS: dict[str, Callable[..., None]] = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "train": train, "eval": evaluate, "predict": predict, "embed": embed, "explain": explain,
     "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # omit a flag for None
+# Names of other tools for flags whose spelling is too different for the parser's own suggestions.
+OTHER_NAMES = {
+    "--learning-rate": "--lr", "--wd": "--weight-decay", "--bs": "--batch-size", "--drop-path": "--stochastic-depth",
+    "--label-smoothing": "--smoothing", "--pretrained": "--init", "--data-dir": "--data", "--output-dir": "--out",
+}  # fmt: skip
 
 app = tyro.extras.SubcommandApp()
-for name, verb in VERBS.items():
-    app.command(name=name)(verb)
+for name, command in COMMANDS.items():
+    app.command(name=name)(command)
 
 
 def main() -> None:
@@ -48,35 +53,46 @@ def main() -> None:
     if word == "--version":
         print(f"vitreous {vitreous.__version__}")
         return
-    if word and not word.startswith("-") and word not in VERBS:
-        print(f"vitreous: unknown command {word!r}{suggestion(word, VERBS)}: use {', '.join(VERBS)}", file=sys.stderr)
+    if word and not word.startswith("-") and word not in COMMANDS:
+        hint = suggestion(word, COMMANDS)
+        print(f"vitreous: unknown command {word!r}{hint}; choose from {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
     try:
         try:
+            reject_other_names(sys.argv[1:])
             words = numbers_last(lists_together(sys.argv[1:]))
             app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN, args=words)
         finally:
-            sys.stdout.flush()  # here, where it can be seen that nobody reads on
+            sys.stdout.flush()  # a closed pipe must raise inside this try
     except (ValueError, OSError) as error:
-        refuse(error)
+        exit_with_error(error)
 
 
 def train_recipe(config: TrainConfig) -> None:
-    """Run a recipe (`python -m recipes.NAME`): its config, changed by flags."""
+    """Run a recipe (`python -m recipes.NAME`) with its config changed by flags."""
     spin_briefly()
     print_own_warnings()
     try:
+        reject_other_names(sys.argv[1:])
         flags = tyro.cli(Flags, default=Flags(**vars(config)), config=FLAGS, args=lists_together(sys.argv[1:]))
         run_flags(flags.config(), shlex.join(["python", *sys.argv]))
     except (ValueError, OSError) as error:
-        refuse(error)
+        exit_with_error(error)
 
 
 # ---- Arguments -------------------------------------------------------------------------------------------------------
 
 
+def reject_other_names(words: Sequence[str]) -> None:
+    """Reject flags of other tools, and suggest the flag with the same meaning."""
+    for word in words:
+        name = word.split("=")[0].replace("_", "-")
+        if name in OTHER_NAMES:
+            raise BadValue(f"unknown option {name}; did you mean {OTHER_NAMES[name]}?")
+
+
 def numbers_last(words: Sequence[str]) -> list[str]:
-    """The words of a command with --image-size at their end, where what follows its numbers is not taken for one.
+    """Move --image-size to the end, so that the positional argument after it is not parsed as another number.
 
     >>> numbers_last(["predict", "runs/first/best", "--image-size", "64", "cat.jpg"])
     ['predict', 'runs/first/best', 'cat.jpg', '--image-size', '64']
@@ -85,13 +101,13 @@ def numbers_last(words: Sequence[str]) -> list[str]:
         return list(words)
     start = max(i for i, word in enumerate(words) if word == "--image-size")
     end = next((i for i, word in enumerate(words) if i > start and not word.isdecimal()), len(words))
-    if end == start + 1:  # no number at all: the parser says what is missing
+    if end == start + 1:  # no number follows; the parser reports the error
         return list(words)
     return [*words[:start], *words[end:], *words[start:end]]
 
 
 def lists_together(words: Sequence[str]) -> list[str]:
-    """Merge repeated list options into one, because the parser silently keeps only the last occurrence.
+    """Merge repeated list options, because the parser keeps only the last one.
 
     >>> lists_together(["train", "--set", "depth=2", "--steps", "3", "--set", "registers=4"])
     ['train', '--steps', '3', '--set', 'depth=2', 'registers=4']
@@ -117,17 +133,17 @@ def lists_together(words: Sequence[str]) -> list[str]:
 # ---- Errors and warnings ---------------------------------------------------------------------------------------------
 
 
-def refuse(error: Exception) -> NoReturn:
-    """Print an error as one escaped line; exit with 2 for an invalid argument, 1 for invalid data."""
+def exit_with_error(error: Exception) -> NoReturn:
+    """Print an error as one escaped line, and exit with 2 for an invalid argument or 1 for invalid data."""
     if isinstance(error, BrokenPipeError):  # as in `vitreous info | head -3`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # avoids an error message from Python at exit
         sys.exit(1)
     print(f"vitreous: {printable(str(error))}", file=sys.stderr)
     sys.exit(2 if isinstance(error, BadValue) else 1)
 
 
 def print_own_warnings() -> None:
-    """Print our own warnings as one line on stderr, in the first process only; other warnings stay as they are."""
+    """Print Vitreous's own warnings as one line on stderr, on rank 0 only; show other warnings as usual."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:

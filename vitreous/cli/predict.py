@@ -1,11 +1,10 @@
-"""The verb `vitreous predict`."""
+"""The `vitreous predict` command."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-import vitreous
 from vitreous.cli import ImageSize
 
 
@@ -23,24 +22,25 @@ def predict(
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Predict labels for images, or a mask for each if the model is a segmenter.
+    """Predict labels for images, or masks if the model is a segmenter.
 
     Example: vitreous predict runs/first/best cat.jpg "holiday/*.png"
 
     Args:
-        checkpoint: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name.
+        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
         images: Files, folders, globs, or - to read paths from standard input.
-        top: Labels per image; default 5.
-        image_size: Another size than the checkpoint's; its positions are resampled.
-        flip: Average with the mirror image.
+        top: Labels per image; 5 by default.
+        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
+        flip: Average with the prediction for the mirrored image.
         batch_size: Images per batch.
-        device: auto, cpu, cuda, mps.
-        precision: Of the computation.
-        decode: Of JPEGs: fast decodes large ones at a reduced scale, which changes some results.
-        json: Print a line of JSON for each image instead of a table.
-        out: Write to a .json, .jsonl, .csv or .parquet file instead; for a segmenter, a folder for masks and overlays.
+        device: auto, cpu, cuda or mps.
+        precision: Compute precision.
+        decode: JPEG decoding; fast decodes large JPEGs at a reduced scale, which changes some results slightly.
+        json: Print one line of JSON per image instead of a table.
+        out: Write to a .json, .jsonl, .csv or .parquet file; for a segmenter, a folder for masks and overlays.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "json", "out")}
     from vitreous.cli.prediction_output import output_predictions
+    from vitreous.inference import predict_images
 
-    output_predictions(vitreous.predict(checkpoint, images, **options), json, out)
+    output_predictions(predict_images.predict(checkpoint, images, **options), json, out)

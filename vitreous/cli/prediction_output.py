@@ -1,4 +1,4 @@
-"""Output of `vitreous predict` and `vitreous embed`: a table, JSON lines or a file, and a summary on stderr."""
+"""Output of `vitreous predict` and `vitreous embed`: a table, JSON lines or a file, with a summary on stderr."""
 
 import itertools
 import sys
@@ -17,12 +17,12 @@ from vitreous.inference.predict_images import Embeddings, Results
 from vitreous.inference.prediction_files import MaskFolder, as_dict, clean, write
 from vitreous.inference.predictor import Predictor, Segmentation, SegmentPredictor
 
-ROWS = 1024  # of a table that are laid out together
-SHOWN = 0.005  # smaller fractions of an image are not printed
+ROWS = 1024  # rows per printed table, which share column widths
+SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
 
 
 def output_predictions(results: Results[Any], as_json: bool, out: Path | None) -> None:
-    """Write predictions to `out`, or print them; masks are written and also summarised."""
+    """Write predictions to `out`, or print them. Masks are always summarised on stdout."""
     if isinstance(results.engine, SegmentPredictor):
         _output_masks(results, results.engine, as_json, out)
     elif out is not None:
@@ -35,7 +35,7 @@ def output_predictions(results: Results[Any], as_json: bool, out: Path | None) -
         print_table(results)
     _print_summary(results, out)
     if isinstance(results.engine, SegmentPredictor) and out is None and not as_json:
-        print("masks and overlays are written with --out FOLDER", file=sys.stderr)
+        print("use --out FOLDER to write masks and overlays", file=sys.stderr)
 
 
 def output_embeddings(embeddings: Embeddings, out: Path) -> None:
@@ -45,11 +45,11 @@ def output_embeddings(embeddings: Embeddings, out: Path) -> None:
 
 
 def print_table(predictions: Iterable[Prediction], console: Console | None = None) -> None:
-    """Print a line for each image: its name, the best label and its probability, and the next best."""
+    """Print one row per image: file name, best label with its probability, and the next best labels."""
     console = console or standard_output()
     remaining, header = iter(predictions), True
     while group := list(itertools.islice(remaining, ROWS)):
-        table = Table("image", "label", "probability", "or else", box=None, show_header=header)
+        table = Table("image", "label", "probability", "other labels", box=None, show_header=header)
         header = False
         for prediction in group:
             name = Text(one_line(clean(prediction.name)), overflow="fold")
@@ -63,7 +63,7 @@ def print_table(predictions: Iterable[Prediction], console: Console | None = Non
 
 
 def _output_masks(results: Results[Segmentation], predictor: SegmentPredictor, as_json: bool, out: Path | None) -> None:
-    """Write masks and overlays below `out`, and print the fraction of each class."""
+    """Write masks and overlays to `out`, and print the fraction of the image that each class covers."""
     folder = None if out is None else MaskFolder(out, results.paths, predictor)
     console = standard_output(soft_wrap=True)
     for result in results:
@@ -74,9 +74,8 @@ def _output_masks(results: Results[Segmentation], predictor: SegmentPredictor, a
         elif result.error is not None:
             console.print(f"{one_line(result.name)}: {result.error}")
         else:
-            shown = [
-                f"{label} {fraction:.1%}" for label, fraction in _fractions(predictor, result) if fraction >= SHOWN
-            ]
+            pairs = _fractions(predictor, result)
+            shown = [f"{label} {fraction:.1%}" for label, fraction in pairs if fraction >= SHOWN]
             console.print(f"{one_line(result.name)}: {', '.join(shown)}")
 
 
@@ -93,19 +92,19 @@ def _mask_record(predictor: SegmentPredictor, result: Segmentation) -> dict[str,
 
 
 def _fractions(predictor: SegmentPredictor, result: Segmentation) -> list[tuple[str, float]]:
-    """Classes and their fractions of the image, largest first."""
+    """Return each class and the fraction of the image it covers, largest first."""
     pairs = zip(predictor.labels, result.fractions(predictor.config.num_classes), strict=True)
     return sorted(pairs, key=lambda pair: -pair[1])
 
 
 def _print_summary(results: Results[Any], out: Path | None) -> None:
-    """Print the number of images, the destination and the speed; raise if no image could be read."""
+    """Print the number of images, the output path and the speed; raise ValueError if every image failed."""
     in_file = out is not None and out.is_file()
     if results.images and results.errors == results.images:
         where = f" (see {out})" if in_file else ""
         raise ValueError(f"no image could be read: {results.errors} of {results.images} failed{where}")
-    to = f" to {out}" if out is not None else ""
-    reasons = " (reasons are in `error`)" if in_file else ""
-    broken = f", {results.errors} of them unreadable{reasons}" if results.errors else ""
+    to = f" written to {out}" if out is not None else ""
+    reasons = " (see the `error` field)" if in_file else ""
+    broken = f", {results.errors} unreadable{reasons}" if results.errors else ""
     speed = f"{results.engine.throughput.images_per_second:.1f} images/s on {results.engine.device}"
     print(printable(f"{plural(results.images, 'image')}{to}{broken}, {speed}"), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The verb `vitreous serve`. torch is imported inside, so that `--help` answers at once."""
+"""The `vitreous serve` command."""
 
 import os
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-import vitreous
-from vitreous.common.checks import fail
+from vitreous import serving
+from vitreous.cli import ImageSize
+from vitreous.common.checks import BadValue
 from vitreous.serving.settings import Settings
 
 KEY_VARIABLE = "VITREOUS_API_KEY"
@@ -18,7 +19,7 @@ def serve(
     *,
     host: str = Settings.host,
     port: int = Settings.port,
-    image_size: Annotated[tuple[int, ...], arg(metavar="PIXELS | HEIGHT WIDTH")] = (),
+    image_size: ImageSize = (),
     device: str = "auto",
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
     max_batch: int = Settings.max_batch,
@@ -30,33 +31,36 @@ def serve(
     api_key_file: Path | None = None,
     open: bool = False,
 ) -> None:
-    """Serve models over HTTP: a web page to explore them, and an API for programs.
+    """Serve models over HTTP, with an API and a web page to explore them.
 
     Example: vitreous serve runs/first/best --open
 
     Args:
-        checkpoints: A folder with a model, such as runs/first/best, another system's file, or hf-hub:owner/name;
-            several are served side by side.
-        host: Address to listen at. To be reachable from other machines, change it, e.g. to 0.0.0.0.
-        port: Port to listen at; 0 chooses a free one.
-        image_size: Another size than the checkpoint's; positions are resampled.
+        checkpoints: One or more checkpoint folders such as runs/first/best, other libraries' weight files, or
+            hf-hub:owner/name.
+        host: Address to listen on; 0.0.0.0 accepts connections from other machines.
+        port: Port to listen on; 0 picks a free one.
+        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
         device: auto, cpu, cuda or mps.
-        precision: Precision of the computation.
-        max_batch: Images per batch.
-        max_wait_ms: Longest time that an image waits for others to share a batch with.
-        queue: Requests that may wait; the next is answered with 429.
-        max_body_mb: Largest request in megabytes.
-        max_pixels: Largest image by its header, before it is decoded.
-        timeout: Seconds per request; explanations may take ten times as long.
-        api_key_file: File with a key that requests must send; or set the variable VITREOUS_API_KEY.
-        open: Open the page in a browser.
+        precision: Compute precision.
+        max_batch: Maximum number of images per batch.
+        max_wait_ms: Longest time an image waits for its batch to fill.
+        queue: Maximum number of waiting requests; further requests get status 429.
+        max_body_mb: Maximum request size in megabytes.
+        max_pixels: Maximum number of pixels of an image, checked before it is decoded.
+        timeout: Time limit per request in seconds; ten times as long for explanations.
+        api_key_file: File with the API key that requests must send; or set VITREOUS_API_KEY.
+        open: Open the page in a web browser.
     """
     if not checkpoints:
-        fail("CHECKPOINT", "", "one or more checkpoints")
+        raise BadValue("no checkpoint given; pass one or more checkpoint folders or files")
     api_key = os.environ.get(KEY_VARIABLE) or None
     if api_key_file is not None:
-        api_key = api_key_file.read_text(encoding="utf-8").strip()
-    vitreous.serve(
+        try:
+            api_key = api_key_file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise OSError(f"cannot read the API key file {api_key_file}: {error.strerror}") from error
+    serving.serve(
         checkpoints, host=host, port=port, image_size=image_size, device=device, precision=precision,
         max_batch=max_batch, max_wait_ms=max_wait_ms, queue=queue, max_body_mb=max_body_mb, max_pixels=max_pixels,
         timeout=timeout, api_key=api_key, open=open,

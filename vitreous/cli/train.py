@@ -1,4 +1,4 @@
-"""The verb `vitreous train`."""
+"""The `vitreous train` command."""
 
 import shlex
 import sys
@@ -17,7 +17,7 @@ from vitreous.training import Optim, TrainConfig
 FIELDS = PrimitiveConstructorSpec[Mapping[str, Any]](
     nargs="*",
     metavar="FIELD=JSON",
-    instance_from_str=lambda texts: {"texts": tuple(texts)},  # parsed after the others, for the same error messages
+    instance_from_str=lambda texts: {"texts": tuple(texts)},  # parsed in config(), after the other flags
     is_instance=lambda value: isinstance(value, Mapping),
     str_from_instance=lambda fields: [f"{name}={value}" for name, value in fields.items()],
 )
@@ -25,15 +25,15 @@ FIELDS = PrimitiveConstructorSpec[Mapping[str, Any]](
 
 @dataclass(frozen=True)
 class Flags(TrainConfig):
-    """TrainConfig as flags: --set in place of `overrides`, and headings for the groups."""
+    """TrainConfig as command-line flags, with `overrides` as --set and headings for option groups."""
 
     overrides: Annotated[Mapping[str, Any], arg(name="set"), FIELDS] = field(default_factory=dict)
-    """Other fields of the model's config, as field=JSON: --set registers=4 'position={"kind": "Rotary2d"}'."""
+    """Other fields of the model config, as field=JSON: --set registers=4 'position={"kind": "Rotary2d"}'."""
     optim: Annotated[Optim, arg(name="optimizer")] = field(default_factory=Optim)
     augment: Annotated[Augment, arg(name="augmentation")] = field(default_factory=Augment)
 
     def config(self) -> TrainConfig:
-        """The config that the flags describe."""
+        """Return the TrainConfig for these flags."""
         fields = dict(vars(self))
         if "texts" in self.overrides:
             fields["overrides"] = parse_fields(self.overrides["texts"])
@@ -41,7 +41,7 @@ class Flags(TrainConfig):
 
 
 def train(flags: Annotated[Flags, arg(name="")]) -> None:
-    """Train on a folder of images, or on anything else that --data takes. Omitted settings are chosen automatically.
+    """Train a model on a folder of images or another data set. Settings you omit are chosen automatically.
 
     Example: vitreous train --data images/ --out runs/first
     """
@@ -49,11 +49,11 @@ def train(flags: Annotated[Flags, arg(name="")]) -> None:
 
 
 def run_flags(config: TrainConfig, command: str) -> None:
-    """Train, and exit like a process that was killed if a signal stops the run."""
-    from vitreous.training import run
+    """Train; if a signal interrupts the run, exit with 128 + the signal number."""
+    from vitreous.training.run import Interrupted, train
 
     try:
-        run.train(config, command=command)
-    except run.Interrupted as stop:
+        train(config, command=command)
+    except Interrupted as stop:
         print(printable(f"vitreous: {stop}"), file=sys.stderr)
         sys.exit(128 + stop.signal_number)

@@ -1,4 +1,4 @@
-"""Reports: HTML elements, plots, colours and PNG files, shared by the reports of training, evaluation and explanation.
+"""HTML elements, plots, colours and PNG files for the reports of training, evaluation and explanation.
 
-Functions here take plain data; nothing imports a task or a model. `html.py` writes the page of a training run.
+Functions take plain data and do not depend on a task or a model. `html.py` writes the report of a training run.
 """

@@ -1,4 +1,4 @@
-"""HTML reports: text of metrics, parts of a page, and the report of a training run."""
+"""HTML reports: metric formatting, HTML elements, and the report of a training run."""
 
 import base64
 import io
@@ -18,37 +18,28 @@ from torch import Tensor
 from vitreous.report import plots
 from vitreous.report.plots import as_array, can_draw, readable
 
-# ---- Text of metrics -------------------------------------------------------------------------------------------------
+# ---- Metric formatting -----------------------------------------------------------------------------------------------
 
-# Key in metrics.json and metrics.jsonl -> name, and True for fractions, which are shown in percent.
+# Key in metrics.json and metrics.jsonl -> display name; True for fractions, which are shown as percentages.
 NAMES = {
-    "top1": ("top-1", True),
-    "top5": ("top-5", True),
-    "miou": ("mean IoU", True),
-    "pixel_accuracy": ("pixel accuracy", True),
-    "boundary_f": ("boundary F", True),
-    "knn": ("k-NN", True),
-    "linear": ("linear probe", True),
-    "fewshot": ("few-shot", True),
-    "ece": ("calibration error", True),
-    "loss": ("loss", False),
-    "lr": ("learning rate", False),
-    "images_per_second": ("images/s", False),
-    "seconds": ("time", False),
-    "count": ("images", False),
-}
+    "top1": ("top-1", True), "top5": ("top-5", True), "miou": ("mean IoU", True),
+    "pixel_accuracy": ("pixel accuracy", True), "boundary_f": ("boundary F", True), "knn": ("k-NN", True),
+    "linear": ("linear probe", True), "fewshot": ("few-shot", True), "ece": ("calibration error", True),
+    "loss": ("loss", False), "lr": ("learning rate", False), "images_per_second": ("images/s", False),
+    "seconds": ("time", False), "count": ("images", False),
+}  # fmt: skip
 # "val_top1" is the metric "top1" on the validation split.
 SPLITS = {"train_": "training ", "val_": "validation ", "test_": "test "}
 
 
 def label(key: str) -> str:
-    """Name of a metric."""
+    """Return the display name of a metric."""
     split, base = _split(key)
     return split + NAMES.get(base, (base.replace("_", " "), False))[0]
 
 
 def value(key: str, number: float | str) -> str:
-    """Value of a metric as text."""
+    """Format the value of a metric."""
     if isinstance(number, str):
         return number
     base = _split(key)[1]
@@ -66,12 +57,12 @@ def value(key: str, number: float | str) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction in percent, or a dash if it is not defined."""
+    """Format a fraction as a percentage; None becomes a dash."""
     return "-" if fraction is None else f"{fraction:.1%}"
 
 
 def duration(seconds: float) -> str:
-    """Time in its two largest units."""
+    """Format a duration in its two largest units."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     units, rest = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)], round(seconds)
@@ -85,7 +76,7 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """Estimated time, rounded."""
+    """Format an estimated duration, rounded."""
     if seconds < 57:
         return f"{round(seconds, -1 if seconds >= 20 else 0) or 1:.0f} s"
     if seconds < 90 * 60:
@@ -94,32 +85,32 @@ def roughly(seconds: float) -> str:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key into its split and its metric: ("validation ", "top1") for "val_top1"."""
+    """Split a key into split name and metric, e.g. ("validation ", "top1") for "val_top1"."""
     for prefix, split in SPLITS.items():
         if key.startswith(prefix):
             return split, key.removeprefix(prefix)
     return "", key
 
 
-# ---- Parts of a page -------------------------------------------------------------------------------------------------
+# ---- HTML elements ---------------------------------------------------------------------------------------------------
 
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 VOID = frozenset({"img", "meta", "br"})
-TYPES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "svg": "svg+xml"}  # by the end of the file name
-THUMBNAIL, TINY = 224, 64  # pixels: larger images are shrunk; smaller ones are shown with visible pixels
+TYPES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "svg": "svg+xml"}  # by file suffix
+THUMBNAIL, TINY = 224, 64  # pixels; images above the first are shrunk, those below the second are enlarged
 
 
 class Html(str):
-    """Text that is already HTML."""
+    """HTML markup, which is not escaped again."""
 
 
 def inner(*children: str) -> Html:
-    """Join children; plain strings are escaped."""
+    """Join children and escape plain strings."""
     return Html("".join(child if isinstance(child, Html) else escape(child) for child in children))
 
 
 def tag(name: str, /, *children: str, **attributes: str) -> Html:
-    """An element. A trailing underscore is dropped from attribute names, as in `class_`; others become hyphens.
+    """Create an element. In attribute names, a trailing underscore is dropped (`class_`); others become hyphens.
 
     >>> tag("p", "1 < 2 ", tag("b", "yes"), class_="soft")
     '<p class="soft">1 &lt; 2 <b>yes</b></p>'
@@ -129,7 +120,7 @@ def tag(name: str, /, *children: str, **attributes: str) -> Html:
 
 
 def document(title: str, *body: str) -> str:
-    """A whole page."""
+    """Return a complete HTML page."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = tag(
         "head",
@@ -143,7 +134,7 @@ def document(title: str, *body: str) -> str:
 
 
 def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html) -> str:
-    """A page with a header, links to its sections, and the sections; empty ones are skipped."""
+    """Return a page with a header, section links and the sections that are not empty."""
     filled = [
         (heading, parts, re.sub(r"[\W_]", "-", heading.lower()).strip("-")) for heading, parts in sections if parts
     ]
@@ -154,12 +145,12 @@ def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *h
 
 
 def name(text: str) -> Html:
-    """The name of a class or a file, isolated from the text direction around it."""
+    """Wrap a class or file name to isolate its text direction."""
     return tag("bdi", text)
 
 
 def definitions(pairs: Iterable[tuple[str, str]], kind: str) -> Html:
-    """Terms and their values as a list of class `kind`."""
+    """Create a definition list with CSS class `kind`."""
     items = [(tag("dt", key), tag("dd", text)) for key, text in pairs]
     rows = [tag("div", *item) for item in items] if kind == "headline" else [inner(*item) for item in items]
     return tag("dl", *rows, class_=kind)
@@ -178,7 +169,7 @@ def details(summary: str, *children: str) -> Html:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1, caption: str = "") -> Html:
-    """A table whose first column names the row; the first `text_columns` are text, the others numbers."""
+    """Create a table with row headers in the first column; columns after `text_columns` contain numbers."""
 
     def cell(kind: str, index: int, text: str, **attributes: str) -> Html:
         return tag(kind, text, **attributes, **({"class_": "text"} if index < text_columns else {}))
@@ -193,7 +184,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: i
 
 
 def bar(fraction: float) -> Html:
-    """A number from 0 to 1 as a length."""
+    """Draw a number from 0 to 1 as a horizontal bar."""
     return tag("span", tag("i", style=f"width: {fraction:.1%}"), class_="bar")
 
 
@@ -209,10 +200,10 @@ def plot(
     kind: Literal["map", "sheet", "chart"] = "chart",
     scale: float = 0.6,
 ) -> Html:
-    """An embedded image file with title and caption at `scale` of its size. Charts are inverted on dark pages."""
+    """Embed an image file with title and caption, scaled by `scale`. Charts are inverted in dark mode."""
     format = TYPES.get(path.suffix.lower().removeprefix("."))
     if format is None:
-        raise ValueError(f"{path.name} cannot be put into a report: use one of {', '.join(TYPES)}")
+        raise ValueError(f"{path.name} cannot be embedded in a report; supported image types are {', '.join(TYPES)}")
     content, size, style = path.read_bytes(), {}, {}
     if format != "svg+xml":
         with Image.open(io.BytesIO(content)) as image:
@@ -225,7 +216,7 @@ def plot(
 
 
 def photos(images: Sequence[UInt8[Tensor, "_ _ _"]], alts: Sequence[str], captions: Sequence[str]) -> Html:
-    """A grid of images: small ones as exact PNG with visible pixels, large ones as JPEG thumbnails."""
+    """Create an image grid: lossless PNGs for small images, JPEG thumbnails for large ones."""
     tiny = all(max(image.shape[1:]) < TINY for image in images)
     shown = []
     for pixels, alt, caption in zip(images, alts, captions, strict=True):
@@ -244,7 +235,7 @@ MOST_UNREADABLE = 200
 
 
 class Section(NamedTuple):
-    """A heading and its content. A section without content is not shown."""
+    """A heading and its content; empty sections are not shown."""
 
     title: str
     content: Sequence[Html]
@@ -252,23 +243,23 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskReport:
-    """Results of a run in the words of its task."""
+    """Task-specific part of a run report."""
 
     summary: str  # one line for the terminal
-    description: str  # the task, the number of classes, the evaluated split
-    headline: Mapping[str, float | str]  # the main metrics, the most important first: {"top1": 0.977, ...}
+    description: str  # task, number of classes, evaluated split
+    headline: Mapping[str, float | str]  # main metrics, most important first: {"top1": 0.977, ...}
     sections: Sequence[Section] = ()
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """Contents of a run's report."""
+    """Contents of a run report."""
 
     title: str
     task: TaskReport
-    commands: Sequence[str]  # the command that started the run, then those that resumed it
+    commands: Sequence[str]  # the original command, followed by the resume commands
     facts: Mapping[str, str]  # model, parameters, data set, split, device, precision, time, images/s, seed, version
-    history: Sequence[Mapping[str, Any]] = ()  # the rows of metrics.jsonl
+    history: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl
     config: Mapping[str, Any] | None = None
     unreadable: Sequence[str] = ()
     automatic: Sequence[str] = ()  # "batch_size = 64 (1,000 images on cpu)"
@@ -276,28 +267,24 @@ class RunReport:
 
 
 def write_report(folder: Path, report: RunReport) -> Path:
-    """Draw the curves, write report.html and return its path. Without matplotlib the page has no plots."""
+    """Plot the curves, write report.html and return its path. Plots are omitted if matplotlib is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = json.dumps(report.config, indent=2, default=str, ensure_ascii=False)
+    automatic = [tag("p", "Settings that were chosen automatically for this data:"), items(report.automatic)]
     sections = [
         Section("Run", _run(report)),
         Section("Curves", _curves(folder, report.history)),
         *report.task.sections,
-        Section(
-            "Automatic choices",
-            [tag("p", "Settings that were not given, chosen for this data:"), items(report.automatic)]
-            if report.automatic
-            else [],
-        ),
+        Section("Automatic choices", automatic if report.automatic else []),
         Section("Unreadable files", _unreadable(report.unreadable)),
-        Section("Configuration", [] if report.config is None else [details("All settings, as JSON", code(settings))]),
+        Section("Configuration", [] if report.config is None else [details("All settings (JSON)", code(settings))]),
         Section("Next steps", [code(command) for command in report.next_commands]),
     ]
     metrics = ((label(key), value(key, number)) for key, number in report.task.headline.items())
     subtitle = tag("p", report.task.description, class_="soft")
     page = sections_page(report.title, sections, subtitle, definitions(metrics, "headline"))
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8", errors="replace")  # a file's name may contain bytes that are not text
+    path.write_text(page, encoding="utf-8", errors="replace")  # file names may not be valid Unicode
     return path
 
 
@@ -308,22 +295,22 @@ def samples_section(
     classes: Sequence[str] = (),
     draw: bool = True,
 ) -> Section:
-    """Training images as the model sees them; `draw` writes them to samples.png too."""
+    """Show training images as the model sees them; with `draw`, also write samples.png."""
     labels = labels or [""] * len(images)
     if draw:
         plots.grid(folder / "samples.png", list(images), [class_caption(text, classes) for text in labels])
-    text = "Training images after cropping and augmentation. If you cannot recognise them, neither can the model."
+    text = "Training images after cropping and augmentation. If they are hard to recognise, it may be too strong."
     alts = [f"training image: {text}" for text in labels]
     return Section("Training images", [tag("p", text), photos(list(images), alts, [name(text) for text in labels])])
 
 
 def figures_section(figures: Sequence[tuple[str, Path]]) -> Section:
-    """Image files with their captions."""
+    """Show image files with captions."""
     return Section("More figures", [plot(path, caption, caption) for caption, path in figures])
 
 
 def class_caption(text: str, classes: Sequence[str]) -> str:
-    """The name of a class in a plot; its number if no font has the letters."""
+    """Return a class name for a plot; `class N` if the fonts cannot draw it."""
     return readable(text, f"class {classes.index(text)}" if text in classes else "", 18)
 
 
@@ -340,24 +327,24 @@ def _curves(folder: Path, history: Sequence[Mapping[str, Any]]) -> list[Html]:
     if not history:
         return []
     if not can_draw():
-        return [tag("p", "Plots need matplotlib: ", tag("code", "pip install vitreous[plot]"))]
+        return [tag("p", "Plots need matplotlib: ", tag("code", 'pip install "vitreous[plot]"'))]
     plots.curves(folder / "curves.png", history)
     best = plots.best_row(history)
-    text = "Metrics on training images; the run was not evaluated on other images."
+    text = "Training metrics only; this run had no validation set."
     if best is not None:
         keys = [key for key in ("val_top1", "val_miou", "val_loss") if plots.is_number(best.get(key))]
         metrics = ", ".join(f"{label(key)} {value(key, best[key])}" for key in keys)
         axes = (f"{key} {best[key]:,.4g}" for key in ("epoch", "step") if plots.is_number(best.get(key)))
         text = (
-            "Grey: training images. Blue: validation images, which are not trained on. The best evaluation, marked by "
-            f"a dot, was at {next(axes, 'the marked point')}: {metrics}."
+            "Grey: training set. Blue: validation set. The dot marks the best evaluation, at "
+            f"{next(axes, 'the marked point')}: {metrics}."
         )
-    return [plot(folder / "curves.png", "Loss, accuracy and learning rate over the run", text)]
+    return [plot(folder / "curves.png", "Loss, accuracy and learning rate during training", text)]
 
 
 def _unreadable(names: Sequence[str]) -> list[Html]:
     if not names:
         return []
-    text = f"{len(names):,} file{'s' * (len(names) != 1)} could not be read, and no metric includes them."
+    text = f"{len(names):,} file{'s' * (len(names) != 1)} could not be read. They are excluded from all metrics."
     more = [tag("p", f"and {len(names) - MOST_UNREADABLE:,} more")] if len(names) > MOST_UNREADABLE else []
     return [tag("p", text), items(name(text) for text in names[:MOST_UNREADABLE]), *more]

@@ -1,4 +1,4 @@
-"""Drawing: colours, the style of plots, plots of a run, grids of images, and PNG files."""
+"""Colour maps, plot style, plots of a run, image grids and PNG files."""
 
 import math
 import warnings
@@ -17,10 +17,12 @@ from torch import Tensor
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.fonts import CJK
 
-# ---- Colours ---------------------------------------------------------------------------------------------------------
-
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+# ---- Colours ---------------------------------------------------------------------------------------------------------
 
 # Hue in degrees and chroma, from dark to bright: violet, magenta, red, orange, yellow.
 HEAT = ((285, 0.06), (300, 0.15), (355, 0.19), (30, 0.20), (70, 0.16), (105, 0.10))
@@ -28,7 +30,7 @@ HEAT = ((285, 0.06), (300, 0.15), (355, 0.19), (30, 0.20), (70, 0.16), (105, 0.1
 
 @cache
 def heat() -> Float[np.ndarray, "256 3"]:
-    """From nearly black to light yellow, for values without sign."""
+    """Colour map from near black to light yellow, for non-negative values."""
     hue, chroma = np.array(HEAT).T
     ends = chroma[:, None] * np.stack([np.cos(np.radians(hue)), np.sin(np.radians(hue))], axis=-1)
     at, steps = np.linspace(0, 1, len(HEAT)), np.linspace(0, 1, 256)
@@ -38,7 +40,7 @@ def heat() -> Float[np.ndarray, "256 3"]:
 
 @cache
 def signed() -> Float[np.ndarray, "256 3"]:
-    """From blue (negative) through white to red (positive)."""
+    """Colour map from blue (negative) through white to red (positive)."""
     steps = np.linspace(-1, 1, 256)
     towards = np.where(steps[:, None] < 0, np.array([-0.04, -0.15]), np.array([0.17, 0.09]))
     return from_oklab(np.concatenate([0.97 - 0.45 * np.abs(steps)[:, None], np.abs(steps)[:, None] * towards], axis=1))
@@ -46,7 +48,7 @@ def signed() -> Float[np.ndarray, "256 3"]:
 
 @cache
 def shades() -> "Colormap":
-    """From nearly white to a dark accent colour, for matplotlib."""
+    """Matplotlib colour map from near white to a dark accent colour."""
     from matplotlib.colors import ListedColormap
 
     ends = np.array([[0.97, 0.0, -0.003], [0.36, -0.035, -0.105]])
@@ -55,7 +57,7 @@ def shades() -> "Colormap":
 
 
 def from_oklab(lab: np.ndarray) -> np.ndarray:
-    """Convert lightness, green to red and blue to yellow to sRGB from 0 to 1, clipped to the gamut."""
+    """Convert Oklab (L, a, b) to sRGB from 0 to 1, clipped to the gamut."""
     to_lms = np.array(
         [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.291485548]]
     )
@@ -71,13 +73,13 @@ def from_oklab(lab: np.ndarray) -> np.ndarray:
 
 
 def paint(values: np.ndarray, table: np.ndarray) -> UInt8[np.ndarray, "*shape 3"]:
-    """Colours of numbers from 0 to 1."""
+    """Map numbers from 0 to 1 to colours."""
     index = np.nan_to_num(np.clip(values, 0, 1) * 255).round().astype(int)
     return (table[index] * 255).round().astype(np.uint8)
 
 
 def css(table: np.ndarray) -> str:
-    """A scale as a CSS gradient from left to right."""
+    """Return a colour map as a left-to-right CSS gradient."""
     stops = ", ".join("#" + bytes(paint(np.array(t), table)).hex() for t in np.linspace(0, 1, 11))
     return f"linear-gradient(to right, {stops})"
 
@@ -96,7 +98,7 @@ def write_png(image: Image.Image, path: Path, optimize: bool = False) -> None:
 
 
 def is_written_here(path: Path) -> bool:
-    """True if a file is a PNG that this program wrote."""
+    """Return True if a file is a PNG written by Vitreous."""
     try:
         with Image.open(path) as image:
             return image.info.get("Software") == SOFTWARE
@@ -106,16 +108,12 @@ def is_written_here(path: Path) -> bool:
 
 # ---- Style -----------------------------------------------------------------------------------------------------------
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 INK, GREY, PALE, ACCENT = "#24292f", "#6e7781", "#d8dee4", "#1764ab"
 DPI = 150
 
 
 def can_draw() -> bool:
-    """True if matplotlib is installed."""
+    """Return True if matplotlib is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -129,7 +127,7 @@ def drawing(
 ) -> Iterator["Figure"]:
     """Yield an empty figure of `width` x `height` inches; save it when the block ends."""
     if not can_draw():
-        raise ValueError("plots need matplotlib: pip install vitreous[plot]")
+        raise ValueError('plots need matplotlib: pip install "vitreous[plot]"')
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -138,7 +136,7 @@ def drawing(
         "font.family": list(_families()),
         "font.size": 10,
         "text.color": INK,
-        "text.parse_math": False,  # a class may be called $x$
+        "text.parse_math": False,  # class names may contain $
         "text.usetex": False,
         "axes.grid": False,
         "axes.facecolor": "white",
@@ -147,7 +145,7 @@ def drawing(
         "ytick.labelcolor": INK,
     }
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # in names that no installed font can draw
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # names may contain such characters
         figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure
@@ -155,7 +153,7 @@ def drawing(
 
 
 def plain(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
-    """Set labels, and remove the frame above and to the right."""
+    """Set title and axis labels, and hide the top and right spines."""
     if title:
         axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=9)
     axes.set(xlabel=x, ylabel=y)
@@ -172,7 +170,7 @@ def percent(axes: "Axes", side: str) -> None:
 
 @cache
 def _families() -> tuple[str, ...]:
-    """Font families, the first from matplotlib itself, for the same line breaks on every machine."""
+    """Return font families. The first ships with matplotlib, so layouts are the same on every machine."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
@@ -181,7 +179,7 @@ def _families() -> tuple[str, ...]:
 
 @cache
 def _glyphs() -> frozenset[int]:
-    """Code points that the fonts can draw."""
+    """Return the code points that the fonts can draw."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     fonts = (get_font(fontManager.findfont(FontProperties(family=[name]))) for name in _families())
@@ -189,7 +187,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def readable(text: str, instead: str = "", longest: int = 22) -> str:
-    """Shorten a name to one line that the fonts can draw, or replace it by `instead`."""
+    """Shorten a name to one line; use `instead` if the fonts cannot draw it."""
     text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     if not text or not set(map(ord, text)) <= _glyphs():
         text = instead or "".join(char if ord(char) in _glyphs() else "·" for char in text)
@@ -199,18 +197,15 @@ def readable(text: str, instead: str = "", longest: int = 22) -> str:
     return text[: longest - 1 - end] + "…" + text[-end:]
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-MOST_NUMBERS, MOST_NAMES, MOST_CLASSES = 30, 60, 2000  # limits of classes for numbers, for names, and for a plot
-TITLES = {"loss": "loss", "top1": "top-1", "miou": "mean IoU", "lr": "learning rate"}  # of the curves
-FEW = 10  # images: smaller bins of the calibration plot are hollow
+MOST_NUMBERS, MOST_NAMES, MOST_CLASSES = 30, 60, 2000  # maximum number of classes for counts, for names, and for a plot
+TITLES = {"loss": "loss", "top1": "top-1", "miou": "mean IoU", "lr": "learning rate"}  # curve titles
+FEW = 10  # calibration bins with fewer images are drawn hollow
 
 # ---- Curves ----------------------------------------------------------------------------------------------------------
 
 
 def curves(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
-    """Plot loss, accuracy and learning rate over the run, from the rows of metrics.jsonl; mark the best evaluation."""
+    """Plot loss, accuracy and learning rate from the rows of metrics.jsonl, and mark the best evaluation."""
     where = _axis(history)
     panels = {key: _series(history, where, key) for key in TITLES}
     panels = {key: series for key, series in panels.items() if any(series)}
@@ -248,7 +243,7 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The evaluation with the highest accuracy or mIoU; for ties, or without them, that with the lowest loss."""
+    """Return the evaluation with the highest accuracy or mIoU; the loss breaks ties, or decides if there is neither."""
 
     def loss(row: Mapping[str, Any]) -> float:
         return row["val_loss"] if is_number(row.get("val_loss")) else math.inf
@@ -260,7 +255,7 @@ def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _axis(history: Sequence[Mapping[str, Any]]) -> str:
-    """The epoch, unless rows of different steps have the same one."""
+    """Return `epoch`, or `step` if several steps share an epoch."""
     epochs, steps = ([row[key] for row in history if is_number(row.get(key))] for key in ("epoch", "step"))
     shared = len(epochs) < len(history) or len(set(epochs)) < len(set(steps))
     return "step" if shared and len(steps) == len(history) else "epoch"
@@ -269,7 +264,7 @@ def _axis(history: Sequence[Mapping[str, Any]]) -> str:
 def _series(
     history: Sequence[Mapping[str, Any]], where: str, key: str
 ) -> tuple[dict[float, float], dict[float, float]]:
-    """Values of training and of validation; of a repeated step, the later."""
+    """Return training and validation values by position; later rows replace earlier ones."""
     found: tuple[dict[float, float], dict[float, float]] = ({}, {})
     for row in history:
         for series, name in ((0, key), (0, f"train_{key}"), (1, f"val_{key}")):
@@ -286,7 +281,7 @@ def _line(axes: "Axes", points: Mapping[float, float], color: str, name: str) ->
     x = sorted(points)
     y = np.array([points[place] for place in x])
     many = len(x) > 300
-    if many:  # single steps are noisy: pale, under a running average
+    if many:  # draw noisy single steps in a pale colour, and a running average on top
         axes.plot(x, y, color=PALE, linewidth=0.8)
         width = len(x) // 50
         y = np.convolve(np.pad(y, (width // 2, width - 1 - width // 2), mode="edge"), np.ones(width) / width, "valid")
@@ -297,7 +292,7 @@ def _line(axes: "Axes", points: Mapping[float, float], color: str, name: str) ->
 
 
 def confusion(path: Path, counts: Int[np.ndarray, "n n"], names: Sequence[str]) -> None:
-    """Plot a confusion matrix. Rows are the true classes; the colour is the fraction of the row."""
+    """Plot a confusion matrix. Rows are true classes; colour shows the fraction of each row."""
     n = len(counts)
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     numbers, named = n <= MOST_NUMBERS, n <= MOST_NAMES
@@ -309,7 +304,7 @@ def confusion(path: Path, counts: Int[np.ndarray, "n n"], names: Sequence[str]) 
         from matplotlib.colors import PowerNorm
 
         axes = figure.add_subplot()
-        # The root makes single mistakes visible beside a full diagonal.
+        # The square root makes rare mistakes visible next to a strong diagonal.
         image = axes.imshow(fractions, cmap=shades(), norm=PowerNorm(0.5, 0, 1), interpolation="auto")
         plain(axes, x="predicted", y="true")
         axes.spines[:].set_visible(False)
@@ -342,7 +337,7 @@ def calibration(
     accuracy: Float[Tensor, "bins"],
     ece: float,
 ) -> None:
-    """Plot accuracy against confidence and, below, the images of each bin. Bins of few images are hollow."""
+    """Plot accuracy against confidence, and the number of images per bin. Bins with few images are drawn hollow."""
     used = counts > 0
     sure, right = confidence[used].numpy(), accuracy[used].numpy()
     with drawing(path, 5.2, 5.4) as figure:
@@ -361,18 +356,18 @@ def calibration(
         percent(below, "x")
 
 
-# ---- Grids of images -------------------------------------------------------------------------------------------------
+# ---- Image grids -----------------------------------------------------------------------------------------------------
 
 
 def grid(
     path: Path, images: Sequence[UInt8[Tensor, "_ _ _"]], captions: Sequence[str], columns: int = 8, width: float = 1.3
 ) -> None:
-    """Draw images in rows, `width` inches each, with captions below."""
+    """Draw an image grid with captions; each column is `width` inches wide."""
     columns = min(columns, max(len(images), 1))
     rows = max(-(-len(images) // columns), 1)
     lines = max((caption.count("\n") + 1 for caption in captions), default=1)
     tallest = max((image.shape[1] / image.shape[2] for image in images), default=0.2)
-    high, wide = 0.92 * width * min(tallest, 2), 0.92 * width  # of an image; its caption and a gap come below it
+    high, wide = 0.92 * width * min(tallest, 2), 0.92 * width  # image size in inches, without caption and gap
     below = 0.15 * lines + 0.15
     across, down = columns * width, rows * (high + below)
     with drawing(path, across, down, layout=None) as figure:
@@ -389,7 +384,7 @@ def grid(
 
 
 def as_array(image: UInt8[Tensor, "c h w"]) -> np.ndarray:
-    """Pixels [h, w] or [h, w, 3]: the first channel, or the first three."""
+    """Return pixels as [h, w] (first channel) or [h, w, 3] (first three channels)."""
     channels = 3 if image.shape[0] >= 3 else 1
     array: np.ndarray = image[:channels].permute(1, 2, 0).contiguous().cpu().numpy()
     return array if channels == 3 else array[:, :, 0]

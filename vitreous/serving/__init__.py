@@ -1,8 +1,9 @@
-"""A web server for models: an HTTP API for programs (api/) and a page that looks inside the model (inspect/, page/).
+"""HTTP server for models: an API (api/) and a web page that shows the inside of a model (inspect/, page/).
 
-A request passes connection.py (HTTP), requests.py (middleware, limits, the image), a route, scheduler.py (queue,
-batches, threads, metrics) and models.py (the functions that compute). app.py puts them together and runs them.
-errors.py is the form of all errors. This file imports no torch, so that the command line can use it and stay quick.
+A request passes through connection.py (HTTP), requests.py (middleware, limits, image checks), a route and
+batch_queue.py (queue, 429, batches, worker threads). models.py loads the models, prometheus.py formats metrics,
+errors.py defines error responses, and app.py assembles and runs the server. This file does not import torch, which
+keeps the command line fast.
 """
 
 from collections.abc import Sequence
@@ -29,25 +30,25 @@ def serve(
     api_key: str | None = None,
     open: bool = False,
 ) -> None:
-    """Serve models over HTTP until SIGINT or SIGTERM; requests in progress are answered first.
+    """Serve models over HTTP until SIGINT or SIGTERM, then finish the requests in progress.
 
-    checkpoints: one or more folders, files of other systems, or hf-hub:owner/name.
-    host, port: address to listen at; port 0 chooses a free one.
-    image_size: another size than the checkpoint's, as one side or (height, width); positions are resampled.
-    device, precision: of the computation; device is auto, cpu, cuda or mps.
-    max_batch, max_wait_ms: images per batch, and how long an image waits for others.
-    queue: requests that may wait; the next is answered with 429.
-    max_body_mb, max_pixels: largest body, and largest image by its header, before it is decoded.
-    timeout: seconds per request; explanations may take ten times as long.
-    api_key: key that requests must send; None serves every request.
-    open: open the page in a browser.
+    checkpoints: one or more checkpoint folders, other libraries' weight files, or hf-hub:owner/name.
+    host, port: address to listen on; port 0 picks a free port.
+    image_size: input size if not the checkpoint's, as one side or (height, width); positions are resampled.
+    device, precision: compute device (auto, cpu, cuda or mps) and precision.
+    max_batch, max_wait_ms: maximum images per batch, and longest wait for a batch to fill.
+    queue: maximum number of waiting requests; further requests get status 429.
+    max_body_mb, max_pixels: maximum body size, and maximum image size, checked before decoding.
+    timeout: time limit per request in seconds; ten times as long for explanations.
+    api_key: key that requests must send; None allows all requests.
+    open: open the page in a web browser.
 
-    Raises OSError if the port is taken, and ValueError if a checkpoint cannot be loaded or this machine cannot run it.
+    Raises OSError if the port is in use, and ValueError if a checkpoint cannot be loaded or does not fit this machine.
     """
     settings = Settings(host, port, max_batch, max_wait_ms, queue, max_body_mb, max_pixels, timeout, api_key)
     try:
         from vitreous.serving.app import run_server
     except ModuleNotFoundError as error:
-        raise ValueError(f"serving needs {error.name}: pip install 'vitreous[serve]'") from error
+        raise ValueError(f'serving needs {error.name}: pip install "vitreous[serve]"') from error
     names = [checkpoints] if isinstance(checkpoints, str | Path) else list(checkpoints)
     run_server(names, settings, image_size, device, precision, open)

@@ -1,6 +1,6 @@
-"""The server: one ASGI app with all routes, the page and the middleware, and the process that runs it on a socket.
+"""The server: an ASGI app with all routes, the page and the middleware, and the uvicorn process that runs it.
 
-It loads, listens, and stops after every accepted request has been answered.
+On shutdown, accepted requests are completed.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ import vitreous
 from vitreous.common.threads import cores
 from vitreous.serving import errors
 from vitreous.serving.api import routes as api
-from vitreous.serving.api.schemas import IMAGE_ERRORS, State, answers
-from vitreous.serving.api.schemas import errors as error_answers
+from vitreous.serving.api.schemas import IMAGE_ERRORS, State, error_responses, json_response
+from vitreous.serving.batch_queue import BATCH_WORKERS, Metrics, Scheduler
 from vitreous.serving.connection import Connection
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import routes as inspect
 from vitreous.serving.inspect.service import InspectService
 from vitreous.serving.models import Precision, ServedModel, check_capacity, load_models
+from vitreous.serving.prometheus import prometheus_text
 from vitreous.serving.requests import Middleware, is_loopback
-from vitreous.serving.scheduler import BATCH_WORKERS, Metrics, Scheduler
 from vitreous.serving.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
-KEEP_ALIVE = 60  # seconds that an idle connection stays open
-EXPLAIN_FACTOR = 10  # an explanation may take this many times as long as other requests
+KEEP_ALIVE = 60  # seconds before an idle connection is closed
+EXPLAIN_FACTOR = 10  # timeout of explanations relative to other requests
 
 
 class App(FastAPI):
-    """A FastAPI app inside our middleware, which must also see the framework's error responses."""
+    """FastAPI app inside the middleware, which also handles the framework's error responses."""
 
     def build_middleware_stack(self) -> Any:
         state = self.state
@@ -52,11 +52,11 @@ class App(FastAPI):
 
 
 def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
-    """Create the app for models that are in memory. It is ready when each model has computed one image."""
+    """Create the app for loaded models. It is ready after each model has processed one image."""
     metrics = Metrics()
     torch_threads = max(cores() // BATCH_WORKERS, 1)
     scheduler = Scheduler(settings.max_batch, settings.max_wait_ms / 1e3, settings.queue, metrics, torch_threads)
-    metrics.gauges["vitreous_waiting"] = ("Images that wait for a batch.", lambda: scheduler.waiting)
+    metrics.gauges["vitreous_waiting"] = ("Images waiting for a batch.", lambda: scheduler.waiting)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -73,26 +73,26 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
         for one in served:
             try:
                 task = one.model.config.task
-                await scheduler.batch((one.id, task), blank.getvalue(), one.computes[task])
+                await scheduler.batch((one.id, task), blank.getvalue(), api.computations(one)[task])
             except Exception as error:
-                errors.logger.error("%s does not answer: %s", one.id, error)
+                errors.logger.error("%s failed on a test image: %s", one.id, error)
                 return
         app.state.ready = True
 
     app = App(
         title="Vitreous",
-        description="A Vision Transformer you can see through: predictions and explanations of images.",
+        description="A Vision Transformer you can see through: image predictions and explanations.",
         version=vitreous.__version__,
-        docs_url=None,  # Swagger's page would be loaded from another server
+        docs_url=None,  # Swagger UI is loaded from another host
         redoc_url=None,
-        redirect_slashes=False,  # it would redirect to any host that the request names
+        redirect_slashes=False,  # redirects go to any host that the request names
         lifespan=lifespan,
     )
     app.state.ready, app.state.settings, app.state.metrics, app.state.scheduler = False, settings, metrics, scheduler
     errors.install(app)
     service = InspectService(served, scheduler, timeout=EXPLAIN_FACTOR * settings.timeout)
     app.include_router(api.router(served, settings, scheduler, service))
-    app.include_router(inspect.router(service, settings), responses=error_answers(*IMAGE_ERRORS))
+    app.include_router(inspect.router(service, settings), responses=error_responses(*IMAGE_ERRORS))
     add_health(app, metrics)
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
@@ -104,31 +104,31 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
 
 
 def add_health(app: FastAPI, metrics: Metrics) -> None:
-    """Add the routes for operators."""
+    """Add the health and metrics endpoints."""
 
-    @app.get("/healthz", responses=answers(State), tags=["server"])
+    @app.get("/healthz", responses=json_response(State), tags=["server"])
     async def healthz() -> JSONResponse:
-        """The server runs."""
+        """Return ok while the server is running."""
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", responses=answers(State, 503), tags=["server"])
+    @app.get("/readyz", responses=json_response(State, 503), tags=["server"])
     async def readyz() -> JSONResponse:
-        """The server accepts requests: its models are loaded, and it is not shutting down."""
+        """Return ok if the models are loaded and the server is not shutting down."""
         if not app.state.ready:
             raise ApiError(503, "not_ready", "the server is starting or shutting down")
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=error_answers(401, 403), tags=["server"])
+    @app.get("/metrics", response_class=PlainTextResponse, responses=error_responses(401, 403), tags=["server"])
     async def prometheus() -> PlainTextResponse:
-        """Metrics for Prometheus."""
-        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Return metrics in the Prometheus text format."""
+        return PlainTextResponse(prometheus_text(metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 # ---- Running it ------------------------------------------------------------------------------------------------------
 
 
 class Server(uvicorn.Server):
-    """Prints its address when it listens, and exits with 0 after SIGINT or SIGTERM."""
+    """uvicorn server that prints its address and exits with 0 after SIGINT or SIGTERM."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, greeting: str, url: str | None):
         super().__init__(config)
@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         with super().capture_signals():
             yield
-            self._captured_signals.clear()  # uvicorn would raise them again
+            self._captured_signals.clear()  # uvicorn raises them again
 
 
 def run_server(
@@ -160,27 +160,24 @@ def run_server(
     open_page: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM. See `vitreous.serve`."""
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about every invalid form
-    listener = listen(settings.host, settings.port)
-    try:
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every invalid form
+    with bind(settings.host, settings.port) as listener:
         served = load_models(checkpoints, image_size, device, precision, settings.max_batch)
         for one in served:
             check_capacity(one, settings.max_batch, settings.timeout)
-    except BaseException:
-        listener.close()
-        raise
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    if not is_loopback(host) and settings.api_key is None:
-        print("vitreous: no API key: everyone who can reach this machine can use the server", file=sys.stderr)
-    app = create_app(served, settings)
-    names = " and ".join(one.id for one in served)
-    greeting = f"Serving {names} at {url} (Ctrl+C stops it)"
-    server = Server(uvicorn_config(app, settings), app, greeting, url if open_page else None)
-    server.run(sockets=[listener])
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        if not is_loopback(host) and settings.api_key is None:
+            warning = "no API key is set, so anyone who can reach this machine can use the server"
+            print(f"vitreous: warning: {warning}", file=sys.stderr)
+        app = create_app(served, settings)
+        greeting = f"Serving {', '.join(one.id for one in served)} at {url} (press Ctrl+C to stop)"
+        server = Server(uvicorn_config(app, settings), app, greeting, url if open_page else None)
+        listener.listen()  # fails if another server took the port during loading, which uvicorn would not report
+        server.run(sockets=[listener])
     if any(thread.daemon and thread.name.startswith("vitreous") for thread in threading.enumerate()):
-        # A thread still computes a result that nobody waits for. torch cannot be interrupted, and a normal exit would
-        # tear it down while it runs.
+        # A thread is still computing a cancelled result. torch cannot be interrupted, and a normal exit would destroy
+        # its state while it runs.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -192,7 +189,7 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         http=Connection,
         ws="none",
         lifespan="on",
-        log_level="error",  # invalid requests are counted in the metrics, and must not fill a log
+        log_level="error",  # invalid requests are counted in the metrics and must not fill the log
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -201,15 +198,14 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind a socket to the address; clients cannot connect before the server starts."""
+def bind(host: str, port: int) -> socket.socket:
+    """Bind a socket without listening yet, so clients cannot connect before the server starts."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise OSError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
+        raise OSError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
     return listener

@@ -1,8 +1,8 @@
-"""One HTTP connection: uvicorn's protocol with limits on time, size and number, and a close that keeps the last answer.
+"""HTTP connections: uvicorn's protocol with limits on header time, header size and open connections.
 
-A client that does not finish its headers in time is disconnected, and so is one whose headers are too long. The number
-of connections is limited. Data that is not HTTP is answered with an error in the API's form. On shutdown, a request
-that is arriving on an open connection is still answered: an idle connection is closed only after a moment without data.
+Clients that send their headers too slowly or send too many are disconnected. Invalid HTTP gets an error response in the
+API's JSON format. On shutdown, requests that are still arriving are completed, and idle connections are closed after a
+short delay. Connections are closed in a way that lets the client read the last response.
 """
 
 import asyncio
@@ -14,22 +14,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from vitreous.serving.errors import error_body
 
 HEADER_SECONDS = 10.0
-MAX_HEADER_BYTES = 2**16  # of a request line with its headers, and of the trailers after a chunked body
-MAX_HEADERS = 256  # each costs more memory than its bytes
-CHUNK = 2**14  # bytes given to the parser at once, by which MAX_HEADER_BYTES may be exceeded
-IDLE_SECONDS = 0.25  # between the shutdown signal and the closing of idle connections
+MAX_HEADER_BYTES = 2**16  # request line and headers, or trailers after a chunked body
+MAX_HEADERS = 256  # each one takes more memory than its bytes
+CHUNK = 2**14  # bytes passed to the parser at once; MAX_HEADER_BYTES may be exceeded by this much
+IDLE_SECONDS = 0.25  # delay before idle connections are closed on shutdown
 MAX_CONNECTIONS = 2048
-MAX_REFUSED = 256  # connections beyond these that stay open until the client has read the error
+MAX_REFUSED = 256  # connections above the limit that stay open until the client has read the error
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 64 * 2**20
 
 
 class LingeringTransport:
-    """An asyncio transport whose close() lingers while `unread` is set (RFC 9112, section 9.6).
+    """asyncio transport whose close() lingers while `unread` is set (RFC 9112, section 9.6).
 
-    Closing a socket with unread data resets the connection, and a reset discards the answer that the client has not
-    read yet. So the sending side is closed first, and incoming data is dropped until the client closes its side, at
-    most for LINGER_SECONDS and LINGER_BYTES.
+    Closing a socket with unread data resets the connection, which can discard the response before the client reads it.
+    close() therefore shuts down the sending side and discards incoming data until the client disconnects, for at most
+    LINGER_SECONDS and LINGER_BYTES.
     """
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop):
@@ -53,7 +53,7 @@ class LingeringTransport:
         self.lingering = True
         try:
             self._transport.write_eof()
-        except OSError:  # the client has disconnected
+        except OSError:  # the client disconnected
             self._transport.close()
             return
         self._transport.resume_reading()
@@ -63,14 +63,14 @@ class LingeringTransport:
         self._transport.close()
 
     def discard(self, data: bytes) -> None:
-        """Account for data that arrived while lingering."""
+        """Count data that arrives while lingering, and close above LINGER_BYTES."""
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
             self._transport.close()
 
 
 class Connection(HttpToolsProtocol):
-    """One connection of a client."""
+    """A client connection."""
 
     transport: Any
 
@@ -78,15 +78,15 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
-        self._ignoring = False  # further input: the connection closes after the pending answers
-        self._in_body = False  # the headers of a request are complete, its body is not
-        self._header_bytes = 0  # since the parser last completed something
+        self._ignoring = False  # ignore further input and close after pending responses
+        self._in_body = False  # the headers are complete, the body is not
+        self._header_bytes = 0  # since the parser last completed headers or a body chunk
         self._headers_too_large = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(LingeringTransport(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > MAX_CONNECTIONS:
-            message = "too many open connections: try again in a second"
+            message = "too many open connections; try again in a second"
             linger = len(self.connections) <= MAX_CONNECTIONS + MAX_REFUSED
             self._refuse("503 Service Unavailable", "busy", message, linger)
             return
@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             self._headers_too_large = True
-            raise ValueError("too many headers")  # stops the parser, which then calls send_400_response
+            raise ValueError("too many headers")  # makes the parser call send_400_response
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
@@ -133,7 +133,7 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         super().on_body(body)
         if self.cycle.response_complete and not self.transport.is_closing():
-            # The rest of a request that has already been answered: read it, but only for a while.
+            # The response was sent before the whole body arrived. Read the rest, but only for a while.
             self._timer = self._timer or self.loop.call_later(HEADER_SECONDS, self.transport.close_now)
 
     def on_message_complete(self) -> None:
@@ -171,30 +171,30 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _time_out(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:  # an earlier request is being answered
+        if self.cycle is not None and not self.cycle.response_complete:  # an earlier request is still in progress
             self._start_timer()
             return
-        message = f"the headers were not complete after {HEADER_SECONDS:g} s"
+        message = f"the request headers were not complete after {HEADER_SECONDS:g} s"
         self._refuse("408 Request Timeout", "slow_request", message)
 
     def _refuse_headers(self) -> None:
-        message = f"the headers may have at most {MAX_HEADER_BYTES:,} bytes and {MAX_HEADERS} lines"
+        message = f"the request headers exceed {MAX_HEADER_BYTES:,} bytes or {MAX_HEADERS} lines"
         self._refuse("431 Request Header Fields Too Large", "headers_too_large", message)
 
     def _refuse(self, status: str, code: str, message: str, linger: bool = True) -> None:
-        """Answer a request that cannot be read, and close the connection, unless other answers are being sent on it."""
+        """Send an error for an unreadable request and close the connection, unless another response is in progress."""
         self._stop_timer()
         self._ignoring = True
         if self.transport.is_closing():
             return
         self.transport.unread = linger
         if self.cycle is not None and not self.cycle.response_complete:
-            if not self._in_body or self.cycle.response_started:  # an earlier request, or an answer half sent
+            if not self._in_body or self.cycle.response_started:  # an earlier request, or a partial response
                 self.cycle.keep_alive = False
                 return
-            self.cycle.disconnected = True  # the app's answer is no longer needed
+            self.cycle.disconnected = True  # discard the app's response
             self.cycle.message_event.set()
-        elif self._in_body:  # already answered; only the rest of the body is invalid
+        elif self._in_body:  # the response was sent; only the rest of the body is invalid
             self.transport.close()
             return
         body = json.dumps(error_body(code, message)).encode()

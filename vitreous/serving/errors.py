@@ -1,4 +1,4 @@
-"""Errors of the API, always `{"error": {"code": ..., "message": ...}}`, also those that the framework finds."""
+"""Error responses. All of them, including those of the framework, are `{"error": {"code": ..., "message": ...}}`."""
 
 import logging
 from collections.abc import Mapping
@@ -17,22 +17,22 @@ logger = logging.getLogger("vitreous.serving")
 
 
 class ApiError(HTTPException):
-    """An error response: `code` is for programs, `message` for people."""
+    """Error response with a `code` for programs and a `message` for people."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None):
         super().__init__(status, message, dict(headers) if headers else None)
         self.code, self.message = code, message
 
 
-def busy(message: str = "too many requests are waiting") -> ApiError:
-    return ApiError(429, "busy", f"{message}: try again in a second", {"Retry-After": "1"})
+def too_many_requests(message: str = "too many requests are waiting") -> ApiError:
+    return ApiError(429, "busy", f"{message}; try again in a second", {"Retry-After": "1"})
 
 
 def unreadable(reason: str | None) -> ApiError:
-    """The error of an image without a result; 503 if the model's output is not finite."""
+    """Return the error for an image without a result: 422, or 503 if the model output is not finite."""
     if reason == NOT_A_NUMBER:
         return ApiError(503, "broken_model", NOT_A_NUMBER)
-    return ApiError(422, "unreadable_image", reason or "it cannot be decoded")
+    return ApiError(422, "unreadable_image", reason or "the image cannot be decoded")
 
 
 def error_body(code: str, message: str) -> dict[str, dict[str, str]]:
@@ -44,13 +44,13 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Give every error of the app this form."""
+    """Install exception handlers that return every error in this form."""
 
-    async def disconnected(request: Request, error: Exception) -> JSONResponse:  # only the metrics see this answer
+    async def disconnected(request: Request, error: Exception) -> JSONResponse:  # only counted in the metrics
         return JSONResponse(error_body("client_left", "the client disconnected"), CLIENT_LEFT)
 
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:  # raised again, so it reaches the log
-        return JSONResponse(error_body("internal", "internal server error; see the server's log"), 500)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:  # raised again and logged
+        return JSONResponse(error_body("internal", "internal server error; see the server log"), 500)
 
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -65,8 +65,8 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     status = HTTPStatus(error.status_code)
     code = status.phrase.lower().replace(" ", "_").replace("-", "_")
     messages = {
-        404: f"there is nothing at {request.url.path}",
-        405: f"unsupported method {request.method}: use {(error.headers or {}).get('Allow', 'another')}",
+        404: f"unknown path {request.url.path}",
+        405: f"method {request.method} is not allowed; use {(error.headers or {}).get('Allow', 'another method')}",
     }
     return JSONResponse(error_body(code, messages.get(status, str(error.detail))), status, error.headers)
 
@@ -77,5 +77,5 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     name = ".".join(str(step) for step in first["loc"][1:]) or str(first["loc"][0])
     if first["type"] == "json_invalid":
-        return JSONResponse(error_body("bad_json", f"the body is not JSON: {first['ctx']['error']}"), 400)
+        return JSONResponse(error_body("bad_json", f"the body is not valid JSON: {first['ctx']['error']}"), 400)
     return JSONResponse(error_body("bad_parameter", f"{name}: {first['msg'].lower()}"), 422)

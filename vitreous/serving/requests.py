@@ -1,8 +1,8 @@
-"""Checks of every request before a route computes: middleware by headers, limits of the body, and the image in it.
+"""Request checks: middleware for headers, limits on the body, and checks of the uploaded image.
 
-The middleware checks the Host header, rejects requests that other websites make a browser send, requires the API key,
-answers 429 while the queue is full, limits the size and duration of bodies, and adds security headers to every answer.
-An image is checked by its own header (format, number of pixels); nothing is decoded here.
+The middleware checks the Host header and the API key, rejects cross-site requests, returns 429 while the queue is full,
+limits the size and upload time of bodies, and adds security headers to every response. Images are checked by their
+headers (format and number of pixels) without decoding them.
 """
 
 import asyncio
@@ -10,9 +10,11 @@ import hmac
 import io
 import re
 import time
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from fastapi import Request
+from PIL import Image
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,14 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitreous.common.checks import Size
 from vitreous.data.image import UnreadableImage, decode_errors
 from vitreous.data.image.decoding import open_image, read_jpeg_header
-from vitreous.serving.errors import ApiError, busy, error_response
-from vitreous.serving.scheduler import Metrics, Scheduler
+from vitreous.serving.batch_queue import Metrics, Scheduler
+from vitreous.serving.errors import ApiError, error_response, too_many_requests
+from vitreous.serving.models import ServedModel
 from vitreous.serving.settings import MAX_JSON_BYTES, Settings
 
 # ---- Middleware ------------------------------------------------------------------------------------------------------
 
-BATCHED = frozenset(["/v1/classify", "/v1/embed", "/v1/segment"])  # they share one queue
-OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # need no key, like the page's files
+BATCHED = frozenset(["/v1/classify", "/v1/embed", "/v1/segment"])  # these share one queue
+OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # need no API key; neither do files below /page/
 
 POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -45,13 +48,13 @@ HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re
 
 
 class Middleware:
-    """Wraps the whole app."""
+    """ASGI middleware around the whole app."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, scheduler: Scheduler):
         self.app, self.settings, self.metrics, self.scheduler = app, settings, metrics, scheduler
         self.max_body, self.max_bodies = settings.max_body, 8 * settings.max_body
-        self.body_bytes = 0  # of all bodies in memory
-        self.open = 0  # requests without an answer so far
+        self.body_bytes = 0  # total size of request bodies in memory
+        self.open = 0  # requests in progress
         metrics.gauges["vitreous_open_requests"] = ("Requests in progress.", lambda: self.open)
         metrics.gauges["vitreous_held_bytes"] = ("Bytes of request bodies in memory.", lambda: self.body_bytes)
 
@@ -63,13 +66,13 @@ class Middleware:
         scope["deadline"] = began + self.settings.timeout
         body = LimitedBody(self, scope, receive)
 
-        async def answer(message: Message) -> None:
+        async def respond(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
                 if scope["path"] == "/" or scope["path"].startswith("/page/"):
-                    message["headers"].append((b"cache-control", b"no-cache"))  # a new version has new scripts
+                    message["headers"].append((b"cache-control", b"no-cache"))  # reload scripts after an upgrade
                 if status >= 400 and not body.may_be_skipped:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
@@ -78,9 +81,9 @@ class Middleware:
         try:
             error = self._header_error(scope, body)
             if error is None:
-                await self.app(scope, body.receive, answer)
+                await self.app(scope, body.receive, respond)
             else:
-                await error_response(error)(scope, receive, answer)
+                await error_response(error)(scope, receive, respond)
         except Exception:
             status = status or 500
             raise
@@ -92,50 +95,50 @@ class Middleware:
     def _header_error(self, scope: Scope, body: "LimitedBody") -> ApiError | None:
         path, key = scope["path"], self.settings.api_key
         if not _has_valid_host(scope):
-            return ApiError(400, "bad_host", "invalid Host header: send exactly one, HOST or HOST:PORT")
+            return ApiError(400, "bad_host", "invalid Host header; send exactly one, as HOST or HOST:PORT")
         if _is_rebound(scope, self.settings):
-            return ApiError(421, "wrong_host", "unexpected Host header: use localhost, 127.0.0.1 or [::1]")
+            return ApiError(421, "wrong_host", "unexpected Host header; use localhost, 127.0.0.1 or [::1]")
         if path not in OPEN and not path.startswith("/page/"):
             if key is None and _is_cross_site(scope):
-                message = "cross-site request: use this server's own page, or a program"
+                message = "cross-site requests are not allowed; use this server's own page or an HTTP client"
                 return ApiError(403, "cross_site", message)
             if key is not None and not _has_key(scope, key):
-                message = "missing or invalid API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
+                message = "missing or invalid API key; send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
                 return ApiError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
         if body.declared is not None and body.declared > body.limit:
             return body.too_large()
         if path in BATCHED and scope["method"] == "POST" and self.scheduler.full:
-            return busy()
+            return too_many_requests()
         return None
 
 
 class LimitedBody:
-    """A request's body with limits on its bytes and its duration."""
+    """Request body with limits on size and upload time."""
 
     def __init__(self, middleware: Middleware, scope: Scope, receive: Receive):
         self.middleware, self.scope, self._receive = middleware, scope, receive
         self.size, self.complete, self.late = 0, False, False
         self.limit = middleware.max_body
-        if scope["path"].endswith("/masked"):  # JSON; all other bodies are images
+        if scope["path"].endswith("/masked"):  # a JSON body; all others are images
             self.limit = min(self.limit, MAX_JSON_BYTES)
         length = header(scope, b"content-length")
         self.declared = int(length) if length is not None and length.isdigit() else None
 
     @property
     def may_be_skipped(self) -> bool:
-        """True if the rest of the body is short enough to be read, so that the connection can be kept."""
+        """True if the rest of the body can be read and discarded to keep the connection open."""
         if self.complete:
             return True
         if self.declared is None:
-            return header(self.scope, b"transfer-encoding") is None  # no body at all
+            return header(self.scope, b"transfer-encoding") is None  # no body
         return self.declared <= self.limit and not self.late
 
     def too_large(self) -> ApiError:
-        message = f"the body of a request to this path may have at most {self.limit:,} bytes"
+        message = f"the request body is larger than {self.limit:,} bytes"
         return ApiError(413, "body_too_large", message)
 
     async def receive(self) -> Message:
-        if self.complete:  # only a disconnect can follow
+        if self.complete:  # the next message is a disconnect
             return await self._receive()
         try:
             async with asyncio.timeout(max(self.scope["deadline"] - time.monotonic(), 0)):
@@ -153,7 +156,7 @@ class LimitedBody:
         if self.size > self.limit:
             raise self.too_large()
         if self.middleware.body_bytes > self.middleware.max_bodies:
-            raise busy("too many bytes are being uploaded")
+            raise too_many_requests("too many bytes are being uploaded")
         return message
 
 
@@ -166,7 +169,7 @@ def headers(scope: Scope, name: bytes) -> list[str]:
 
 
 def _has_valid_host(scope: Scope) -> bool:
-    """RFC 9112, section 3.2: one Host header with a valid value. Only HTTP/1.0 may omit it."""
+    """Return True for one valid Host header (RFC 9112, section 3.2). HTTP/1.0 may omit it."""
     hosts = headers(scope, b"host")
     if not hosts:
         return scope.get("http_version") == "1.0"
@@ -174,10 +177,12 @@ def _has_valid_host(scope: Scope) -> bool:
 
 
 def _is_rebound(scope: Scope, settings: Settings) -> bool:
-    """True for a DNS rebinding attack: a website points its own name to 127.0.0.1, so that the browser takes this
-    server for a part of that site. The Host header then holds that name, so only loopback names are accepted. Not
-    checked if the server is reachable from elsewhere, under names that it does not know, nor with an API key, which the
-    website does not have."""
+    """Return True for a possible DNS rebinding attack, where a website resolves its own name to 127.0.0.1.
+
+    The browser then treats this server as part of that site and sends the site's name as Host, so only loopback names
+    are accepted. This is not checked if the server is reachable from other machines, where its names are unknown, or if
+    it has an API key, which the website lacks.
+    """
     server = scope.get("server")
     if not is_loopback(settings.host) or settings.api_key is not None or server is None or not is_loopback(server[0]):
         return False
@@ -190,11 +195,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_cross_site(scope: Scope) -> bool:
-    """True if a browser sends the request for a page of another origin. Programs send neither of the two headers."""
+    """Return True if a browser sends the request for a page of another origin. Other clients send neither header."""
     site = header(scope, b"sec-fetch-site")
     if site is not None:
-        return site not in ("same-origin", "none")  # none: the user typed the address
-    origin = header(scope, b"origin")  # from browsers without Sec-Fetch-Site, and where there is no HTTPS
+        return site not in ("same-origin", "none")  # none: a typed address or a bookmark
+    origin = header(scope, b"origin")  # old browsers, or plain HTTP
     return origin is not None and origin.lower().partition("://")[2] != (header(scope, b"host") or "").lower()
 
 
@@ -206,32 +211,40 @@ def _has_key(scope: Scope, key: str) -> bool:
 
 
 def _route(scope: Scope) -> str:
-    """The declared path of the route: made-up paths in the metrics would fill the memory."""
+    """Return the route's path template. Counting raw paths would let clients fill the memory."""
     if scope["path"] in BATCHED:
         return str(scope["path"])
     return str(getattr(scope.get("route"), "path", "other"))
 
 
-# ---- The image -------------------------------------------------------------------------------------------------------
+# ---- The model and the image -----------------------------------------------------------------------------------------
 
-SMALL = 65536  # bytes; a larger body may be slow to parse, on purpose, which must not hold up the event loop
+SMALL = 65536  # bytes; larger bodies are parsed in a thread, because a malicious one could block the event loop
 TYPES = ("image/jpeg", "image/png", "image/webp")
-# Sent by programs that do not know the type; the last is curl's default. The first bytes decide anyway.
+# Types sent by clients that do not know the format; the last is curl's default. The first bytes decide.
 UNKNOWN_TYPES = ("image/*", "application/octet-stream", "", "application/x-www-form-urlencoded")
-LARGE_PIXELS = 2**22  # an image with more takes a good part of a second to decode, and more than 100 MB
-JPEG_ADVANTAGE = 4  # JPEGs are decoded at a reduced size, without copies
-MAX_PARTS = 32  # of a form; each costs more time than its bytes suggest
+LARGE_PIXELS = 2**22  # above this, decoding takes a large part of a second and over 100 MB
+JPEG_ADVANTAGE = 4  # JPEGs may be larger, because they are decoded at a reduced size without copies
+MAX_PARTS = 32  # form parts; each takes more time than its bytes suggest
+
+
+def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
+    """Return the model with this id, or the first model if `id` is None."""
+    for one in served:
+        if id is None or one.id == id:
+            return one
+    raise ApiError(404, "unknown_model", f"unknown model {id!r}; choose from {', '.join(one.id for one in served)}")
 
 
 class Upload(NamedTuple):
-    """An image that may be decoded. `large`: decoding needs so much time and memory that few may run at once."""
+    """An accepted image. `large` images take so much time and memory to decode that they run one at a time."""
 
     data: bytes
     large: bool
 
 
 async def read_image(request: Request, settings: Settings) -> Upload:
-    """Read the image from the body, or from the field `image` of a multipart form, without decoding it."""
+    """Read the image from the body or from the multipart field `image`, without decoding it."""
     body, content_type = await request.body(), request.headers.get("content-type", "")
     if len(body) <= SMALL:
         return check_upload(body, content_type, settings)
@@ -243,31 +256,32 @@ def check_upload(data: bytes, content_type: str, settings: Settings) -> Upload:
     if kind == "multipart/form-data":
         data = form_field(data, content_type, "image")
     elif kind not in (*TYPES, *UNKNOWN_TYPES):
-        message = f"unsupported content type {kind!r}: send {', '.join(TYPES)}, or a form with a field 'image'"
+        message = f"unsupported content type {kind!r}; send {', '.join(TYPES)} or a form with the field 'image'"
         raise ApiError(415, "unsupported_type", message)
     pixels = check_image(data, settings)
     return Upload(data, pixels > LARGE_PIXELS * (JPEG_ADVANTAGE if format_of(data) == "JPEG" else 1))
 
 
 def check_image(data: bytes, settings: Settings) -> int:
-    """Return the number of pixels by the header alone; ApiError if the image must not be decoded."""
+    """Return the number of pixels from the header; raise ApiError if the image must not be decoded."""
     if not data:
-        raise ApiError(400, "no_image", "the body is empty, but must be an image")
+        raise ApiError(400, "no_image", "the body is empty; send an image")
     if format_of(data) is None:
-        raise ApiError(415, "unsupported_type", "unsupported image format: send JPEG, PNG or WebP")
+        raise ApiError(415, "unsupported_type", "unsupported image format; send JPEG, PNG or WebP")
     try:
         height, width = stored_size(data)
     except UnreadableImage as error:
-        large = "too large" in str(error)
+        large = isinstance(error.__context__, Image.DecompressionBombError)  # more than Pillow opens
         raise ApiError(413 if large else 422, "too_many_pixels" if large else "unreadable_image", str(error)) from None
     if height * width > settings.max_pixels:
-        message = f"{width} x {height} pixels are {height * width:,}, but at most {settings.max_pixels:,} are accepted"
+        pixels = f"{height * width:,} pixels ({width} x {height})"
+        message = f"the image has {pixels}; the maximum is {settings.max_pixels:,}"
         raise ApiError(413, "too_many_pixels", message)
     return height * width
 
 
 def stored_size(data: bytes) -> Size:
-    """Height and width as stored, without the orientation: to find that, Pillow may decode a whole PNG."""
+    """Return the stored height and width, without EXIF orientation, for which Pillow may decode a whole PNG."""
     with decode_errors():
         if jpeg := read_jpeg_header(data):
             return jpeg.height, jpeg.width
@@ -278,7 +292,7 @@ def stored_size(data: bytes) -> Size:
 
 
 def _webp_size(data: bytes) -> Size | None:
-    """Read the size before Pillow opens the file, which takes memory for a whole WebP; None for other or odd files."""
+    """Return the size of a WebP without Pillow, which allocates memory for the whole image; None if unknown."""
     kind, bits = data[12:16], int.from_bytes(data[21:25], "little")
     if format_of(data) != "WEBP" or len(data) < 30:
         return None
@@ -292,7 +306,7 @@ def _webp_size(data: bytes) -> Size | None:
 
 
 def format_of(data: bytes) -> str | None:
-    """Image format by the first bytes."""
+    """Detect the image format from the first bytes."""
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -301,13 +315,13 @@ def format_of(data: bytes) -> str | None:
 
 
 def form_field(body: bytes, content_type: str, name: str) -> bytes:
-    """Content of the first field `name` of a multipart form; ApiError 400 if it is missing.
+    """Return the first field `name` of a multipart form; raise ApiError 400 if it is missing.
 
-    Parsed in memory: the framework's parser writes large files to the disk.
+    The form is parsed in memory, because the framework's parser writes large files to disk.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
-        raise ApiError(400, "bad_form", "the form's Content-Type has no boundary")
+        raise ApiError(400, "bad_form", "the Content-Type of the form has no boundary")
     parts: list[Field | File] = []
 
     def add(part: Field | File) -> None:
@@ -324,4 +338,4 @@ def form_field(body: bytes, content_type: str, name: str) -> bytes:
     for part in parts:
         if part.field_name == name.encode():
             return part.value or b"" if isinstance(part, Field) else cast(io.BytesIO, part.file_object).getvalue()
-    raise ApiError(400, "no_image", f"the form has no complete field {name!r}")
+    raise ApiError(400, "no_image", f"the form has no field {name!r}, or the field is incomplete")

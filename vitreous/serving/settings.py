@@ -1,25 +1,25 @@
-"""Addresses and limits of a server. Imports no torch, so that the command line can use it and stay quick."""
+"""Server settings. This file does not import torch, which keeps the command line fast."""
 
 from dataclasses import dataclass, field
 
 from vitreous.common.checks import check_real, check_whole, fail
 
 MEGABYTE = 10**6
-MAX_JSON_BYTES = MEGABYTE  # of a JSON body: lists of numbers cost far more memory than an image's bytes
+MAX_JSON_BYTES = MEGABYTE  # parsed lists take far more memory than the bytes of an image
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Checked when it is created."""
+    """Address and limits of a server; validated on creation."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    max_batch: int = 16  # images that the model computes at once
-    max_wait_ms: float = 5.0  # that an image waits for others to share a batch with
-    queue: int = 64  # requests that may wait; the next is answered with 429
+    max_batch: int = 16  # images per forward pass
+    max_wait_ms: float = 5.0  # longest wait for a batch to fill
+    queue: int = 64  # maximum number of waiting requests; further requests get status 429
     max_body_mb: float = 20.0
-    max_pixels: int = 64_000_000  # of an image, by its header, before it is decoded
-    timeout: float = 30.0  # seconds for a request, from its first byte; explanations may take ten times as long
+    max_pixels: int = 64_000_000  # per image, read from its header before decoding
+    timeout: float = 30.0  # seconds per request, from its first byte; ten times as long for explanations
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -35,5 +35,5 @@ class Settings:
 
     @property
     def max_body(self) -> int:
-        """Largest body in bytes."""
+        """Maximum body size in bytes."""
         return int(self.max_body_mb * MEGABYTE)

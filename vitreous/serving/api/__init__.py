@@ -1,1 +1,1 @@
-"""The HTTP API for programs: routes, query parameters and response schemas."""
+"""The HTTP API: routes, query parameters and response schemas."""

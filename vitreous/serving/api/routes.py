@@ -1,24 +1,33 @@
-"""Routes for programs: classify, embed, segment and explain an image, and describe the served models."""
+"""API endpoints: classify, embed, segment and explain an image, and describe the served models."""
 
+import base64
+import io
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
+import torch
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
+from PIL import Image
+from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
+from vitreous.inference.engine import Embedding
+from vitreous.inference.mask_images import palette
+from vitreous.inference.predictor import Segmentation, SegmentPredictor
 from vitreous.model.base_config import Task
 from vitreous.model.top_labels import top_labels
 from vitreous.serving.api import schemas
-from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, answers
-from vitreous.serving.errors import ApiError
+from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, json_response
+from vitreous.serving.batch_queue import Compute, Priority, Scheduler, result_for
+from vitreous.serving.errors import ApiError, unreadable
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import InspectService, Session
-from vitreous.serving.models import MAX_TOP, ServedModel, find_model
-from vitreous.serving.requests import read_image
-from vitreous.serving.scheduler import Priority, Scheduler, result_for
+from vitreous.serving.models import ServedModel
+from vitreous.serving.requests import find_model, read_image
 from vitreous.serving.settings import Settings
 
 NOT_SUPPORTED: dict[Task, str] = {"classify": "no_head", "embed": "no_embedding", "segment": "no_masks"}
@@ -28,53 +37,55 @@ PRIORITIES = {
     "relevance": Priority.MEDIUM,
     "occlusion": Priority.LONG,
 }
-Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes, the most probable first.")]
+MAX_TOP = 1000  # classes per response
+Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes to return, most probable first.")]
 
 
 def router(
     served: Sequence[ServedModel], settings: Settings, scheduler: Scheduler, service: InspectService
 ) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["pictures"])
+    computes = {one.id: computations(one) for one in served}
 
     async def compute(request: Request, one: ServedModel, task: Task) -> Any:
-        if task not in one.computes:
-            message = f"the model {one.id!r} does not {task}: use /v1/{one.model.config.task}"
+        if task not in computes[one.id]:
+            message = f"the model {one.id!r} does not support /v1/{task}; use /v1/{one.model.config.task}"
             raise ApiError(409, NOT_SUPPORTED[task], message)
         image = await read_image(request, settings)
-        result = scheduler.batch((one.id, task), image.data, one.computes[task], image.large)
+        result = scheduler.batch((one.id, task), image.data, computes[one.id][task], image.large)
         return await result_for(request, result, request.scope["deadline"] - time.monotonic(), settings.timeout)
 
-    @routes.post("/classify", responses=answers(schemas.Classified, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post("/classify", responses=json_response(schemas.Classified, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def classify(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
-        """The most probable classes of an image."""
+        """Return the most probable classes of an image."""
         one = find_model(served, model)
         [best] = top_labels((await compute(request, one, "classify"))[None], one.labels, top)
         return JSONResponse({"predictions": [vars(label) for label in best], "model": one.id})
 
-    @routes.post("/embed", responses=answers(schemas.Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post("/embed", responses=json_response(schemas.Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:
-        """The features of an image before the head, as one vector, to search, cluster or learn from."""
+        """Return the pooled features of an image before the head, for search, clustering or training."""
         one = find_model(served, model)
         vector = await compute(request, one, "embed")
         return JSONResponse({"embedding": vector.tolist(), "width": len(vector), "model": one.id})
 
-    @routes.post("/segment", responses=answers(schemas.Segmented, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post("/segment", responses=json_response(schemas.Segmented, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def segment(request: Request, model: Model = None) -> JSONResponse:
-        """The class of every pixel, as a PNG whose palette indices are the classes."""
+        """Return the class of every pixel, as a PNG whose palette indices are the classes."""
         one = find_model(served, model)
         return JSONResponse({**await compute(request, one, "segment"), "model": one.id})
 
-    @routes.post("/explain", responses=answers(schemas.Explained, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post("/explain", responses=json_response(schemas.Explained, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def explain(
         request: Request, method: MapName = "relevance", target: Target = None, model: Model = None
     ) -> Response:
-        """Importance of each patch: for a class (relevance, occlusion), or for the model at all (rollout, attention).
+        """Return patch importance: for one class (relevance, occlusion) or for all outputs (rollout, attention).
 
-        Attention and rollout show where information was mixed, not why the model decided; occlusion tests the model.
+        Attention and rollout show how tokens mix, not why the model predicts a class. Occlusion measures the effect.
         """
         one = service.model(model)
         about_class = method in CLASS_MAPS
-        _ = one.vit  # reject a model without attention before the image is read
+        _ = one.vit  # reject models without attention before reading the image
         index = one.target(target) if about_class else None
 
         def explained(session: Session, id: str, size: Size) -> dict[str, Any]:
@@ -82,27 +93,56 @@ def router(
             top = summary["predictions"][0]["index"] if about_class and index is None else index
             found = numbers.importance(session, method, top)
             values, columns = found["values"], found["grid"][1]
+            rows = [values[start : start + columns] for start in range(0, len(values), columns)]
             return {
-                "method": method,
-                "target": found["target"],
-                "grid": found["grid"],
-                "seen": summary["seen"],
-                "picture": summary["picture"],
-                "values": [values[start : start + columns] for start in range(0, len(values), columns)],
-                "predictions": summary["predictions"],
-                "model": one.id,
-            }
+                "method": method, "target": found["target"], "grid": found["grid"], "seen": summary["seen"],
+                "picture": summary["picture"], "values": rows, "predictions": summary["predictions"], "model": one.id,
+            }  # fmt: skip
 
         image = await read_image(request, settings)
         name = ("explain", method, index)
-        answer = await service.answer_upload(request, one, image, name, explained, PRIORITIES[method])
-        return Response(answer.body, media_type=answer.kind)
+        result = await service.respond_to_upload(request, one, image, name, explained, PRIORITIES[method])
+        return Response(result.body, media_type=result.kind)
 
     description = {"model": served[0].id, "models": [one.describe() for one in served]}
 
-    @routes.get("/model", responses=answers(schemas.Models, 401, 403))
+    @routes.get("/model", responses=json_response(schemas.Models, 401, 403))
     async def models() -> JSONResponse:
-        """The served models."""
+        """Return the served models."""
         return JSONResponse(description)
 
     return routes
+
+
+# ---- Computing a batch -----------------------------------------------------------------------------------------------
+
+
+def computations(served: ServedModel) -> dict[Task, Compute]:
+    """Return a function for each supported task that computes a batch of images."""
+    predictor, labels = served.predictor, served.labels
+    if isinstance(predictor, SegmentPredictor):
+        # One image at a time: at full size, the scores of a batch may not fit in memory.
+        return {"segment": lambda images: [_mask(predictor, labels, one) for data in images for one in predictor(data)]}
+    found: dict[Task, Compute] = {"embed": lambda images: _vectors(predictor.stream_embeddings(images), Tensor.numpy)}
+    if served.model.config.task == "classify":
+        softmax = partial(torch.softmax, dim=-1)
+        found["classify"] = lambda images: _vectors(predictor.stream_logits(images), softmax)
+    return found
+
+
+def _vectors(results: Iterable[Embedding], convert: Callable[[Tensor], Any]) -> list[Any]:
+    return [unreadable(one.error) if one.vector is None else convert(one.vector) for one in results]
+
+
+def _mask(predictor: SegmentPredictor, labels: Sequence[str], result: Segmentation) -> dict[str, Any] | ApiError:
+    """Encode a mask as a PNG whose palette indices are the classes, and list its classes, largest first."""
+    if result.mask is None:
+        return unreadable(result.error)
+    image, file = Image.fromarray(result.mask), io.BytesIO()
+    image.putpalette(palette(predictor.background).tobytes())
+    image.save(file, "PNG")
+    fractions, colours = result.fractions(predictor.config.num_classes), predictor.colours()
+    order = sorted((index for index, share in enumerate(fractions) if share), key=lambda index: -fractions[index])
+    classes = [{"index": i, "label": labels[i], "color": colours[i], "share": fractions[i]} for i in order]
+    mask = base64.b64encode(file.getvalue()).decode()
+    return {"classes": classes, "width": image.width, "height": image.height, "mask": mask}

@@ -1,4 +1,4 @@
-"""Parameters of requests, and schemas of bodies and answers, for the description of the API at /openapi.json."""
+"""Request parameters and response schemas, which also describe the API at /openapi.json."""
 
 from types import GenericAlias
 from typing import Annotated, Any
@@ -8,33 +8,33 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 # ---- Requests --------------------------------------------------------------------------------------------------------
 
-Model = Annotated[str | None, Query(description="Id of a model at /v1/model; by default the first.", max_length=200)]
-Id = Annotated[str, Path(description="Id of an uploaded image: 32 hexadecimal digits.", max_length=64)]
+Model = Annotated[str | None, Query(description="Model id from /v1/model; by default the first.", max_length=200)]
+Id = Annotated[str, Path(description="Image id: 32 hexadecimal digits, returned by the upload.", max_length=64)]
 Layer = Annotated[int, Path(ge=0, lt=2**16)]
 AnyLayer = Annotated[int | None, Query(ge=0, lt=2**16, description="By default the last layer.")]
 Target = Annotated[
-    str | None, Query(max_length=200, description="A class, by label or index; by default the most probable.")
+    str | None, Query(max_length=200, description="Class label or index; by default the most probable class.")
 ]
 
 
 class Erased(BaseModel):
-    """Patches to fill with the image's mean colour, and classes whose probability is returned."""
+    """Patches to fill with the image's mean colour, and classes whose probabilities are returned."""
 
     patches: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2**16, examples=[[0, 1, 14]])
     classes: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=1000, examples=[[0]])
 
 
-# ---- Answers ---------------------------------------------------------------------------------------------------------
+# ---- Responses -------------------------------------------------------------------------------------------------------
 
 
 def shape(name: str, extra: Any = "forbid", /, **fields: Any) -> Any:
-    """A schema whose fields are all required; no others are allowed unless `extra` is "ignore"."""
+    """Create a schema whose fields are all required. Extra fields are forbidden unless `extra` is "ignore"."""
     required: dict[str, Any] = {key: (kind, ...) for key, kind in fields.items()}
     return create_model(name, __config__=ConfigDict(extra=extra), **required)
 
 
 def many(kind: Any) -> Any:
-    return GenericAlias(list, kind)  # list[kind], which type checkers reject for a variable
+    return GenericAlias(list, kind)  # list[kind]; type checkers reject a variable there
 
 
 Error = shape("Error", error=shape("Reason", code=str, message=str))
@@ -53,7 +53,7 @@ Explained = shape(
     values=list[list[float]], predictions=many(Class) | None, model=str,
 )  # fmt: skip
 
-# ---- Answers of the page ---------------------------------------------------------------------------------------------
+# ---- Responses for the page ------------------------------------------------------------------------------------------
 
 Shown = shape(
     "Shown", id=str, model=str, picture=Sides, seen=Box, grid=list[int], predictions=many(Class) | None,
@@ -117,34 +117,34 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
     Tour: {"steps": [STEP]},
 }  # fmt: skip
 REASONS = {
-    400: ("no_image", "the body is empty, but must be an image"),
-    401: ("unauthorized", "missing or invalid API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"),
-    403: ("cross_site", "cross-site request: use this server's own page, or a program"),
-    404: ("unknown_model", "unknown model 'vit': use vit-b16"),
+    400: ("no_image", "the body is empty; send an image"),
+    401: ("unauthorized", "missing or invalid API key; send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"),
+    403: ("cross_site", "cross-site requests are not allowed; use this server's own page or an HTTP client"),
+    404: ("unknown_model", "unknown model 'vit'; choose from vit-b16"),
     408: ("slow_upload", "the request was not complete after 30 s"),
-    409: ("no_head", "the model 'dinov2' does not classify: use /v1/embed"),
-    413: ("too_many_pixels", "12000 x 12000 pixels are 144,000,000, but at most 64,000,000 are accepted"),
-    415: ("unsupported_type", "unsupported image format: send JPEG, PNG or WebP"),
+    409: ("no_head", "the model 'dinov2' does not support /v1/classify; use /v1/embed"),
+    413: ("too_many_pixels", "the image has 144,000,000 pixels (12000 x 12000); the maximum is 64,000,000"),
+    415: ("unsupported_type", "unsupported image format; send JPEG, PNG or WebP"),
     422: ("unreadable_image", "cannot be decoded: image file is truncated"),
-    429: ("busy", "too many requests are waiting: try again in a second"),
-    503: ("timeout", "no answer after 30 s"),
+    429: ("busy", "too many requests are waiting; try again in a second"),
+    503: ("timeout", "no result after 30 s"),
 }
-IMAGE_ERRORS = tuple(REASONS)  # possible errors of every request with an image
-MODEL_ERRORS = (401, 403, 404, 409, 413, 422, 429, 503)  # possible errors of every request about a model
+IMAGE_ERRORS = tuple(REASONS)  # possible for every request with an image
+MODEL_ERRORS = (401, 403, 404, 409, 413, 422, 429, 503)  # possible for every request about a model
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-SHAPE_HEADER = {"description": "Shape of the array, such as 12,197,197.", "schema": {"type": "string"}}
+SHAPE_HEADER = {"description": "Shape of the array, e.g. 12,197,197.", "schema": {"type": "string"}}
 FORM = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}
 IMAGE_BODY = {
     "requestBody": {
         "required": True,
-        "description": "An image, as the whole body or as the field `image` of a form.",
+        "description": "An image, as the whole body or as the form field `image`.",
         "content": {"image/jpeg": BINARY, "image/png": BINARY, "image/webp": BINARY, "multipart/form-data": FORM},
     }
 }
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Possible error answers with an example of each."""
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe error responses, with an example of each."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         code, message = REASONS[status]
@@ -154,15 +154,15 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return found
 
 
-def answers(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """A JSON answer and possible errors of a route, with an example of each."""
-    right: dict[str, Any] = {"model": shape}
+def json_response(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe a JSON response and the possible errors, with an example of each."""
+    success: dict[str, Any] = {"model": shape}
     if shape in EXAMPLES:
-        right["content"] = {"application/json": {"example": EXAMPLES[shape]}}
-    return {200: right, **errors(*statuses)}
+        success["content"] = {"application/json": {"example": EXAMPLES[shape]}}
+    return {200: success, **error_responses(*statuses)}
 
 
-def binary_answer(description: str) -> dict[int | str, dict[str, Any]]:
-    """A binary answer and possible errors of a route about a model."""
+def binary_response(description: str) -> dict[int | str, dict[str, Any]]:
+    """Describe a binary response and the possible errors of a request about a model."""
     content, headers = {"application/octet-stream": BINARY}, {"X-Shape": SHAPE_HEADER}
-    return {200: {"description": description, "content": content, "headers": headers}, **errors(*MODEL_ERRORS)}
+    return {200: {"description": description, "content": content, "headers": headers}, **error_responses(*MODEL_ERRORS)}

@@ -1,1 +1,1 @@
-"""The HTTP API of the page: one uploaded image, seen from inside the model."""
+"""HTTP endpoints for the page, which shows how a model processes an uploaded image."""

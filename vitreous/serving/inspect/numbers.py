@@ -1,7 +1,7 @@
-"""Numbers that the page shows of an image: predictions, maps with their tests, distances, masks, and the tour.
+"""Results that the page shows for an image: predictions, importance maps and their tests, distances, masks, the tour.
 
-Numbers in JSON are finite and have six digits. Attention and similarity of all tokens are sent with 8 bits each, so
-that the page needs no request when the mouse moves.
+Numbers in JSON are finite and have six digits. Attention and similarity are sent for all tokens at once, with 8 bits
+per value, so the page needs no request when the mouse moves.
 
 n: patches; t = p + n: tokens, prefix and patches; d: width.
 """
@@ -36,15 +36,15 @@ from vitreous.model.position import AddedPosition
 from vitreous.model.tokens import Features
 from vitreous.model.top_labels import top_labels
 from vitreous.serving.errors import NOT_A_NUMBER, ApiError
-from vitreous.serving.inspect.service import BYTES, Answer, Session, covered_box
+from vitreous.serving.inspect.service import BYTES, Payload, Session, covered_box
 from vitreous.serving.models import prefix_names
 
 TOP, TOP_OF_A_LAYER = 5, 3  # classes
-SAMPLE = 6  # numbers of each tensor of the tour
+SAMPLE = 6  # sample values per tensor in the tour
 
 
 def rounded(values: Float[Tensor, "*shape"]) -> Any:
-    """Nested lists of numbers with six digits, which keep answers small."""
+    """Convert to nested lists of numbers with six digits, which keeps responses small."""
     if not values.isfinite().all():
         raise ApiError(422, "not_a_number", NOT_A_NUMBER)
 
@@ -59,7 +59,7 @@ def class_entry(labels: Sequence[str], index: int) -> dict[str, Any]:
 
 
 def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
-    """The most probable classes."""
+    """Return the most probable classes."""
     [best] = top_labels(probabilities[None], labels, count)
     values = rounded(torch.tensor([label.probability for label in best]))
     return [{**class_entry(labels, one.index), "probability": value} for one, value in zip(best, values, strict=True)]
@@ -70,7 +70,7 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
 
 @torch.no_grad()
 def predictions(session: Session) -> list[dict[str, Any]] | None:
-    """Top classes; None if the model does not classify."""
+    """Return the top classes; None if the model is not a classifier."""
     model = session.inspected.model
     if model.config.task != "classify":
         return None
@@ -79,7 +79,7 @@ def predictions(session: Session) -> list[dict[str, Any]] | None:
 
 
 def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
-    """The answer to an upload."""
+    """Return the response to an upload."""
     box = covered_box(session.inspected, image)
     return {
         "id": id,
@@ -97,7 +97,7 @@ def top_class(session: Session) -> int:
 
 
 def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> dict[str, Any]:
-    """Predictions with some patches masked by the image's mean colour, as in occlusion."""
+    """Return predictions with some patches filled with the image's mean colour, as in occlusion."""
     captured = session.classifier_pass
     mask = torch.zeros(1, *captured.layout.grid, dtype=torch.bool)
     mask.view(-1)[list(patches)] = True
@@ -112,7 +112,7 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
 
 
 def lens(session: Session) -> dict[str, Any]:
-    """Top classes after each layer."""
+    """Return the top classes after each layer."""
     probabilities = session.classifier_pass.lens()[:, 0].softmax(dim=-1)
     rows = [top_classes(session.inspected.labels, row, TOP_OF_A_LAYER) for row in probabilities]
     return {"layers": [{"layer": layer, "predictions": row} for layer, row in enumerate(rows)]}
@@ -122,9 +122,9 @@ def lens(session: Session) -> dict[str, Any]:
 
 
 def cached_map(session: Session, method: MapName, target: int | None) -> Float[Tensor, "gh gw"]:
-    """Importance of every patch; cached, because a map is shown and then tested.
+    """Return the importance of every patch. It is cached, because a map is shown first and tested later.
 
-    Where a forward pass is slow, windows of occlusion do not overlap: a quarter of the passes.
+    If a forward pass is slow, occlusion windows do not overlap, which takes a quarter of the passes.
     """
     about = target if method in CLASS_MAPS else None
     captured = session.captured if about is None else session.classifier_pass
@@ -144,7 +144,7 @@ def importance(session: Session, method: MapName, target: int | None) -> dict[st
 
 
 def rollout(session: Session, fusion: Fusion, discard: float, layer: int) -> dict[str, Any]:
-    """Rollout from the first layer to `layer`."""
+    """Return the rollout from the first layer to `layer`."""
     return as_map("rollout", rollout_map(session.captured, range(layer + 1), fusion, discard)[0])
 
 
@@ -159,14 +159,14 @@ def as_map(method: str, values: Float[Tensor, "gh gw"], target: dict[str, Any] |
 
 
 def components(session: Session, layer: int) -> dict[str, Any]:
-    """Three principal components of the patch features as red, green and blue."""
+    """Return three principal components of the patch features as red, green and blue."""
     grid = session.captured.layout.grid
     colours = rounded(pca_colours(session.captured.features(layer).patches[0], grid).flatten())
     return {"method": "pca", "target": None, "grid": list(grid), "rgb": colours, "range": [0.0, 1.0]}
 
 
 def distance(session: Session) -> dict[str, Any]:
-    """Attention distance in pixels of the model's input; `largest` is between opposite corners."""
+    """Return attention distances in input pixels; `largest` is the distance between opposite corners."""
     config = session.captured.model.config
     corner = distances(config.grid, config.patch_stride, slice(0, 1))[0, -1]
     pixels = attention_distance(session.captured, between=session.step)
@@ -174,7 +174,7 @@ def distance(session: Session) -> dict[str, Any]:
 
 
 def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
-    """Deletion and insertion of a map, and of random orders: three or, if a forward pass is slow, one."""
+    """Return deletion and insertion for a map, and for random orders (three, or one if a forward pass is slow)."""
     captured, size = session.classifier_pass, session.batch_size
     draws = 1 if session.slow else 3
     values = cached_map(session, method, target)
@@ -197,11 +197,12 @@ def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
 # ---- Bytes -----------------------------------------------------------------------------------------------------------
 
 
-def attention_bytes(captured: CapturedForward, layer: int) -> Answer:
-    """The largest weight of each row for a prefix token, and for a patch, float32 [heads, t, 2]; then each weight as a
-    fraction of the one or the other, uint8 [heads, t, t].
+def attention_bytes(captured: CapturedForward, layer: int) -> Payload:
+    """Encode attention as float32 [heads, t, 2], the largest weight of each row for prefix tokens and for patches, and
+    uint8 [heads, t, t], each weight divided by its largest weight.
 
-    Two scales, because a class token or a register may take nearly all attention, and 8 bits would not show the rest.
+    Prefix tokens and patches have separate scales, because a class token or register can receive nearly all attention,
+    and the rest would vanish in 8 bits.
     """
     heads, t = captured.model.config.num_heads, captured.states[0].shape[1]
     prefix = captured.layout.num_prefix_tokens
@@ -217,22 +218,22 @@ def attention_bytes(captured: CapturedForward, layer: int) -> Answer:
             scales[:, rows, scale] = largest.cpu().numpy()
             part = some / largest.clamp_min(1e-30)[..., None]
             fractions[:, rows, keys] = (part * 255).round().to(torch.uint8).cpu().numpy()
-    return Answer(bytes(data), BYTES, (heads, t, t))
+    return Payload(bytes(data), BYTES, (heads, t, t))
 
 
-def similarity_bytes(features: Features) -> Answer:
-    """The cosine similarity of every two tokens."""
+def similarity_bytes(features: Features) -> Payload:
+    """Encode the cosine similarity of every pair of tokens."""
     t = features.prefix.shape[1] + features.patches.shape[1]
     data = np.empty((t, t), np.uint8)
     step = max(CHUNK // t, 1)
     for start in range(0, t, step):
         rows = slice(start, start + step)
         data[rows] = signed_bytes(cosines(features, rows)[0])
-    return Answer(data.tobytes(), BYTES, (t, t))
+    return Payload(data.tobytes(), BYTES, (t, t))
 
 
 def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
-    """Encode numbers from -1 to 1 as value / 127.5 - 1.
+    """Encode numbers from -1 to 1 as bytes; decode with byte / 127.5 - 1.
 
     >>> signed_bytes(torch.tensor([-1.0, 0.0, 1.0])).tolist()
     [0, 128, 255]
@@ -240,18 +241,18 @@ def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]
     return ((values + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
 
 
-# ---- Masks of a segmenter --------------------------------------------------------------------------------------------
+# ---- Segmentation masks ----------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
-    """Class of every pixel that the grid covers; IGNORED beyond the image."""
+    """Return the class of every pixel covered by the patch grid; IGNORED outside the image."""
     inspected = session.inspected
 
     def make() -> np.ndarray:
         model, config, (gh, gw) = inspected.model, inspected.model.config, inspected.grid
         if config.task != "segment":
-            raise ApiError(409, "no_masks", f"{inspected.id} does not segment")
+            raise ApiError(409, "no_masks", f"{inspected.id} is not a segmentation model")
         (ph, pw) = config.patch_stride
         ids = model(session.image)[0].argmax(dim=0).to(torch.uint8)
         bottom, right = gh * ph - ids.shape[0], gw * pw - ids.shape[1]
@@ -261,7 +262,7 @@ def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
 
 
 def segments(session: Session) -> list[dict[str, Any]] | None:
-    """Classes in the mask, the largest first; None if the model does not segment."""
+    """Return the classes in the mask, largest first; None if the model is not a segmenter."""
     if session.inspected.model.config.task != "segment":
         return None
     ids, labels = mask(session), session.inspected.labels
@@ -274,12 +275,12 @@ def segments(session: Session) -> list[dict[str, Any]] | None:
     ]
 
 
-# ---- The tour: one image taken through equations 1 to 4 in eight steps, each with its tensor -------------------------
+# ---- The tour: one image through equations 1 to 4 in eight steps, with a tensor for each -----------------------------
 
 
 @torch.no_grad()
 def tour(captured: CapturedForward) -> dict[str, Any]:
-    """Shapes without the batch. `sample` is the beginning of the first row; of attention, that of the first head."""
+    """Return the steps of the tour. Shapes omit the batch; `sample` is the start of the first row (first head)."""
     model, config, image = captured.model, captured.model.config, captured.images
     pixels = patch_pixels(captured)
     projected, _ = model.patches(model.stem(image))
@@ -294,7 +295,7 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
     answer = _step(4, "answer", "y", pooled[0], pooled=type(config.pool).__name__)
     if config.num_classes:
         answer |= {"scores": _facts(captured.logits()[0]), "classes": config.num_classes}
-    t, first_rows = tokens.shape[1], next(captured.chunks(0))[1][0]  # all rows if they are few
+    t, first_rows = tokens.shape[1], next(captured.chunks(0))[1][0]  # all rows if there are few
     attention = _step(2, "attention", "A", first_rows, layer=0) | {"shape": [config.num_heads, t, t]}
     added = isinstance(model.position, AddedPosition)
     steps = [
@@ -311,12 +312,9 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
 
 
 def patch_pixels(captured: CapturedForward) -> Float[Tensor, "1 n pixels"]:
-    """The patches before the projection: pixels, or in a hybrid the stem's feature map."""
-    whole, (ph, pw), (gh, gw) = (
-        captured.model.stem(captured.images),
-        captured.model.config.patch_size,
-        captured.layout.grid,
-    )
+    """Return the patches before the projection: pixels, or the stem's feature map in a hybrid."""
+    whole = captured.model.stem(captured.images)
+    (ph, pw), (gh, gw) = captured.model.config.patch_size, captured.layout.grid
     return cut(F.pad(whole, (0, gw * pw - whole.shape[3], 0, gh * ph - whole.shape[2])), (ph, pw))
 
 

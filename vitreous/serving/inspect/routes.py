@@ -1,7 +1,7 @@
-"""Routes of the page: an image is uploaded once, and then inspected.
+"""Endpoints for the page, which uploads an image once and then inspects it.
 
-Attention and similarity are answered as bytes (see numbers.py), the rest as JSON. Layers count from 0, patches row by
-row.
+Attention and similarity are sent as bytes (see numbers.py), everything else as JSON. Layers are numbered from 0 and
+patches row by row.
 """
 
 import hashlib
@@ -14,22 +14,22 @@ from vitreous.explanation import MapName
 from vitreous.explanation.importance_maps import Fusion
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 from vitreous.serving.api import schemas
-from vitreous.serving.api.schemas import MODEL_ERRORS, AnyLayer, Id, Layer, Model, Target, answers, binary_answer
+from vitreous.serving.api.schemas import MODEL_ERRORS, Id, Layer, Model, Target, binary_response, json_response
+from vitreous.serving.batch_queue import Priority
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
-from vitreous.serving.inspect.service import BYTES, Answer, InspectService, Session, as_response, check_size
+from vitreous.serving.inspect.service import BYTES, InspectService, Payload, Session, as_response, check_size
 from vitreous.serving.requests import read_image
-from vitreous.serving.scheduler import Priority
 from vitreous.serving.settings import Settings
 
 ATTENTION = (
-    "float32 [heads, t, 2], the largest weight of a row for a prefix token, and for a patch; "
-    "then uint8 [heads, t, t], fractions of the one or the other in 255ths"
+    "float32 [heads, t, 2]: the largest weight of each row for prefix tokens and for patches; "
+    "then uint8 [heads, t, t]: each weight divided by its largest weight, times 255"
 )
 
 
 def router(service: InspectService, settings: Settings) -> APIRouter:
-    """Everything below /v1/images, and the routes about a model without an image."""
+    """Create all endpoints below /v1/images, and those for a model without an image."""
     api = APIRouter(tags=["page"])
     add_image_routes(api, service, settings)
     add_layer_routes(api, service)
@@ -38,70 +38,72 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
     return api
 
 
-# ---- An uploaded image: its summary, its way through the model step by step, and its mask ----
+# ---- An uploaded image: summary, step-by-step tour, mask ----
 
 
 def add_image_routes(api: APIRouter, service: InspectService, settings: Settings) -> None:
-    @api.post("/v1/images", responses=answers(schemas.Shown, *schemas.IMAGE_ERRORS), openapi_extra=schemas.IMAGE_BODY)
+    @api.post(
+        "/v1/images", responses=json_response(schemas.Shown, *schemas.IMAGE_ERRORS), openapi_extra=schemas.IMAGE_BODY
+    )
     async def images(request: Request, model: Model = None) -> Response:
-        """Upload an image. It stays in memory for a while, under an id that is the hash of its bytes."""
+        """Upload an image. It is kept in memory for a while, and its id is a hash of its bytes."""
         one, upload = service.model(model), await read_image(request, settings)
-        return as_response(await service.answer_upload(request, one, upload, "picture", numbers.image_summary))
+        return as_response(await service.respond_to_upload(request, one, upload, "picture", numbers.image_summary))
 
-    @api.get("/v1/images/{id}/tour", responses=answers(schemas.Tour, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/tour", responses=json_response(schemas.Tour, *MODEL_ERRORS))
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
-        """The image taken through equations 1 to 4, in eight steps."""
+        """Return the image's path through equations 1 to 4 in eight steps."""
         return await service.respond(request, model, id, "tour", lambda session: numbers.tour(session.captured))
 
-    @api.get("/v1/images/{id}/mask", responses=binary_answer("uint8 [h, w]"), response_class=Response)
+    @api.get("/v1/images/{id}/mask", responses=binary_response("uint8 [h, w]"), response_class=Response)
     async def mask(request: Request, id: Id, model: Model = None) -> Response:
-        """uint8 [h, w]: the class of every pixel of the model's input, for a segmentation model."""
+        """Return uint8 [h, w]: the class of every input pixel, for a segmentation model."""
 
-        def make(session: Session) -> Answer:
+        def make(session: Session) -> Payload:
             ids = numbers.mask(session)
-            return Answer(ids.tobytes(), BYTES, ids.shape)
+            return Payload(ids.tobytes(), BYTES, ids.shape)
 
         return await service.respond(request, model, id, "mask", make)
 
 
-# ---- The layers: attention, similarity of tokens, predictions after each layer, and attention distance ----
+# ---- Layers: attention, token similarity, predictions after each layer, attention distance ----
 
 
 def add_layer_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/images/{id}/attention/{layer}", responses=binary_answer(ATTENTION), response_class=Response)
+    @api.get("/v1/images/{id}/attention/{layer}", responses=binary_response(ATTENTION), response_class=Response)
     async def attention(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
-        """Attention of every token to every token, in every head of a layer."""
+        """Return the attention between all tokens, for every head of a layer."""
         one = service.model(model)
         at = one.layer(layer)
         one.check_attention()
         make = lambda session: numbers.attention_bytes(session.captured, at)  # noqa: E731
         return await service.respond(request, model, id, ("attention", at), make)
 
-    @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_answer("uint8 [t, t]"), response_class=Response)
+    @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_response("uint8 [t, t]"), response_class=Response)
     async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
-        """uint8 [t, t]: the cosine similarity of two tokens after a layer is value / 127.5 - 1."""
+        """Return uint8 [t, t]: the cosine similarity of two tokens after a layer is value / 127.5 - 1."""
         one = service.model(model)
         at, tokens = one.layer(layer), one.vit.config.num_tokens
-        check_size(tokens**2, "the similarity of tokens", tokens)
+        check_size(tokens**2, "token similarity", tokens)
         make = lambda session: numbers.similarity_bytes(session.captured.features(at))  # noqa: E731
         return await service.respond(request, model, id, ("similarity", at), make)
 
-    @api.get("/v1/images/{id}/lens", responses=answers(schemas.Lens, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/lens", responses=json_response(schemas.Lens, *MODEL_ERRORS))
     async def lens(request: Request, id: Id, model: Model = None) -> Response:
-        """Predictions of the head after each layer."""
+        """Return the head's predictions after each layer."""
         return await service.respond(request, model, id, "lens", numbers.lens)
 
-    @api.get("/v1/images/{id}/distance", responses=answers(schemas.Reach, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/distance", responses=json_response(schemas.Reach, *MODEL_ERRORS))
     async def distance(request: Request, id: Id, model: Model = None) -> Response:
-        """Attention distance of every head of every layer, in pixels of the model's input."""
+        """Return the attention distance of every head of every layer, in input pixels."""
         return await service.respond(request, model, id, "distance", numbers.distance, Priority.MEDIUM)
 
 
-# ---- Explanations: maps of the patches, tests of these maps, and predictions with masked patches ----
+# ---- Explanations: importance maps, tests of these maps, predictions with masked patches ----
 
 
 def add_map_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/images/{id}/map/{method}", responses=answers(schemas.PatchMap, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/map/{method}", responses=json_response(schemas.PatchMap, *MODEL_ERRORS))
     async def map(
         request: Request,
         id: Id,
@@ -109,10 +111,10 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         target: Target = None,
         fusion: Fusion = "mean",
         discard: Annotated[float, Query(ge=0, le=0.95)] = 0.0,
-        layer: AnyLayer = None,
+        layer: schemas.AnyLayer = None,
         model: Model = None,
     ) -> Response:
-        """A number for every patch. rollout uses `fusion` and `discard`; relevance and occlusion use `target`."""
+        """Return a value for every patch. rollout uses `fusion` and `discard`; relevance and occlusion use `target`."""
         one = service.model(model)
         if method == "relevance" or method == "occlusion":
             index = one.target(target)
@@ -135,11 +137,11 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         name = ("map", method, at)
         return await service.respond(request, model, id, name, lambda session: make(session, at), priority)
 
-    @api.get("/v1/images/{id}/faithfulness/{method}", responses=answers(schemas.Tested, *MODEL_ERRORS))
+    @api.get("/v1/images/{id}/faithfulness/{method}", responses=json_response(schemas.Tested, *MODEL_ERRORS))
     async def faithfulness(
         request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
-        """Deletion and insertion: how soon masking, or showing, important patches changes the prediction."""
+        """Return deletion and insertion curves: the prediction while important patches are masked or revealed."""
         one = service.model(model)
         index = one.target(target)
         if method == "relevance":
@@ -149,15 +151,15 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
             lambda session: numbers.map_test(session, method, _class_of(session, index)), Priority.LONG,
         )  # fmt: skip
 
-    @api.post("/v1/images/{id}/masked", responses=answers(schemas.Changed, *schemas.IMAGE_ERRORS))
+    @api.post("/v1/images/{id}/masked", responses=json_response(schemas.Changed, *schemas.IMAGE_ERRORS))
     async def masked(request: Request, id: Id, body: schemas.Erased, model: Model = None) -> Response:
-        """Predictions with some patches masked."""
+        """Return predictions with some patches masked."""
         config = service.model(model).classifier.config
         patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
         limits = (("patches", patches, math.prod(config.grid)), ("classes", classes, config.num_classes))
         for what, given, count in limits:
             if wrong := [number for number in given if number >= count]:
-                message = f"{what} contains {wrong[0]}, but must contain integers from 0 to {count - 1}"
+                message = f"{what} must be integers from 0 to {count - 1}, got {wrong[0]}"
                 raise ApiError(422, "bad_parameter", message)
         name = ("masked", hashlib.sha256(repr((patches, classes)).encode()).hexdigest())  # the lists may be long
         make = lambda session: numbers.masked(session, patches, classes)  # noqa: E731
@@ -168,35 +170,35 @@ def _class_of(session: Session, index: int | None) -> int:
     return numbers.top_class(session) if index is None else index
 
 
-# ---- A model without an image: similarity of positions, and filters ----
+# ---- A model without an image: position similarity and patch filters ----
 
 
 def add_model_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/position", responses=binary_answer("uint8 [n, n]"), response_class=Response)
+    @api.get("/v1/position", responses=binary_response("uint8 [n, n]"), response_class=Response)
     async def position(request: Request, model: Model = None) -> Response:
-        """uint8 [n, n]: the similarity of two positions is value / 127.5 - 1; a bias is scaled by its largest value."""
+        """Return uint8 [n, n]: the similarity of two positions is value / 127.5 - 1. A bias is scaled to [-1, 1]."""
         one = service.model(model)
         n = math.prod(one.vit.config.grid)
-        check_size(n**2, "the similarity of positions", n)
+        check_size(n**2, "position similarity", n)
 
-        def make() -> Answer:
+        def make() -> Payload:
             found = position_similarity(one.vit)
             if found.values is None:
                 raise ApiError(404, "no_positions", found.text)
             flat = found.values.reshape(n, n)
             if not found.bounded:
                 flat = flat / flat.abs().max().clamp_min(1e-30)
-            return Answer(numbers.signed_bytes(flat).tobytes(), BYTES, (n, n))
+            return Payload(numbers.signed_bytes(flat).tobytes(), BYTES, (n, n))
 
         return await service.respond_without_image(request, one, "position", make)
 
-    @api.get("/v1/filters", responses=binary_answer("uint8 [count, height, width, 3]"), response_class=Response)
+    @api.get("/v1/filters", responses=binary_response("uint8 [count, height, width, 3]"), response_class=Response)
     async def filters(request: Request, model: Model = None) -> Response:
-        """uint8 [count, height, width, 3]: the first principal components of the patch filters, in colour."""
+        """Return uint8 [count, height, width, 3]: the first principal components of the patch filters."""
         one = service.model(model)
 
-        def make() -> Answer:
+        def make() -> Payload:
             rgb = filter_images(filter_components(one.vit).patterns)
-            return Answer(rgb.tobytes(), BYTES, rgb.shape)
+            return Payload(rgb.tobytes(), BYTES, rgb.shape)
 
         return await service.respond_without_image(request, one, "filters", make)

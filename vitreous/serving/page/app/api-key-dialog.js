@@ -1,10 +1,10 @@
-// The dialog for the API key, which is kept while the tab is open.
+// Dialog for the API key. The key is stored until the tab is closed.
 
 import { byId } from "../widgets/dom.js";
 
 let asked = null;
 
-/** Resolves to the key, or null if the dialog is closed. Concurrent calls share one dialog. */
+/** Resolves to the key, or to null if the dialog is dismissed. Concurrent calls share one dialog. */
 export function askForKey() {
   asked ??= ask().finally(() => (asked = null));
   return asked;
@@ -14,7 +14,7 @@ function ask() {
   const dialog = byId("key");
   const field = byId("key-field");
   return new Promise((resolve) => {
-    field.pattern = "[\\x20-\\x7E]*"; // the characters that a header may have
+    field.pattern = "[\\x20-\\x7E]*"; // characters that are valid in a header
     const send = () => field.reportValidity() && dialog.close(field.value);
     byId("key-send").onclick = send;
     field.onkeydown = (event) => event.key === "Enter" && send();

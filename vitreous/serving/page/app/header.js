@@ -4,7 +4,7 @@ import { byId } from "../widgets/dom.js";
 import { currentLanguage, setLanguage, t } from "../text/translate.js";
 import { set, view, writeAddress } from "./view-state.js";
 
-const READ = 2500; // milliseconds for which "Link copied" is shown
+const READ = 2500; // milliseconds to show "Link copied"
 
 export class Header {
   constructor(app) {
@@ -24,7 +24,7 @@ export class Header {
     });
   }
 
-  /** Shows the button for a second model if there is one. */
+  /** Shows the compare button if there is more than one model. */
   draw() {
     byId("compare").hidden = !this.app.models || this.app.models.length < 2;
     byId("compare").setAttribute("aria-pressed", String(view.models.length > 1));
@@ -38,7 +38,7 @@ function changeTheme() {
   try {
     localStorage.setItem("theme", root.dataset.theme);
   } catch {
-    // Storage is disabled: the theme is not remembered.
+    // Storage is disabled. The theme is not remembered.
   }
 }
 
@@ -49,7 +49,7 @@ async function copyLink() {
     await navigator.clipboard.writeText(location.href);
     button.textContent = t("copied");
   } catch {
-    button.textContent = t("copy-by-hand"); // the clipboard needs HTTPS or localhost
+    button.textContent = t("copy-by-hand"); // the clipboard API needs HTTPS or localhost
   }
   setTimeout(() => (button.textContent = t("share")), READ);
 }

@@ -1,4 +1,4 @@
-// Opens an image: dropped, pasted, chosen from files, or one of three examples.
+// Opens images: by drag and drop, from the clipboard, from a file, or one of three examples.
 
 import { byId, el } from "../widgets/dom.js";
 import { t } from "../text/translate.js";
@@ -8,7 +8,7 @@ const FORMATS = ["image/jpeg", "image/png", "image/webp"];
 
 export class ImageError extends Error {}
 
-/** Decodes an image; rejects formats that the server would reject. */
+/** Decodes an image; rejects formats that the server does not support. */
 export async function readImage(blob, name = null) {
   if (!FORMATS.includes(blob.type)) throw new ImageError(t("wrong-format", { kind: blob.type || t("unknown-kind") }));
   try {
@@ -23,7 +23,7 @@ export async function example(name) {
   return readImage(await response.blob(), name);
 }
 
-/** Listens on the whole page. `use(blob)` receives a file, `useExample(name)` the name of an example. */
+/** Accepts images on the whole page. Calls `use(blob)` for a file and `useExample(name)` for an example. */
 export class ImageOpener {
   constructor(use, useExample) {
     this.use = use;
@@ -31,7 +31,7 @@ export class ImageOpener {
     this.input = byId("file");
     this.input.addEventListener("change", () => {
       if (this.input.files[0]) use(this.input.files[0]);
-      this.input.value = ""; // so that the same file can be chosen twice
+      this.input.value = ""; // allows the same file to be chosen again
     });
     byId("open").addEventListener("click", () => this.input.click());
     this.#drop();
@@ -50,7 +50,7 @@ export class ImageOpener {
   }
 
   #drop() {
-    let depth = 0; // every element on the way sends enter and leave
+    let depth = 0; // dragenter and dragleave fire for every nested element
     const over = (inside) => document.body.classList.toggle("dropping", inside);
     addEventListener("dragenter", () => over(++depth > 0));
     addEventListener("dragleave", () => over(--depth > 0));
@@ -64,7 +64,7 @@ export class ImageOpener {
     });
   }
 
-  /** `asked`: the id of an image that a link names and this page does not have. */
+  /** `asked` is the id of an image from a link that this page does not have. */
   translate(asked) {
     this.words.textContent = t(asked ? "asked-again" : "drop");
     this.choose.textContent = t("choose");

@@ -3,5 +3,5 @@ try {
   const theme = localStorage.getItem("theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch {
-  // Storage is disabled: use the system's theme.
+  // Storage is disabled. Use the system theme.
 }

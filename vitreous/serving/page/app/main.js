@@ -1,4 +1,4 @@
-// Entry point: loads the list of models, restores the view from the address, and redraws on changes.
+// Entry point: loads the models, restores the view from the URL, and redraws on changes.
 
 import { getJson, useKeyDialog } from "../server/http.js";
 import { byId, oncePerFrame } from "../widgets/dom.js";
@@ -12,7 +12,7 @@ import { showWhile } from "../widgets/status-line.js";
 import { Tour } from "./tour.js";
 import { readAddress, set, subscribe, view } from "./view-state.js";
 
-const MEASURES = 400; // hover times that are kept for the developer tools and the tests
+const MEASURES = 400; // hover measurements kept for developer tools and tests
 
 class App {
   constructor() {
@@ -31,8 +31,8 @@ class App {
     this.tour = new Tour(() => this.#forTour());
     this.header = new Header(this);
     try {
-      const answer = await showWhile(t("loading-model"), getJson("/v1/model"));
-      this.models = answer.models.map((model) => ({ ...model, tokens: model.tokens ?? { prefix: [] } }));
+      const found = await showWhile(t("loading-model"), getJson("/v1/model"));
+      this.models = found.models.map((model) => ({ ...model, tokens: model.tokens ?? { prefix: [] } }));
     } catch (error) {
       return this.fail(error);
     }
@@ -75,7 +75,7 @@ class App {
     this.redraw();
   }
 
-  /** Shows an image in every pane. `restoring` keeps the view of the address. */
+  /** Shows an image in every pane. `restoring` keeps the view from the URL. */
   async open(coming, restoring = false) {
     this.fail(null);
     const turn = (this.turn = {});
@@ -103,7 +103,7 @@ class App {
     return null;
   }
 
-  // ---- Erased patches are indexed in the grid of the first model that has one ----------------------------------------
+  // ---- Erased patches use the grid of the first model that has one ---------------------------------------------------
 
   get #reference() {
     return this.panes.find((pane) => pane.shown?.grid[0])?.shown;
@@ -138,7 +138,7 @@ class App {
     for (const pane of this.panes) pane.draw();
     const since = view.hover?.at;
     if (since === undefined || since === this.measured) return;
-    this.measured = since; // from the pointer's move until everything is drawn
+    this.measured = since; // from the pointer event until everything is drawn
     if (performance.getEntriesByName("hover").length >= MEASURES) performance.clearMeasures("hover");
     performance.measure("hover", { start: since, end: performance.now() });
   }

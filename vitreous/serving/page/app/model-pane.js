@@ -1,4 +1,4 @@
-// One model with an image: the image with its maps, the predictions below it, the inside of the model beside it.
+// Pane of one model: the image with its maps, the predictions below it, and the inside of the model next to it.
 
 import { Predictions } from "../views/predictions.js";
 import { MapCaption } from "../image/map-caption.js";
@@ -25,7 +25,7 @@ import { TokenList } from "../image/token-list.js";
 import { set, view } from "./view-state.js";
 
 export class ModelPane {
-  /** `app`: redraw(), fail(error), erasedIn(pane) and erase(pane, patches). */
+  /** `app` has redraw(), fail(error), erasedIn(pane) and erase(pane, patches). */
   constructor(app, model, models, number) {
     Object.assign(this, { app, model, number, session: null, shown: null });
     this.facts = new ModelFacts(model, models, number);
@@ -49,7 +49,7 @@ export class ModelPane {
     this.inside = el("h2");
     this.none = el("p", { class: "soft" });
     this.loadAll = el("button", { type: "button", hidden: true, onclick: () => this.prefetch.everything() });
-    this.slot = el("div", { class: "slot" }); // filled while there is no image
+    this.slot = el("div", { class: "slot" }); // used while there is no image
     this.root = this.#layout();
     this.tokens.root.hidden = this.tabs.root.hidden = !model.heads;
     this.translate();
@@ -90,7 +90,7 @@ export class ModelPane {
     this.inner.setAttribute("aria-label", t("inside"));
   }
 
-  /** Shows an image: first its summary, then the other numbers as they arrive. */
+  /** Shows an image: first its summary, then other results as they arrive. */
   async open({ blob, bitmap }) {
     this.close();
     const session = new ImageSession(this.model, blob);
@@ -134,7 +134,7 @@ export class ModelPane {
     return view.hover ?? view.query ?? defaultQuery(this.model);
   }
 
-  /** Parameters of a map's request. */
+  /** Returns the request parameters of a map. */
   choices(map) {
     const target = this.answer.target;
     return {
@@ -152,7 +152,7 @@ export class ModelPane {
 
   // ---- Drawing -------------------------------------------------------------------------------------------------------
 
-  /** Colours or values of a map; null if it has not arrived. */
+  /** Returns the colours or values of a map, or null if it is not loaded. */
   found(map) {
     const prefix = this.model.tokens.prefix.length;
     const known = this.session.known;
@@ -195,7 +195,7 @@ export class ModelPane {
     this.eraser.draw(erased);
   }
 
-  /** Parameters of the request for a map's test. */
+  /** Request parameters of the faithfulness test. */
   get tested() {
     return { target: this.answer.target };
   }

@@ -1,11 +1,11 @@
-// The tour: one image through equations 1 to 4, in eight steps, with its real tensors.
+// Tour: one image through equations 1 to 4 in eight steps, with its actual tensors.
 
 import { byId, el } from "../widgets/dom.js";
 import { block, EQUATIONS, formula } from "../widgets/equations.js";
 import { short, t } from "../text/translate.js";
 import { set, view } from "./view-state.js";
 
-// The part of the page that each step highlights, and the view that it sets.
+// The element that each step highlights, and the view it sets.
 const PLACES = {
   patches: ["image", { map: "original", query: { place: [0.5, 0.5] } }],
   projection: ["filters", { map: "original", tab: "filters" }],
@@ -19,7 +19,7 @@ const PLACES = {
 const KEPT = ["map", "query", "tab", "layer", "head"];
 
 export class Tour {
-  /** `begin()` opens an example if there is no image, and returns its pane. */
+  /** `begin()` opens an example if there is no image, and returns the pane. */
   constructor(begin) {
     this.begin = begin;
     this.root = byId("tour");
@@ -104,7 +104,7 @@ export class Tour {
     return `tour-${name}-text`;
   }
 
-  /** The numbers in the sentences. */
+  /** Returns the numbers for the texts. */
   #gaps(step) {
     const { model } = this.pane;
     const [gh, gw] = this.pane.shown.grid;

@@ -1,9 +1,9 @@
-// The state of the view. It is stored in the address after the #, so that a view can be kept and shared; browsers never
-// send that part to a server.
+// View state. It is stored in the URL fragment, so a view can be bookmarked and shared. Browsers never send the fragment
+// to a server.
 //
-// layer: from 0, null the last. head: "mean" or a number. query: {place: [x, y]} a pinned patch, {token: n} one of the
-// tokens before the patches, {mean: true} all patches, null the model's default. hover: the same while the
-// pointer rests; it is not stored in the address.
+// layer: index, or null for the last layer. head: index or "mean". query: {place: [x, y]} for a pinned patch, {token: n}
+// for a prefix token, {mean: true} for all patches, or null for the model's default. hover: like query, for the patch
+// under the pointer; it is not stored in the URL.
 
 export const MAPS = ["original", "mask", "attention", "similarity", "rollout", "relevance", "occlusion", "pca"];
 export const FUSIONS = ["mean", "max", "min"];
@@ -33,7 +33,7 @@ let written = "";
 
 export const subscribe = (listener) => listeners.push(listener);
 
-/** Changes the state, notifies the listeners, and updates the address. */
+/** Changes the state, notifies listeners and updates the URL. */
 export function set(changes) {
   const changed = Object.keys(changes).filter((key) => view[key] !== changes[key]);
   if (!changed.length) return;
@@ -42,7 +42,7 @@ export function set(changes) {
   if (changed.some((key) => key !== "hover")) remember();
 }
 
-/** Reads the address; returns true if it was changed from outside. */
+/** Reads the state from the URL. Returns true if the URL was changed by the user. */
 export function readAddress() {
   if (location.hash === written) return false;
   written = location.hash;
@@ -52,7 +52,7 @@ export function readAddress() {
 
 let timer = 0;
 function remember() {
-  clearTimeout(timer); // browsers limit how often the address may change
+  clearTimeout(timer); // browsers limit how often the URL can change
   timer = setTimeout(writeAddress, 150);
 }
 
@@ -62,7 +62,7 @@ export function writeAddress() {
   written = location.hash;
 }
 
-// ---- The address -----------------------------------------------------------------------------------------------------
+// ---- The URL fragment ------------------------------------------------------------------------------------------------
 
 export function format(state) {
   const parts = new URLSearchParams();
@@ -119,7 +119,7 @@ export function parse(text) {
   return state;
 }
 
-/** [3, 4, 5, 9] as "3-5,9". */
+/** Formats [3, 4, 5, 9] as "3-5,9". */
 function ranges(numbers) {
   const runs = [];
   for (const number of [...numbers].sort((a, b) => a - b)) {

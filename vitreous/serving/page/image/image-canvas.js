@@ -1,4 +1,4 @@
-// The image with the borders of its patches, and a map over the region that the model sees.
+// Canvas with the image, its patch grid, and a map over the region that the model sees.
 
 import { paint } from "../widgets/color-maps.js";
 import { el, fitCanvas } from "../widgets/dom.js";
@@ -7,15 +7,15 @@ import { ImageInput } from "./image-input.js";
 import { t } from "../text/translate.js";
 import { view } from "../app/view-state.js";
 
-const FEW = 64; // pixels; smaller images are shown with square pixels
+const FEW = 64; // pixels; smaller images are drawn without smoothing
 
 export class ImageCanvas {
-  /** `onErase(patch, begin)` is called for every patch of a stroke in erasing mode; `begin` marks the first. */
+  /** Calls `onErase(patch, begin)` for every patch of a stroke in erase mode; `begin` marks the first. */
   constructor(onErase) {
     this.canvas = el("canvas", { class: "picture", tabindex: 0, role: "application" });
     this.root = el("div", { class: "image-canvas" }, this.canvas);
     this.small = document.createElement("canvas"); // one pixel per patch
-    this.bases = new Map(); // the image at its shown size, in colour and in grey
+    this.bases = new Map(); // the image at display size, in colour and in grey
     new ImageInput(this, onErase);
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
@@ -27,7 +27,7 @@ export class ImageCanvas {
     this.fit();
   }
 
-  /** Resizes to the available room. */
+  /** Resizes to the available space. */
   fit() {
     if (!this.shown) return;
     const { width, height } = this.shown.picture;
@@ -69,7 +69,7 @@ export class ImageCanvas {
     return [box.left * this.scale, box.top * this.scale, box.width * this.scale, box.height * this.scale];
   }
 
-  /** `map`: {values, range, kind} or {rgb} or {pixels: canvas of the seen region} or null. `patch`: of the query. */
+  /** `map` is {values, range, kind}, {rgb}, {pixels: canvas} or null. `patch` is the patch of the query. */
   draw(what) {
     this.last = what;
     if (!this.context) return;
@@ -120,7 +120,7 @@ export class ImageCanvas {
 
   #grid([left, top, width, height]) {
     const [gh, gw] = this.shown.grid;
-    const faint = Math.min(1, Math.min(width / gw, height / gh) / (12 * this.ratio)); // fainter lines between many patches
+    const faint = Math.min(1, Math.min(width / gw, height / gh) / (12 * this.ratio)); // thinner grid lines for many patches
     for (const [colour, shift] of [
       [`rgb(0 0 0 / ${0.28 * faint})`, 1],
       [`rgb(255 255 255 / ${0.34 * faint})`, 0],
@@ -166,7 +166,7 @@ export class ImageCanvas {
   }
 }
 
-/** The mean colour of the seen region, for erased patches. */
+/** Returns the mean colour of the region that the model sees, for erased patches. */
 function meanOf(bitmap, seen) {
   const canvas = document.createElement("canvas");
   const side = 64;

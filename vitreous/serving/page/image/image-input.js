@@ -1,4 +1,5 @@
-// Pointer and keys on the image: hover selects a patch, a click pins it, arrows move it; in erasing mode a stroke erases.
+// Mouse, touch and keyboard input on the image: hovering selects a patch, clicking pins it, arrow keys move it, and in
+// erase mode dragging erases.
 
 import { isSeen, patchAt, placeOf } from "./patch-geometry.js";
 import { moved } from "./query-token.js";
@@ -10,7 +11,7 @@ export class ImageInput {
   constructor(imageCanvas, onErase) {
     this.imageCanvas = imageCanvas;
     this.onErase = onErase;
-    this.last = null; // place showWhile a stroke
+    this.last = null; // last position of the current stroke
     const { canvas } = imageCanvas;
     canvas.addEventListener("pointermove", (event) => this.#move(event));
     canvas.addEventListener("pointerleave", () => set({ hover: null }));
@@ -36,7 +37,7 @@ export class ImageInput {
     if (event.pointerType === "touch" || view.query?.place || view.erasing) return;
     if (!isSeen(this.shown, place)) return set({ hover: null });
     const next = placeOf(this.shown, patchAt(this.shown, place));
-    if (view.hover?.place.join() === next.join()) return; // redraw only for another patch
+    if (view.hover?.place.join() === next.join()) return; // redraw only if the patch changes
     set({ hover: { place: next, at: event.timeStamp } });
   }
 
@@ -50,7 +51,7 @@ export class ImageInput {
     this.onErase(patchAt(this.shown, place), true);
   }
 
-  /** Erases every patch on the way of a fast pointer. */
+  /** Erases every patch along the path of a fast pointer. */
   #stroke([x, y]) {
     const [fromX, fromY] = this.last;
     this.last = [x, y];

@@ -1,4 +1,4 @@
-// The title of the map, its explanation or its progress, and a link to its test.
+// Caption of the map: title, explanation or progress, and a link to the faithfulness test.
 
 import { el } from "../widgets/dom.js";
 import { t } from "../text/translate.js";
@@ -41,7 +41,7 @@ export class MapCaption {
     this.about.replaceChildren(words, ...(doubtful ? [" ", this.#link()] : []));
   }
 
-  /** A link to the test of the map. */
+  /** Creates a link to the faithfulness test. */
   #link() {
     const { faithfulness } = this.pane;
     const go = (event) => {

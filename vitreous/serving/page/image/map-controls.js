@@ -1,4 +1,4 @@
-// Controls of a map: opacity, smoothing, the options of rollout, and the colour scale.
+// Map controls: opacity, smoothing, rollout options and the colour scale.
 
 import { gradient } from "../widgets/color-maps.js";
 import { el } from "../widgets/dom.js";

@@ -1,4 +1,4 @@
-// The list of maps, each with a small preview.
+// List of maps with small previews.
 
 import { paint } from "../widgets/color-maps.js";
 import { el, fitCanvas } from "../widgets/dom.js";
@@ -6,9 +6,9 @@ import { t } from "../text/translate.js";
 import { neighbour, onArrowKeys } from "../widgets/arrow-keys.js";
 import { MAPS, set } from "../app/view-state.js";
 
-const SIDE = 52; // pixels of a preview's longer side
+const SIDE = 52; // longer side of a preview in pixels
 
-/** The key of the text that says why this model has no such map; null if it has. */
+/** Returns the text key of the reason why this model does not support a map, or null. */
 export function unavailableReason(map, model) {
   const classifies = model.task === "classify";
   if (map === "mask" && model.task !== "segment") return "no-masks";

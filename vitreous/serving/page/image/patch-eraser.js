@@ -1,10 +1,10 @@
-// Erased patches, and the predictions without them.
+// Erased patches and the resulting predictions.
 
 import { whenQuiet } from "../widgets/dom.js";
 import { t } from "../text/translate.js";
 import { showWhile } from "../widgets/status-line.js";
 
-const PAUSE = 80; // milliseconds without a further patch before the request
+const PAUSE = 80; // milliseconds to wait for more patches before sending a request
 
 export class PatchEraser {
   constructor(pane) {
@@ -14,7 +14,7 @@ export class PatchEraser {
     this.ask = whenQuiet(PAUSE, () => this.#ask());
   }
 
-  /** `begin`: the first patch of a stroke, which decides whether the stroke erases or restores. */
+  /** `begin` marks the first patch of a stroke, which decides if the stroke erases or restores. */
   erase(patch, begin) {
     const { app } = this.pane;
     const erased = new Set(app.erasedIn(this.pane));

@@ -1,6 +1,6 @@
-// Positions of patches on the image. A place is [x, y] in fractions of the image, so that two models share it.
+// Patch positions on the image. A place is [x, y] in fractions of the image size, independent of the model.
 
-/** The rectangle of a patch in pixels of the original image. */
+/** Returns the rectangle of a patch in pixels of the original image. */
 export function patchBox(shown, index) {
   const [gh, gw] = shown.grid;
   const [row, column] = [Math.floor(index / gw), index % gw];
@@ -8,7 +8,7 @@ export function patchBox(shown, index) {
   return { left: shown.seen.left + column * width, top: shown.seen.top + row * height, width, height };
 }
 
-/** The patch at a place; the nearest one outside of the seen region. */
+/** Returns the patch at a place, or the nearest patch outside the region that the model sees. */
 export function patchAt(shown, [x, y]) {
   const [gh, gw] = shown.grid;
   const { left, top, width, height } = shown.seen;
@@ -17,7 +17,7 @@ export function patchAt(shown, [x, y]) {
   return Math.min(Math.max(row, 0), gh - 1) * gw + Math.min(Math.max(column, 0), gw - 1);
 }
 
-/** True if a place lies in the region that the model sees. */
+/** Returns true if a place is in the region that the model sees. */
 export function isSeen(shown, [x, y]) {
   if (!shown.grid[0]) return false; // a ResNet has no patches
   const { left, top, width, height } = shown.seen;
@@ -25,13 +25,13 @@ export function isSeen(shown, [x, y]) {
   return px >= left && py >= top && px < left + width && py < top + height;
 }
 
-/** The centre of a patch. */
+/** Returns the centre of a patch. */
 export function placeOf(shown, index) {
   const box = patchBox(shown, index);
   return [(box.left + box.width / 2) / shown.picture.width, (box.top + box.height / 2) / shown.picture.height];
 }
 
-/** The patches of `to` at the places of patches of `from`: the centre of one is inside the other. */
+/** Maps patches of `from` to patches of `to`: those where the centre of one is inside the other. */
 export function sameArea(from, indices, to) {
   if (from === to) return [...indices];
   const chosen = new Set(indices);

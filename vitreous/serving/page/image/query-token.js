@@ -1,26 +1,26 @@
-// The query token: a place on the image or a token's index in the view, a row of the matrix in a model.
+// The query token. The view stores a position on the image or a token index; each model maps it to a matrix row.
 
 import { patchAt, placeOf } from "./patch-geometry.js";
 import { t } from "../text/translate.js";
 
-/** The default query: the class token, or all patches without one. */
+/** Returns the default query: the class token, or all patches if there is none. */
 export const defaultQuery = (model) => (model.tokens?.prefix?.[0]?.startsWith("class") ? { token: 0 } : { mean: true });
 
-/** The row in this model's matrices: an index, or "mean". */
+/** Returns the row in the matrices of this model: an index or "mean". */
 export function rowOf(query, model, shown) {
   const prefix = model.tokens.prefix.length;
   const asked = query ?? defaultQuery(model);
   if (asked.place) return prefix + patchAt(shown, asked.place);
   if (asked.token !== undefined && asked.token < prefix) return asked.token;
-  return "mean"; // also for a token that this model does not have
+  return "mean"; // also for tokens that this model does not have
 }
 
-/** The query's patch, or null. */
+/** Returns the patch of a query, or null. */
 export function patchOf(query, shown) {
   return query?.place && shown.grid[0] ? patchAt(shown, query.place) : null;
 }
 
-/** `short`: for narrow places. */
+/** Returns the display name of a token; abbreviated if `short`. */
 export function tokenName(name, short = "") {
   const [kind, number] = name.split(" ");
   if (kind === "class") return t("token-class");
@@ -39,7 +39,7 @@ export function nameOf(query, model, shown) {
   return t("patch", { row: Math.floor(index / gw) + 1, column: (index % gw) + 1 });
 }
 
-/** The place of a neighbouring patch. */
+/** Returns the query for a neighbouring patch. */
 export function moved(query, shown, down, across) {
   const [gh, gw] = shown.grid;
   const from = patchOf(query, shown) ?? Math.floor(gh / 2) * gw + Math.floor(gw / 2);

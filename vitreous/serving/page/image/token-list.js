@@ -1,4 +1,4 @@
-// Buttons for the tokens without a place on the image, with the attention that each receives.
+// Buttons for tokens without a position on the image, with the attention that each receives.
 
 import { el } from "../widgets/dom.js";
 import { percent, t } from "../text/translate.js";
@@ -33,7 +33,7 @@ export class TokenList {
     }
   }
 
-  /** `row`: attention of the query to every token, or null if the map does not show attention. */
+  /** `row` is the attention of the query to every token, or null if the map does not show attention. */
   draw(shown, row) {
     const asked = view.query ?? defaultQuery(this.model);
     const current = rowOf(asked, this.model, shown);

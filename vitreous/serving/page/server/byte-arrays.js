@@ -1,8 +1,8 @@
-// Attention and cosines, which the server sends as one byte each, decoded row by row.
+// Decodes attention and cosine similarity, which the server sends as one byte per value, row by row.
 
 /**
- * One layer's attention: float32 scales [heads, t, 2], then uint8 [heads, t, t]. A value is byte / 255 * scale; of a
- * row's two scales the first is for prefix tokens, which may take nearly all attention, the second for patches.
+ * Attention of one layer: float32 scales [heads, t, 2], then uint8 [heads, t, t]. A value is byte / 255 * scale. Each
+ * row has a scale for prefix tokens, which can receive nearly all attention, and a scale for patches.
  */
 export class AttentionBytes {
   constructor(buffer, shape, prefix) {
@@ -12,10 +12,10 @@ export class AttentionBytes {
     this.prefix = prefix;
     this.scales = new Float32Array(buffer, 0, heads * t * 2);
     this.bytes = new Uint8Array(buffer, heads * t * 8);
-    this.means = new Map(); // by head; cached, because a mean over patches reads the whole matrix
+    this.means = new Map(); // by head; cached, because the mean over patches reads the whole matrix
   }
 
-  /** Attention of a query token to every token, in one head or the "mean" of all. `query` "mean": of all patches. */
+  /** Attention from a query token to every token. "mean" averages over heads (`head`) or over patches (`query`). */
   row(head, query) {
     if (query === "mean") {
       if (!this.means.has(head)) this.means.set(head, this.#meanRow(head));
@@ -48,7 +48,7 @@ export class AttentionBytes {
   }
 }
 
-/** Cosines [t, t] as bytes: cosine = byte / 127.5 - 1. */
+/** Cosine similarity [t, t] as bytes: value = byte / 127.5 - 1. */
 export class CosineBytes {
   constructor(buffer, tokens, prefix) {
     this.tokens = tokens;

@@ -1,9 +1,9 @@
-// Requests to the server, with retries while it is busy and the API key if it needs one.
+// HTTP requests, with retries while the server is busy and an API key if required.
 
 import { t } from "../text/translate.js";
 import { startTask } from "../widgets/status-line.js";
 
-const RETRIES = 8; // of a request to a busy server
+const RETRIES = 8; // per request while the server is busy
 
 export class ServerError extends Error {
   constructor(status, code, message) {
@@ -13,14 +13,14 @@ export class ServerError extends Error {
   }
 }
 
-/** The error of a request that need not be sent, because the model does not support it. */
+/** Creates the error for a request that the model does not support, without sending it. */
 export const unsupported = (code) => new ServerError(0, code, code);
 
 let key = "";
-let kept = ""; // the key that the server has accepted
+let kept = ""; // the last key that the server accepted
 let askForKey = async () => null;
 
-/** `ask` opens the dialog for the key and resolves to it, or to null. */
+/** `ask` opens the API key dialog and resolves to the key, or to null. */
 export function useKeyDialog(ask) {
   askForKey = ask;
   try {
@@ -36,7 +36,7 @@ function keepKey() {
   try {
     sessionStorage.setItem("key", key);
   } catch {
-    // Storage is disabled: the dialog opens again after a reload.
+    // Storage is disabled. The dialog opens again after a reload.
   }
 }
 
@@ -49,7 +49,7 @@ const pause = (milliseconds, signal) =>
     });
   });
 
-/** Counts down in the status line until the next attempt. */
+/** Shows a countdown in the status line until the next attempt. */
 async function wait(seconds, signal) {
   const status = startTask("busy");
   try {
@@ -111,7 +111,7 @@ export async function postImage(path, blob, signal) {
   return (await request(path, { method: "POST", body: blob, headers: { "Content-Type": blob.type }, signal })).json();
 }
 
-/** Bytes, and the numbers of the header X-Shape. */
+/** Returns the bytes and the shape from the X-Shape header. */
 export async function getBytes(path, signal) {
   const response = await request(path, { signal });
   const shape = (response.headers.get("X-Shape") ?? "").split(",").map(Number);

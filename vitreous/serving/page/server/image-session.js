@@ -1,4 +1,4 @@
-// One image in one model: requests its numbers when they are first needed, and caches them.
+// One image in one model. Requests results when they are first needed, and caches them.
 
 import { getBytes, getJson, postJson, postImage } from "./http.js";
 import { AttentionBytes, CosineBytes } from "./byte-arrays.js";
@@ -10,11 +10,11 @@ export class ImageSession {
     this.prefix = model.tokens?.prefix?.length ?? 0;
     this.ending = new AbortController();
     this.kept = new Map(); // promises by name
-    this.values = new Map(); // their resolved values by name
+    this.values = new Map(); // resolved values by name
     this.reopened = null;
   }
 
-  /** Uploads the image; resolves to its summary: the region that the model sees, and its predictions. */
+  /** Uploads the image and returns its summary: the region that the model sees, and the predictions. */
   async open() {
     this.shown = await postImage(
       `/v1/images?model=${encodeURIComponent(this.model.id)}`,
@@ -51,7 +51,7 @@ export class ImageSession {
   faithfulness = (method, choices, signal) =>
     this.#once(named(`faithfulness/${method}`, choices), (path) => getJson(path, signal));
 
-  /** A value that has arrived; undefined otherwise. */
+  /** Returns a value if it has arrived, or undefined. */
   known = (what, choices) => this.values.get(named(what, choices));
 
   masked = (patches, classes, signal) =>
@@ -62,7 +62,7 @@ export class ImageSession {
     return `/v1/images/${this.shown.id}/${what}${mark}model=${encodeURIComponent(this.model.id)}`;
   }
 
-  /** Requests a value once; a failure is not cached, so that it can be requested again. */
+  /** Requests a value once. Failures are not cached, so they can be retried. */
   #once(what, ask) {
     if (!this.kept.has(what)) {
       const promise = this.#again(() => ask(this.#path(what)));
@@ -75,7 +75,7 @@ export class ImageSession {
     return this.kept.get(what);
   }
 
-  /** Uploads the image again if the server has dropped it. */
+  /** Uploads the image again if the server no longer has it. */
   async #again(ask) {
     try {
       return await ask();

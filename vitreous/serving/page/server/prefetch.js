@@ -1,4 +1,4 @@
-// The order of a pane's requests: what is visible now, then the rest, one after the other.
+// Loads the data of a pane: first what is visible, then the rest, one request at a time.
 
 import { TESTED } from "../views/faithfulness.js";
 import { t } from "../text/translate.js";
@@ -7,7 +7,7 @@ import { showWhile } from "../widgets/status-line.js";
 import { unavailableReason } from "../image/map-list.js";
 import { view } from "../app/view-state.js";
 
-const LIGHT = 64e6; // bytes; of more attention than this, only visible layers are loaded without a click
+const LIGHT = 64e6; // bytes; above this, hidden layers are loaded only on request
 
 export class Prefetch {
   constructor(pane, session, redraw) {
@@ -23,7 +23,7 @@ export class Prefetch {
     this.heavy?.abort();
   }
 
-  /** Loads everything that is cheap, after the first map is shown. */
+  /** Loads everything cheap after the first map is shown. */
   async start() {
     const { pane, session } = this;
     if (!pane.model.heads) return;
@@ -41,14 +41,14 @@ export class Prefetch {
     if (!this.held) await this.everything();
   }
 
-  /** Loads all layers, the last one first. */
+  /** Loads all layers, last layer first. */
   async everything() {
     this.held = false;
     for (let layer = this.pane.model.depth - 1; layer >= 0; layer--)
       await this.#need(`attention/${layer}`, () => this.session.attention(layer));
   }
 
-  /** Loads what is visible, and aborts requests for earlier views. */
+  /** Loads what is visible and aborts requests for earlier views. */
   want(map) {
     const { pane, session } = this;
     if (map === "mask") this.#need("mask", () => this.#mask());
@@ -72,7 +72,7 @@ export class Prefetch {
     for (const [key, ask] of wanted) this.#need(key, () => ask(signal), map);
   }
 
-  /** The error of a map that failed to load. */
+  /** Returns the error message of a map that failed to load, or null. */
   failure(map) {
     const { pane } = this;
     const key = ["attention", "similarity"].includes(map)
@@ -96,7 +96,7 @@ export class Prefetch {
     if (!this.stopped) this.redraw();
   }
 
-  /** Class indices as the colours of the legend. */
+  /** Draws class indices in the colours of the legend. */
   async #mask() {
     const { buffer, shape } = await this.session.mask();
     const [height, width] = shape;

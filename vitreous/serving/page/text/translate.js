@@ -1,4 +1,4 @@
-// The texts of the page in the user's language. Elements with data-t or data-label are filled from the tables.
+// Translations. Fills elements that have data-t (text) or data-label (aria-label) attributes.
 
 import { en } from "./en.js";
 import { zh } from "./zh.js";
@@ -11,21 +11,21 @@ function initial() {
     const stored = localStorage.getItem("language");
     if (stored in TABLES) return stored;
   } catch {
-    // Storage is disabled: use the browser's language.
+    // Storage is disabled. Use the browser's language.
   }
   return navigator.language?.toLowerCase().startsWith("zh") ? "zh" : "en";
 }
 
 export const currentLanguage = () => language;
 
-/** The text of a key, with its {placeholders} filled. */
+/** Returns the text for a key, with {placeholders} filled in. */
 export function t(key, gaps = {}) {
   const sentence = TABLES[language][key];
   if (sentence === undefined) throw new Error(`missing text ${key} in ${language}`);
   return sentence.replace(/\{(\w+)\}/g, (_, name) => gaps[name]);
 }
 
-/** True if there is a text for the key. */
+/** Returns true if the key has a text. */
 export const has = (key) => key in TABLES[language];
 
 export function setLanguage(chosen) {
@@ -33,7 +33,7 @@ export function setLanguage(chosen) {
   try {
     localStorage.setItem("language", chosen);
   } catch {
-    // Storage is disabled: the language is not remembered.
+    // Storage is disabled. The language is not remembered.
   }
   translatePage();
 }
@@ -48,7 +48,7 @@ export function translatePage() {
 
 export const percent = (fraction) => `${(fraction * 100).toFixed(1)}%`;
 
-/** A number with three significant digits. */
+/** Formats a number with three significant digits. */
 export function short(number) {
   if (number === 0 || Math.abs(number) < 1e-9) return "0";
   const size = Math.abs(number);

@@ -1,4 +1,4 @@
-// Mean attention distance of each head in pixels, by layer (the paper's Figure 7, right). A dot is a button for its head.
+// Mean attention distance of each head by layer, in pixels (Figure 7, right, of the paper). Each dot selects its head.
 
 import { el, svg } from "../widgets/dom.js";
 import { short, t } from "../text/translate.js";
@@ -66,7 +66,7 @@ export class AttentionDistance {
     if (this.last) this.draw(this.last);
   }
 
-  /** Left and right change the layer, up and down the dot within it. */
+  /** Left and right change the layer; up and down change the head. */
   #step({ key, target }) {
     const layer = this.dots.findIndex((dots) => dots.includes(target));
     if (layer < 0) return null;

@@ -1,4 +1,4 @@
-// The deletion and insertion test of a map: patches are removed, or inserted, in the order of the map.
+// Deletion and insertion test: patches are removed or inserted in order of importance.
 
 import { el, svg } from "../widgets/dom.js";
 import { t } from "../text/translate.js";
@@ -29,7 +29,7 @@ export class Faithfulness {
     this.drawn = null;
   }
 
-  /** `found`: the results of the chosen map, or null. */
+  /** Draws the results for the current map, or null. */
   draw(map, found, failure) {
     this.button.setAttribute("aria-pressed", String(view.check));
     const key = `${map} ${view.check} ${failure}`;
@@ -49,7 +49,7 @@ export class Faithfulness {
 function figure(kind, found) {
   const { auc, curve } = found[kind];
   const random = found.random[kind];
-  const shares = found.shares ?? curve.map((_, step) => step / (curve.length - 1)); // of patches removed or inserted
+  const shares = found.shares ?? curve.map((_, step) => step / (curve.length - 1)); // fractions of patches removed or inserted
   const x = (step) => MARGIN + shares[step] * (WIDTH - MARGIN - 4);
   const y = (value) => 6 + (1 - value) * (HEIGHT - MARGIN - 6);
   const points = curve.map((value, step) => `${x(step).toFixed(1)},${y(Math.min(Math.max(value, 0), 1)).toFixed(1)}`);

@@ -1,14 +1,14 @@
-// Attention of the query in every layer and head, one small map each; the first column is the mean of the heads.
-// The maps are drawn on one canvas below a grid of buttons, which keyboards and screen readers can use.
+// Attention of the query in every layer and head, with one small map each. The first column is the mean over heads.
+// The maps are drawn on one canvas behind a grid of buttons, which makes them usable with keyboards and screen readers.
 
 import { paint, rangeOf } from "../widgets/color-maps.js";
 import { el, fitCanvas } from "../widgets/dom.js";
 import { t } from "../text/translate.js";
 import { onArrowKeys } from "../widgets/arrow-keys.js";
 
-const GAP = 2; // pixels between maps, also in the style sheet
-const TALLEST = 440; // pixels of all rows together
-const LARGEST = 64; // pixels of one map
+const GAP = 2; // pixels between maps; same as in the style sheet
+const TALLEST = 440; // maximum height of all rows in pixels
+const LARGEST = 64; // maximum size of a map in pixels
 
 export class HeadMatrix {
   constructor(model, onChoose) {
@@ -62,7 +62,7 @@ export class HeadMatrix {
     return cell;
   }
 
-  /** The size of one map: whole screen pixels per patch if there is room. */
+  /** Returns the size of a map, with an integer number of screen pixels per patch if possible. */
   #measure([gh, gw]) {
     const ratio = Math.min(window.devicePixelRatio || 1, 3);
     const room = this.root.parentElement.clientWidth - 30 - 8;
@@ -83,7 +83,7 @@ export class HeadMatrix {
     this.root.classList.toggle("narrow", cell.width < 15);
   }
 
-  /** `rowOf(layer)` returns the attention of the query by head, or null if it has not arrived. */
+  /** `rowOf(layer)` returns the attention of the query by head, or null if it is not loaded. */
   draw(shown, { layer, head, active }, layers, query) {
     this.#layout(shown.grid);
     const [gh, gw] = shown.grid;

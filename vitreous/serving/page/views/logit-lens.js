@@ -1,4 +1,4 @@
-// Predictions of the head after each layer.
+// Logit lens: predictions of the head after each layer.
 
 import { unsupported } from "../server/http.js";
 import { el } from "../widgets/dom.js";

@@ -1,4 +1,4 @@
-// Name, sizes and origin of the model.
+// Name, size and origin of a model.
 
 import { el } from "../widgets/dom.js";
 import { millions, t } from "../text/translate.js";
@@ -6,7 +6,7 @@ import { set, view } from "../app/view-state.js";
 
 const times = ([height, width]) => `${width} × ${height}`;
 
-/** The heading of a pane; with several models, a menu. */
+/** Heading of a pane, or a menu if there are several models. */
 export class ModelFacts {
   constructor(model, models, number) {
     this.model = model;

@@ -1,4 +1,4 @@
-// The leading principal components of the patch filters (the paper's Figure 7, left).
+// The first principal components of the patch filters (Figure 7, left, of the paper).
 
 import { getBytes } from "../server/http.js";
 import { el } from "../widgets/dom.js";

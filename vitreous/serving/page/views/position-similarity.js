@@ -1,5 +1,5 @@
-// Similarity of positions (the paper's Figure 7, centre): the cosines of every position with all others, one small map
-// each, and a large map for the position of the query.
+// Position similarity (Figure 7, centre, of the paper): a small map for each position shows its cosine similarity to all
+// others; a large map shows the position of the query.
 
 import { paint, rangeOf } from "../widgets/color-maps.js";
 import { unsupported, getBytes } from "../server/http.js";
@@ -67,7 +67,7 @@ export class PositionSimilarity {
       });
     }
     [this.canvas.width, this.canvas.height] = [pixels.width, pixels.height];
-    this.canvas.classList.toggle("many", pixels.width > 600); // more than are shown: nearest neighbours would look uneven
+    this.canvas.classList.toggle("many", pixels.width > 600); // shrunk on screen; nearest-neighbour scaling would look uneven
     this.pixels = pixels;
     this.drawn = null;
   }
@@ -83,7 +83,7 @@ export class PositionSimilarity {
     }
   }
 
-  /** `query`: a place; the centre of the grid if it has none. */
+  /** Draws the map for the position of `query`; the grid centre if it has no position. */
   draw(query, shown) {
     this.shown = shown;
     if (!this.bytes) return;

@@ -1,5 +1,5 @@
-// The five most probable classes as bars, compared with the whole image once patches are erased; for a segmenter, the
-// classes of its mask.
+// Bars for the five most probable classes, compared with the original image when patches are erased. For a segmenter,
+// the classes in its mask.
 
 import { el } from "../widgets/dom.js";
 import { percent, t } from "../text/translate.js";
@@ -77,20 +77,20 @@ export class Predictions {
     this.list.replaceChildren(...rows);
   }
 
-  /** Shows the probabilities of the erased image by class; null for the whole image. */
+  /** Shows the probabilities after erasing patches; null shows the original image. */
   masked(found) {
     for (const bar of this.bars) bar.now = found ? (found.probabilities[bar.index] ?? 0) : bar.probability;
     this.leader = found?.predictions[0] ?? null;
     this.draw();
   }
 
-  /** The class of the maps: the chosen one, if this model has it, or the most probable. */
+  /** Index of the class that the maps show: the selected class if this model has it, or the most probable. */
   get target() {
     const chosen = view.target !== null && view.target < this.model.classes ? view.target : null;
     return chosen ?? this.shown?.predictions?.[0]?.index ?? null;
   }
 
-  /** The label of the class of the maps. */
+  /** Label of the class that the maps show. */
   get targetLabel() {
     const known = this.shown?.predictions?.find(({ index }) => index === this.target);
     return known?.label ?? this.model.labels?.[this.target] ?? String(this.target);

@@ -7,7 +7,7 @@ import { showWhile } from "../widgets/status-line.js";
 import { set, TABS, view } from "../app/view-state.js";
 
 export class Tabs {
-  /** `views`: by name, each with root, load(session), translate() and draw(query, shown, layer). */
+  /** `views` maps names to objects with root, load(session), translate() and draw(query, shown, layer). */
   constructor(views, number) {
     this.views = views;
     this.buttons = TABS.map((name) =>

@@ -1,6 +1,6 @@
-// Arrow keys within a group that is one stop of the Tab key.
+// Arrow-key navigation within a group that is a single tab stop.
 
-/** `step(event)` returns the member to focus, or null for other keys. */
+/** `step(event)` returns the element to focus, or null to ignore the key. */
 export function onArrowKeys(group, step) {
   group.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -11,7 +11,7 @@ export function onArrowKeys(group, step) {
   });
 }
 
-/** The previous or next member, cyclically: for lists, tabs and radio buttons. */
+/** Returns the previous or next member, wrapping around, for lists, tabs and radio buttons. */
 export function neighbour(members, { key, target }) {
   const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[key];
   const usable = members.filter((member) => !member.disabled);

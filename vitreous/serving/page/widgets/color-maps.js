@@ -1,12 +1,12 @@
-// Colour maps: inferno, which is perceptually uniform, and blue - white - red for signed values.
+// Colour maps: inferno, which is perceptually uniform, and blue-white-red for signed values.
 
 const HEAT =
   "000004 040312 0b0724 150b37 210c4a 2f0a5b 3d0965 4a0c6b 57106e 64156e 71196e " +
   "7d1e6d 8a226a 972766 a32c61 b0315b bc3754 c73e4c d24644 db503b e45a31 eb6628 " +
   "f1731d f68013 f98e09 fb9d07 fcac11 fbbc21 f9cb35 f5db4c f2ea69 f3f68a fcffa4";
 const SIGNED = "1a68bf 578ccf 8cafdd c0d2ea f5f4f4 eec6c0 e3958b d36357 bf221e";
-const MANY = 200; // patches; with more, the top half per cent is clipped, so that one outlier does not darken the rest
-const FAINTEST = 0.25; // part of the opacity where a map is 0, so that the image shows through
+const MANY = 200; // patches; above this, the top 0.5 % are clipped, so a single outlier does not darken the rest
+const FAINTEST = 0.25; // relative opacity where a map is 0
 
 function table(stops) {
   const colours = stops.split(" ").map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
@@ -28,7 +28,7 @@ export function gradient(kind) {
   return `linear-gradient(to right, ${stops.map((hex) => `#${hex}`).join(", ")})`;
 }
 
-/** The range of the colours. `kind`: "heat" from 0, "cosine" from the minimum, "signed" around 0. */
+/** Returns the colour range: "heat" starts at 0, "cosine" at the minimum; "signed" is symmetric around 0. */
 export function rangeOf(values, kind) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
@@ -48,7 +48,7 @@ export function rangeOf(values, kind) {
   return { low, high: Math.max(high, low + 1e-9), clipped };
 }
 
-/** The 99.5th percentile, counted in 256 bins, which is faster than sorting. */
+/** Returns the 99.5th percentile, estimated with 256 bins, which is faster than sorting. */
 function nearlyAll(values, low, high) {
   const bins = new Uint32Array(256);
   const scale = 255 / Math.max(high - low, 1e-12);
@@ -58,7 +58,7 @@ function nearlyAll(values, low, high) {
   return low + bin / scale;
 }
 
-/** Paints a map into `data` (RGBA), one pixel per patch, from pixel `start`; rows of `data` are `stride` pixels. */
+/** Paints a map into RGBA `data`, one pixel per patch, starting at pixel `start`; rows have `stride` pixels. */
 export function paint(data, values, range, { kind, width, opacity = 1, start = 0, stride = width, solid = false }) {
   const colours = TABLES[kind === "signed" ? "signed" : "heat"];
   const scale = 255 / (range.high - range.low);

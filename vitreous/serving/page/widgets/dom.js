@@ -1,4 +1,4 @@
-// Creates elements. Styles are set by property, because the page's content security policy forbids style attributes.
+// Helpers to create elements. Styles are set as properties, because the content security policy forbids style attributes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -16,7 +16,7 @@ export const el = (name, attributes, ...children) => fill(document.createElement
 export const svg = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 export const byId = (id) => document.getElementById(id);
 
-/** Fits a canvas to the pixels of the screen. Returns its 2D context and the screen pixels per CSS pixel. */
+/** Resizes a canvas to screen pixels. Returns its 2D context and the number of screen pixels per CSS pixel. */
 export function fitCanvas(canvas, width, height) {
   const ratio = Math.min(window.devicePixelRatio || 1, 3);
   const [w, h] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
@@ -42,7 +42,7 @@ export function oncePerFrame(work) {
   };
 }
 
-/** Runs `work` when it has not been called for a while. */
+/** Debounces `work`: runs it after no call for this many milliseconds. */
 export function whenQuiet(milliseconds, work) {
   let timer = 0;
   return (...given) => {

@@ -1,8 +1,8 @@
-// The paper's equations as elements, and diagrams of tensors.
+// Equations of the paper as HTML elements, and tensor diagrams.
 
 import { el, svg } from "./dom.js";
 
-// As in the paper; _ and ^ start subscripts and superscripts, as in TeX.
+// _ and ^ start subscripts and superscripts, as in TeX.
 export const EQUATIONS = {
   patches: "x ∈ ℝ^{H×W×C} → x_p ∈ ℝ^{N×(P²·C)}",
   projection: "x_p^1 E; x_p^2 E; … ; x_p^N E",
@@ -14,7 +14,7 @@ export const EQUATIONS = {
   answer: "y = LN(z_L^0)",
 };
 
-/** A diagram of a tensor: rows are tokens, prefix tokens in another colour. */
+/** Draws a tensor with tokens as rows and prefix tokens in another colour. */
 export function block(shape, prefix, onlyPatches) {
   const [width, height] = [150, 64];
   const parts = [svg("rect", { class: "body", x: 1, y: 1, width, height, rx: 2 })];
@@ -34,7 +34,7 @@ export function block(shape, prefix, onlyPatches) {
   return svg("svg", { viewBox: `-2 -10 ${width + 16} ${height + 14}`, class: "block", "aria-hidden": "true" }, parts);
 }
 
-/** "z_{ℓ−1}" as elements. */
+/** Converts text such as "z_{ℓ−1}" to elements. */
 export function formula(text) {
   return [...text.matchAll(/([_^])(\{[^}]*\}|.)|([^_^]+)/gu)].map(([, mark, raised, plain]) => {
     if (plain !== undefined) return plain;

@@ -1,9 +1,9 @@
-// The status line. Tasks that take less than a fifth of a second are not shown.
+// Status line. Tasks shorter than a fifth of a second are not shown.
 
 import { byId } from "./dom.js";
 
 const QUICK = 180; // milliseconds
-const tasks = new Map(); // running tasks by number, in the order of their start
+const tasks = new Map(); // running tasks in order of their start
 let counter = 0;
 
 function refresh() {
@@ -13,7 +13,7 @@ function refresh() {
   line.classList.toggle("active", words !== "");
 }
 
-/** Starts a task; `show` sets its text at once, `done` ends it. */
+/** Starts a task. `show` sets its text immediately; `done` ends it. */
 export function startTask(name) {
   const number = `${name}-${counter++}`;
   tasks.set(number, "");
@@ -30,7 +30,7 @@ export function startTask(name) {
   };
 }
 
-/** Shows a text while a promise is pending, if it takes long. */
+/** Shows a text while a promise is pending, unless it resolves quickly. */
 export async function showWhile(words, promise) {
   const task = startTask("work");
   const timer = setTimeout(() => task.show(words), QUICK);

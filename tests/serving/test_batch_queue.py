@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from vitreous.serving import scheduler as scheduler_module
+from vitreous.serving import batch_queue
+from vitreous.serving.batch_queue import BATCH_WORKERS, MemoryTrimmer, Metrics, Priority, Scheduler, Step
 from vitreous.serving.errors import ApiError
-from vitreous.serving.scheduler import BATCH_WORKERS, MemoryTrimmer, Metrics, Priority, Scheduler, Step
 
 BAD = 1300  # an image that cannot be decoded
 
@@ -111,7 +111,7 @@ def test_a_failed_batch_is_logged_and_the_threads_continue(caplog: pytest.LogCap
 
     async def use(scheduler: Scheduler) -> int:
         for _ in range(2 * BATCH_WORKERS):
-            with pytest.raises(ApiError, match="the model failed"):
+            with pytest.raises(ApiError, match="raised an error"):
                 await scheduler.batch("bad", b"0", fail)
         return int(await scheduler.batch("good", b"7", Recorder()))
 
@@ -207,7 +207,7 @@ def test_stop_computes_waiting_images_and_ends_the_threads() -> None:
 
 
 def test_stop_does_not_wait_for_a_cancelled_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(batch_queue, "JOIN_SECONDS", 0.1)
     record = Recorder(held=True)
 
     async def run() -> None:
@@ -421,7 +421,7 @@ def test_stop_cancels_computations_and_rejects_those_that_wait() -> None:
 SCATTERED = """
 import re
 from pathlib import Path
-from vitreous.serving.scheduler import MemoryTrimmer
+from vitreous.serving.batch_queue import MemoryTrimmer
 
 def memory():
     return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1e3
@@ -451,7 +451,7 @@ def test_free_memory_between_used_blocks_is_returned_to_the_system() -> None:
 @needs_glibc
 def test_memory_is_trimmed_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("vitreous.serving.scheduler.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vitreous.serving.batch_queue.time.monotonic", lambda: now[0])
     trimmer, calls = MemoryTrimmer(every=10), []
     trimmer.trim = calls.append
     for moment in (105, 109, 110, 119, 121, 122):

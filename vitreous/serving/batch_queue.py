@@ -1,16 +1,17 @@
-"""The server's one scheduler: bounded queues, worker threads, priorities and batches.
+"""The server's scheduler: bounded queues, batches, priorities and worker threads.
 
-Images to classify, embed or segment wait in one lane, where two threads take turns: one decodes a batch while the other
-computes. A batch holds images of one group; it closes when it is full, or when its first image has waited long enough.
-Large images take seconds and much memory to decode: they are computed alone, one at a time, and may fill only a part of
-the queue, so that one thread always serves small ones.
+Images to classify, embed or segment share one queue with two threads: one decodes a batch while the other runs the
+model. A batch contains images of one group. It is closed when it is full or its first image has waited long enough.
+Large images take seconds and a lot of memory to decode. They run alone, one at a time, and may fill only part of the
+queue, which keeps one thread free for small images.
 
-Computations for the page and for explanations run in the other lane, on one thread, the shortest first. A long one lets
-shorter ones run between two of its steps. Requests for the same result share one computation.
+Explanations and computations for the page use a second queue with one thread, shortest first. A long computation lets
+shorter ones run between its steps. Requests for the same result share one computation.
 
-A job that no request waits for any more is removed from its queue or stopped at its next step.
+Requests get status 429 if the queue is full and 503 if the result takes too long. A job whose requests were all
+cancelled is removed from its queue or stopped at its next step.
 
-The metrics of the server, in the text format of Prometheus, are counted here and in the middleware.
+Metrics are counted here and in the middleware; prometheus.py formats them.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -30,16 +31,16 @@ from typing import Any
 import torch
 from fastapi import Request
 
-from vitreous.serving.errors import CLIENT_LEFT, ApiError, busy, logger
+from vitreous.serving.errors import CLIENT_LEFT, ApiError, logger, too_many_requests
 
 BATCH_WORKERS = 2
-LARGE_FRACTION = 4  # large images may take one place in four of the queue
-JOIN_SECONDS = 2.0  # that stop() waits for a thread whose result nobody needs
+LARGE_FRACTION = 4  # large images may fill a quarter of the queue
+JOIN_SECONDS = 2.0  # stop() waits this long for each thread
 TRIM_SECONDS = 10.0
 SECOND_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)  # upper bounds of histograms
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)  # histogram buckets
 
-Step = Callable[[], None]  # called between two steps of a long computation; raises Cancelled
+Step = Callable[[], None]  # called between the steps of a long computation; may raise Cancelled
 Work = Callable[[Step], Any]
 Compute = Callable[[Sequence[bytes]], Sequence[Any]]  # one result or exception per image
 
@@ -48,7 +49,7 @@ Compute = Callable[[Sequence[bytes]], Sequence[Any]]  # one result or exception 
 
 
 class Histogram:
-    """Counts of values at or below each bound; the last count is of values above all bounds."""
+    """Histogram of values by upper bound; the last bucket counts values above all bounds."""
 
     def __init__(self, bounds: Sequence[float]):
         self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
@@ -57,77 +58,44 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def lines(self, name: str, labels: str = "") -> Iterator[str]:
-        below = 0
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            below += count
-            yield f'{name}_bucket{{{labels}{"," if labels else ""}le="{bound}"}} {below}'
-        inner = f"{{{labels}}}" if labels else ""
-        yield f"{name}_sum{inner} {self.total:.6f}"
-        yield f"{name}_count{inner} {below}"
-
 
 class Metrics:
-    """The server's metrics, updated from the event loop and from worker threads."""
+    """Server metrics, updated by the event loop and by worker threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._requests: Counter[tuple[str, int]] = Counter()
-        self._seconds: dict[str, Histogram] = {}
-        self._batches, self._compute = Histogram(BATCH_BOUNDS), Histogram(SECOND_BOUNDS)
+        self.lock = threading.Lock()
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.seconds: dict[str, Histogram] = {}
+        self.batches, self.compute = Histogram(BATCH_BOUNDS), Histogram(SECOND_BOUNDS)
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        with self._lock:
-            self._requests[path, status] += 1
-            self._seconds.setdefault(path, Histogram(SECOND_BOUNDS)).add(seconds)
+        with self.lock:
+            self.requests[path, status] += 1
+            self.seconds.setdefault(path, Histogram(SECOND_BOUNDS)).add(seconds)
 
     def batch(self, images: int) -> None:
-        with self._lock:
-            self._batches.add(images)
+        with self.lock:
+            self.batches.add(images)
 
     def computed(self, seconds: float) -> None:
-        with self._lock:
-            self._compute.add(seconds)
-
-    def text(self) -> str:
-        with self._lock:
-            return "\n".join(self._lines()) + "\n"
-
-    def _lines(self) -> Iterator[str]:
-        def header(name: str, kind: str, description: str) -> tuple[str, str]:
-            return f"# HELP {name} {description}", f"# TYPE {name} {kind}"
-
-        name = "vitreous_requests_total"
-        yield from header(name, "counter", "Answered requests by path and status.")
-        for (path, status), count in sorted(self._requests.items()):
-            yield f'{name}{{path="{path}",status="{status}"}} {count}'
-        name = "vitreous_request_seconds"
-        yield from header(name, "histogram", "Time from the request's headers to the end of its answer.")
-        for path, histogram in sorted(self._seconds.items()):
-            yield from histogram.lines(name, f'path="{path}"')
-        for name, description, histogram in (
-            ("vitreous_batch_pictures", "Images per batch.", self._batches),
-            ("vitreous_batch_seconds", "Time to decode and compute a batch.", self._compute),
-        ):
-            yield from (*header(name, "histogram", description), *histogram.lines(name))
-        for name, (description, value) in self.gauges.items():
-            yield from (*header(name, "gauge", description), f"{name} {value():g}")
+        with self.lock:
+            self.compute.add(seconds)
 
 
 # ---- Queues ----------------------------------------------------------------------------------------------------------
 
 
 class Priority(IntEnum):
-    """Rough duration of a computation; the shortest runs first."""
+    """Rough duration of a computation; shorter ones run first."""
 
     QUICK = 0  # a forward pass or less
     MEDIUM = 1  # a few forward passes
-    LONG = 2  # about a hundred
+    LONG = 2  # about a hundred forward passes
 
 
 class Cancelled(Exception):
-    """No request waits for this computation any more, or the server stops."""
+    """Raised if all requests for a computation were cancelled or the server is shutting down."""
 
 
 @dataclass(order=True)
@@ -136,7 +104,7 @@ class _Job:
     number: int  # first come, first served
     work: Callable[[Sequence["_Job"], Step], Sequence[Any]] = field(compare=False)
     key: Hashable = field(compare=False, default=None)  # requests with the same key share the job
-    group: Hashable = field(compare=False, default=None)  # jobs of the same group share a batch; None: computed alone
+    group: Hashable = field(compare=False, default=None)  # jobs of the same group share a batch; None runs alone
     image: bytes = field(compare=False, default=b"")
     large: bool = field(compare=False, default=False)
     since: float = field(compare=False, default_factory=time.monotonic)
@@ -144,38 +112,38 @@ class _Job:
 
 
 class _Lane:
-    """A bounded queue and its threads."""
+    """A bounded queue and its worker threads."""
 
     def __init__(self, name: str, workers: int, torch_threads: int):
         self.name, self.workers, self.torch_threads = name, workers, torch_threads
-        self.queue: list[_Job] = []  # sorted
+        self.queue: list[_Job] = []  # sorted by priority and number
         self.threads: list[threading.Thread] = []
         self.changed = threading.Condition()
-        self.gathering = threading.Lock()  # one worker at a time waits for a batch to fill
+        self.gathering = threading.Lock()  # only one worker waits for a batch to fill
         self.large_running = False
         self.closed = False
 
     def next(self) -> _Job | None:
-        """The first job that may run now."""
+        """Return the first job that may run now."""
         return next((job for job in self.queue if not (job.large and self.large_running)), None)
 
 
 class Scheduler:
-    """`room`: jobs that may wait in each lane. `torch_threads`: number for each batch worker."""
+    """Runs batches and other computations in worker threads; at most `room` jobs wait in each lane."""
 
     def __init__(self, max_batch: int, max_wait: float, room: int, metrics: Metrics, torch_threads: int = 1):
         self.max_batch, self.max_wait, self.room, self.metrics = max_batch, max_wait, room, metrics
         self.trim_memory = MemoryTrimmer()
         self._images = _Lane("batch", BATCH_WORKERS, torch_threads)
         self._computations = _Lane("inspect", 1, torch.get_num_threads())
-        self._shared: dict[Hashable, _Job] = {}  # used in the event loop only
+        self._shared: dict[Hashable, _Job] = {}  # only accessed in the event loop
         self._numbers = itertools.count()
-        self._unanswered = 0  # requests that wait for an image of a batch
+        self._waiting_requests = 0  # requests waiting for a batch
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def waiting(self) -> int:
-        """Number of images that wait for a batch."""
+        """Number of images waiting for a batch."""
         return len(self._images.queue)
 
     @property
@@ -185,7 +153,7 @@ class Scheduler:
     # ---- In the event loop ----
 
     async def batch(self, group: Hashable, image: bytes, compute: Compute, large: bool = False) -> Any:
-        """Return the result of `compute` for this image, which shares a batch with others of its group."""
+        """Return the result of `compute` for this image, batched with other images of its group."""
 
         def work(jobs: Sequence[_Job], step: Step) -> Sequence[Any]:
             began = time.monotonic()
@@ -193,22 +161,22 @@ class Scheduler:
             try:
                 return list(compute([job.image for job in jobs]))
             except Exception as error:
-                logger.error("a batch of %d failed", len(jobs), exc_info=error)
-                return [ApiError(503, "failed", "the model failed; see the server's log")] * len(jobs)
+                logger.error("a batch failed (batch size %d)", len(jobs), exc_info=error)
+                return [ApiError(503, "failed", "the model raised an error; see the server log")] * len(jobs)
             finally:
                 self.metrics.computed(time.monotonic() - began)
 
         number = next(self._numbers)
         job = _Job(Priority.QUICK, number, work, group=None if large else (group,), image=image, large=large)
         self._enqueue(self._images, job)
-        self._unanswered += 1
+        self._waiting_requests += 1
         try:
             return await self._result(self._images, job)
         finally:
-            self._unanswered -= 1
+            self._waiting_requests -= 1
 
     async def run(self, key: Hashable, work: Work, priority: Priority) -> Any:
-        """Return the result of `work`, computed once for all requests that wait for this key."""
+        """Return the result of `work`, computed once for all waiting requests with this key."""
         job = self._shared.get(key)
         if job is None:
             job = _Job(priority, next(self._numbers), lambda jobs, step: [work(step)], key)
@@ -217,7 +185,7 @@ class Scheduler:
         return await self._result(self._computations, job)
 
     async def stop(self) -> None:
-        """Compute the batches that requests wait for, cancel other computations, and end the threads."""
+        """Finish pending batches, cancel other computations and stop the threads."""
         for lane in (self._images, self._computations):
             with lane.changed:
                 lane.closed = True
@@ -226,7 +194,7 @@ class Scheduler:
                 lane.queue = lane.queue[len(cancelled) :]
             if cancelled:
                 self._deliver(deque((job, stopping()) for job in cancelled))
-        while self._unanswered:
+        while self._waiting_requests:
             await asyncio.sleep(0.01)
         for thread in (*self._images.threads, *self._computations.threads):
             await asyncio.to_thread(thread.join, JOIN_SECONDS)
@@ -237,13 +205,13 @@ class Scheduler:
             if lane.closed:
                 raise stopping()
             if len(lane.queue) >= self.room:
-                raise busy()
+                raise too_many_requests()
             if job.large and sum(other.large for other in lane.queue) >= max(self.room // LARGE_FRACTION, 1):
-                raise busy("too many large images are waiting")
+                raise too_many_requests("too many large images are waiting")
             insort(lane.queue, job)
             lane.changed.notify()
         for number in range(len(lane.threads), lane.workers):
-            # Daemons, so that a computation which nobody waits for does not keep the process alive.
+            # Daemon threads, because a cancelled computation must not keep the process alive.
             name = f"vitreous-{lane.name}-{number}"
             lane.threads.append(threading.Thread(target=self._work, args=(lane,), name=name, daemon=True))
             lane.threads[-1].start()
@@ -262,7 +230,7 @@ class Scheduler:
                         lane.queue.remove(job)
 
     def _deliver(self, results: deque[tuple[_Job, Any]]) -> None:
-        """Hand over one result, and the next in the loop's next turn, so that new requests are served in between."""
+        """Deliver one result, and schedule the next, which lets the event loop serve new requests in between."""
         job, result = results.popleft()
         self._unshare(job)
         for waiter in job.waiters:
@@ -283,13 +251,13 @@ class Scheduler:
     # ---- In the threads ----
 
     def _work(self, lane: _Lane) -> None:
-        torch.set_num_threads(lane.torch_threads)  # of this thread
+        torch.set_num_threads(lane.torch_threads)  # for this thread only
         while jobs := self._take(lane):
             self._compute(lane, jobs)
             self.trim_memory()
 
     def _take(self, lane: _Lane) -> list[_Job]:
-        """Wait for the next batch; empty after the last."""
+        """Wait for the next batch. Return an empty list after shutdown."""
         with lane.gathering, lane.changed:
             while True:
                 lane.changed.wait_for(lambda: lane.next() or (lane.closed and not lane.queue))
@@ -301,7 +269,7 @@ class Scheduler:
                     return jobs
 
     def _gather(self, lane: _Lane, first: _Job) -> list[_Job]:
-        """Take a batch out of the queue. Empty if its requests were cancelled while it filled."""
+        """Remove a batch from the queue. Return an empty list if its requests were cancelled meanwhile."""
 
         def batch() -> list[_Job]:
             if first.group is None:
@@ -336,7 +304,7 @@ class Scheduler:
                 lane.large_running = False
                 lane.changed.notify_all()
         assert self._loop is not None
-        with suppress(RuntimeError):  # the event loop has ended, so nobody waits
+        with suppress(RuntimeError):  # the event loop has stopped
             self._loop.call_soon_threadsafe(self._deliver, deque(zip(jobs, results, strict=True)))
 
     def _take_shorter(self, lane: _Lane, priority: Priority) -> _Job | None:
@@ -345,9 +313,9 @@ class Scheduler:
 
 
 async def result_for(request: Request, result: Coroutine[Any, Any, Any], seconds: float, limit: float) -> Any:
-    """Await `result`, but cancel it when the client disconnects, or with a 503 after `seconds` of its `limit`.
+    """Await `result`. Cancel it if the client disconnects, or with status 503 after `seconds`.
 
-    The request's body must have been read.
+    The request body must have been read. `limit` is the timeout that the error message reports.
     """
 
     async def disconnect() -> None:
@@ -361,7 +329,7 @@ async def result_for(request: Request, result: Coroutine[Any, Any, Any], seconds
             return tasks[0].result()
         if done:
             raise ApiError(CLIENT_LEFT, "client_left", "the client disconnected")
-        raise ApiError(503, "timeout", f"no answer after {limit:g} s")
+        raise ApiError(503, "timeout", f"no result after {limit:g} s")
     finally:
         for task in tasks:
             task.cancel()
@@ -372,10 +340,10 @@ def stopping() -> ApiError:
 
 
 class MemoryTrimmer:
-    """Returns free memory to the system, at most once in `every` seconds.
+    """Returns free memory to the operating system, at most once every `every` seconds.
 
-    Batches differ in size, and so do their buffers. glibc keeps free ones for each thread, and in time some of every
-    size. malloc_trim releases them in milliseconds; the allocators of other systems do so by themselves.
+    Batches vary in size, and glibc keeps freed buffers of every size for each thread. malloc_trim releases them within
+    milliseconds. Other allocators release memory on their own.
     """
 
     def __init__(self, every: float = TRIM_SECONDS):
