@@ -7,9 +7,12 @@ import signal
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitreous.training import Augment, Optim, TrainConfig
+
+if TYPE_CHECKING:
+    import pytest
 
 SERVER: ForkServerContext = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs"])
@@ -36,6 +39,14 @@ def tiny(out: Path, **changes: Any) -> TrainConfig:
     return dataclasses.replace(config, **changes)
 
 
+def skip_report(patch: "pytest.MonkeyPatch") -> None:
+    """Write no report and draw no plots, which take longer than these runs."""
+    from vitreous.training import run
+
+    patch.setattr(run, "write_report", lambda folder, report: folder / "report.html")
+    patch.setattr(run, "can_draw", lambda: False)
+
+
 def start(
     config: TrainConfig, die_after: int | None = None, stop_after: int | None = None, world: Any = None
 ) -> BaseProcess:
@@ -60,6 +71,7 @@ def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, w
 
     torch.set_num_threads(1)
     os.environ |= world or {}
+    loop.can_draw = lambda: False  # type: ignore[assignment]
     add = loop.Monitor.add
 
     def counted(self: Any, result: Any, batch: Any) -> None:

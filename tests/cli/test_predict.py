@@ -160,10 +160,10 @@ def test_top_is_rejected_for_a_segmenter(segmenter: Path, images: Path) -> None:
     assert "top is 3, but must be omitted for a segmenter" in run.stderr
 
 
-def test_five_labels_by_default(tmp_path: Path, images: Path) -> None:
+def test_five_labels_by_default(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(build(configure("ViT-Lite-6/4", 7, 8, {**FIELDS, "labels": ()})), tmp_path / "seven")
-    run = shell("predict", tmp_path / "seven", images / "0.png", "--device", "cpu", "--json")
-    assert len(json.loads(run.stdout)["predictions"]) == 5
+    predict_verb(tmp_path / "seven", (str(images / "0.png"),), device="cpu", json=True)
+    assert len(json.loads(capsys.readouterr().out)["predictions"]) == 5
 
 
 def test_masks_beside_images_are_not_predicted(

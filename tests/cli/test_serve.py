@@ -27,6 +27,7 @@ def refused(*arguments: str) -> tuple[int, str]:
     return run.returncode, run.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_two_checkpoints_and_a_key(checkpoint: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sesame\n")

@@ -18,13 +18,12 @@ import pytest
 import torch
 from PIL import Image
 
-from train_runs import SERVER, tiny
+from train_runs import SERVER, skip_report, tiny
 from vitreous.common import atomic_files as files
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.training import TrainConfig, checkpoint, run_folder
 from vitreous.training import run as loop
-from vitreous.training import run as training
 from vitreous.training.distributed import World
 from vitreous.training.run import train
 from vitreous.training.run_folder import DataRecord
@@ -34,8 +33,7 @@ from vitreous.weights.load import save
 
 @pytest.fixture(autouse=True)
 def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures and pages take longer than these runs."""
-    monkeypatch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
+    skip_report(monkeypatch)
 
 
 def quick(out: Path, **changes: Any) -> TrainConfig:
@@ -51,7 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two epochs, with copies of its checkpoints."""
     out = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
+        skip_report(patch)
         train(quick(out, keep=2))
     return out
 
@@ -191,6 +189,13 @@ def test_incomplete_last_line_of_metrics_is_dropped(run: Path, capsys: pytest.Ca
     train(resumed(run))
     assert "metrics.jsonl: dropped its last line" in capsys.readouterr().out
     assert (run / "metrics.jsonl").read_text() == rows
+
+
+def test_a_finished_run_is_not_overwritten(run: Path) -> None:
+    before = (run / "last" / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match=r"already contains a run: .*--resume"):
+        train(quick(run))
+    assert (run / "last" / "model.safetensors").read_bytes() == before
 
 
 def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from train_runs import finish, start, tiny
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
-from vitreous.training.run import train
 from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.load import save
 from vitreous.weights.native import load_folder
@@ -87,13 +86,6 @@ def test_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> 
     process.join()
     assert load_folder(last).config.num_classes == 10
     assert json.loads((last / "progress.json").read_text())["step"] > 0
-
-
-def test_another_run_is_not_overwritten(uninterrupted: Path) -> None:
-    before = weights(uninterrupted)
-    with pytest.raises(ValueError, match=r"already contains a run: .*--resume"):
-        train(tiny(uninterrupted))
-    assert same(weights(uninterrupted), before)
 
 
 def two(config: Any, **how: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import vitreous
+from train_runs import skip_report
 from vitreous.data.masks.files import read_ids
 from vitreous.inference.prediction_files import MaskFolder
 from vitreous.inference.predictor import SegmentPredictor
@@ -63,7 +64,9 @@ def config(data: Path, out: Path, lr: float = 1e-2, init: Path | None = None) ->
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ids as in Pets, which start at 1."""
     root = tmp_path_factory.mktemp("pets")
-    train(config(pictures(root / "data", {"pet": 1, "background": 2, "border": 3}), root / "run"))
+    with pytest.MonkeyPatch.context() as patch:
+        skip_report(patch)
+        train(config(pictures(root / "data", {"pet": 1, "background": 2, "border": 3}), root / "run"))
     return root
 
 
