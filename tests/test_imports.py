@@ -1,6 +1,7 @@
 """The import graph between packages points one way, hides no cycle, and `--help` stays quick."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections import defaultdict
@@ -30,6 +31,7 @@ MODULES = {
 }
 
 
+@functools.cache
 def imports(module: str) -> set[tuple[str, str]]:
     """Each (module, name) that a module imports from this package, anywhere in the file; name is "" for the module."""
     found = set()

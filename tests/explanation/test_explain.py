@@ -164,6 +164,7 @@ def test_a_resnet_has_no_attention(monkeypatch, capsys, tmp_path: Path) -> None:
     assert "explain needs a Vision Transformer" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["average", "attention pooling", "hybrid"])
 def test_every_kind_of_model(monkeypatch, small: ViTConfig, picture: Path, tmp_path: Path, kind: str) -> None:  # type: ignore[no-untyped-def]
     save(of_kind(small, kind), tmp_path / "model")

@@ -183,6 +183,7 @@ def test_report_of_a_task_without_classes(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.html"]
 
 
+@pytest.mark.slow
 def test_report_without_mistakes(tmp_path: Path) -> None:
     report = replace(digits(tmp_path, NAMES, wrong=0), unreadable=())
     read = Reader(write_report(tmp_path, report).read_text(encoding="utf-8"))

@@ -73,7 +73,7 @@ def test_a_run_learns_and_saves_an_encoder_for_other_tasks(task: str, tmp_path: 
 
 def test_best_checkpoint_has_the_smallest_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_report(monkeypatch)
-    train(filling(tmp_path / "run", "mae", steps=33))
+    train(filling(tmp_path / "run", "mae", steps=22))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     provenance = json.loads((tmp_path / "run" / "best" / "config.json").read_text())["provenance"]
     smallest = min(rows, key=lambda row: row["val_loss"])

@@ -183,6 +183,7 @@ def test_copies_of_checkpoints_are_atomic(run: Path) -> None:
 # ---- Full disks and damage -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_incomplete_last_line_of_metrics_is_dropped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(rows + rows.splitlines()[-1][:40])

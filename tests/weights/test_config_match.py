@@ -104,6 +104,7 @@ def test_harmless_changes_pass(small: ViTConfig, tmp_path: Path) -> None:
     torch.testing.assert_close(vitreous.load(tmp_path / "model")(images), model.eval()(images))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")  # torch.compile hides the type
 def test_a_compiled_model_is_the_model(small: ViTConfig, tmp_path: Path) -> None:
     model = build_vit(small).eval()

@@ -171,6 +171,7 @@ def test_images_are_prepared_as_by_transformers(name: str) -> None:
             check_same_pixels(fit(pixels, size, how), theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [
     Preprocessing(geometry="huggingface"), Preprocessing(fit="squash-crop", crop_fraction=0.9, geometry="huggingface"),
     Preprocessing(fit="squash"),
