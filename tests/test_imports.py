@@ -1,4 +1,4 @@
-"""The import graph between packages points one way, hides no cycle, and `--help` stays quick."""
+"""The import graph between packages has one direction and no cycle, and `--help` does not import torch."""
 
 import ast
 import functools

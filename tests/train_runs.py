@@ -19,7 +19,7 @@ SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs"])
 
 
 def tiny(out: Path, **changes: Any) -> TrainConfig:
-    """A run with everything that a resume could lose: average, dropout, mixing, augmentation, several epochs."""
+    """A small run with all state that a resume must restore: EMA, dropout, mixup, augmentation, several epochs."""
     config = TrainConfig(
         data="digits",
         model="ViT-Lite-6/4",
@@ -56,7 +56,7 @@ def start(
 
 
 def finish(config: TrainConfig, **how: Any) -> int | None:
-    """Exit code of a run; the negative number of the signal that ended it."""
+    """Return the exit code of a run, or the negative number of the signal that ended it."""
     process = start(config, **how)
     process.join(300)
     assert not process.is_alive(), "the run hangs"

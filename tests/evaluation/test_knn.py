@@ -23,7 +23,7 @@ def clustered(n: int, classes: int = 7, width: int = 12, seed: int = 0, spread: 
 
 
 class Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation makes."""
+    """Records the size of the largest tensor that any operation creates."""
 
     bytes = 0
 

@@ -24,7 +24,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small ViT as it is initialised, with a head for other classes than the data's."""
+    """A small untrained ViT whose head has other classes than the data."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=(8, 8), channels=1, patch_size=(2, 2), width=48, depth=1, num_heads=2, mlp_width=48, num_classes=3

@@ -59,10 +59,10 @@ def test_all_figures_are_drawn_and_reported(
     out = tmp_path / "out"
     assert run(monkeypatch, checkpoint, picture, "--out", out, "--device", "cpu") == 0
     assert {path.stem for path in out.glob("*.png")} == FILES
-    said = capsys.readouterr().out
-    assert all(f"{name}.png" in said.replace("\n", "") for name in FILES)
-    assert "dog & <i>" in said
-    assert "<- explained" in said
+    output = capsys.readouterr().out
+    assert all(f"{name}.png" in output.replace("\n", "") for name in FILES)
+    assert "dog & <i>" in output
+    assert "<- explained" in output
     page = (out / "report.html").read_text()
     assert "Attention is not attribution" in page
     assert "dog &amp; &lt;i&gt;" in page
@@ -117,9 +117,9 @@ def test_without_a_head(monkeypatch, capsys, small: ViTConfig, picture: Path, tm
     assert run(monkeypatch, tmp_path / "headless", picture, "--out", tmp_path / "out") == 0
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert drawn == FILES - {"relevance", "occlusion", "faithfulness", "lens", "distance"}
-    said = capsys.readouterr().out
-    assert "skipped: relevance, occlusion, faithfulness, lens (the checkpoint has no head" in said
-    assert "matplotlib is missing" in said
+    output = capsys.readouterr().out
+    assert "skipped: relevance, occlusion, faithfulness, lens (the checkpoint has no head" in output
+    assert "matplotlib is missing" in output
 
 
 @pytest.mark.parametrize(

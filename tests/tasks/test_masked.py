@@ -1,4 +1,4 @@
-"""Learning without labels, through the same loop as everything else."""
+"""Masked pretraining (MAE and MPP)."""
 
 import dataclasses
 import json

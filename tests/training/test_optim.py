@@ -110,7 +110,7 @@ def test_layer_decay_applies_to_the_encoder_only(wrapping: str, kind: str, small
 
 
 def test_layer_decay_equals_timm() -> None:
-    """Except the final norm, which timm counts to the last block, unlike BEiT and MAE."""
+    """Except the final norm, which timm assigns to the last block, unlike BEiT and MAE."""
     timm = import_timm()
     theirs = timm.create_model("vit_tiny_patch16_224", depth=3, embed_dim=32, num_heads=2, num_classes=5, img_size=32)
     groups = importlib.import_module("timm.optim").param_groups_layer_decay(theirs, weight_decay=0.05, layer_decay=0.6)

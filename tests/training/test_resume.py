@@ -1,4 +1,4 @@
-"""Nothing is lost: a run that is killed anywhere and resumed ends with the same bits as one that is not."""
+"""A run that is killed and resumed ends with the same bits as an uninterrupted one."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The checkpoint of a segmenter: written, read, and given to every verb."""
+"""Checkpoints of segmenters, written, read and passed to every command."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def test_segmenter_round_trip(decoder: Any, small: ViTConfig, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_verbs_accept_a_segmenter(small: ViTConfig, tmp_path: Path) -> None:
+def test_commands_accept_a_segmenter(small: ViTConfig, tmp_path: Path) -> None:
     classes = open_masked("shapes:size=32,count=4").mask_classes
     encoder = dataclasses.replace(small, num_classes=0, image_size=(32, 32))
     vitreous.save(build_segmenter(SegmenterConfig(encoder, LinearDecoder(), 7, classes)), tmp_path / "m")

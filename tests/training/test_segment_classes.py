@@ -1,4 +1,4 @@
-"""Classes of masks go by their names: ids and their order are the data's own affair."""
+"""Mask classes are matched by name; ids and their order may differ between data sets."""
 
 import dataclasses
 import shutil
@@ -25,7 +25,7 @@ SMALL = {"patch_size": 8, "width": 32, "depth": 1, "num_heads": 2, "mlp_width": 
 
 
 def pictures(root: Path, ids: dict[str, int]) -> Path:
-    """Twelve of 32 x 32 pixels: a pet on the left, a background, and a border between them."""
+    """Twelve images of 32 x 32 pixels: a pet on the left, a background, and a border between them."""
     generator = np.random.default_rng(0)
     for part, count in (("train", 8), ("val", 4)):
         for i in range(count):
@@ -62,7 +62,7 @@ def config(data: Path, out: Path, lr: float = 1e-2, init: Path | None = None) ->
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ids as in Pets, which start at 1."""
+    """A run on ids that start at 1, as in Pets."""
     root = tmp_path_factory.mktemp("pets")
     with pytest.MonkeyPatch.context() as patch:
         skip_report(patch)

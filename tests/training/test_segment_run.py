@@ -1,4 +1,4 @@
-"""Runs that learn a class for every pixel: begun, killed, gone on with."""
+"""Segmentation runs: training, kill and resume, initial checkpoints."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Faults around a run: deaths at any point, full disks, changed data, second runs, damaged and foreign files."""
+"""Faults of a run: kills at any point, full disks, changed data, concurrent runs, damaged and foreign files."""
 
 import dataclasses
 import errno
@@ -73,7 +73,7 @@ def write_version(last: Path, version: str) -> None:
 
 
 def die_during(work: Callable[[], None], operation: int) -> bool:
-    """Do work in a child that dies right before its n-th operation on files; False if it came to its end."""
+    """Call work in a child that exits before its n-th file operation; return False if it finished."""
     child = os.fork()
     if child == 0:
         seen = 0
@@ -171,7 +171,7 @@ def test_a_run_killed_before_its_first_save_starts_again(tmp_path: Path, capsys:
 
 @pytest.mark.slow
 def test_copies_of_checkpoints_are_atomic(run: Path) -> None:
-    """A kill while links are made leaves no copy; one that is missing or incomplete is made when the run resumes."""
+    """A kill while links are created leaves no copy; resuming restores a missing or incomplete one."""
     (run / "step-00000022" / "progress.json").unlink()
     assert die_during(lambda: checkpoint.keep_copy(run, 11, 2), 8)
     assert not (run / "step-00000011" / "training").exists() or (run / "step-00000011" / "progress.json").exists()
@@ -487,7 +487,7 @@ def test_files_of_others_survive_saves_and_the_removal_of_old_copies(tmp_path: P
     ]  # fmt: skip
 
 
-def test_saving_a_model_keeps_hidden_files_and_refuses_others(tmp_path: Path, small: ViTConfig) -> None:
+def test_saving_a_model_keeps_hidden_files_and_rejects_others(tmp_path: Path, small: ViTConfig) -> None:
     model, folder = build_vit(small), tmp_path / "model"
     save(model, folder)
     (folder / ".git").mkdir()
