@@ -37,7 +37,7 @@ def random_model(name: str) -> ViT | ResNet:
 
 
 def colour_model(channels: int = 3, preprocessing: Preprocessing | None = None) -> ViT:
-    """Names the strongest colour: the patches are their mean colours, the blocks do nothing, the head reads the norm.
+    """Return a model that names the strongest colour: the patches are their mean colours, the blocks do nothing, the head reads the norm.
 
     With one channel, "light" or "dark".
     """
@@ -77,6 +77,6 @@ def save(array: np.ndarray, path: Path) -> Path:
 
 
 def probabilities(answers: list[Any]) -> np.ndarray:
-    """In the order of the classes."""
+    """Probabilities in class order."""
     rows = [sorted(answer.predictions, key=lambda label: label.index) for answer in answers]
     return np.array([[label.probability for label in row] for row in rows])

@@ -53,7 +53,7 @@ def package(module: str) -> str:
 
 def test_packages_depend_only_on_lower_packages(capsys: pytest.CaptureFixture[str]) -> None:
     edges = defaultdict(set)
-    for module in MODULES.keys() - {"vitreous"}:  # the public face names everything, and imports it on first use
+    for module in MODULES.keys() - {"vitreous"}:  # re-exports everything, lazily
         for target, _ in imports(module) - {("vitreous", "")}:
             edges[package(module)].add(package(target))
     with capsys.disabled():

@@ -206,9 +206,9 @@ def test_paths_are_not_truncated_in_a_pipe(model: Path, images: Path) -> None:
         assert line.startswith(f" {file} ")
         assert "%" in line
     _, *facts = shell("info", model).stdout.splitlines()
-    assert all(line.strip().split("  ")[0] for line in facts)  # no line goes on in the next
+    assert all(line.strip().split("  ")[0] for line in facts)  # no line is wrapped
     assert max(map(len, facts)) > 80
-    assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not filled up to the longest
+    assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not padded to the longest
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_a_resnet_has_no_attention(monkeypatch, capsys, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["average", "attention pooling", "hybrid"])
 def test_every_kind_of_model(monkeypatch, small: ViTConfig, picture: Path, tmp_path: Path, kind: str) -> None:  # type: ignore[no-untyped-def]
     save(of_kind(small, kind), tmp_path / "model")
-    some = [name for name in METHODS if name not in ("faithfulness", "distance", "lens")]  # the charts are slow
+    some = [name for name in METHODS if name not in ("faithfulness", "distance", "lens")]  # drawing charts is slow
     assert run(monkeypatch, tmp_path / "model", picture, "--out", tmp_path / "out", "--methods", *some) == 0
     assert len(list((tmp_path / "out").glob("*.png"))) >= len(some)
 

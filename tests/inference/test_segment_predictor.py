@@ -174,7 +174,7 @@ def test_masks_of_a_data_set_are_not_replaced(model: Segmenter, tmp_path: Path) 
         write_masks(predictor, paths, tmp_path / "data")
     assert truth.read_bytes() == before
     assert not (tmp_path / "data" / "masks" / "one.png").exists()
-    for _ in range(2):  # what predict has written itself is replaced
+    for _ in range(2):  # files written by predict are replaced
         write_masks(predictor, paths, tmp_path / "out")
 
 

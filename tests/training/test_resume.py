@@ -82,7 +82,7 @@ def test_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> 
         process.join(0.05)
     for _ in range(3):
         process.join(random.Random(1).uniform(0.05, 0.3))
-    process.kill()  # mostly in the middle of a save, as it does little else
+    process.kill()  # mostly during a save
     process.join()
     assert load_folder(last).config.num_classes == 10
     assert json.loads((last / "progress.json").read_text())["step"] > 0

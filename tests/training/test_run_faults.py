@@ -379,7 +379,7 @@ def test_changed_data_is_rejected(change: Callable[[Path], None], tmp_path: Path
         with pytest.raises(ValueError, match="start a new run"):
             train(resumed(out, allow_data_change=True))
         return
-    for flag in (True, False):  # what was accepted once is the run's data from then on
+    for flag in (True, False):  # accepted changes are recorded
         train(resumed(out, allow_data_change=flag))
         after = split_of(out)
         assert not after["val"] & before["train"]
@@ -414,7 +414,7 @@ def test_a_second_run_in_a_folder_is_rejected(run: Path) -> None:
     assert ready.wait(60)
     with pytest.raises(ValueError, match=f"run is in use by pid {other.pid} on "):
         train(resumed(run))
-    other.kill()  # the system lets go of the lock
+    other.kill()  # the system releases the lock
     other.join()
     train(resumed(run))
 
