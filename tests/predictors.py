@@ -37,9 +37,10 @@ def random_model(name: str) -> ViT | ResNet:
 
 
 def colour_model(channels: int = 3, preprocessing: Preprocessing | None = None) -> ViT:
-    """Return a model that names the strongest colour: the patches are their mean colours, the blocks do nothing, the head reads the norm.
+    """Return a model that names the strongest colour.
 
-    With one channel, "light" or "dark".
+    The patches are their mean colours, the blocks do nothing, the head reads the norm.
+    With one channel, the classes are "light" and "dark".
     """
     names = tuple(COLOURS) if channels == 3 else ("light", "dark")
     config = ViTConfig(
