@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jaxtyping
 import pytest
@@ -17,6 +18,9 @@ import torch  # noqa: E402
 
 import vitreous  # noqa: E402
 from vitreous.model.config import ViTConfig  # noqa: E402
+
+if TYPE_CHECKING:
+    from command_line import CommandLine
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -57,3 +61,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint") / "small"
     vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=10), path)
     return path
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "CommandLine":
+    """Function that runs `vitreous` with arguments."""
+    from command_line import CommandLine
+
+    return CommandLine(monkeypatch, capsys)

@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import nn
 
 import vitreous
+from command_line import CommandLine
 from masked_folders import folder
 from vitreous.cli.embed import embed as embed_verb
 from vitreous.cli.predict import predict as predict_verb
@@ -153,9 +154,8 @@ def test_a_segmenter_writes_into_any_existing_folder(segmenter: Path, images: Pa
     assert (tmp_path / "cut.v2" / "masks" / "0.png").is_file()
 
 
-@pytest.mark.slow
-def test_top_is_rejected_for_a_segmenter(segmenter: Path, images: Path) -> None:
-    run = shell("predict", segmenter, images / "0.png", "--device", "cpu", "--top", 3)
+def test_top_is_rejected_for_a_segmenter(segmenter: Path, images: Path, command: CommandLine) -> None:
+    run = command("predict", segmenter, images / "0.png", "--device", "cpu", "--top", 3)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
     assert "top is 3, but must be omitted for a segmenter" in run.stderr
 
@@ -211,24 +211,24 @@ def test_paths_are_not_truncated_in_a_pipe(model: Path, images: Path) -> None:
     assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not padded to the longest
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["predict"], ["predict", "--json"], ["predict", "--out", "x.csv"], ["embed", "--out", "x.csv"]]
 )
-def test_a_run_without_a_readable_image_fails(words: list[str], model: Path, images: Path, tmp_path: Path) -> None:
-    verb, *options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
-    run = shell(verb, model, images / "2.png", *options, "--device", "cpu")
+def test_a_run_without_a_readable_image_fails(
+    words: list[str], model: Path, images: Path, tmp_path: Path, command: CommandLine
+) -> None:
+    name, *options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
+    run = command(name, model, images / "2.png", *options, "--device", "cpu")
     assert run.returncode == 1
     assert run.stderr.startswith("vitreous: no image could be read: 1 of 1 failed")
     assert len(run.stderr.splitlines()) == 1
     found = (tmp_path / "x.csv").read_text() if options[-1:] == [str(tmp_path / "x.csv")] else run.stdout
     assert "not a" in found
-    some = shell(verb, model, images, *options, "--device", "cpu")
+    some = command(name, model, images, *options, "--device", "cpu")
     assert some.returncode == 0
     assert "5 images" in some.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -236,28 +236,30 @@ def test_a_run_without_a_readable_image_fails(words: list[str], model: Path, ima
         (["--out", "answers.xlsx"], "out is 'answers.xlsx', but must be a name that ends in .json"),
     ],
 )
-def test_invalid_arguments_are_rejected(words: list[str], message: str, model: Path, images: Path) -> None:
-    run = shell("predict", model, images / "0.png", *words)
+def test_invalid_arguments_are_rejected(
+    words: list[str], message: str, model: Path, images: Path, command: CommandLine
+) -> None:
+    run = command("predict", model, images / "0.png", *words)
     assert (run.returncode, run.stderr.count("\n")) == (2, 1)
     assert message in run.stderr
 
 
-@pytest.mark.slow
-def test_no_images_is_an_error(model: Path) -> None:
-    run = shell("predict", model)
+def test_no_images_is_an_error(model: Path, command: CommandLine) -> None:
+    run = command("predict", model)
     assert run.returncode == 2
     assert "images is '', but must be files, folders, globs" in run.stderr
 
 
-@pytest.mark.slow
-def test_a_segmenter_hints_at_the_flag_that_writes_masks(segmenter: Path, images: Path, tmp_path: Path) -> None:
-    run = shell("predict", segmenter, images / "0.png", "--device", "cpu")
+def test_a_segmenter_hints_at_the_flag_that_writes_masks(
+    segmenter: Path, images: Path, tmp_path: Path, command: CommandLine
+) -> None:
+    run = command("predict", segmenter, images / "0.png", "--device", "cpu")
     assert (run.returncode, run.stdout.count("\n")) == (0, 1)
     assert "masks and overlays are written with --out FOLDER" in run.stderr
-    kept = shell("predict", segmenter, images / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
+    kept = command("predict", segmenter, images / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
     assert "--out" not in kept.stderr
     assert (tmp_path / "cut" / "masks" / "0.png").is_file()
-    broken = shell("predict", segmenter, images / "2.png", "--device", "cpu")
+    broken = command("predict", segmenter, images / "2.png", "--device", "cpu")
     assert (broken.returncode, broken.stderr.count("\n")) == (1, 1)
 
 
