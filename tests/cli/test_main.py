@@ -226,6 +226,7 @@ def test_a_check_that_finds_problems_fails(
     assert ("no problems" in capsys.readouterr().out) == (status == 0)
 
 
+@pytest.mark.slow
 def test_train_and_eval_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

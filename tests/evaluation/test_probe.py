@@ -75,6 +75,7 @@ def test_probe_from_the_command_line(
     assert f"{metrics[probe]:.4f}" in table
 
 
+@pytest.mark.slow
 def test_both_linear_methods_have_metrics(checkpoint: Path) -> None:
     metrics = probed(checkpoint, "linear")
     ways = {row["method"]: row for row in metrics["results"]}

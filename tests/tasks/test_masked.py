@@ -71,6 +71,7 @@ def test_a_run_learns_and_saves_an_encoder_for_other_tasks(task: str, tmp_path: 
         torch.testing.assert_close(tuned.state_dict()[name], tensor, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_best_checkpoint_has_the_smallest_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_report(monkeypatch)
     train(filling(tmp_path / "run", "mae", steps=22))

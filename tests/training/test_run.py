@@ -131,6 +131,7 @@ def test_keep_limits_the_number_of_earlier_checkpoints(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / kept[0] / "progress.json").read_text())["step"] == 44
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_patience_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = train(steady(tmp_path / "run", steps=1100, patience=2, optim=Optim("sgd", lr=1e-12))).metrics
