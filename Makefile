@@ -22,12 +22,17 @@ setup: .venv/.ready
 demo: setup
 	@$(BIN)/vitreous demo
 
+# Two processes with one thread each. A file's tests run in one process and share its fixtures.
+# Bytecode is cached even if the environment says otherwise: compiling all modules takes longer than many tests.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
+	--numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadgroup
+	@$(PYTEST)
 
 # Every package in under two minutes: without tests marked slow and without the browser.
 test-fast: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadgroup -m "not slow" --ignore tests/browser
+	@$(PYTEST) -m "not slow" --ignore tests/browser
 
 lint: setup
 	@$(BIN)/ruff format --check .

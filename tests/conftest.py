@@ -1,7 +1,8 @@
-"""Shared by all tests: a fixed seed, and a small config that still has every part."""
+"""Fixtures for all tests: a fixed seed, a small config and a small checkpoint."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jaxtyping
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import settings
 from browser_path import skip_browser_tests
 from vitreous.common.threads import spin_briefly
 
-settings.register_profile("vitreous", deadline=None)  # a busy machine is no failure
+settings.register_profile("vitreous", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("vitreous")
 spin_briefly()  # before torch is loaded
 import torch  # noqa: E402
@@ -18,9 +19,12 @@ import torch  # noqa: E402
 import vitreous  # noqa: E402
 from vitreous.model.config import ViTConfig  # noqa: E402
 
+if TYPE_CHECKING:
+    from command_line import CommandLine
+
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the browser tests as a whole, so that the summary has one line for all of them."""
+    """Skip the folder of browser tests without Chromium, so the summary has one line for all of them."""
     return True if collection_path == Path(__file__).parent / "browser" and skip_browser_tests() else None
 
 
@@ -44,7 +48,7 @@ def small() -> ViTConfig:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """As outside pytest: without the shape and type checks, which meet a bad argument before our own errors do."""
+    """Disable the shape and type checks, which would reject a bad argument before the code under test does."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -57,3 +61,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint") / "small"
     vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=10), path)
     return path
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "CommandLine":
+    """Function that runs `vitreous` with arguments."""
+    from command_line import CommandLine
+
+    return CommandLine(monkeypatch, capsys)

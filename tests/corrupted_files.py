@@ -1,4 +1,4 @@
-"""Randomly damaged files, which a reader must refuse or read without another error."""
+"""Randomly damaged files, which a reader must reject with BadCheckpoint or read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +21,10 @@ def damaged(draw: st.DrawFn, samples: list[bytes]) -> bytes:
 def check_noticed_or_harmless(read: Callable[[Path], Any], file: Path, data: bytes) -> None:
     """Any exception other than BadCheckpoint fails the test."""
     file.write_bytes(data)
-    said = str(file)
+    message = str(file)
     try:
-        repr(read(file))  # which reads every number
+        repr(read(file))  # reads every number
     except BadCheckpoint as error:
-        said = str(error)
-    assert said.startswith(str(file))
-    assert "\n" not in said
+        message = str(error)
+    assert message.startswith(str(file))
+    assert "\n" not in message

@@ -18,7 +18,7 @@ TOKEN = "hf_" + "s" * 34
 
 @dataclass
 class HostileHub:
-    """`files` of one repository; `answers` replace what is said to a listing, a HEAD or a GET of a file.
+    """`files` of one repository; `answers` replace the responses to a listing, a HEAD or a GET of a file.
 
     An answer is a function that returns the pieces of a raw HTTP response, which are sent one after the other.
     """

@@ -1,7 +1,7 @@
 """A Hugging Face hub of our own on 127.0.0.1, which speaks the real one's protocol as far as models need it.
 
 Repositories have commits and branches; some are private. Large files are kept as the hub keeps them: by their SHA-256,
-on another server, to which the hub redirects and which must never see a token. Every request is written down.
+on another server, to which the hub redirects and which must never see a token. Every request is recorded.
 """
 
 import base64
@@ -65,7 +65,7 @@ class Hub:
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """For a while, nobody answers."""
+        """Make the hub unreachable for a while."""
         self.server.shutdown()
         self.server.server_close()
         try:
@@ -74,13 +74,13 @@ class Hub:
             self.server = self._serve(HubHandler, self.server.server_port)
 
     def add(self, name: str, files: dict[str, bytes], branch: str = "main", private: bool = False) -> str:
-        """Put files into a repository, and return the commit."""
+        """Add files to a repository and return the commit."""
         self.stored |= {hashlib.sha256(content).hexdigest(): content for content in files.values()}
         repository = self.repositories.setdefault(name, Repository(private))
         return repository.commit(files, branch)
 
     def fetched(self) -> list[str]:
-        """The names of the files that were asked for, in any way, since this was last asked."""
+        """Return the names of the files requested since the last call."""
         paths = [asked.path for asked in self.asked if "/resolve/" in asked.path or asked.server == "store"]
         self.asked.clear()
         return sorted({path.rsplit("/", 1)[-1] for path in paths})
@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def note(self) -> str:
-        """Write the request down, and return its path without its question."""
+        """Record the request and return its path without the query."""
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         path = unquote(self.path.split("?")[0])
         self.hub.asked.append(Asked(self.name, self.command, path, token, self.headers.get("Range")))
@@ -132,7 +132,7 @@ class Handler(BaseHTTPRequestHandler):
         self.json({"error": message}, status, X_Error_Code=code, X_Error_Message=message)
 
     def content(self, name: str, content: bytes, **headers: str) -> None:
-        """A file or the rest of it, with whatever is to go wrong."""
+        """Send a file or the rest of it, with its faults."""
         fault = self.hub.faults.get(name)
         if fault == "500":
             self.refuse(500, "", "the store is on fire")
@@ -169,7 +169,7 @@ class HubHandler(Handler):
     do_HEAD = do_GET
 
     def find(self, name: str, revision: str) -> tuple[Repository, str] | None:
-        """The commit, or None after having said what is wrong. Without a token, what is private is not there."""
+        """Return the commit, or None after an error response. Private repositories need a token."""
         repository = self.hub.repositories.get(name)
         if self.token not in (None, TOKEN):
             self.refuse(401, "", "Invalid credentials in Authorization header")
@@ -258,7 +258,7 @@ class HubHandler(Handler):
         self.json({"url": f"{self.hub.url}/{name}", "name": name}, 409 if known else 200)
 
     def place(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Where an object is to be put, if it is not there yet."""
+        """Return the upload address of an object that is not stored yet."""
         if entry["oid"] in self.hub.stored:
             return entry
         return entry | {"actions": {"upload": {"href": f"{self.hub.store}/{entry['oid']}"}}}

@@ -35,7 +35,7 @@ def settings(url: str, home: Path, **more: str) -> dict[str, str]:
 
 
 class Client:
-    """The side of the tests: start such a process, and ask it."""
+    """Client in the test process, which starts the other process and calls its functions."""
 
     def __init__(self, url: str, home: Path, **more: str):
         self.process = subprocess.Popen(
@@ -47,7 +47,7 @@ class Client:
         )
 
     def ask(self, what: str, *arguments: Any, token: str | None = None, **options: Any) -> Any:
-        """The answer, or a RuntimeError that says how the function failed."""
+        """Return the result, or raise RuntimeError with the failure."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         question = {"what": what, "arguments": arguments, "options": options, "token": token}
@@ -64,7 +64,7 @@ class Client:
 
 
 def failure(client: Client, *arguments: Any, **options: Any) -> str:
-    """The one line that something fails with."""
+    """Return the one-line message of an error."""
     with pytest.raises(RuntimeError) as caught:
         client.ask(*arguments, **options)
     assert "\n" not in str(caught.value)
@@ -79,7 +79,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def load(source: str, **options: Any) -> dict[str, Any]:
-    """A model's answer to one fixed picture, to the last bit, and what is known of it."""
+    """The exact output of a model for one fixed image, and its provenance."""
     import torch
 
     import vitreous
@@ -106,7 +106,7 @@ def push(path: str, target: str, push_to: str, **options: Any) -> None:
 
 
 def command(*arguments: str) -> dict[str, Any]:
-    """What the command line prints, and its exit status."""
+    """Return the output and exit status of a command."""
     from vitreous.cli.main import main
 
     out, errors, status = io.StringIO(), io.StringIO(), 0

@@ -30,7 +30,7 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """The code of an error, which must have the form of the API."""
+        """The code of an error response, which must have the documented form."""
         assert self.headers["content-type"] == "application/json", self
         assert set(self.json) == {"error"}, self
         assert set(self.json["error"]) == {"code", "message"}, self
@@ -54,7 +54,7 @@ class Live:
         return int(found[1]) / 1e3
 
     def ask(self, method: str, path: str, body: bytes = b"", kind: str | None = "image/png", **headers: str) -> Reply:
-        """Send one request on a new connection. Header names have _ for -."""
+        """Send one request on a new connection. In header names, _ stands for -."""
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         lines += [f"Content-Type: {kind}"] * (kind is not None and method == "POST")
         lines += [f"Content-Length: {len(body)}"] * (method == "POST")
@@ -97,7 +97,7 @@ def read_reply(connection: socket.socket) -> Reply:
 
 @contextlib.contextmanager
 def process(checkpoints: Sequence[Path], *flags: str, **environment: str) -> Iterator[Live]:
-    """Run `vitreous serve`; it must exit with 0 and print nothing on its error stream."""
+    """Run `vitreous serve`; it must exit with 0 and write nothing to stderr."""
     command = [sys.executable, "-m", "vitreous", "serve", *map(str, checkpoints), "--port", "0", "--device", "cpu"]
     with subprocess.Popen(
         [*command, *flags],

@@ -37,9 +37,10 @@ def random_model(name: str) -> ViT | ResNet:
 
 
 def colour_model(channels: int = 3, preprocessing: Preprocessing | None = None) -> ViT:
-    """Names the strongest colour: the patches are their mean colours, the blocks do nothing, the head reads the norm.
+    """Return a model that names the strongest colour.
 
-    With one channel, "light" or "dark".
+    The patches are their mean colours, the blocks do nothing, the head reads the norm.
+    With one channel, the classes are "light" and "dark".
     """
     names = tuple(COLOURS) if channels == 3 else ("light", "dark")
     config = ViTConfig(
@@ -77,6 +78,6 @@ def save(array: np.ndarray, path: Path) -> Path:
 
 
 def probabilities(answers: list[Any]) -> np.ndarray:
-    """In the order of the classes."""
+    """Probabilities in class order."""
     rows = [sorted(answer.predictions, key=lambda label: label.index) for answer in answers]
     return np.array([[label.probability for label in row] for row in rows])

@@ -34,7 +34,7 @@ def segmenting(out: Path, **changes: Any) -> TrainConfig:
 
 
 def pictures(root: Path, ids: tuple[int, ...] = (1, 2, 3)) -> Path:
-    """Pictures of a grey level and masks of an id in each half; classes.txt names them."""
+    """Write images with one grey level and masks with one id per half; classes.txt names the ids."""
     for index in range(24):
         part = "train" if index < 16 else "test"
         for kind in ("images", "masks"):

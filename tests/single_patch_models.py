@@ -1,4 +1,4 @@
-"""Models whose answer depends on one patch by construction, and a model of every kind."""
+"""Models whose output depends on one patch by construction, and a model of every kind."""
 
 import dataclasses
 from typing import Any

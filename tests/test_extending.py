@@ -141,7 +141,7 @@ def recipe(title: str) -> list[tuple[str, str]]:
 
 
 def apply(tree: Path, title: str) -> str:
-    """Make the changes of a recipe; return its blocks that name no file, which are to be run afterwards."""
+    """Apply the changes of a recipe; return its blocks without a file name, to be run afterwards."""
     script = ""
     for kind, block in recipe(title):
         first, _, rest = block.partition("\n")
@@ -213,7 +213,7 @@ PARTS = [
 def run(
     tree: Path, folder: Path, commands: list[list[str]], afterwards: str = "", before: str = "INTERRUPTED = 0"
 ) -> dict[str, str]:
-    """Run commands of the extended package in one process; the environment to run more."""
+    """Run commands of the extended package in one process; return the environment to run more."""
     script, list_ = folder / "commands.py", folder / "commands"
     script.write_text(f"{before}\n{COMMANDS}\n{afterwards}")
     list_.write_text("\n\n".join("\n".join(words) for words in commands))

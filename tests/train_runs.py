@@ -7,16 +7,19 @@ import signal
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitreous.training import Augment, Optim, TrainConfig
+
+if TYPE_CHECKING:
+    import pytest
 
 SERVER: ForkServerContext = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs"])
 
 
 def tiny(out: Path, **changes: Any) -> TrainConfig:
-    """A run with everything that a resume could lose: average, dropout, mixing, augmentation, several epochs."""
+    """A small run with all state that a resume must restore: EMA, dropout, mixup, augmentation, several epochs."""
     config = TrainConfig(
         data="digits",
         model="ViT-Lite-6/4",
@@ -36,6 +39,14 @@ def tiny(out: Path, **changes: Any) -> TrainConfig:
     return dataclasses.replace(config, **changes)
 
 
+def skip_report(patch: "pytest.MonkeyPatch") -> None:
+    """Write no report and draw no plots, which take longer than these runs."""
+    from vitreous.training import run
+
+    patch.setattr(run, "write_report", lambda folder, report: folder / "report.html")
+    patch.setattr(run, "can_draw", lambda: False)
+
+
 def start(
     config: TrainConfig, die_after: int | None = None, stop_after: int | None = None, world: Any = None
 ) -> BaseProcess:
@@ -45,7 +56,7 @@ def start(
 
 
 def finish(config: TrainConfig, **how: Any) -> int | None:
-    """Exit code of a run; the negative number of the signal that ended it."""
+    """Return the exit code of a run, or the negative number of the signal that ended it."""
     process = start(config, **how)
     process.join(300)
     assert not process.is_alive(), "the run hangs"
@@ -60,6 +71,7 @@ def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, w
 
     torch.set_num_threads(1)
     os.environ |= world or {}
+    loop.can_draw = lambda: False  # type: ignore[assignment]
     add = loop.Monitor.add
 
     def counted(self: Any, result: Any, batch: Any) -> None:

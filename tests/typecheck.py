@@ -1,4 +1,4 @@
-"""The checker behind jaxtyping's annotations under pytest: beartype, where an int may stand for a float (PEP 484)."""
+"""Type checker for jaxtyping under pytest: beartype, which accepts an int for a float (PEP 484)."""
 
 from beartype import BeartypeConf, beartype
 

@@ -61,7 +61,7 @@ class Watch:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """Closed after each file, because Playwright's event loop disturbs other tests."""
+    """Closed after each file because Playwright's event loop disturbs other tests."""
     path = browser_path()
     if path is None:
         pytest.fail(f"no Chromium on the PATH under any of the names {', '.join(NAMES)}")
@@ -73,7 +73,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Small models, of a grid of 6 x 8: classes; registers, no classes; no class token; masks; and a ResNet."""
+    """Small models with a grid of 6 x 8 patches: classifiers, an encoder, a segmenter and a ResNet."""
     folder = tmp_path_factory.mktemp("checkpoints")
     torch.manual_seed(0)
     sizes = {"depth": 3, "width": 48, "num_heads": 3, "mlp_width": 96}
@@ -126,7 +126,7 @@ def stopped(site: Site) -> None:
 
 @pytest.fixture(scope="session")
 def site(checkpoints: dict[str, Path]) -> Iterator[str]:
-    """All models."""
+    """URL of a server with all models."""
     running = started(*checkpoints.values())
     yield running.url
     stopped(running)
@@ -134,7 +134,7 @@ def site(checkpoints: dict[str, Path]) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def strict_site(checkpoints: dict[str, Path]) -> Iterator[str]:
-    """One model with an API key, a queue of one request and a small limit for images."""
+    """URL of a server with one model, an API key, a queue of one request and a small image limit."""
     running = started(checkpoints["birds"], "--queue", "1", "--max-body-mb", "0.05", key=KEY)
     yield running.url
     stopped(running)

@@ -1,6 +1,6 @@
-"""SampleRng the three example pictures of the page, always the same: `python tests/browser/draw_examples.py FOLDER`.
+"""Draw the three example images of the page: `python tests/browser/draw_examples.py FOLDER`.
 
-They are made of formulas, so that nobody's rights are touched: a balloon over hills, oranges on a table, a lighthouse
+They are computed from formulas, so no copyright applies: a balloon over hills, oranges on a table, a lighthouse
 at dusk. Not needed to run anything: the pictures lie beside the page.
 """
 

@@ -183,7 +183,7 @@ def test_on_a_phone_all_parts_are_in_one_column(open_page: Any, site: str) -> No
 
 @pytest.mark.parametrize("name", draw_examples.EXAMPLES)
 def test_examples_equal_the_output_of_the_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the loss of WebP and of a coarser drawing; each file is small."""
+    """Compare within the loss of WebP and of a coarser drawing; each file is small."""
     monkeypatch.setattr(draw_examples, "FINER", 1)
     path = PAGE / "examples" / f"{name}.webp"
     assert path.stat().st_size < 40_000

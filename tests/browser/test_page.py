@@ -52,7 +52,7 @@ def test_a_dropped_image_has_the_predictions_of_the_api(open_page: Any, site: st
 
 
 def test_a_pasted_photograph_is_shown_upright(open_page: Any, site: str) -> None:
-    """It is stored sideways with an EXIF orientation."""
+    """The photograph is stored sideways with an EXIF orientation."""
     turned = Image.Exif()
     turned[0x0112] = 6  # a quarter turn
     kept = io.BytesIO()

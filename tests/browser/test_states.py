@@ -52,7 +52,7 @@ def test_a_too_large_image_is_explained(strict: Any) -> None:
 
 
 def test_requests_to_a_busy_server_are_retried(strict: Any, strict_site: str) -> None:
-    """Other clients fill its queue until they stop."""
+    """Other clients fill the queue until they stop."""
     headers = {"X-API-Key": KEY, "Content-Type": "image/png"}
     with urlopen(Request(f"{strict_site}/v1/images", picture(seed=1), headers), timeout=60) as answer:
         id = answer.read().decode().split('"id":"')[1][:32]

@@ -66,7 +66,7 @@ def test_convert_advises_a_folder_only_where_that_helps(monkeypatch, capsys, tmp
     assert "Name a folder" not in capsys.readouterr().err
 
 
-def test_info_of_a_path_that_does_not_exist_speaks_of_a_checkpoint(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_info_on_a_missing_path_mentions_a_checkpoint(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert run(monkeypatch, "info", str(tmp_path / "missing.pth")) == 1
     assert "no checkpoint" in capsys.readouterr().err
 
@@ -151,13 +151,15 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
         (["eval", "x", "--data", "digits", "--probe", "knn", "--ignore", "sky"], 2, "omitted with --probe"),
     ],
 )
-def test_mistakes(monkeypatch, capsys, arguments: list[str], status: int, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_arguments_exit_with_a_reason(
+    monkeypatch, capsys, arguments: list[str], status: int, message: str
+) -> None:  # type: ignore[no-untyped-def]
     assert run(monkeypatch, *arguments) == status
     assert message in " ".join(capsys.readouterr().err.split())
 
 
 def bad_data(root: Path) -> None:
-    """Folders and tables, each with something wrong."""
+    """Write invalid folders and tables."""
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "PNG")
     whole = [
@@ -197,7 +199,7 @@ def bad_data(root: Path) -> None:
         ("gone.csv", "1 of 2 files do not exist in"),
     ],
 )
-def test_bad_data_is_one_clear_line_before_a_model_is_built(
+def test_bad_data_is_reported_in_one_line_before_a_model_is_built(
     data: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from vitreous.training import run as training
@@ -206,10 +208,10 @@ def test_bad_data_is_one_clear_line_before_a_model_is_built(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training, "set_up", lambda *_: pytest.fail("a model was built"))
     assert run(monkeypatch, "train", "--data", str(tmp_path / data)) == 1
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.startswith("vitreous: ")
-    assert said.err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("vitreous: ")
+    assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -225,14 +227,16 @@ def test_a_check_that_finds_problems_fails(
     assert ("no problems" in capsys.readouterr().out) == (status == 0)
 
 
-def test_a_run_through_the_command(
+@pytest.mark.slow
+def test_train_and_eval_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """As someone types it: flags of every group, and what was not said is chosen and told."""
+    """Flags of every group are used; omitted ones are chosen automatically and printed."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots would take half of the time
     monkeypatch.chdir(tmp_path)
     fields = ("patch_size=4", "width=32", "mlp_width=32", "depth=1", "num_heads=2")
-    said = ["--model", "ViT-Lite-6/4", "--set", *fields, "--steps", "2", "--mixup", "0.2", "--schedule", "linear"]
-    assert run(monkeypatch, "train", "--data", "digits", "--device", "cpu", *said) == 0
+    flags = ["--model", "ViT-Lite-6/4", "--set", *fields, "--steps", "2", "--mixup", "0.2", "--schedule", "linear"]
+    assert run(monkeypatch, "train", "--data", "digits", "--device", "cpu", *flags) == 0
     out = capsys.readouterr().out
     assert "digits: 10 classes; train 1,438, val 359; val is 20% of each class, drawn with seed 0" in out
     for chosen in ("image_size = 16", "batch_size = 64", "flip = 0", "workers = 0", "out = runs/digits"):
@@ -253,8 +257,8 @@ def test_a_run_through_the_command(
 @pytest.mark.parametrize(
     "words", [["info"], ["train", "--help"], ["--help"], ["info", "ViT-B/16", "--json"]], ids=" ".join
 )
-def test_nothing_is_said_where_nobody_reads_on(words: list[str]) -> None:
-    """As in `vitreous info | head -3`."""
+def test_a_closed_pipe_ends_the_command_without_a_traceback(words: list[str]) -> None:
+    """For example `vitreous info | head -3`."""
     usual = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reading, writing = os.pipe()
     os.close(reading)
@@ -264,14 +268,14 @@ def test_nothing_is_said_where_nobody_reads_on(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_flags_that_may_be_left_out_do_not_speak_of_none(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_help_of_optional_flags_does_not_mention_none(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     for command in COMMANDS:
         run(monkeypatch, command, "--help")
         assert "{None}" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ((), "data is required: a folder"),
         (("--data", "digits", "--lr", "-1"), "lr is -1.0, but must be"),
@@ -289,11 +293,11 @@ def test_flags_that_may_be_left_out_do_not_speak_of_none(monkeypatch, capsys) ->
     ],
     ids=" ".join,
 )
-def test_a_run_that_cannot_be_is_refused_in_one_line(flags, said, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_train_flags_are_rejected_in_one_line(flags, message, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     assert run(monkeypatch, "train", *flags) == 2
     error = capsys.readouterr().err
     assert error.startswith("vitreous: ")
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
@@ -312,6 +316,6 @@ def test_numbers_may_come_before_a_name(monkeypatch, capsys, words: list[str], s
     assert f"{side} x {side}" in out or f'"tokens": {(side // 16) ** 2 + 1}' in out
 
 
-def test_the_version(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_version_is_printed(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"vitreous {vitreous.__version__}\n"

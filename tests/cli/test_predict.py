@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import nn
 
 import vitreous
+from command_line import CommandLine
 from masked_folders import folder
 from vitreous.cli.embed import embed as embed_verb
 from vitreous.cli.predict import predict as predict_verb
@@ -154,17 +155,16 @@ def test_a_segmenter_writes_into_any_existing_folder(segmenter: Path, images: Pa
     assert (tmp_path / "cut.v2" / "masks" / "0.png").is_file()
 
 
-@pytest.mark.slow
-def test_top_is_rejected_for_a_segmenter(segmenter: Path, images: Path) -> None:
-    run = shell("predict", segmenter, images / "0.png", "--device", "cpu", "--top", 3)
+def test_top_is_rejected_for_a_segmenter(segmenter: Path, images: Path, command: CommandLine) -> None:
+    run = command("predict", segmenter, images / "0.png", "--device", "cpu", "--top", 3)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
     assert "top is 3, but must be omitted for a segmenter" in run.stderr
 
 
-def test_five_labels_by_default(tmp_path: Path, images: Path) -> None:
+def test_five_labels_by_default(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(build(configure("ViT-Lite-6/4", 7, 8, {**FIELDS, "labels": ()})), tmp_path / "seven")
-    run = shell("predict", tmp_path / "seven", images / "0.png", "--device", "cpu", "--json")
-    assert len(json.loads(run.stdout)["predictions"]) == 5
+    predict_verb(tmp_path / "seven", (str(images / "0.png"),), device="cpu", json=True)
+    assert len(json.loads(capsys.readouterr().out)["predictions"]) == 5
 
 
 def test_masks_beside_images_are_not_predicted(
@@ -207,29 +207,29 @@ def test_paths_are_not_truncated_in_a_pipe(model: Path, images: Path) -> None:
         assert line.startswith(f" {file} ")
         assert "%" in line
     _, *facts = shell("info", model).stdout.splitlines()
-    assert all(line.strip().split("  ")[0] for line in facts)  # no line goes on in the next
+    assert all(line.strip().split("  ")[0] for line in facts)  # no line is wrapped
     assert max(map(len, facts)) > 80
-    assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not filled up to the longest
+    assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not padded to the longest
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["predict"], ["predict", "--json"], ["predict", "--out", "x.csv"], ["embed", "--out", "x.csv"]]
 )
-def test_a_run_without_a_readable_image_fails(words: list[str], model: Path, images: Path, tmp_path: Path) -> None:
-    verb, *options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
-    run = shell(verb, model, images / "2.png", *options, "--device", "cpu")
+def test_a_run_without_a_readable_image_fails(
+    words: list[str], model: Path, images: Path, tmp_path: Path, command: CommandLine
+) -> None:
+    name, *options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
+    run = command(name, model, images / "2.png", *options, "--device", "cpu")
     assert run.returncode == 1
     assert run.stderr.startswith("vitreous: no image could be read: 1 of 1 failed")
     assert len(run.stderr.splitlines()) == 1
     found = (tmp_path / "x.csv").read_text() if options[-1:] == [str(tmp_path / "x.csv")] else run.stdout
     assert "not a" in found
-    some = shell(verb, model, images, *options, "--device", "cpu")
+    some = command(name, model, images, *options, "--device", "cpu")
     assert some.returncode == 0
     assert "5 images" in some.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -237,28 +237,30 @@ def test_a_run_without_a_readable_image_fails(words: list[str], model: Path, ima
         (["--out", "answers.xlsx"], "a file name ending in .json"),
     ],
 )
-def test_invalid_arguments_are_rejected(words: list[str], message: str, model: Path, images: Path) -> None:
-    run = shell("predict", model, images / "0.png", *words)
+def test_invalid_arguments_are_rejected(
+    words: list[str], message: str, model: Path, images: Path, command: CommandLine
+) -> None:
+    run = command("predict", model, images / "0.png", *words)
     assert (run.returncode, run.stderr.count("\n")) == (2, 1)
     assert message in run.stderr
 
 
-@pytest.mark.slow
-def test_no_images_is_an_error(model: Path) -> None:
-    run = shell("predict", model)
+def test_no_images_is_an_error(model: Path, command: CommandLine) -> None:
+    run = command("predict", model)
     assert run.returncode == 2
     assert "files, folders, globs" in run.stderr
 
 
-@pytest.mark.slow
-def test_a_segmenter_hints_at_the_flag_that_writes_masks(segmenter: Path, images: Path, tmp_path: Path) -> None:
-    run = shell("predict", segmenter, images / "0.png", "--device", "cpu")
+def test_a_segmenter_hints_at_the_flag_that_writes_masks(
+    segmenter: Path, images: Path, tmp_path: Path, command: CommandLine
+) -> None:
+    run = command("predict", segmenter, images / "0.png", "--device", "cpu")
     assert (run.returncode, run.stdout.count("\n")) == (0, 1)
     assert "--out FOLDER" in run.stderr
-    kept = shell("predict", segmenter, images / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
+    kept = command("predict", segmenter, images / "0.png", "--device", "cpu", "--out", tmp_path / "cut")
     assert "--out" not in kept.stderr
     assert (tmp_path / "cut" / "masks" / "0.png").is_file()
-    broken = shell("predict", segmenter, images / "2.png", "--device", "cpu")
+    broken = command("predict", segmenter, images / "2.png", "--device", "cpu")
     assert (broken.returncode, broken.stderr.count("\n")) == (1, 1)
 
 

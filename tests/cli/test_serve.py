@@ -20,13 +20,14 @@ from vitreous.serving.models import check_capacity, load_models, unique_ids
 from vitreous.serving.settings import Settings
 
 
-def refused(*arguments: str) -> tuple[int, str]:
-    """The exit status and the last line on the error stream."""
+def rejected(*arguments: str) -> tuple[int, str]:
+    """Return the exit status and the last line of stderr."""
     command = [sys.executable, "-m", "vitreous", "serve", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return run.returncode, run.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_two_checkpoints_and_a_key(checkpoint: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sesame\n")
@@ -63,7 +64,7 @@ def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
-        status, output = refused(str(checkpoint), "--port", str(taken.getsockname()[1]))
+        status, output = rejected(str(checkpoint), "--port", str(taken.getsockname()[1]))
     assert status == 1
     assert "Address already in use" in output
 
@@ -80,12 +81,12 @@ def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
     ],
 )
 def test_invalid_arguments_are_rejected(arguments: list[str], status: int, message: str) -> None:
-    got, output = refused(*arguments)
+    got, output = rejected(*arguments)
     assert (got, message in output) == (status, True), output
 
 
 def test_a_model_too_large_for_this_machine_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few bytes can describe a model that needs all memory and never answers."""
+    """A few bytes of config can describe a model that needs all memory and never finishes."""
     model = vitreous.create(
         "ViT-Ti/16", num_classes=3, image_size=32, overrides={"position": options.NoPosition(), "depth": 1}
     )

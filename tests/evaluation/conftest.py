@@ -1,4 +1,4 @@
-"""One thread: the tensors of these tests are tiny, and two threads would mostly wait for each other."""
+"""Run these tests in one thread: their tensors are too small for two."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""`vitreous.evaluate`: the metrics of training again, from the model alone."""
+"""`vitreous.evaluate`: the metrics of training, computed from the model alone."""
 
 import json
 import re
@@ -120,8 +120,8 @@ def test_a_model_without_a_head_is_pointed_to_probes(images: Path) -> None:
         evaluated(build(configure("ViT-Lite-6/4", 0, 8, FIELDS)), images)
 
 
-def test_another_split_than_that_of_the_run_is_doubted(images: Path, tmp_path: Path) -> None:
-    """Some of its images may be among those that the model was trained on."""
+def test_another_split_than_that_of_the_run_is_a_warning(images: Path, tmp_path: Path) -> None:
+    """The model may have been trained on some of its images."""
     model, own = load(checkpoint(tmp_path)), {"seed": 3, "val_fraction": 0.4}
     vars(model)["provenance"] = {"data": "train", **own}
     alone = images / "train"  # without a validation split
@@ -173,7 +173,7 @@ def test_class_names_are_not_truncated_in_a_pipe(
     assert len(row.removeprefix(f" {long} ").split()) == 4  # images, precision, recall, F1
 
 
-def test_doubts_are_printed_to_stderr(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_are_printed_to_stderr(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = load(checkpoint(tmp_path))
     vars(model)["provenance"] = {"data": "train", "seed": 3, "val_fraction": 0.4}
     print_metrics(evaluated(model, images / "train"), True, None)

@@ -50,7 +50,7 @@ def source(count: int = 7) -> ArraySource:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Source:
-    """Six images in two classes; one of them is none."""
+    """Six files in two classes; one of them is not an image."""
     for index in range(6):
         path = tmp_path / "data" / "ab"[index % 2] / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

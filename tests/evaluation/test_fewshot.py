@@ -20,7 +20,7 @@ def clustered(n: int, width: int = 30, spread: float = 1.0, seed: int = 0) -> Fe
 
 
 def big_vision(x: np.ndarray, labels: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """What fewshot_lsr solves: standardised features, a column of 100 for the bias, penalised like the rest."""
+    """Solve what fewshot_lsr solves: standardised features and a penalised bias column of 100."""
     mean, std = x.mean(0), x.std(0) + 1e-5
     x, new = (np.hstack([(part - mean) / std, np.full((len(part), 1), 100.0)]) for part in (x, new))
     y = 2 * np.eye(3)[labels] - 1

@@ -23,7 +23,7 @@ def clustered(n: int, classes: int = 7, width: int = 12, seed: int = 0, spread: 
 
 
 class Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation makes."""
+    """Records the size of the largest tensor that any operation creates."""
 
     bytes = 0
 
@@ -55,7 +55,7 @@ def test_accuracy_equals_that_of_scikit_learn_for_every_k_and_budget(monkeypatch
         .score(queries.features.double().numpy(), queries.labels.numpy())
         for k in (20, 5, 100)
     ]
-    assert 0.3 < min(expected) < max(expected) < 0.95  # neither too easy nor too hard to tell anything
+    assert 0.3 < min(expected) < max(expected) < 0.95  # neither trivial nor impossible
     for budget in (2000, 20_000, 1 << 29):
         monkeypatch.setattr(features, "BUDGET", budget)
         results = knn(bank, queries, 7, (20, 5, 100))
@@ -83,7 +83,7 @@ def test_of_equally_similar_images_the_earlier_is_nearer(rows: int) -> None:
     similarity, indices = nearest(torch.tensor([[2.0, 0, 0], [0, 3.0, 0]]), bank, 5, rows)
     assert indices.tolist() == [[1, 4, 6, 0, 2], [0, 2, 5, 1, 3]]
     assert similarity.tolist() == [[1, 1, 1, 0, 0]] * 2
-    collapsed = nearest(torch.ones(2, 3), torch.ones(9, 3), 4, rows)[1]  # an encoder that answers one thing to all
+    collapsed = nearest(torch.ones(2, 3), torch.ones(9, 3), 4, rows)[1]  # an encoder with a constant output
     assert collapsed.tolist() == [[0, 1, 2, 3]] * 2
 
 

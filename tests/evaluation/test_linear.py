@@ -16,7 +16,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def separable(n: int, classes: int = 4, width: int = 16, seed: int = 0, noise: float = 0.3) -> FeatureSet:
-    """Each class on its own side, on a scale and at a distance that a probe has to find out."""
+    """Separable classes with an unusual scale and offset."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (n,), generator=generator)
     points = noise * torch.randn(n, width, generator=generator)

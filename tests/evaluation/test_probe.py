@@ -24,7 +24,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small ViT as it is initialised, with a head for other classes than the data's."""
+    """A small untrained ViT whose head has other classes than the data."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=(8, 8), channels=1, patch_size=(2, 2), width=48, depth=1, num_heads=2, mlp_width=48, num_classes=3
@@ -75,6 +75,7 @@ def test_probe_from_the_command_line(
     assert f"{metrics[probe]:.4f}" in table
 
 
+@pytest.mark.slow
 def test_both_linear_methods_have_metrics(checkpoint: Path) -> None:
     metrics = probed(checkpoint, "linear")
     ways = {row["method"]: row for row in metrics["results"]}

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def problem(n: int, width: int, classes: int = 4) -> FeatureSet:
-    """Features of very different means and sizes, one of them always the same."""
+    """Features of very different means and scales; one of them is constant."""
     points = torch.randn(n, width) * torch.logspace(-2, 2, width) + torch.linspace(-300, 300, width)
     points[:, 1] = 7
     return FeatureSet(points, torch.randint(classes, (n,)))

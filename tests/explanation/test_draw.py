@@ -31,7 +31,7 @@ FITS = {
 
 
 def with_mark(size: Size, box: tuple[int, int, int, int]) -> np.ndarray:
-    """Dark, with a white rectangle: top, left, height, width."""
+    """A dark image with a white rectangle (top, left, height, width)."""
     pixels = np.full((*size, 3), 40, dtype=np.uint8)
     top, left, height, width = box
     pixels[top : top + height, left : left + width] = 255

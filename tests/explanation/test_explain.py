@@ -59,10 +59,10 @@ def test_all_figures_are_drawn_and_reported(
     out = tmp_path / "out"
     assert run(monkeypatch, checkpoint, picture, "--out", out, "--device", "cpu") == 0
     assert {path.stem for path in out.glob("*.png")} == FILES
-    said = capsys.readouterr().out
-    assert all(f"{name}.png" in said.replace("\n", "") for name in FILES)
-    assert "dog & <i>" in said
-    assert "<- explained" in said
+    output = capsys.readouterr().out
+    assert all(f"{name}.png" in output.replace("\n", "") for name in FILES)
+    assert "dog & <i>" in output
+    assert "<- explained" in output
     page = (out / "report.html").read_text()
     assert "Attention is not attribution" in page
     assert "dog &amp; &lt;i&gt;" in page
@@ -117,9 +117,9 @@ def test_without_a_head(monkeypatch, capsys, small: ViTConfig, picture: Path, tm
     assert run(monkeypatch, tmp_path / "headless", picture, "--out", tmp_path / "out") == 0
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert drawn == FILES - {"relevance", "occlusion", "faithfulness", "lens", "distance"}
-    said = capsys.readouterr().out
-    assert "skipped: relevance, occlusion, faithfulness, lens (the model has no classification head" in said
-    assert "matplotlib is not installed" in said
+    output = capsys.readouterr().out
+    assert "skipped: relevance, occlusion, faithfulness, lens (the model has no classification head" in output
+    assert "matplotlib is not installed" in output
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,11 @@ def test_a_resnet_has_no_attention(monkeypatch, capsys, tmp_path: Path) -> None:
     assert "explain needs a Vision Transformer" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["average", "attention pooling", "hybrid"])
 def test_every_kind_of_model(monkeypatch, small: ViTConfig, picture: Path, tmp_path: Path, kind: str) -> None:  # type: ignore[no-untyped-def]
     save(of_kind(small, kind), tmp_path / "model")
-    some = [name for name in METHODS if name not in ("faithfulness", "distance", "lens")]  # the charts are slow
+    some = [name for name in METHODS if name not in ("faithfulness", "distance", "lens")]  # drawing charts is slow
     assert run(monkeypatch, tmp_path / "model", picture, "--out", tmp_path / "out", "--methods", *some) == 0
     assert len(list((tmp_path / "out").glob("*.png"))) >= len(some)
 

@@ -22,7 +22,7 @@ def test_the_peak_is_where_the_signal_was_planted(small: ViTConfig, kind: str) -
 
 
 def test_relevance_equals_the_papers_equations(small: ViTConfig) -> None:
-    """With all gradients from one backward pass, and the product of whole matrices."""
+    """Relevance with all gradients from one backward pass and products of whole matrices."""
     model = of_kind(small, "class token")
     images = torch.randn(2, 3, 24, 32)
     tokens, layout = model.embed(*model.patchify(images))

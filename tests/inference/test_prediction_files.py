@@ -47,7 +47,7 @@ def test_json_is_a_list(tmp_path: Path) -> None:
     write(PREDICTIONS, tmp_path / "x.json", top=2)
     text = (tmp_path / "x.json").read_text(encoding="utf-8")
     assert json.loads(text) == AS_JSON
-    assert len(text.splitlines()) == 5  # an object a line here too
+    assert len(text.splitlines()) == 5  # one object per line, as in .jsonl
     write([], tmp_path / "x.json", top=2)
     assert json.loads((tmp_path / "x.json").read_text()) == []
 

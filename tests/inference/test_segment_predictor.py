@@ -161,7 +161,7 @@ def test_a_file_name_is_rejected_as_folder_for_masks(model: Segmenter, tmp_path:
 
 
 def test_masks_of_a_data_set_are_not_replaced(model: Segmenter, tmp_path: Path) -> None:
-    """A data set keeps its masks where a prediction for its images would be called the same."""
+    """Predicted masks would have the same paths as the masks of the data set."""
     (tmp_path / "data" / "masks").mkdir(parents=True)
     (tmp_path / "data" / "images").mkdir()
     for name in ("one", "two"):
@@ -174,7 +174,7 @@ def test_masks_of_a_data_set_are_not_replaced(model: Segmenter, tmp_path: Path) 
         write_masks(predictor, paths, tmp_path / "data")
     assert truth.read_bytes() == before
     assert not (tmp_path / "data" / "masks" / "one.png").exists()
-    for _ in range(2):  # what predict has written itself is replaced
+    for _ in range(2):  # files written by predict are replaced
         write_masks(predictor, paths, tmp_path / "out")
 
 

@@ -31,6 +31,7 @@ def replicas(model: nn.Module) -> list[nn.Module]:
     return replicate.replicate(model, [0, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("name", EVERY)
 def test_data_parallel_replicas_equal_the_model(name: str, autocast: bool) -> None:

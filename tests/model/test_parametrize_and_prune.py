@@ -66,6 +66,7 @@ def every_output(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> lis
     return outputs
 
 
+@pytest.mark.slow
 @each_tensor
 def test_parametrized_tensors_change_the_output(name: str, where: str, key: str) -> None:
     inputs = inputs_of(name)
@@ -77,6 +78,7 @@ def test_parametrized_tensors_change_the_output(name: str, where: str, key: str)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 @each_tensor
 def test_pruned_tensors_change_the_output(name: str, where: str, key: str) -> None:
     inputs = inputs_of(name)

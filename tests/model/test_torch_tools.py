@@ -87,6 +87,7 @@ def test_second_derivatives_with_unfused_attention(name: str) -> None:
     torch.testing.assert_close(product, (ahead - behind) / (2 * step), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Learned1d", "attention pooling", "stem"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_jit_trace_works_for_one_image_size_and_any_batch_size(name: str) -> None:

@@ -5,7 +5,7 @@ from vitreous.report.plots import css, heat, paint, shades, signed
 
 
 def lightness(table: np.ndarray) -> np.ndarray:
-    """CIE L*, a measure that the tables were not made with."""
+    """CIE L*, which was not used to create the tables."""
     linear = np.where(table <= 0.04045, table / 12.92, ((table + 0.055) / 1.055) ** 2.4)
     y = linear @ np.array([0.2126, 0.7152, 0.0722])
     return np.where(y > 0.008856, 116 * np.cbrt(y) - 16, 903.3 * y)

@@ -36,5 +36,5 @@ def test_duration_and_estimate_are_close_to_the_time(seconds: float) -> None:
     units = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
     for words in (duration(seconds), roughly(seconds)):
         pieces = words.split()
-        told = sum(float(count) * units[unit] for count, unit in zip(pieces[::2], pieces[1::2], strict=True))
-        assert told == pytest.approx(seconds, rel=0.11, abs=1)
+        shown = sum(float(count) * units[unit] for count, unit in zip(pieces[::2], pieces[1::2], strict=True))
+        assert shown == pytest.approx(seconds, rel=0.11, abs=1)

@@ -94,6 +94,7 @@ def test_curves_of_few_or_invalid_rows(tmp_path: Path, rows: list[dict[str, Any]
     assert ink(tmp_path / "x.png") > 0
 
 
+@pytest.mark.slow
 def test_curves_of_many_steps_are_small(tmp_path: Path) -> None:
     rows = [{"epoch": step // 200, "step": step, "loss": random.random(), "lr": 1e-5} for step in range(6000)]
     rows += [{"epoch": epoch, "step": epoch * 200, "val_top1": epoch / 40} for epoch in range(1, 30)]

@@ -42,10 +42,10 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def digits(folder: Path, names: tuple[str, ...], wrong: int = 5) -> RunReport:
-    """A report about real images and invented predictions, a few of them wrong."""
+def digits(folder: Path, names: tuple[str, ...], wrong: int = 5, draw: bool | None = None) -> RunReport:
+    """A report of real images and invented predictions, a few of them wrong."""
     folder.mkdir(parents=True, exist_ok=True)
-    data, draw = load_digits(), can_draw()
+    data, draw = load_digits(), can_draw() if draw is None else draw
     images = torch.tensor(data.images[:60] * 15.9).byte()[:, None]
     labels = torch.tensor(data.target[:60]).long() % len(names)
     logits = torch.full((60, len(names)), -1.0)
@@ -183,6 +183,7 @@ def test_report_of_a_task_without_classes(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.html"]
 
 
+@pytest.mark.slow
 def test_report_without_mistakes(tmp_path: Path) -> None:
     report = replace(digits(tmp_path, NAMES, wrong=0), unreadable=())
     read = Reader(write_report(tmp_path, report).read_text(encoding="utf-8"))
@@ -198,12 +199,12 @@ def test_no_sections_if_no_image_is_readable(tmp_path: Path) -> None:
 
 
 def test_one_epoch_without_validation(tmp_path: Path) -> None:
-    report = replace(digits(tmp_path, NAMES), history=[{"epoch": 1, "step": 3, "loss": 2.0, "lr": 0.1}])
+    report = replace(digits(tmp_path, NAMES, draw=False), history=[{"epoch": 1, "step": 3, "loss": 2.0, "lr": 0.1}])
     assert "Training metrics only" in Reader(write_report(tmp_path, report).read_text("utf-8")).text
 
 
 def test_two_classes(tmp_path: Path) -> None:
-    report = replace(digits(tmp_path, ("cat", "dog")), history=())
+    report = replace(digits(tmp_path, ("cat", "dog"), draw=False), history=())
     assert "cat → dog" in Reader(write_report(tmp_path, report).read_text(encoding="utf-8")).text
 
 

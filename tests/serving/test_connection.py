@@ -1,4 +1,4 @@
-"""Connections that are slow, too many, or send too much, and the answers that their clients can read."""
+"""Connections that are slow, too many or send too much, and the responses their clients receive."""
 
 import re
 import socket
@@ -232,7 +232,7 @@ def test_the_number_of_lingering_connections_is_limited(live: Live, monkeypatch:
 
 
 def is_reset(connection: socket.socket) -> bool:
-    """True if the server has closed its side completely, and so answers data with a reset."""
+    """Return True if the server has closed the connection, so more data causes a reset."""
     try:
         for _ in range(20):
             connection.sendall(b"x")

@@ -30,13 +30,14 @@ def test_no_accepted_request_is_lost(checkpoint: Path, order: signal.Signals) ->
 
         async def load() -> None:
             clients = asyncio.create_task(closed_loop(HOST, live.port, questions, 24, 3600, found))
-            await asyncio.sleep(1.5)
+            while len(found) <= 48 and not clients.done():
+                await asyncio.sleep(0.01)
             assert live.process is not None
             live.process.send_signal(order)
             await asyncio.wait_for(clients, 120)  # they end when they are disconnected
 
         asyncio.run(load())
-        assert live.process.wait(30) == 0
+        assert live.process.wait(60) == 0
         children = Path(f"/proc/{live.process.pid}")
         assert not children.exists()
     assert len(found) > 24
@@ -49,7 +50,8 @@ def test_an_upload_that_has_begun_is_answered(checkpoint: Path) -> None:
     with process([checkpoint]) as live, socket.create_connection((HOST, live.port), timeout=30) as connection:
         assert live.process is not None
         connection.sendall(question[:2000])
-        time.sleep(0.2)
+        while "vitreous_open_requests 2\n" not in live.ask("GET", "/metrics").body.decode():  # the upload and this
+            time.sleep(0.01)
         live.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         connection.sendall(question[2000:])

@@ -103,7 +103,7 @@ def test_arbitrary_boundaries_raise_only_api_errors(body: bytes, boundary: str) 
 
 @pytest.mark.parametrize(("others", "allowed"), [(31, True), (32, False)])
 def test_the_number_of_form_parts_is_limited(others: int, allowed: bool) -> None:
-    """Each costs time, and a large body could hold millions."""
+    """Each part takes time, and a large body could contain millions."""
     part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\nabc\r\n'
     body = part % b"other" * others + part % b"image" + b"--x--\r\n"
     if allowed:

@@ -25,7 +25,7 @@ NAMES = tuple("abcdefg")
 
 
 def scores(n: int, classes: int, seed: int = 0, ties: bool = False) -> tuple[Tensor, Tensor]:
-    """Scores that are right rather often, on a coarse grid where many should be equal."""
+    """Scores that are often right, rounded so that many are equal."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (n,), generator=generator)
     logits = torch.randn(n, classes, generator=generator)
@@ -262,7 +262,7 @@ def test_flip_averages_probabilities_with_the_mirror_image() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_joined_processes_equal_one_process(ranks: int) -> None:
-    """Also the image that comes twice, so that all have equally many, counts once."""
+    """An image that is repeated to fill the last process counts once."""
     alone = evaluated(batches(10))
     together = Evaluation.join([evaluated(batches(10, rank, ranks)) for rank in range(ranks)])
     assert torch.equal(together.indices, alone.indices)

@@ -58,7 +58,7 @@ def test_the_most_confused_pairs_are_listed() -> None:
     ("sharpness", "words"),
     [(0.2, "it is underconfident"), (30, "it is overconfident"), (0, "neither overconfident")],
 )
-def test_calibration_is_put_into_words(sharpness: float, words: str) -> None:
+def test_calibration_is_described_in_words(sharpness: float, words: str) -> None:
     answered = evaluation(400, 4, sharpness)
     html = "".join(sections.calibration(answered, None))
     assert words in html

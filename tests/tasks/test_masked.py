@@ -1,4 +1,4 @@
-"""Learning without labels, through the same loop as everything else."""
+"""Masked pretraining (MAE and MPP)."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vitreous
-from train_runs import finish, tiny
+from train_runs import finish, skip_report, tiny
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.model.build import build_vit
@@ -71,8 +71,10 @@ def test_a_run_learns_and_saves_an_encoder_for_other_tasks(task: str, tmp_path: 
         torch.testing.assert_close(tuned.state_dict()[name], tensor, atol=1e-6, rtol=1e-5)
 
 
-def test_best_checkpoint_has_the_smallest_loss(tmp_path: Path) -> None:
-    train(filling(tmp_path / "run", "mae", steps=33))
+@pytest.mark.slow
+def test_best_checkpoint_has_the_smallest_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_report(monkeypatch)
+    train(filling(tmp_path / "run", "mae", steps=22))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     provenance = json.loads((tmp_path / "run" / "best" / "config.json").read_text())["provenance"]
     smallest = min(rows, key=lambda row: row["val_loss"])

@@ -18,7 +18,7 @@ def example(b: int = 3, k: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def loop_dice(logits: Tensor, mask: Tensor) -> float:
-    """Of one picture, class by class and pixel by pixel."""
+    """Dice loss of one image, computed class by class and pixel by pixel."""
     probabilities = logits.double().softmax(0)
     known = [(y, x) for y in range(mask.shape[0]) for x in range(mask.shape[1]) if mask[y, x] != IGNORED]
     scores = []
@@ -30,7 +30,7 @@ def loop_dice(logits: Tensor, mask: Tensor) -> float:
     return 1 - sum(scores) / len(scores)
 
 
-def test_cross_entropy_is_the_mean_over_a_pictures_labelled_pixels() -> None:
+def test_cross_entropy_is_the_mean_over_labelled_pixels_of_an_image() -> None:
     logits, masks = example()
     ours = segmentation_loss(logits, masks)
     for i in range(3):
@@ -41,14 +41,14 @@ def test_cross_entropy_is_the_mean_over_a_pictures_labelled_pixels() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_dice_equals_a_loop(seed: int) -> None:
     logits, masks = example(seed=seed)
-    masks[0][masks[0] == 1] = 2  # a class that a picture lacks
+    masks[0][masks[0] == 1] = 2  # a class missing in one image
     ours = dice_loss(logits, masks)
     assert ours.tolist() == pytest.approx([loop_dice(x, m) for x, m in zip(logits, masks, strict=True)], rel=1e-5)
     both = segmentation_loss(logits, masks, dice=0.5)
     assert torch.allclose(both, segmentation_loss(logits, masks) + 0.5 * ours)
 
 
-def test_a_sure_and_right_answer_costs_nothing_and_a_wrong_one_all() -> None:
+def test_confident_predictions_have_no_loss_if_correct_and_a_large_one_if_wrong() -> None:
     _, masks = example()
     right = 50 * F.one_hot(masks.long().clamp(max=3), 4).permute(0, 3, 1, 2).float()
     assert segmentation_loss(right, masks, dice=1.0).abs().max() < 1e-5
@@ -65,7 +65,7 @@ def test_ignored_pixels_have_no_gradient() -> None:
     assert (logits.grad[~ignored] != 0).all()
 
 
-def test_a_picture_without_labels_costs_nothing() -> None:
+def test_an_image_without_labels_has_no_loss() -> None:
     logits, masks = example()
     masks[1] = IGNORED
     logits.requires_grad_()
@@ -88,6 +88,6 @@ def test_parts_of_a_batch_add_up_and_masks_may_be_of_any_integer() -> None:
     assert torch.allclose(half, whole, atol=0.02)
 
 
-def test_a_negative_weight_is_refused() -> None:
+def test_a_negative_weight_is_rejected() -> None:
     with pytest.raises(BadValue, match="dice is -1, but must be a number from 0 to 100"):
         Segmenting(dice=-1).check()

@@ -80,7 +80,7 @@ def has_other_neighbour(ids: np.ndarray, y: int, x: int) -> bool:
 
 
 def loop_boundary(predicted: np.ndarray, mask: np.ndarray, c: int) -> float:
-    """F of one class in one image, by the distance from every pixel to the nearest of the other outline."""
+    """Boundary F of one class in one image, from the distances between outline pixels."""
     truth = np.where(mask == IGNORED, predicted, mask)
     edges = []
     for ids in (predicted, truth):

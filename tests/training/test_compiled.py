@@ -82,7 +82,7 @@ def test_cuda_graphs_only_if_gradients_are_not_kept(
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classify", "mae", "mpp"])
 def test_only_steps_are_compiled(task: str, tmp_path: Path, compiled: list[Any]) -> None:
-    """An evaluation has batches of other sizes and no gradients: it would be compiled again, for a short while."""
+    """An evaluation has other batch sizes and no gradients, so it would be compiled again."""
     train(tiny(tmp_path, compile=True, steps=12, accumulate=2, task=task, **settings_of(task)))
     assert [module.calls for module, _ in compiled] == [24]
 
@@ -90,7 +90,7 @@ def test_only_steps_are_compiled(task: str, tmp_path: Path, compiled: list[Any])
 def test_parallel_wrapper_is_compiled_with_the_module(
     tmp_path: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Around DDP's module: the bare one would learn by itself in each process."""
+    """Compiling only the inner module would bypass DDP."""
     shared = Counted(nn.Identity())
     monkeypatch.setattr(setup, "parallelise", lambda *_: shared)
     job = job_of(tmp_path, compile=True)

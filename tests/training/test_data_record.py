@@ -116,7 +116,7 @@ def test_additions_and_removals_keep_the_split(make: Make, names: list[int], tmp
     assert len(now.names()) == len(names)
     for split, other in (("train", "val"), ("val", "train")):
         assert not now.names(split) & before.names(other)
-    # What was accepted stays: the next resumption finds the same data in the same split.
+    # Accepted changes are recorded: the next resume finds the same data in the same split.
     again, _ = opened(tmp_path, make, names)
     assert DataRecord.of(resume_data(again, now, classes, allow_change=False), classes) == now
 
@@ -125,7 +125,7 @@ def test_additions_and_removals_keep_the_split(make: Make, names: list[int], tmp
 def test_samples_known_by_index_are_rejected(names: list[int], tmp_path: Path) -> None:
     before = recorded(tmp_path, *opened(tmp_path, make_arrays, list(range(40))))
     data, classes = opened(tmp_path, make_arrays, names)
-    if len(names) == 40:  # the same labels in the same places: other pixels are not looked at
+    if len(names) == 40:  # the same labels in the same places; pixels are not compared
         assert resume_data(data, before, classes, allow_change=False) is data
         return
     with pytest.raises(ValueError, match="index only"):

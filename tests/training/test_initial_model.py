@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import vitreous
-from training_setup_helpers import build_model
+from automatic_choices import build_model
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import DataSet
 from vitreous.model.options import AttentionPool, Gelu, Preprocessing
@@ -46,7 +46,7 @@ def test_segmentation_does_not_crop_images(shapes: DataSet) -> None:
 
 
 def test_pooling_of_a_segmenter_is_frozen(shapes: DataSet) -> None:
-    """Its decoder reads patches: weights that nothing reaches would only decay."""
+    """The decoder reads patches, so pooling weights get no gradient and would only decay."""
     how = config(task="segment", image_size=(16,), overrides=SMALL | {"pool": AttentionPool(), "class_token": False})
     model = build_model(how, shapes)
     assert isinstance(model, Segmenter)
@@ -89,7 +89,7 @@ WRONG_WORDS: list[tuple[type, dict[str, Any], str]] = [
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("part", "words", "message"), WRONG_WORDS, ids=[message[:12] for *_, message in WRONG_WORDS])
-def test_choices_are_checked_in_python_too(part: type, words: dict[str, Any], message: str) -> None:
+def test_invalid_choices_are_rejected_in_python_too(part: type, words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**(words if part is TrainConfig else {part.__name__.lower(): part(**words)})).check()
 

@@ -40,7 +40,7 @@ def test_means_are_over_images_of_steps_not_skipped() -> None:
     assert figures["train_top1"] == pytest.approx(4 / 5)
     assert figures["train_images_per_second"] > 0
     ours.reset()
-    assert math.isnan(ours.metrics()["train_loss"])  # there is no mean of nothing
+    assert math.isnan(ours.metrics()["train_loss"])  # nothing to average
 
 
 def test_three_nonfinite_steps_in_a_row_stop_the_run_and_name_the_images() -> None:

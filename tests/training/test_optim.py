@@ -105,12 +105,12 @@ def test_layer_decay_applies_to_the_encoder_only(wrapping: str, kind: str, small
     module = wrappings(encoder)[wrapping]
     rates = peak_rates(module, encoder, 0.75, kind)
     for name, weight in module.named_parameters():
-        assert rates[name] == alone.get(id(weight), 1.0), name  # what is not the encoder's learns at the peak
+        assert rates[name] == alone.get(id(weight), 1.0), name  # parameters outside the encoder have the peak rate
     assert max(rates.values()) == 1.0
 
 
 def test_layer_decay_equals_timm() -> None:
-    """Except the final norm, which timm counts to the last block, unlike BEiT and MAE."""
+    """Except the final norm, which timm assigns to the last block, unlike BEiT and MAE."""
     timm = import_timm()
     theirs = timm.create_model("vit_tiny_patch16_224", depth=3, embed_dim=32, num_heads=2, num_classes=5, img_size=32)
     groups = importlib.import_module("timm.optim").param_groups_layer_decay(theirs, weight_decay=0.05, layer_decay=0.6)
@@ -132,7 +132,7 @@ def test_set_rate_scales_the_peak_of_each_group(small: ViTConfig) -> None:
     model = build_vit(small)
     optimizers = build_optimizers(model, Optim(lr=1.0, layer_decay=0.5), model)
     optimizers.set_rate(0.1)
-    optimizers.set_rate(0.2)  # of the peak, not of what it was
+    optimizers.set_rate(0.2)  # of the peak, not of the current rate
     rates = sorted({group["lr"] for group in optimizers.parts[0].param_groups})
     assert rates == pytest.approx([0.025, 0.05, 0.1, 0.2])
 

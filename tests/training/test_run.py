@@ -1,4 +1,4 @@
-"""Whole runs through the one function behind `vitreous train`, small enough to take a second."""
+"""Complete small runs of `train`."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from PIL import Image
 
 import vitreous
 from native_models import load_state
-from train_runs import tiny
+from train_runs import skip_report, tiny
 from vitreous.common.checks import BadValue
 from vitreous.model.options import GlobalAverage
 from vitreous.report import plots
@@ -33,15 +33,14 @@ PLAIN = Augment(crop="none", flip=0.0, policy="none", mixup=0.0, cutmix=0.0, rep
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # two would mostly wait for each other, and add in another order
+    torch.set_num_threads(1)  # two would mostly wait for each other
     yield
     torch.set_num_threads(before)
 
 
 @pytest.fixture
 def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the report: drawing plots takes longer than training."""
-    monkeypatch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
+    skip_report(monkeypatch)
 
 
 def steady(out: Path, **changes: Any) -> TrainConfig:
@@ -96,7 +95,7 @@ def test_unreadable_images_are_named_counted_and_ignored(
     assert "4 images could not be read" in out
     page = (tmp_path / "run" / "report.html").read_text()
     assert "4 files could not be read" in page
-    assert "evaluated on the test split<" in page  # which chose nothing
+    assert "evaluated on the test split<" in page  # which did not select the best epoch
     for name, (reason, _) in BROKEN.items():
         assert f"  {name}: {reason}" in out
         assert name in page
@@ -118,7 +117,7 @@ def test_too_many_unreadable_images_fail_the_run(tmp_path: Path) -> None:
     assert "\n" not in line
 
 
-# ---- What is kept ----------------------------------------------------------------------------------------------------
+# ---- Files of a run --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -132,11 +131,12 @@ def test_keep_limits_the_number_of_earlier_checkpoints(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / kept[0] / "progress.json").read_text())["step"] == 44
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_patience_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = train(steady(tmp_path / "run", steps=1100, patience=3, optim=Optim("sgd", lr=1e-12))).metrics
-    assert (metrics["epochs"], metrics["steps"]) == (4, 44)  # the first is the best, and three are not better
-    assert "no improvement in 3 evaluations" in capsys.readouterr().out
+    metrics = train(steady(tmp_path / "run", steps=1100, patience=2, optim=Optim("sgd", lr=1e-12))).metrics
+    assert (metrics["epochs"], metrics["steps"]) == (3, 33)  # the first is the best; two are not better
+    assert "no improvement in 2 evaluations" in capsys.readouterr().out
     assert load(tmp_path / "run" / "best").config.num_classes == 10
 
 
@@ -148,8 +148,8 @@ def test_tensorboard_has_every_metric_in_one_file(tmp_path: Path) -> None:
     (file,) = (tmp_path / "run" / "tensorboard").iterdir()
     log = events.EventAccumulator(str(file)).Reload()
     for name in ("train_loss", "val_top1", "lr"):
-        told = [(event.step, event.value) for event in log.Scalars(name)]
-        assert told == [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows(tmp_path / "run")]
+        logged = [(event.step, event.value) for event in log.Scalars(name)]
+        assert logged == [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows(tmp_path / "run")]
 
 
 # ---- Ways to train ---------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 11 steps, as a reference and a starting point."""
     folder = tmp_path_factory.mktemp("start") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
+        skip_report(patch)
         train(steady(folder))
     return folder
 
@@ -192,10 +192,10 @@ def test_memory_and_precision_options_do_not_change_the_result(
 def test_every_optimizer_and_schedule_learns(optimizer: Any, schedule: Any, tmp_path: Path) -> None:
     optim = Optim(optimizer, lr=0.3 if optimizer == "sgd" else 5e-3, schedule=schedule)
     train(steady(tmp_path / "run", steps=44, optim=optim))
-    told = rows(tmp_path / "run")
-    assert told[-1]["val_loss"] < told[0]["val_loss"] - 0.15
-    assert [row["lr"] for row in told] == [
-        pytest.approx(rate_fraction(row["step"] - 1, 44, optim) * (optim.lr or 0)) for row in told
+    history = rows(tmp_path / "run")
+    assert history[-1]["val_loss"] < history[0]["val_loss"] - 0.15
+    assert [row["lr"] for row in history] == [
+        pytest.approx(rate_fraction(row["step"] - 1, 44, optim) * (optim.lr or 0)) for row in history
     ]
 
 
@@ -219,14 +219,14 @@ def test_fine_tuning_at_another_size_is_resumed(start: Path, tmp_path: Path) -> 
     config = steady(tmp_path / "run", init=start / "best", model=None, overrides={}, image_size=(16,))
     train(config)
     assert load(tmp_path / "run" / "best").config.image_size == (16, 16)
-    again = train(dataclasses.replace(config, resume=True)).metrics  # nothing is left to do, but all is there
+    again = train(dataclasses.replace(config, resume=True)).metrics  # already finished
     assert again["steps"] == 11
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_distillation_approaches_the_teacher(start: Path, tmp_path: Path) -> None:
-    """All weight on a teacher that knows something: the student's answers get nearer to the teacher's."""
+    """With all weight on a trained teacher, the student approaches its outputs."""
     distillation = Distillation(start / "last", "soft", distill_weight=1.0, distill_temperature=1.0)
     token = {"distillation_token": True}
     train(
@@ -306,7 +306,7 @@ def test_max_unreadable_is_kept_on_resume(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_clip_0_does_not_change_gradients(tmp_path: Path) -> None:
-    """Of two clips that no gradient reaches, and none, all weights are the same; of one that all reach, others."""
+    """Compare no clipping with a limit above all gradients and a limit below them."""
     for name, clip in (("none", 0.0), ("far", 1e9), ("near", 1e-3)):
         train(steady(tmp_path / name, steps=3, optim=Optim("sgd", lr=0.3, clip=clip)))
     assert largest_difference(tmp_path / "none" / "last", tmp_path / "far" / "last") == 0
@@ -384,7 +384,7 @@ def test_train_takes_fields_as_keywords_and_returns_a_run(tmp_path: Path) -> Non
 
 
 def test_overrides_of_early_versions_are_read(start: Path, tmp_path: Path) -> None:
-    """They were written as "set": ["field=JSON", ...]."""
+    """Earlier versions wrote overrides as "set": ["field=JSON", ...]."""
     config = json.loads((start / "config.json").read_text())
     texts = [f"{name}={json.dumps(value)}" for name, value in config.pop("overrides").items()]
     (tmp_path / "config.json").write_text(json.dumps(config | {"set": texts}))
@@ -402,6 +402,7 @@ def test_report_has_the_first_command_every_resume_and_the_mean_speed(
 ) -> None:
     reports: list[Any] = []
     monkeypatch.setattr(training, "write_report", lambda folder, report: reports.append(report) or folder)
+    monkeypatch.setattr(training, "can_draw", lambda: False)
     config = steady(tmp_path / "run", steps=22)
     train(config, command="the first")
     run = train(dataclasses.replace(config, resume=True), command="the second\nline")

@@ -1,9 +1,7 @@
-"""The checkpoint of a segmenter: written, read, and given to every verb."""
+"""Checkpoints of segmenters, written, read and passed to every command."""
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from PIL import Image
 
 import vitreous
+from command_line import CommandLine
 from vitreous.common.checks import BadValue
 from vitreous.data.open import open_masked
 from vitreous.model.build import build_segmenter
@@ -45,15 +44,20 @@ def test_segmenter_round_trip(decoder: Any, small: ViTConfig, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_verbs_accept_a_segmenter(small: ViTConfig, tmp_path: Path) -> None:
+def test_commands_accept_a_segmenter(
+    small: ViTConfig, tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     classes = open_masked("shapes:size=32,count=4").mask_classes
     encoder = dataclasses.replace(small, num_classes=0, image_size=(32, 32))
     vitreous.save(build_segmenter(SegmenterConfig(encoder, LinearDecoder(), 7, classes)), tmp_path / "m")
     Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(tmp_path / "p.png")
 
     def run(*words: str) -> str:
-        line = [sys.executable, "-m", "vitreous", *words]
-        return subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+        done = command(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    monkeypatch.chdir(tmp_path)
 
     assert "LinearDecoder" in run("info", "m")
     run("predict", "m", "p.png", "--out", "masks", "--device", "cpu")

@@ -1,4 +1,4 @@
-"""Classes of masks go by their names: ids and their order are the data's own affair."""
+"""Mask classes are matched by name; ids and their order may differ between data sets."""
 
 import dataclasses
 import shutil
@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import vitreous
+from train_runs import skip_report
 from vitreous.data.masks.files import read_ids
 from vitreous.inference.prediction_files import MaskFolder
 from vitreous.inference.predictor import SegmentPredictor
@@ -24,7 +25,7 @@ SMALL = {"patch_size": 8, "width": 32, "depth": 1, "num_heads": 2, "mlp_width": 
 
 
 def pictures(root: Path, ids: dict[str, int]) -> Path:
-    """Twelve of 32 x 32 pixels: a pet on the left, a background, and a border between them."""
+    """Twelve images of 32 x 32 pixels: a pet on the left, a background, and a border between them."""
     generator = np.random.default_rng(0)
     for part, count in (("train", 8), ("val", 4)):
         for i in range(count):
@@ -61,9 +62,11 @@ def config(data: Path, out: Path, lr: float = 1e-2, init: Path | None = None) ->
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ids as in Pets, which start at 1."""
+    """A run on ids that start at 1, as in Pets."""
     root = tmp_path_factory.mktemp("pets")
-    train(config(pictures(root / "data", {"pet": 1, "background": 2, "border": 3}), root / "run"))
+    with pytest.MonkeyPatch.context() as patch:
+        skip_report(patch)
+        train(config(pictures(root / "data", {"pet": 1, "background": 2, "border": 3}), root / "run"))
     return root
 
 

@@ -1,4 +1,4 @@
-"""Runs that learn a class for every pixel: begun, killed, gone on with."""
+"""Segmentation runs: training, kill and resume, initial checkpoints."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from segment_runs import pictures, segmenting
-from train_runs import finish
+from train_runs import finish, skip_report
 from vitreous.evaluation import evaluate
 from vitreous.model.build import build, build_segmenter
 from vitreous.model.options import MaskDecoder
@@ -23,6 +23,11 @@ from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.load import load, save
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_report(monkeypatch)
 
 
 def checkpoint(folder: Path, **fields: Any) -> Path:
@@ -60,6 +65,7 @@ def test_resume_after_kill_is_bit_identical(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.usefixtures("unreported")
 @pytest.mark.parametrize("decoder", [Segmenting(cells=2), Segmenting(decoder="mask")], ids=lambda how: how.decoder)
 def test_frozen_encoder_is_unchanged(decoder: Segmenting, tmp_path: Path) -> None:
     start = checkpoint(tmp_path / "start", pool={"kind": "AttentionPool"}, class_token=False)
@@ -73,6 +79,7 @@ def test_frozen_encoder_is_unchanged(decoder: Segmenting, tmp_path: Path) -> Non
     assert not any(torch.equal(a, b) for a, b in zip(after.decoder.parameters(), fresh.decoder.parameters(), strict=True) if a.ndim > 1)  # fmt: skip  # noqa: E501
 
 
+@pytest.mark.usefixtures("unreported")
 @pytest.mark.parametrize("decoder", [Segmenting(), Segmenting(cells=2), Segmenting(decoder="mask")], ids=str)
 def test_init_from_a_segmenter_keeps_its_decoder(decoder: Segmenting, tmp_path: Path) -> None:
     train(segmenting(tmp_path / "first", segmenting=decoder))
@@ -85,6 +92,7 @@ def test_init_from_a_segmenter_keeps_its_decoder(decoder: Segmenting, tmp_path: 
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.usefixtures("unreported")
 def test_given_decoder_replaces_the_checkpoints(tmp_path: Path) -> None:
     train(segmenting(tmp_path / "first"))
     again = segmenting(
@@ -94,12 +102,14 @@ def test_given_decoder_replaces_the_checkpoints(tmp_path: Path) -> None:
     assert load(tmp_path / "second/best").config.decoder == MaskDecoder(2)  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("unreported")
 def test_init_from_a_checkpoint_with_patch_dropout(tmp_path: Path) -> None:
     start = checkpoint(tmp_path / "start", patch_dropout=0.25)
     train(segmenting(tmp_path / "run", model=None, overrides={}, image_size=(), init=start, steps=1))
     assert load(tmp_path / "run/best").config.encoder.patch_dropout == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("unreported")
 def test_classes_can_be_ignored(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data")
     ignoring = Segmenting(cells=4, ignore=("border",))

@@ -35,7 +35,7 @@ def digits() -> DataSet:
 
 
 def make(folder: Path, name: str = "start", classes: int = 10, image_size: int = 8, **fields: Any) -> Path:
-    """A checkpoint to start from; its head is not the blank one of a fresh model."""
+    """Save a checkpoint to start from, with a head that is not zero."""
     labels = tuple(map(str, range(classes)))
     config = configure("ViT-Lite-6/4", classes, image_size, SMALL | {"labels": labels, "channels": 1} | fields)
     model = build(config)
@@ -231,7 +231,7 @@ def test_missing_tensorboard_is_reported_before_the_model_is_built(
 
 
 def test_grey_models_read_colour_images(tmp_path: Path) -> None:
-    """As `channels=1` asks; and the other way round, digits in a model of three channels."""
+    """Colour images become grey for `channels=1`, and grey digits fit a model with three channels."""
     for label in "ab":
         (tmp_path / "set" / label).mkdir(parents=True)
         for i in range(4):

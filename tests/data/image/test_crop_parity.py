@@ -171,6 +171,7 @@ def test_preprocessing_matches_transformers(name: str) -> None:
             check_same_pixels(fit(pixels, size, how), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [
     Preprocessing(geometry="huggingface"), Preprocessing(fit="squash-crop", crop_fraction=0.9, geometry="huggingface"),
     Preprocessing(fit="squash"),

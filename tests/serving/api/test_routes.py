@@ -1,4 +1,4 @@
-"""The routes for programs, compared with the predictors."""
+"""The API routes, compared with the predictors."""
 
 import base64
 import dataclasses
@@ -94,7 +94,7 @@ def test_a_form_and_a_raw_body_give_the_same_answer(live: Live, format: str, kin
 
 
 def test_answers_do_not_depend_on_the_batch(live: Live) -> None:
-    """Valid and truncated images sent at once get the same answers as alone."""
+    """Valid and truncated images sent together get the same responses as alone."""
     cut = picture(3)[:400]
     bodies = [cut if number % 5 == 3 else picture(number % 7) for number in range(40)]
     alone = {body: live.ask("POST", "/v1/classify", body) for body in set(bodies)}
@@ -195,7 +195,7 @@ def test_the_served_models_are_described(live: Live) -> None:
 
 
 def test_labels_that_are_not_valid_text_are_escaped(served: list[ServedModel]) -> None:
-    """Labels come from names of folders and may hold any bytes, but answers must be JSON."""
+    """Labels come from folder names and may contain any bytes, but responses must be JSON."""
     strange = ("\udcff", '"', "\0", "猫", "<b>")
     model = build_vit(dataclasses.replace(CONFIG, labels=strange))
     with in_thread([serve_model(model, device="cpu")]) as live:

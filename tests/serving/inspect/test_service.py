@@ -153,7 +153,7 @@ class Passes:
 @pytest.mark.slow
 def test_the_computation_of_a_disconnected_client_is_stopped() -> None:
     model = model_of(128)  # 225 windows, some at a time
-    passes = Passes(model, 0.2)
+    passes = Passes(model, 0.5)
     with in_thread([serve_model(model, "m", "m", "cpu")]) as live:
         id = live.ask("POST", "/v1/images", picture(0)).json["id"]
         passes.slow = True

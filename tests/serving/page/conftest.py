@@ -1,4 +1,4 @@
-"""One server with a small model of every kind, which all tests of a file share."""
+"""A server with a small model of every kind, shared by the tests of a file."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from live_server import Live, in_thread
 from vitreous.serving.models import ServedModel, serve_model
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def models() -> dict[str, Any]:
     return all_kinds()
 

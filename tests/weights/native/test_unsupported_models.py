@@ -107,6 +107,7 @@ def test_harmless_changes_are_accepted(small: ViTConfig, tmp_path: Path) -> None
     torch.testing.assert_close(vitreous.load(tmp_path / "model")(images), model.eval()(images))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")  # torch.compile hides the type
 def test_compiled_model_is_saved_like_the_model(small: ViTConfig, tmp_path: Path) -> None:
     model = build_vit(small).eval()

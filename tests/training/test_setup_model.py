@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training_setup_helpers import TINY, build_model, checkpoint, chosen, pictures
+from automatic_choices import TINY, build_model, checkpoint, chosen, pictures
 from vitreous.common.checks import as_size
 from vitreous.data.sources.base import Source, StoredImage
 from vitreous.model.config import SegmenterConfig, ViTConfig
@@ -39,7 +39,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Mixed(Source):
-    """Images of these sizes; those of none cannot be read."""
+    """Images of these sizes; None is an unreadable image."""
 
     classes = ("cat", "dog")
 
@@ -97,7 +97,7 @@ def test_unreadable_images_only_is_an_error(count: int, looks: int) -> None:
     ],
 )
 def test_model_depends_on_number_and_size_of_images(task: Any, count: int, side: int, model: str, few: bool) -> None:
-    """Few images are learned from by a model whose positions are a convolution and whose answer is a mean."""
+    """Few images get a model with convolutional positions and average pooling."""
     config = chosen(count, side, task=task).config
     parts = configure(config.model or "", image_size=64, overrides=config.overrides)
     assert config.model == model

@@ -1,4 +1,4 @@
-"""Faults around a run: deaths at any point, full disks, changed data, second runs, damaged and foreign files."""
+"""Faults of a run: kills at any point, full disks, changed data, concurrent runs, damaged and foreign files."""
 
 import dataclasses
 import errno
@@ -18,13 +18,12 @@ import pytest
 import torch
 from PIL import Image
 
-from train_runs import SERVER, tiny
+from train_runs import SERVER, skip_report, tiny
 from vitreous.common import atomic_files as files
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.training import TrainConfig, checkpoint, run_folder
 from vitreous.training import run as loop
-from vitreous.training import run as training
 from vitreous.training.distributed import World
 from vitreous.training.run import train
 from vitreous.training.run_folder import DataRecord
@@ -34,8 +33,7 @@ from vitreous.weights.load import save
 
 @pytest.fixture(autouse=True)
 def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures and pages take longer than these runs."""
-    monkeypatch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
+    skip_report(monkeypatch)
 
 
 def quick(out: Path, **changes: Any) -> TrainConfig:
@@ -51,7 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two epochs, with copies of its checkpoints."""
     out = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "write_report", lambda folder, report: folder / "report.html")
+        skip_report(patch)
         train(quick(out, keep=2))
     return out
 
@@ -75,7 +73,7 @@ def write_version(last: Path, version: str) -> None:
 
 
 def die_during(work: Callable[[], None], operation: int) -> bool:
-    """Do work in a child that dies right before its n-th operation on files; False if it came to its end."""
+    """Call work in a child that exits before its n-th file operation; return False if it finished."""
     child = os.fork()
     if child == 0:
         seen = 0
@@ -173,7 +171,7 @@ def test_a_run_killed_before_its_first_save_starts_again(tmp_path: Path, capsys:
 
 @pytest.mark.slow
 def test_copies_of_checkpoints_are_atomic(run: Path) -> None:
-    """A kill while links are made leaves no copy; one that is missing or incomplete is made when the run resumes."""
+    """A kill while links are created leaves no copy; resuming restores a missing or incomplete one."""
     (run / "step-00000022" / "progress.json").unlink()
     assert die_during(lambda: checkpoint.keep_copy(run, 11, 2), 8)
     assert not (run / "step-00000011" / "training").exists() or (run / "step-00000011" / "progress.json").exists()
@@ -185,12 +183,20 @@ def test_copies_of_checkpoints_are_atomic(run: Path) -> None:
 # ---- Full disks and damage -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_incomplete_last_line_of_metrics_is_dropped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(rows + rows.splitlines()[-1][:40])
     train(resumed(run))
     assert "metrics.jsonl: dropped the last line" in capsys.readouterr().out
     assert (run / "metrics.jsonl").read_text() == rows
+
+
+def test_a_finished_run_is_not_overwritten(run: Path) -> None:
+    before = (run / "last" / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match=r"already contains a run: .*--resume"):
+        train(quick(run))
+    assert (run / "last" / "model.safetensors").read_bytes() == before
 
 
 def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path: Path) -> None:
@@ -373,7 +379,7 @@ def test_changed_data_is_rejected(change: Callable[[Path], None], tmp_path: Path
         with pytest.raises(ValueError, match="start a new run"):
             train(resumed(out, allow_data_change=True))
         return
-    for flag in (True, False):  # what was accepted once is the run's data from then on
+    for flag in (True, False):  # accepted changes are recorded
         train(resumed(out, allow_data_change=flag))
         after = split_of(out)
         assert not after["val"] & before["train"]
@@ -408,7 +414,7 @@ def test_a_second_run_in_a_folder_is_rejected(run: Path) -> None:
     assert ready.wait(60)
     with pytest.raises(ValueError, match=f"run is in use by pid {other.pid} on "):
         train(resumed(run))
-    other.kill()  # the system lets go of the lock
+    other.kill()  # the system releases the lock
     other.join()
     train(resumed(run))
 
@@ -481,7 +487,7 @@ def test_files_of_others_survive_saves_and_the_removal_of_old_copies(tmp_path: P
     ]  # fmt: skip
 
 
-def test_saving_a_model_keeps_hidden_files_and_refuses_others(tmp_path: Path, small: ViTConfig) -> None:
+def test_saving_a_model_keeps_hidden_files_and_rejects_others(tmp_path: Path, small: ViTConfig) -> None:
     model, folder = build_vit(small), tmp_path / "model"
     save(model, folder)
     (folder / ".git").mkdir()

@@ -1,4 +1,4 @@
-"""Data of any size for the tests of automatic choices."""
+"""Data of any size for tests of automatic choices."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ TINY = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}
 
 
 def pictures(count: int, side: int, name: str = "pictures") -> DataSet:
-    """Any number of images in the memory of one."""
+    """Return `count` images that share the memory of one."""
     images = np.broadcast_to(np.zeros((side, side, 3), dtype=np.uint8), (count, side, side, 3))
     source = ArraySource(images, np.zeros(count), ("cat", "dog"), name)
     source.mask_classes = ("ground", "cat", "dog")
@@ -41,7 +41,7 @@ def build_model(config: TrainConfig, data: DataSet) -> Model:
 
 
 def checkpoint(folder: Path, decoder: DecoderConfig | None = None, side: int = 48, patch: int = 16) -> Path:
-    """A small encoder, or a segmenter with such a decoder, for the classes of `pictures`."""
+    """Save a small encoder, or a segmenter with this decoder, for the classes of `pictures`."""
     model: Model = create("ViT-Ti/16", num_classes=0, image_size=side, overrides=TINY | {"patch_size": patch})
     if decoder is not None:
         assert isinstance(model, ViT)

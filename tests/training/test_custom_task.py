@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
-from train_runs import tiny
+from train_runs import skip_report, tiny
 from vitreous.data.loader import Batch
 from vitreous.model.inputs import normalise
 from vitreous.tasks.base import Task
@@ -61,7 +61,7 @@ class Small(Task):
 
 
 @pytest.mark.slow
-def test_own_task_is_trained_evaluated_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_custom_task_is_trained_evaluated_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = train(tiny(tmp_path / "run", steps=12), task=Small).metrics
     rows = [row for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "val_loss" in row]
     assert len(rows) == 2
@@ -77,6 +77,7 @@ def test_own_task_is_trained_evaluated_and_saved(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.slow
 def test_buffers_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_report(monkeypatch)
     config = tiny(tmp_path / "run", steps=12)
     add = loop.Monitor.add
 
@@ -114,7 +115,8 @@ def test_a_module_replaced_by_a_task_is_rejected_before_the_run_starts(tmp_path:
 
 
 @pytest.mark.slow
-def test_lora_is_accepted(tmp_path: Path) -> None:
+def test_lora_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_report(monkeypatch)
     train(tiny(tmp_path / "first", steps=12))
     init = {"init": tmp_path / "first" / "best", "model": None, "overrides": {}, "image_size": ()}
     train(tiny(tmp_path / "run", steps=12, train_only="lora", **init), task=Small)
@@ -123,6 +125,7 @@ def test_lora_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_task_cannot_resume_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_report(monkeypatch)
     train(tiny(tmp_path / "run", steps=12), task=Small)
     with pytest.raises(ValueError, match=r"last cannot be resumed: .*must be resumed with that task"):
         train(tiny(tmp_path / "run", steps=12, resume=True))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from training_setup_helpers import TINY, checkpoint, chosen, pictures
+from automatic_choices import TINY, checkpoint, chosen, pictures
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.open import open_data
 from vitreous.model.config import SegmenterConfig, ViTConfig
@@ -132,7 +132,7 @@ def test_augmentation_depends_on_task_and_number_of_images(
 @pytest.mark.parametrize(("task", "largest"), [("classify", 48), ("mae", 48), ("segment", 96)])
 @pytest.mark.parametrize("count", [100, 5_000])
 def test_small_images_get_a_padded_crop(task: Any, count: int, largest: int) -> None:
-    """Of a mask, such a crop changes no outline."""
+    """A padded crop does not change the outlines of a mask."""
     assert chosen(count, largest, task=task).config.augment.crop == "padded"
     assert chosen(count, largest + 1, task=task).config.augment.crop == "resized"
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training_setup_helpers import build_model
+from automatic_choices import build_model
 from vitreous.cli import demo
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import parse_fields
@@ -21,7 +21,7 @@ from vitreous.weights.load import save
 
 @pytest.fixture
 def fifty(tmp_path: Path) -> Path:
-    """Fifty images in two classes, as someone's folder has them."""
+    """A folder with fifty images in two classes."""
     chance = np.random.default_rng(0)
     for label in ("cat", "dog"):
         (tmp_path / "pictures" / label).mkdir(parents=True)
@@ -92,9 +92,9 @@ def test_digits_are_not_mirrored_by_default(fifty: Path) -> None:
     assert chosen.config.augment.flip == 0
     assert "flip = 0 (a mirrored 2 is not a digit)" in chosen.notes
     assert choose(demo.config(), digits, "cpu").config.augment.flip == 0
-    told = choose(TrainConfig(data="digits", augment=Augment(flip=0.25)), digits, "cpu")
-    assert told.config.augment.flip == 0.25
-    assert not any("flip =" in note for note in told.notes)
+    chosen = choose(TrainConfig(data="digits", augment=Augment(flip=0.25)), digits, "cpu")
+    assert chosen.config.augment.flip == 0.25
+    assert not any("flip =" in note for note in chosen.notes)
     assert choose(TrainConfig(data=str(fifty)), open_data(str(fifty)), "cpu").config.augment.flip == 0.5
 
 

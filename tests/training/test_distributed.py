@@ -1,4 +1,4 @@
-"""Every optimizer moves weights that DDP or FSDP share between two processes as it moves them in one."""
+"""Every optimizer gives the same weights with DDP or FSDP in two processes as in one."""
 
 import os
 import socket
