@@ -81,11 +81,9 @@ def test_class_and_mean_concatenates_class_token_and_mean() -> None:
     torch.testing.assert_close(found.features, expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("bit", "model that pools by GlobalAverage"), ("mean", "model that pools by GlobalAverage")]
-)
-def test_class_and_mean_needs_a_trained_class_token(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"features is 'class.mean', but must be 'pooled' for a {message}"):
+@pytest.mark.parametrize("name", ["bit", "mean"])
+def test_class_and_mean_needs_a_trained_class_token(name: str) -> None:
+    with pytest.raises(ValueError, match=r"class\+mean.*'pooled'.*GlobalAverage"):
         extract(on_cpu(random_model(CONFIGS[name])), source(), "class+mean")
 
 

@@ -106,16 +106,18 @@ def test_overrides_give_the_heads_of_a_foreign_checkpoint(shapes: DataSet, tmp_p
 
 
 @pytest.mark.parametrize("task", ["classify", "segment", "mae"])
-def test_a_run_opens_its_checkpoint_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_is_described_and_read_once_per_run(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, opened = tmp_path / "x.pth", []
     overrides = {"width": 64, "num_heads": 1, "mlp_width": 64, "depth": 1, "mlp": Gelu("erf")}
     vitreous.save(vitreous.create("ViT-Ti/4", image_size=16, overrides=overrides), file, format="timm")
 
-    def counted(path: Path) -> Any:
-        opened.append(path)
-        return find_tensors(path)
+    def counted(path: Path, lazy: bool = False) -> Any:
+        opened.append("describe" if lazy else "read")
+        return find_tensors(path, lazy)
 
     monkeypatch.setattr("vitreous.weights.load.find_tensors", counted)
     flags = {"task": task, "steps": 1, "batch_size": 4, "workers": 0, "device": "cpu", "out": tmp_path / "run"}
     vitreous.train(data="shapes:size=16,count=8,val=4", init=file, **flags)
-    assert opened == [file]
+    assert opened == ["describe", "read"]

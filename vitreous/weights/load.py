@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -91,16 +92,23 @@ class _Plan(NamedTuple):
     warning: str | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class ForeignCheckpoint:
     """A checkpoint in another format, which is detected unless `format` is given."""
 
     path: Path
     format: str | None
 
+    @cached_property
+    def mapped(self) -> tuple[Format, StateDict]:
+        """The format and the tensors, mapped without reading their data."""
+        format, state = identify(find_tensors(self.path, lazy=True), self.format)
+        self.format = format.name  # detected once
+        return format, state
+
     def describe(self, overrides: Mapping[str, Any]) -> Description:
         """Infer the config and check the names and shapes of all tensors without reading their data."""
-        plan = self._plan(overrides, None, new_head=False, lazy=True)
+        plan = self._plan(*self.mapped, overrides, None, new_head=False)
         check_table(plan.table, plan.state.tensors, plan.blank.state_dict(), plan.state.path, plan.format.ignored)
         return Description(plan.config, plan.provenance)
 
@@ -108,7 +116,8 @@ class ForeignCheckpoint:
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
     ) -> Model:
         """Build the model and warn about uncertain assumptions."""
-        plan = self._plan(overrides, image_size, new_head=num_classes is not None)
+        opened = identify(find_tensors(self.path), self.format)
+        plan = self._plan(*opened, overrides, image_size, new_head=num_classes is not None)
         if plan.warning:
             warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # at the call of vitreous.load
         model, state = plan.blank, plan.state
@@ -117,14 +126,15 @@ class ForeignCheckpoint:
         native = image_size is None or as_size(image_size) == plan.config.image_size
         return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
 
-    def _plan(self, overrides: Mapping[str, Any], image_size: Any, new_head: bool, lazy: bool = False) -> _Plan:
+    def _plan(
+        self, format: Format, opened: StateDict, overrides: Mapping[str, Any], image_size: Any, new_head: bool
+    ) -> _Plan:
         """Infer the config. With `new_head`, an unsupported classifier is ignored."""
         hints = get_type_hints(ViTConfig)
         for field in overrides:
             if field not in hints:
                 raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
         given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
-        format, opened = identify(find_tensors(self.path, lazy), self.format)
         state = format.normalise(opened)
         builder = ConfigBuilder(state, overrides, new_head)
         try:
