@@ -141,7 +141,7 @@ def test_an_unsupported_output_is_rejected_for_each_kind_of_model(
     name: str, model: Path, segmenter: Path, images: Path, tmp_path: Path
 ) -> None:
     if name != "x.json":
-        with pytest.raises(BadValue, match=r"a file name ending in \.json"):
+        with pytest.raises(BadValue, match=r"ending in one of \.json"):
             predict(model, str(images), out=tmp_path / name)
     if name != "folder":
         with pytest.raises(BadValue, match="a folder for masks"):
@@ -234,7 +234,7 @@ def test_a_run_without_a_readable_image_fails(
     ("words", "message"),
     [
         (["--device", "gpu"], "auto, cpu, cuda, mps"),
-        (["--out", "answers.xlsx"], "a file name ending in .json"),
+        (["--out", "answers.xlsx"], "ending in one of .json"),
     ],
 )
 def test_invalid_arguments_are_rejected(

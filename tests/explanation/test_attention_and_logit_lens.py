@@ -67,7 +67,7 @@ def test_capturing_uses_evaluation_mode_and_restores_training(small: ViTConfig) 
 
 @pytest.mark.parametrize(
     ("query", "message"),
-    [((3, 0), "row 0 to 2"), (13, "token index from 0 to 12")],
+    [((3, 0), "rows 0 to 2"), (13, "token index from 0 to 12")],
 )
 def test_a_query_outside_the_grid_is_an_error(query, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="query") as caught:

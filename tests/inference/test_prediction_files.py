@@ -130,7 +130,7 @@ def test_the_file_name_is_checked_before_the_first_result(tmp_path: Path, monkey
         raise AssertionError("read")
         yield
 
-    wanted = r"a file name ending in .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"
+    wanted = r"one of .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"
     with pytest.raises(BadValue, match=wanted):
         write(never(), tmp_path / "x.cvs", top=2)
     (tmp_path / "x.csv").mkdir()

@@ -1,8 +1,8 @@
 """Data loaders. The sample order is a pure function of (seed, epoch), independent of the number of workers.
 
-Small in-memory data sets are kept on the device; all others are read by worker processes, which decode and crop the
-images of a batch to uint8, and their masks with the same random numbers. Augmentation (vitreous.data.augment) then
-runs on the device, on whole batches.
+Small in-memory data sets are kept on the device; all others are read by worker processes, which decode images to uint8
+and crop them and their masks with the same random numbers. Augmentation (vitreous.data.augment) then runs on the
+device, on whole batches.
 
 b: batch; c: channels; h, w: height and width.
 """
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
         return self._replace(images=images, labels=labels, masks=masks)
 
     def pick(self, request: "Request") -> "Batch":
-        """Select the requested samples from a batch of the whole source."""
+        """Select the requested samples from a batch that contains the whole source."""
         which = request.indices.to(self.images.device, non_blocking=True)
         masks = self.masks[which] if self.masks is not None else None
         return Batch(self.images[which], self.labels[which], request.indices, request.keys, request.epoch, [], masks)
@@ -158,7 +158,7 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[In
 
 
 def schedule(count: int, seed: int, batch_slice: BatchSlice, repeats: int, start: int, stop: int) -> Iterator[Request]:
-    """Yield the samples of steps `start` to `stop`. Each epoch drops its last incomplete batch."""
+    """Yield the requests of steps `start` to `stop` (exclusive). An incomplete last batch of an epoch is dropped."""
     steps = count // batch_slice.batch_size
     order: tuple[Tensor, Tensor] | None = None
     for step in range(start, stop):

@@ -1,7 +1,7 @@
 """Opens the data set given by `--data`: a folder, table, shards, arrays, Hugging Face data set or built-in name.
 
 Every reader returns a `FoundData` with the images and problems it found. `make_splits` converts it to a `DataSet`, or
-raises the first problem; `vitreous data check` reports all of them. Images are not decoded.
+raises ValueError for the first problem; `vitreous data check` reports all problems. Images are not decoded.
 """
 
 import difflib
@@ -125,7 +125,7 @@ def _open_directory(path: Path, labelled: bool) -> FoundData:
 
 
 def _suffixes(path: Path, depth: int) -> set[str]:
-    """Collect the file suffixes in a folder, and in the first 20 entries of each subfolder, which may be huge."""
+    """Collect the file suffixes in a folder. Subfolders may be huge, so only their first 20 entries are examined."""
     found: set[str] = set()
     with os.scandir(path) as entries:
         for entry in entries if depth == 2 else islice(entries, 20):
@@ -158,7 +158,7 @@ def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
         notes.insert(0, f"val is {val_fraction:.0%} of {drawn_from}, drawn with seed {seed}")
     elif "val" not in splits:
         splits["val"] = splits.pop("test")
-        notes.insert(0, "the test split is used as val, so it also selects the best epoch")
+        notes.insert(0, "the test split is used as val, so the best epoch is also selected on it")
     counts = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS if split in splits)
     note = "; ".join([counts, *notes])
     return DataSet(found.name, splits["train"], splits["val"], splits.get("test"), note, val_drawn)
@@ -167,7 +167,7 @@ def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
 def stratified(
     labels: np.ndarray, classes: Sequence[str], fraction: float, seed: int, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices to train on and to hold out: a fraction of each class, with at least one image in both."""
+    """Return the train and val indices. Val is `fraction` of each class; both contain each class at least once."""
     if not 0 < fraction < 1:
         fail("val_fraction", fraction, "more than 0 and less than 1")
     counts = np.bincount(labels, minlength=len(classes))

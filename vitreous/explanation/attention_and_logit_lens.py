@@ -71,7 +71,7 @@ class CapturedForward:
         return split_tokens(self.model.norm(self.states[layer + 1]), self.layout)
 
     def logits(self, layer: int = -1) -> Float[Tensor, "b classes"]:
-        """Apply final norm, pooling and head to the tokens after a layer (the "logit lens")."""
+        """Apply the final norm, pooling and head to the tokens after a layer (the "logit lens")."""
         with evaluation_mode(self.model):
             return self.model.classify(self.features(layer)).float()
 
@@ -85,7 +85,7 @@ class CapturedForward:
         return pooling_weights(self.model, self.features())
 
     def attention_map(self, layer: int = -1) -> Float[Tensor, "b gh gw"]:
-        """Return the attention of the class token, or the mean over all patches, averaged over heads."""
+        """Return the attention of the class token, attention pooling or all patches (mean), averaged over heads."""
         if isinstance(self.model.pool, AttentionPooling) and layer in (-1, self.model.config.depth - 1):
             return self.on_grid(self.pooling_weights())
         return self.on_grid(self.attention_from(layer).mean(dim=1))
@@ -119,7 +119,7 @@ def layer_indices(model: ViT, layers: Sequence[int] | None) -> list[int]:
     depth = model.config.depth
     for layer in layers or ():
         if not -depth <= layer < depth:
-            fail("layer", layer, f"from 0 to {depth - 1}, or from -{depth} to -1 to count from the end")
+            fail("layer", layer, f"from 0 to {depth - 1} (or -{depth} to -1, counting from the end)")
     return sorted({layer % depth for layer in layers}) if layers else list(range(depth))
 
 
@@ -128,7 +128,7 @@ def token_index(layout: Layout, query: int | Size) -> int:
     gh, gw = layout.grid
     if isinstance(query, tuple):
         if not (0 <= query[0] < gh and 0 <= query[1] < gw):
-            fail("query", query, f"a patch with row 0 to {gh - 1} and column 0 to {gw - 1}")
+            fail("query", query, f"a patch in rows 0 to {gh - 1} and columns 0 to {gw - 1}")
         return layout.num_prefix_tokens + query[0] * gw + query[1]
     if not 0 <= query < layout.num_prefix_tokens + gh * gw:
         fail("query", query, f"a token index from 0 to {layout.num_prefix_tokens + gh * gw - 1}")
@@ -141,7 +141,7 @@ def check_target(model: ViT, target: int) -> None:
 
 
 # ---- Mean attention distance -----------------------------------------------------------------------------------------
-# Analogous to the receptive field of a convolution (Figure 7, right; appendix D.7).
+# Analogous to the receptive field of a convolution (Figure 7, right, and appendix D.7 of the ViT paper).
 
 
 def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:

@@ -22,7 +22,7 @@ from vitreous.model.options import Preprocessing
 from vitreous.report.plots import heat, paint, signed
 
 Rgb = UInt8[np.ndarray, "h w 3"]
-LONGEST, SHORTEST, TINY = 960, 448, 64  # longer side in pixels: maximum, minimum, limit below which pixels are blocks
+LONGEST, SHORTEST, TINY = 960, 448, 64  # longer side: maximum, minimum, and limit for enlarging without smoothing
 LABEL = (128, 132, 138)  # text colour on transparent sheets, legible on both white and black
 DIMMED = 0.35  # contrast outside the model's region
 MANY = 200  # patches; maps with at least this many are clipped
@@ -57,7 +57,7 @@ class Canvas:
 
 
 def model_region(image: Size, size: Size, how: Preprocessing) -> Box:
-    """Return the image region that the model receives, in image pixels. With padding it exceeds the image."""
+    """Return the image region that the model receives, in image pixels. With padding, it extends beyond the image."""
     resized = resized_for(image, size, how)
     scale = [there / here for there, here in zip(image, resized, strict=True)]
     top, left = centre(resized, size, how)
@@ -160,7 +160,7 @@ def patches(canvas: Canvas) -> Rgb:
 
 
 def marked(canvas: Canvas, pixels: Rgb, place: Size) -> Rgb:
-    """Frame one patch."""
+    """Draw a frame around one patch."""
     rows, columns = canvas.region.pixels()
     (ph, pw), (h, w) = canvas.patch_stride, canvas.image_size
     down, across = (rows.stop - rows.start) / h, (columns.stop - columns.start) / w
@@ -226,7 +226,7 @@ def sheet(
 
 
 def tile_for(grid: Size, most: int) -> Size:
-    """Return a tile size of at most `most` pixels for a grid, a multiple of the grid if possible."""
+    """Return a tile size for a grid: at most `most` pixels per side and, if possible, a multiple of the grid size."""
     each = max(most // max(grid), 1)
     if max(grid) * each <= most:
         return (grid[0] * each, grid[1] * each)

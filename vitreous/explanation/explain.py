@@ -32,7 +32,7 @@ from vitreous.weights.load import load
 
 PAGE, NUMBERS = "report.html", "numbers.json"
 FIGURES = tuple(f"{name}.png" for name in ("seen", "pca_foreground", *METHODS))
-KEYS = {"class", "predictions", "faithfulness", "attention_distance", "lens", "left_out"}  # of numbers.json
+KEYS = {"class", "predictions", "faithfulness", "attention_distance", "lens", "left_out"}  # keys of numbers.json
 
 
 def explain(
@@ -59,10 +59,10 @@ def explain(
         out: Output folder for figures, numbers.json and report.html. None writes no files.
         target: Label or index of the class to explain. Default: the top prediction.
         methods: Methods to run. Default: all that the model supports. Occlusion and faithfulness are slow.
-        layers: Layers to show, from 0, or negative to count from the end. Default: all.
+        layers: Layers to show, counted from 0, or from the end if negative. Default: all.
         heads: Heads to show for the "heads" method. Default: all.
         query: Row and column of the patch to use as query for attention and similarity.
-        image_size: Input size, if not the model's own. Position embeddings are resampled.
+        image_size: Input size. Default: the model's own. Position embeddings are resampled to it.
         batch_size: Batch size for occlusion and faithfulness.
         device: Device name: auto, cpu, cuda or mps.
         command: Command line to show in the report.
@@ -130,7 +130,7 @@ def check_output(out: Path) -> None:
 
 
 def open_model(model: Model | str | Path, image_size: int | Sequence[int], device: str) -> ViT:
-    """Return a model, or load one from a checkpoint, in float32 on the device."""
+    """Return the given model, or load it from a checkpoint path, in float32 on the device."""
     if not isinstance(model, Model):
         model = load(model, image_size=image_size or None)
     elif image_size:

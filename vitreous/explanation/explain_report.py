@@ -117,7 +117,7 @@ def _map_text(result: Explanation, config: ViTConfig, name: MapName) -> tuple[st
         case "occlusion":
             low, high = float(result.maps[name].min()), float(result.maps[name].max())
             return "Occlusion", (
-                "A window slides over the image and masks it. Masking red areas makes "
+                "A window slides over the image and masks the pixels inside it. Masking red areas makes "
                 f"“{result.label}” less likely ({_points(high)}); masking blue areas makes it more likely "
                 f"({_points(-low)})."
             )
@@ -141,7 +141,7 @@ def _attending(config: ViTConfig) -> str:
 def _points(change: float) -> str:
     """Format a change in probability."""
     if change <= 0:
-        return "none here"
+        return "no such areas here"
     return f"by up to {100 * change:.1f} percentage points" if change >= 0.001 else "by less than 0.1 percentage points"
 
 
@@ -151,7 +151,7 @@ def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
     lowest = ", ".join(f"{one.min():.2f} after layer {layer}" for one, layer in zip(maps, layers, strict=True))
     caption = (
         f"Cosine similarity of each patch to the framed patch (row {place[0]}, column {place[1]}). Early layers "
-        f"reflect appearance and position, late layers meaning. The darkest patch has similarity {lowest}."
+        f"reflect appearance and position, late layers meaning. The lowest similarity is {lowest}."
     )
     height, width = canvas.pixels.shape[:2]
     stacked = width > 1.6 * height  # stack wide images vertically
@@ -208,7 +208,7 @@ def _positions(values: np.ndarray, text: str) -> Drawn:
     some = f" Only some of the {gh} x {gw} positions are shown." if (len(rows), len(columns)) != (gh, gw) else ""
     caption = (
         f"{text} Each tile compares one position with all others, as in Figure 7 (centre) of the paper. Red is "
-        f"positive, blue is negative, and full colour is {most:.2f}.{some}"
+        f"positive, blue is negative, and the strongest colour corresponds to {most:.2f}.{some}"
     )
     tile = draw.tile_for((gh, gw), 860 // max(len(rows), len(columns)))
     return "Position similarity", caption, draw.sheet(tiles, tile, gap=4)
@@ -218,7 +218,7 @@ def _filters(filters: FilterComponents) -> Drawn:
     tiles, columns = filter_images(filters.patterns), 7
     caption = (
         f"First {len(tiles)} principal components of {filters.source}, as in Figure 7 (left) of the paper. They "
-        f"explain {float(filters.variance.sum()):.0%} of its variance. Grey is zero. Trained filters look like "
+        f"explain {float(filters.variance.sum()):.0%} of the variance. Grey is zero. Trained filters look like "
         "stripes, edges and colour blobs; noise indicates too little training."
     )
     rows = [list(tiles[i : i + columns]) for i in range(0, len(tiles), columns)]

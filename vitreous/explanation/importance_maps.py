@@ -111,7 +111,7 @@ def _check(fusion: Fusion, discard: float, residual: float) -> None:
 def relevance(
     captured: CapturedForward, target: int | Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "b gh gw"]:
-    """Compute the relevance of each patch for `target`: a class index, one per image, or None for the top class."""
+    """Compute each patch's relevance for `target`: a class index, one index per image, or None for the top class."""
     model, layout = captured.model, captured.layout
     *inputs, last = captured.states
     with evaluation_mode(model), torch.enable_grad():
@@ -129,14 +129,14 @@ def relevance(
 
 
 def _positive(slope: Tensor, weights: Tensor) -> Tensor:
-    """Return E_h[(dy/dA * A)+]."""
+    """Return the positive part of dy/dA * A, averaged over heads."""
     return (slope * weights.detach()).clamp_min(0).mean(dim=1)
 
 
 def _output_relevance(
     captured: CapturedForward, last: Float[Tensor, "b t d"], target: int | Sequence[int] | None
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t d"]]:
-    """Return the relevance of each output token for the class score, and the gradient of the score.
+    """Return the relevance of each output token for the class score, and the score's gradient with respect to `last`.
 
     Average and attention pooling are treated as an attention layer with one query.
     """

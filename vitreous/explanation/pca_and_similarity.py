@@ -44,7 +44,7 @@ def token_similarity(
 
 @dataclass(frozen=True)
 class PositionSimilarity:
-    """Similarity of each position (first two dimensions) to each position (last two)."""
+    """Similarity of each position (first two dimensions) to every position (last two)."""
 
     values: Float[Tensor, "gh gw gh gw"] | None  # None if the model has no positions to compare
     text: str  # description of the values, or the reason why there are none
@@ -96,7 +96,7 @@ def principal(features: Float[Tensor, "n d"], count: int) -> Float[Tensor, "n k"
 
 
 def foreground(features: Float[Tensor, "n d"], grid: Size) -> tuple[Float[Tensor, "gh gw"], Bool[Tensor, "gh gw"]]:
-    """Return the first component, with a sign that makes it low at the border, and its mask by Otsu's threshold."""
+    """Return the first component (low at the border) and a mask of the patches where it exceeds Otsu's threshold."""
     first = principal(features, 1)[:, 0].reshape(grid)
     edge = torch.ones(grid, dtype=torch.bool, device=first.device)
     edge[1:-1, 1:-1] = False

@@ -98,7 +98,7 @@ class Explanation:
 
 
 def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
-    """Return the index of a class given by label or, if no label matches, by index. `field` is used in errors."""
+    """Return the index of a class given by label or, if no label matches, by index. Errors refer to it as `field`."""
     if name is None:
         return None
     name, labels, count = str(name), config.labels, config.num_classes
@@ -159,7 +159,7 @@ def compute(
     batch_size: int = BATCH,
     begin: Callable[[str], None] = lambda method: None,
 ) -> None:
-    """Run the methods and store their results. `begin` is called before each; `captured` is None without an image."""
+    """Run the methods and store the results. `begin` is called before each; `captured` is None if there is no image."""
     maps: dict[MapName, Tensor] = {}
     if captured is not None:
         if captured.model.config.num_classes:

@@ -1,6 +1,6 @@
 """Inference: predict labels, features or masks for images.
 
-`engine` runs images through a model, also for evaluation, probes and serving; `predictor` implements classification,
+`engine` runs a model on images (also for evaluation, probes and serving); `predictor` implements classification,
 features and segmentation on top of it. `predict_images` implements `vitreous.predict` and `vitreous.embed`, and expands
 folders and globs; `prediction_files` writes results; `mask_images` draws masks; `device` chooses the device and checks
 its memory.

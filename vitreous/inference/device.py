@@ -33,7 +33,7 @@ def choose_device(device: str | torch.device | None, current: torch.device | Non
     except RuntimeError:
         fail("device", device, "auto, cpu, cuda, mps, or an indexed device such as cuda:1")
     try:
-        return torch.empty(0, device=device).device  # with its index
+        return torch.empty(0, device=device).device  # adds the index, e.g. cuda:0
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise BadValue(f"device {str(device)!r} is not available: {reason}") from error
@@ -46,7 +46,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def placed(model: M, device: torch.device, dtype: torch.dtype) -> M:
-    """Return the model if it already has this device and dtype, otherwise a converted copy."""
+    """Return the model itself if it already has this dtype and is on this device, otherwise a converted copy."""
     tensors = [*model.parameters(), *model.buffers()]
     there = {
         id(tensor): tensor.detach().to(device, dtype if tensor.is_floating_point() else tensor.dtype)
@@ -90,7 +90,7 @@ def takes(config: ModelConfig, name: str = "the model") -> str:
 
 
 def large_cost(config: ModelConfig) -> "Cost | None":
-    """Return the cost of one image, or None for small models."""
+    """Return the compute and memory cost of one image, or None if the model is small enough not to need checking."""
     if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
         return None
     from vitreous.model.cost import cost  # imports torch's fake tensors, which is slow

@@ -220,7 +220,7 @@ def class_scores(
 
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch a module to evaluation mode without gradients, and restore its mode on exit."""
+    """Switch a module to evaluation mode, disable gradients, and restore both on exit."""
     before = module.training
     module.eval()
     try:
@@ -266,7 +266,7 @@ def encoded(image: Input) -> StoredImage:
     if isinstance(image, str | os.PathLike):
         return read_regular(image)
     if isinstance(image, Image.Image):
-        with _PILLOW:  # Pillow decodes lazily, and the same image can occur twice
+        with _PILLOW:  # Pillow decodes lazily, and the same image can be in the input twice
             return _pixels(image)
     return image
 

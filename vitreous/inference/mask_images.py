@@ -43,8 +43,8 @@ def write_mask(
     """Write an indexed PNG: image viewers show colours, and mask readers get the ids.
 
     Args:
-        ids: Mask id of each class; by default, the class index. Ids above 255 do not fit in a palette and are written
-            as a 16-bit greyscale PNG.
+        ids: Mask id of each class; by default, the class index. If an id is above 255, which does not fit in a palette,
+            the mask is written as a 16-bit greyscale PNG instead.
     """
     path = Path(path)
     if path.suffix.lower() != ".png":

@@ -73,9 +73,9 @@ def predict(
 
     Args:
         model: A model or a checkpoint (folder, weight file, hf-hub:owner/name).
-        images: Files, folders or globs; or encoded files, uint8 arrays or Pillow images.
+        images: Paths of files or folders, or globs; or images as encoded bytes, uint8 arrays or Pillow images.
         top: Number of labels per image (default 5). Not supported for segmenters.
-        image_size: Input size, if not the model's own. Position embeddings are resampled.
+        image_size: Input size; default: the model's own. Position embeddings are resampled to it.
         flip: Average predictions with those of the mirrored image.
         decode: "fast" decodes large JPEGs at a reduced scale, which can change results. Not supported for segmenters.
 
@@ -91,7 +91,7 @@ def predict(
         if top is not None:
             fail("top", top, "omitted for a segmenter, which reports the fraction of each class")
         if decode != "exact":
-            fail("decode", decode, "exact for a segmenter, which needs full resolution")
+            fail("decode", decode, "'exact' for a segmenter, which needs full resolution")
         segmenter = SegmentPredictor(model, device, precision, flip, batch_size=batch_size)
         return Results(segmenter, segmenter.stream(stream), paths)
     predictor = Predictor(model, device, batch_size, precision, TOP if top is None else top, flip, decode=decode)
@@ -109,7 +109,7 @@ def embed(
     precision: Precision = "fp32",
     decode: Literal["exact", "fast"] = "exact",
 ) -> Embeddings:
-    """Compute the pooled features before the head for each image. The arguments are the same as for `predict`.
+    """Compute the pooled features before the head for each image. See `predict` for the arguments.
 
     >>> import vitreous, numpy as np
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=3)
@@ -124,7 +124,7 @@ def embed(
 
 
 def open_model(model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None) -> Model:
-    """Return a model, or load one from a checkpoint, resized to `image_size` if given."""
+    """Return the given model, or load it from a checkpoint path, resized to `image_size` if given."""
     if isinstance(model, str | os.PathLike):
         return load(model, image_size=image_size or None)  # type: ignore[arg-type]
     return model.resized(image_size) if image_size else model  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def open_encoder(model: Model | str | os.PathLike[str], image_size: int | Sequen
 
 
 def _open_images(images: Any) -> tuple[Images, Sequence[Path]]:
-    """Expand files, folders and globs to paths. Other inputs have no paths."""
+    """Return the images and their paths. Files, folders and globs are expanded; other inputs have no paths."""
     if isinstance(images, str | os.PathLike):
         images = [images]
     if isinstance(images, list | tuple) and all(isinstance(image, str | os.PathLike) for image in images):

@@ -27,7 +27,7 @@ ROW_GROUP = 1024  # rows per Parquet row group
 
 
 def write(results: Iterable[Result], path: str | os.PathLike[str], top: int = 0, width: int = 0) -> None:
-    """Write predictions with `top` labels, or embeddings of length `width`, in the format of the file extension."""
+    """Write predictions (`top` labels) or embeddings (length `width`) in the format given by the file extension."""
     path = Path(path)
     writer = writer_for(path)
     with atomic_file(path) as temporary:
@@ -35,12 +35,12 @@ def write(results: Iterable[Result], path: str | os.PathLike[str], top: int = 0,
 
 
 def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path, int, int], None]:
-    """Return the writer for a file name. Raises if the extension is unknown or its package is not installed."""
+    """Return the writer for a file name. Raises if the extension is unknown or requires a missing package."""
     writers = {".json": _write_json, ".jsonl": _write_lines, ".csv": _write_csv, ".parquet": _write_parquet}
     extension = Path(path).suffix.lower()
     if extension not in writers:
         allowed = f"{', '.join(writers)}{suggestion(extension, writers)}"
-        fail("out", os.fspath(path), f"a file name ending in {allowed}")
+        fail("out", os.fspath(path), f"a file name ending in one of {allowed}")
     if extension == ".parquet":
         _pyarrow()
     return writers[extension]
@@ -82,7 +82,7 @@ def _write_json(results: Iterable[Result], path: Path, top: int, width: int) -> 
 
 
 def _write_csv(results: Iterable[Result], path: Path, top: int, width: int) -> None:
-    """Write columns path, label and probability of each rank (or embedding values), and error."""
+    """Write columns path, label and probability of each rank, and error; or path, feature_0, ... and error."""
     columns = [f"feature_{i}" for i in range(width)]
     for rank in range(top):
         suffix = f"_{rank + 1}" if rank else ""
@@ -111,7 +111,7 @@ def _pyarrow() -> Any:
 
 
 def _write_parquet(results: Iterable[Result], path: Path, top: int, width: int) -> None:
-    """Write columns path, label, index, probability and `predictions` (or the embedding as a list), and error."""
+    """Write columns path, label, index, probability, predictions and error, or path, embedding and error."""
     arrow = _pyarrow()
     label = {"label": arrow.string(), "index": arrow.int32(), "probability": arrow.float32()}
     if width:

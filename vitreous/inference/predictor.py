@@ -51,12 +51,12 @@ class Predictor(Engine):
     its tensors otherwise. Each run sets the model to evaluation mode.
 
     Args:
-        device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None keeps a model that is on an
-            accelerator there, and otherwise means "auto".
+        device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's
+            device if that is an accelerator, and otherwise means "auto".
         precision: "fp32", "bf16", or "auto" for bf16 on GPUs that support it and fp32 elsewhere.
         top: Number of labels per image.
         flip: Average probabilities (or features) over the image and its mirror image.
-        compile: Use torch.compile. Batches are padded to a fixed size to compile only once.
+        compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
         workers: Number of decoding threads. 0 decodes in the calling thread; None uses one per core, at most 16.
         decode: "exact", or "fast" to decode large JPEGs at a reduced scale, which can change results.
 

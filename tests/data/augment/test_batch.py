@@ -136,7 +136,7 @@ def test_colour_changes_and_erasing_do_not_change_masks() -> None:
             Augmentation(policy="trivial"),
             "policy is 'trivial', but must be 'none' or 'three' for segmentation",
         ),
-        (Augmentation(policy="randaugment"), "policy is 'randaugment'.*masks are not warped"),
+        (Augmentation(policy="randaugment"), "policy is 'randaugment'.*cannot be warped"),
         (Augmentation(mixup=0.2), "mixup is 0.2, but must be 0 for segmentation"),
         (Augmentation(cutmix=1.0), "cutmix is 1.0, but must be 0"),
     ],

@@ -76,7 +76,7 @@ def test_links_are_followed_without_cycles(tmp_path: Path) -> None:
 
 def test_images_outside_class_folders_give_a_note(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{name}/{i}.jpg" for name in "ab" for i in range(5)), "cover.jpg")
-    assert "1 image outside the class folders ignored" in open_data(str(tmp_path)).note
+    assert "1 image outside the class folders" in open_data(str(tmp_path)).note
 
 
 def test_test_folder_without_labels_is_ignored(tmp_path: Path) -> None:

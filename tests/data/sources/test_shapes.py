@@ -15,7 +15,7 @@ def test_sizes_and_counts() -> None:
     data = open_data("shapes:size=96,count=40,val=12", seed=3)
     assert (len(data.train), len(data.val)) == (40, 12)
     assert data.train.image(0).shape == (96, 96, 3)  # type: ignore[union-attr]
-    assert "96 pixels with seed 3" in data.note
+    assert "generated with seed 3" in data.note
     assert data.classes == CLASSES
 
 

@@ -270,7 +270,7 @@ def test_label_problems_are_raised_before_unpacking(tmp_path: Path, cache: Path)
 def test_row_without_an_image_is_rejected(tmp_path: Path) -> None:
     made, cells = table(0, 12, struct=False)
     pq.write_table(made.set_column(1, "image", pa.array([*cells[:-1], None], pa.binary())), tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match="row 12 of column 'image' has no image"):
+    with pytest.raises(ValueError, match="row 12 of column 'image'"):
         open_data(str(tmp_path / "t.parquet"))
 
 

@@ -54,7 +54,7 @@ def augment(images: Images, rng: SampleRng, config: Augmentation) -> Float[Tenso
 def augment_with_masks(
     images: Images, masks: UInt8[Tensor, "b h w"], rng: SampleRng, config: Augmentation
 ) -> tuple[Float[Tensor, "b c h w"], UInt8[Tensor, "b h w"]]:
-    """Augment images, and crop and flip their masks in the same way; raises BadValue for policies that warp images.
+    """Augment images, and crop and flip their masks in the same way; raises BadValue if the config is not supported.
 
     Masks are reflection-padded like images, and keep their labels in erased rectangles.
     """
@@ -75,8 +75,8 @@ def _crop_and_flip(images: Images, rng: SampleRng, config: Augmentation) -> Imag
 
 # ---- Policies: RandAugment, TrivialAugment and 3-Augment -------------------------------------------------------------
 #
-# Each image draws its own operation. Images with the same operation are processed together, so every image is read and
-# written once per layer. Grouping requires the drawn operations on the CPU.
+# An operation is drawn for each image. Images with the same operation are processed together, so every image is read
+# and written once per layer. The drawn operations must be on the CPU for this grouping.
 
 
 class Choice(NamedTuple):
@@ -99,7 +99,7 @@ class Space:
     down: float
     degrees: float
     factor: float  # brightness, contrast, saturation and sharpness: deviation from 1
-    bits: int  # removed by posterize
+    bits: int  # number of bits removed by posterize
 
     def operations(self) -> list[Operation]:
         """Return the fourteen operations of RandAugment and TrivialAugment, drawn with equal probability."""
@@ -139,12 +139,12 @@ def keep(x: Images, drawn: Choice) -> Images:
 
 
 def randaugment_space(size: Sequence[int]) -> Space:
-    """Return AutoAugment's search space, as used by RandAugment; shifts are 150/331 of the image size."""
+    """Return AutoAugment's search space, as used by RandAugment; at level 1, shifts are 150/331 of the image size."""
     return Space(0.3, 150 / 331 * size[1], 150 / 331 * size[0], 30.0, 0.9, 4)
 
 
 def trivial_space(size: Sequence[int]) -> Space:
-    """Return TrivialAugment's wide search space; shifts are 32 pixels, or the size of a smaller image."""
+    """Return TrivialAugment's wide search space; at level 1, shifts are 32 pixels, but at most the image size."""
     return Space(0.99, min(32, size[1]), min(32, size[0]), 135.0, 0.99, 6)
 
 
@@ -233,7 +233,7 @@ def erase(images: Images, rng: SampleRng, probability: float) -> Images:
 
 
 def _interval(position: Float[Tensor, "n"], length: Float[Tensor, "n"], side: int) -> Tensor:
-    """Mask of an interval along one side; `position` in [0, 1) places it between the two ends."""
+    """Return the mask of an interval along one side. `position`, from 0 to 1, is its relative position."""
     start = (position * (side - length + 1)).floor()[:, None]
     at = torch.arange(side, device=position.device)
     return (at >= start) & (at < start + length[:, None])
@@ -291,7 +291,7 @@ def box(
 ) -> tuple[Bool[Tensor, "b h w"], Float[Tensor, "b"]]:
     """Return CutMix's rectangles as masks, and the fraction of the image outside them.
 
-    A rectangle has the image's aspect ratio and 1 - lambda of its area, a random centre, and is clipped at the borders.
+    The rectangles have the image's aspect ratio, 1 - lambda of its area and random centres, and are clipped at borders.
     """
 
     def interval(centre: Tensor, side: int) -> Tensor:
@@ -354,7 +354,7 @@ def flip(images: Images, which: Bool[Tensor, "b"]) -> Images:
 def padded_crop(images: Images, positions: Float[Tensor, "b 2"]) -> Images:
     """Shift by up to an eighth of the size: reflection-pad each side, then crop to the original size.
 
-    `positions` in [0, 1) determine the top and left of each crop.
+    `positions` contains the relative top and left of each crop, from 0 to 1.
     """
     b, _, h, w = images.shape
     pad_h, pad_w = h // 8, w // 8
@@ -374,7 +374,7 @@ def warp(
 ) -> Images:
     """Shear, shift by whole pixels, or rotate counter-clockwise about the centre; one of these for each image.
 
-    As in AutoAugment, shears move rows in proportion to their distance from the top, and columns from the left. The
+    As in AutoAugment, a shear moves rows (or columns) in proportion to their distance from the top (or left). The
     affine matrix maps output to input pixels, relative to the centre; sampling is bilinear.
     """
     count, _, h, w = images.shape
@@ -387,7 +387,7 @@ def warp(
     to_y = (shear_y + sine, cosine, shear_y * (w / 2) - down.trunc())
     x = torch.arange(w, device=images.device) + 0.5 - w / 2
     y = torch.arange(h, device=images.device)[:, None] + 0.5 - h / 2
-    # Not a matmul, because a GPU may round it to TF32, an error of a tenth of a pixel.
+    # Not a matmul, which a GPU may compute in TF32 with errors of a tenth of a pixel.
     from_x, from_y = (a[:, None, None] * x + b[:, None, None] * y + c[:, None, None] for a, b, c in (to_x, to_y))
     grid = torch.stack([from_x * (2 / w), from_y * (2 / h)], dim=-1)  # grid_sample expects [-1, 1]
     sampled = F.grid_sample(images.float() - FILL, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
@@ -414,19 +414,19 @@ def brightness(images: Images, factor: Numbers) -> Images:
 
 
 def contrast(images: Images, factor: Numbers) -> Images:
-    """Blend with the mean luma."""
+    """Scale the contrast by blending with the mean luma."""
     x = images.float()
     return _to_uint8(_blend(luma(x).mean((2, 3), keepdim=True).round(), x, factor))
 
 
 def saturation(images: Images, factor: Numbers) -> Images:
-    """Blend with the greyscale image."""
+    """Scale the saturation by blending with the greyscale image."""
     x = images.float()
     return _to_uint8(_blend(luma(x), x, factor))
 
 
 def sharpness(images: Images, factor: Numbers) -> Images:
-    """Blend with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; border pixels are unchanged."""
+    """Scale the sharpness by blending with the image filtered by (1 1 1, 1 5 1, 1 1 1) / 13, except at the border."""
     if min(images.shape[2:]) < 3:
         return images
     x = images.float()

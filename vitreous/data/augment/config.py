@@ -1,4 +1,4 @@
-"""Augmentation config. Does not import torch, so the command line can import it quickly."""
+"""Augmentation config. This module does not import torch, so the command line can import it quickly."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,12 +18,12 @@ class Augmentation:
     """"resized": random crop with random scale and aspect ratio. "padded" (for small images): reflection-pad each side
     by an eighth of the size, then crop at random to the original size."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Range of the area of a resized crop, as a fraction of the image."""
+    """Range of the area of a resized crop, as a fraction of the image area."""
     flip: float = 0.5
     """Probability of a horizontal flip."""
     policy: Literal["none", "randaugment", "trivial", "three"] = "none"
     """"trivial": TrivialAugment (wide), one operation of random strength. "three": DeiT-III's 3-Augment, one of
-    greyscale, solarize and blur; the paper combines it with colour_jitter=0.3."""
+    greyscale, solarize or blur; the paper combines it with colour_jitter=0.3."""
     policy_layers: int = 2
     """RandAugment: number of operations applied in sequence."""
     policy_magnitude: float = 9.0
@@ -33,11 +33,11 @@ class Augmentation:
     erasing: float = 0.0
     """Probability of random erasing, which replaces a rectangle with noise."""
     mixup: float = 0.0
-    """Mixup's Beta parameter; 0 disables it. If cutmix is enabled too, each is applied to half of the pairs."""
+    """Mixup's Beta parameter; 0 disables it. If CutMix is enabled too, each is applied to half of the pairs."""
     cutmix: float = 0.0
     """CutMix's Beta parameter; 0 disables it."""
     repeats: int = 1
-    """Repeated augmentation: copies of an image per epoch. The number of images per epoch stays the same."""
+    """Repeated augmentation: copies of each image per epoch. An epoch keeps its length, with fewer distinct images."""
 
     def __post_init__(self) -> None:
         check_choice("augmentation.crop", self.crop, CROPS)
@@ -63,7 +63,7 @@ class Augmentation:
 def check_with_masks(augmentation: Augmentation) -> None:
     """Reject augmentations that are not implemented for masks, which can only be cropped and flipped."""
     if augmentation.policy in ("randaugment", "trivial"):
-        fail("augmentation.policy", augmentation.policy, "'none' or 'three' for segmentation (masks are not warped)")
+        fail("augmentation.policy", augmentation.policy, "'none' or 'three' for segmentation (masks cannot be warped)")
     for name in ("mixup", "cutmix"):
         if value := getattr(augmentation, name):
-            fail(f"augmentation.{name}", value, "0 for segmentation (masks are not mixed)")
+            fail(f"augmentation.{name}", value, "0 for segmentation (masks cannot be mixed)")

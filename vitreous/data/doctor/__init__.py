@@ -1,6 +1,6 @@
 """Data set checks for `vitreous data check`.
 
-check.py: `check_data` decodes every image and mask, and returns a `DataReport` that prints as text or JSON.
+check.py: `check_data` decodes every image and mask, and returns a `DataReport` for output as text or JSON.
 contact_sheet.py: a PNG with sample images of every class.
 """
 

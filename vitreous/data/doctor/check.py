@@ -52,7 +52,7 @@ ODDITIES = (
 
 @dataclass(frozen=True)
 class Sample:
-    """Split, class and name of an image; the label is empty for unlabelled data."""
+    """Split, label and name of an image; the label is empty for unlabelled data."""
 
     split: str
     label: str
@@ -118,7 +118,7 @@ class DataReport:
         return large, counts[large], small, counts[small]
 
     def _copies(self) -> list[tuple[str, list[Sample]]]:
-        """Titled groups of identical images that count as problems, each listed once."""
+        """List the groups of identical images that count as problems, each once and with a title."""
         leaks = [
             ("leak" if len({s.label for s in group}) == 1 else "leak, label conflict", group) for group in self.leaks
         ]
@@ -160,13 +160,13 @@ class DataReport:
             yield "[bold green]no problems found[/bold green]"
 
     def _shown(self, sample: Sample) -> str:
-        """Image name, with its label and split unless its path contains them."""
+        """Image name, followed by the label and split of the image if they are not part of the name."""
         about = [sample.label, sample.split] if len(self.counts) > 1 else [sample.label]
         about = [one_line(word) for word in about if word and word not in sample.name.split("/")]
         return one_line(sample.name) + (f" ({', '.join(about)})" if about else "")
 
     def _class_table(self) -> Table:
-        """Table of images per class and split; truncated to the largest and smallest classes if there are many."""
+        """Table of image counts per class and split; limited to the largest and smallest classes if there are many."""
         splits = list(self.counts)
         table = Table("class", *splits, box=None)
         for column in table.columns[1:]:
@@ -272,7 +272,7 @@ def _check_masked(path: Path) -> DataReport:
 
 
 def _divide(found: FoundData) -> tuple[dict[str, Source], str]:
-    """Split as for training, or keep the splits found if that fails; also return a note about them."""
+    """Split the data as training would, or keep the existing splits if that fails; also return a note on the splits."""
     try:
         data = make_splits(found, val_fraction=0.2, seed=0)
     except ValueError as error:

@@ -30,7 +30,7 @@ def write_sheet(splits: Mapping[str, Source], path: Path) -> Path:
 
 
 def contact_sheet(splits: Mapping[str, Source]) -> Image.Image:
-    """Draw one row of images per class; many classes get shorter rows in several columns."""
+    """Draw one row of images per class. If there are many classes, the rows are shorter and fill several columns."""
     classes = next(iter(splits.values())).classes
     each = 8 if len(classes) <= 20 else 4 if len(classes) <= 200 else 2
     across = 1 if len(classes) <= 20 else max(1, round(math.sqrt(len(classes) / each)))
@@ -52,7 +52,7 @@ def contact_sheet(splits: Mapping[str, Source]) -> Image.Image:
 
 
 def _thumbnails(splits: Mapping[str, Source], label: int, count: int) -> list[Image.Image]:
-    """Thumbnails of up to `count` images of a class, evenly spaced, taken from the first splits that have them."""
+    """Return up to `count` thumbnails of a class, evenly spaced in the first split and, if needed, the next ones."""
     thumbs: list[Image.Image] = []
     for source in splits.values():
         inside = np.flatnonzero(source.labels == label)

@@ -53,14 +53,14 @@ def fit(
 
 
 def _fit_factor(header: ImageHeader, resized: Size) -> int:
-    """Choose the reduction that leaves twice the target size, so that the resize does most of the filtering."""
+    """Choose a reduction that leaves at least twice the target size, so that the resize does most of the filtering."""
     return reduction_factor(header.size, (2 * resized[0], 2 * resized[1])) if header.jpeg else 1
 
 
 def _pad(
     image: UInt8[Tensor, "c h w"], top: int, left: int, size: Size, preprocessing: Preprocessing
 ) -> tuple[UInt8[Tensor, "c h2 w2"], int, int]:
-    """Pad an image to `size` with the mean colour; also return the crop window's new top and left."""
+    """Pad an image to `size` with the mean colour; also return the new top and left of the crop window."""
     mean = preprocessing.mean * (len(image) if len(preprocessing.mean) == 1 else 1)
     colour = torch.tensor([min(max(round(255 * value), 0), 255) for value in mean], dtype=torch.uint8)
     height, width = (max(side, want) for side, want in zip(image.shape[1:], size, strict=True))
@@ -73,8 +73,8 @@ def _pad(
 def _trim(image: UInt8[Tensor, "c h w"], dim: int, resized: int, wanted: int) -> tuple[Tensor, int]:
     """Trim both ends of a very long side before the resize instead of after it.
 
-    Otherwise 1 x 10,000 pixels would be resized to 256 x 2,560,000. What remains is four times the crop plus a margin,
-    so neither the new borders nor the rounding of the new length affect the crop.
+    Otherwise an image of 1 x 10,000 pixels would be resized to 256 x 2,560,000. The remaining length is four times that
+    of the crop plus a margin, so neither the new borders nor the rounding of the new length affect the crop.
     """
     if resized <= 16 * wanted:
         return image, resized
@@ -100,7 +100,7 @@ def random_resized_crop(
     channels: int = 3,
     fast: bool = False,
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
-    """Crop at random, using four uniform `numbers` (see `crop_box`), and resize to `size`; channels last in memory."""
+    """Crop at random, using four uniform `numbers` (see `crop_box`), and resize. The result is channels-last."""
     header = read_image_header(image)
     top, left, height, width = crop_box(header.size, numbers, scale, ratio)
     reduced = reduction_factor((height, width), size) if fast else 1
@@ -118,8 +118,8 @@ def crop_box(
     torchvision draws the area fraction uniformly from `scale` and the log aspect ratio (width / height) uniformly from
     log `ratio`, up to ten times, until the crop fits into the image. This is a uniform distribution over the (area,
     aspect) pairs that fit. In an image of log aspect y, a crop of log aspect x fits if its area fraction is at most
-    exp(-|x - y|), so the density of x is proportional to the part of `scale` below that. The first number is mapped
-    through a tabulated inverse CDF of x; given x, the second number determines the area, and the other two the
+    exp(-|x - y|), so the density of x is proportional to the length of `scale` below this limit. The first number is
+    mapped through a tabulated inverse CDF of x; given x, the second number determines the area, and the other two the
     position. If no pair fits because the image is too elongated, use the largest crop of the nearest allowed aspect, at
     a random position (torchvision centres it).
     """
@@ -143,7 +143,7 @@ def crop_box(
 def _aspects(
     own: float, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Evenly spaced log aspects and the CDF of the crop's aspect at each; None if no crop fits."""
+    """Return evenly spaced log aspects, and the CDF of the crop's aspect at each (None if no crop fits)."""
     aspects = np.linspace(math.log(ratio[0]), math.log(ratio[1]), 65)
     room = np.maximum(np.minimum(np.exp(-np.abs(aspects - own)), scale[1]) - scale[0], 0)
     mass = np.concatenate([[0], np.cumsum(room[1:] + room[:-1])])
@@ -156,7 +156,7 @@ def _aspects(
 def fit_mask(
     ids: UInt8[np.ndarray, "h w"], image: StoredImage, size: Size, preprocessing: Preprocessing, fast: bool = False
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
-    """Resize and crop a mask exactly as `fit` does its image; padding becomes IGNORED."""
+    """Resize and crop a mask like its image in `fit`; padding becomes IGNORED."""
     header = _header_for_mask(ids, image)
     resized = resized_for(header.size, size, preprocessing)
     factor = _fit_factor(header, resized) if fast else 1
@@ -172,7 +172,7 @@ def crop_mask(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     fast: bool = False,
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
-    """Crop and resize a mask exactly as `random_resized_crop` does its image with the same numbers."""
+    """Crop and resize a mask like its image in `random_resized_crop`, given the same numbers."""
     header = _header_for_mask(ids, image)
     box = crop_box(header.size, numbers, scale, ratio)
     factor = reduction_factor(box[2:], size) if header.jpeg and fast else 1

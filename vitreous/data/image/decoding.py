@@ -1,7 +1,7 @@
 """Decodes images to upright grey or RGB uint8 tensors, with a limit on memory.
 
-Decoding is exact unless a reduction factor is given. JPEGs much larger than needed are then decoded at a reduced scale,
-which is faster and changes pixel values by a few levels.
+Decoding is exact unless a reduction factor is given. With one, JPEGs are decoded at a reduced scale, which is faster
+and changes pixel values by a few levels.
 
 c: channels; h, w: height and width in pixels.
 """
@@ -34,22 +34,22 @@ from vitreous.data.sources.base import StoredImage
 Interpolation = Literal["bilinear", "bicubic"]
 Pixels = TypeVar("Pixels", np.ndarray, Image.Image)
 
-# Images with more pixels are rejected before decoding, to prevent decompression bombs. The same limit as Pillow's.
+# Images with more pixels are rejected before decoding, to prevent decompression bombs. Pillow has the same limit.
 MAX_PIXELS = 178_956_970
 # Limit on the estimated decoding memory of one image, and of all large images that a process decodes concurrently.
 MAX_BYTES = 1 << 30
-LARGE_BYTES = 1 << 27  # smaller images are not counted
+LARGE_BYTES = 1 << 27  # images that need less are not counted
 
 
 class UnreadableImage(ValueError):
-    """Raised for an image that cannot be decoded. The message is the reason; callers add the file name."""
+    """Raised for an image that cannot be decoded. The message gives the reason; callers add the file name."""
 
 
 # ---- Limits ----------------------------------------------------------------------------------------------------------
 
 
 class _MemoryBudget:
-    """Lets threads decode large images concurrently as long as they need at most MAX_BYTES together."""
+    """Limits the total memory of the large images that are decoded concurrently to MAX_BYTES."""
 
     def __init__(self) -> None:
         self._queue = threading.Lock()  # first come, first served, so that the largest images do not starve
@@ -73,7 +73,7 @@ _memory = _MemoryBudget()
 
 
 def _after_fork() -> None:
-    """Reset the budget in a forked worker, because other threads of the parent may have held its locks."""
+    """Reset the budget in a forked worker, because other threads of the parent may have held the locks."""
     global _memory
     _memory = _MemoryBudget()
 
@@ -148,7 +148,7 @@ def read_image_header(image: StoredImage) -> ImageHeader:
             stored, needed = (opened.height, opened.width), bytes_to_decode(opened)
             check_memory(stored, needed)  # before reading EXIF, for which Pillow may decode the image
             orientation = orientation_of(opened, image)
-        if orientation != 1:  # rotating it needs another copy
+        if orientation != 1:  # rotation needs another copy
             needed += 3 * math.prod(stored)
             check_memory(stored, needed)
     return ImageHeader(stored[::-1] if orientation >= 5 else stored, needed, orientation, jpeg, opened)
@@ -219,7 +219,7 @@ def decode(image: StoredImage, channels: int = 3, at_least: Size | None = None) 
     """Decode an image to upright grey (1 channel) or RGB (3 channels), channels last in memory.
 
     Transparent images are blended over white; animations are reduced to their first frame. With `at_least`, a JPEG may
-    be decoded at 1/2, 1/4 or 1/8 of its size if neither side becomes shorter than that. Raises UnreadableImage.
+    be decoded at 1/2, 1/4 or 1/8 of its size, as long as it stays at least that large. Raises UnreadableImage.
     """
     header = read_image_header(image)
     with reserve_memory(header.bytes):
@@ -270,7 +270,7 @@ class JpegHeader:
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Parse the segments before the compressed pixels; None if this is not a JPEG, or an unusual one."""
+    """Parse the segments before the compressed pixels. Returns None for other formats and for unusual JPEGs."""
     if not data.startswith(_START):
         return None
     at, orientation = 2, 1
@@ -299,7 +299,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    """Read the orientation from EXIF, a small TIFF: byte order, then a table of 12-byte entries."""
+    """Read the orientation from EXIF data, which is a small TIFF: byte order, then a table of 12-byte entries."""
     order = "<" if tiff.startswith(b"II") else ">"
     try:
         (table,) = struct.unpack_from(order + "I", tiff, 4)
@@ -315,9 +315,9 @@ def _exif_orientation(tiff: bytes) -> int:
 
 
 def decode_rows(data: bytes, header: JpegHeader, grey: bool, factor: int, bottom: int) -> np.ndarray | None:
-    """Decode to uint8 [h, w, 1 or 3] at 1 / factor of the size; rows below `bottom` (at full size) may be skipped.
+    """Decode a JPEG to uint8 [h, w, 1 or 3] at 1 / factor of its size; rows below `bottom` (full size) may be skipped.
 
-    Returns None if Pillow must decode it: without simplejpeg, for CMYK, and for slightly invalid data.
+    Returns None if Pillow must be used instead: simplejpeg is missing, the image is CMYK, or the data has minor errors.
     """
     simplejpeg = _simplejpeg()
     if simplejpeg is None or header.components not in (1, 3):
@@ -334,7 +334,7 @@ def decode_rows(data: bytes, header: JpegHeader, grey: bool, factor: int, bottom
             colorspace="GRAY" if grey else "RGB",
             min_height=size[0],
             min_width=size[1],
-            strict=source is data,  # the unread rows are a recoverable error
+            strict=source is data,  # the skipped rows cause a recoverable error
             # fastdct is only 3% faster and changes pixels by one level on average; fastupsample is 5% faster and
             # changes colours at sharp edges by up to 37 levels after the resize.
             fastdct=False,
@@ -385,7 +385,7 @@ def orientation_of(image: Image.Image, data: bytes) -> int:
     """Return the EXIF orientation, 1 to 8, without decoding."""
     if image.format == "TIFF":  # Pillow rotates it when loading, and reports the rotated size
         return 1
-    if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the image to look for EXIF after it
+    if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the image to find EXIF data after it
         return 1
     value = image.getexif().get(0x0112, 1)
     return value if value in range(1, 9) else 1
@@ -401,7 +401,7 @@ def reduce(image: Image.Image, grey: bool, factor: int) -> int:
 
 
 def bytes_to_decode(image: Image.Image) -> int:
-    """Estimate the memory to decode and resize an image: Pillow's image, its decoder's buffers and the result."""
+    """Estimate the memory to decode and resize an image: Pillow's image, the decoder's buffers and the result."""
     own = 2 if image.mode.startswith("I;16") else 1 if image.mode in ("1", "L", "P") else 4
     result = 1 if _is_grey(image) else 3
     resizing = 4 if result == 1 else 0  # torch's kernel expands one channel to four
@@ -452,8 +452,8 @@ def _in_strips(image: Pixels, convert: Callable[[Pixels], np.ndarray], channels:
 def _eight_bits(image: Image.Image) -> np.ndarray:
     """Scale the value range to 0..255; Pillow's conversion would clip it.
 
-    The range of 16-bit files is known. For 32-bit integers and floats, take the smallest common range that contains all
-    values: 1 (floats only), 255 (floats only), 65535, or else the brightest pixel.
+    The maximum of 16-bit files is known. For 32-bit integers and floats, use the first of 1, 255 (both only for floats)
+    and 65535 that no pixel exceeds, or else the value of the brightest pixel.
     """
     if image.mode.startswith("I;16") or image.format == "PNG":
         return _in_strips(image, lambda strip: ((np.asarray(strip).astype(np.uint32) + 128) // 257)[..., None], 1)

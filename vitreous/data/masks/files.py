@@ -35,9 +35,9 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE = 0, 3
 _COLOURED = {2: "RGB", 4: "grey with alpha", 6: "RGB with alpha"}
 _HEADER = 26  # size of a PNG header in bytes
-_START = 1 << 16  # number of bytes that contain the header of nearly every image
-# Number of ids, in all masks and in one, that indicates smoothed edges or JPEG compression, which produce most of the
-# 256 levels. COCO-Stuff has 182 classes, ADE20K 150 and Cityscapes 34, and one image has only a few of them.
+_START = 1 << 16  # number of bytes to read first; they contain the header of nearly every image
+# More ids than this, in all masks or in one mask, indicate smoothed edges or JPEG compression, which produce most of
+# the 256 levels. COCO-Stuff has 182 classes, ADE20K 150 and Cityscapes 34, and one image has only a few of them.
 _MANY, _MANY_IN_ONE = 200, 100
 
 Pair = tuple[str, str]  # image path and mask path, relative to the root
@@ -93,13 +93,13 @@ def _check_order(path: Path, lines: list[str]) -> None:
         name, index = turned[0].groups()
         raise ValueError(
             f"{path}: ids must precede names, got {lines[0]!r}; write '{index} {name}', "
-            f"or '0 {lines[0]}' if the number belongs to the name"
+            f"or '0 {lines[0]}' if the number is part of the name"
         )
 
 
 def _check_once(path: Path, names: list[str]) -> None:
     if not names:
-        raise ValueError(f"{path} lists no classes; expected one line 'ID NAME' per class")
+        raise ValueError(f"{path} lists no classes; expected one 'ID NAME' line per class")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{path} lists {listed(twice)} more than once")
 
@@ -114,7 +114,7 @@ def number_classes(
 ) -> tuple[tuple[str, ...], tuple[int, ...], np.ndarray]:
     """Return the classes to learn, their ids, and a lookup table from id to class index or IGNORED.
 
-    Classes are sorted by id, or follow `order` if it has the same classes.
+    Classes are sorted by id, or follow `order` if it contains the same classes.
     """
     for name in ignore:
         if name not in names.values():
@@ -159,7 +159,7 @@ def read_header(data: bytes) -> MaskHeader:
     width, height, bits, kind = struct.unpack_from(">IIBB", data, 16)
     if kind not in (_GREY, _PALETTE, *_COLOURED) or not width or not height:
         raise UnreadableImage("the PNG header is invalid")
-    # Pillow's copy, numpy's, and one more during the conversion.
+    # Memory for three copies: Pillow's, NumPy's, and one during the conversion.
     check_memory((height, width), height * width * (12 if kind in _COLOURED else 3 * max(bits // 8, 1)))
     return MaskHeader((height, width), bits, _COLOURED.get(kind), kind == _PALETTE)
 
@@ -186,7 +186,7 @@ def _is_grey(pixels: np.ndarray) -> bool:
 
 
 def ids_in(ids: np.ndarray) -> list[int]:
-    """List the ids that occur. For bytes, bincount is ten times faster than unique."""
+    """List the ids that occur in a mask. For uint8, bincount is ten times faster than unique."""
     if ids.dtype == np.uint8:
         return np.flatnonzero(np.bincount(ids.ravel(), minlength=256)).tolist()
     return np.unique(ids).tolist()
@@ -206,7 +206,7 @@ def colours_in(data: bytes, most: int = 4) -> list[Colour]:
 
 @dataclass(frozen=True)
 class MaskCheck:
-    """Ids of a mask, or the problem with it."""
+    """Ids in a mask, or the problem with the mask or its image."""
 
     ids: tuple[int, ...] = ()
     image_error: str | None = None
@@ -282,8 +282,8 @@ def mask_problems(pairs: Sequence[Pair], checks: Sequence[MaskCheck], names: Map
     if coloured:
         problems.append(_colour_problem(coloured, checks))
     if sizes:
-        have = "mask has" if len(sizes) == 1 else "masks have"
-        problems.append(f"{len(sizes):,} {have} a different size than the image: {_with_reasons(sizes)}")
+        differ = "mask differs in size from its image" if len(sizes) == 1 else "masks differ in size from their images"
+        problems.append(f"{len(sizes):,} {differ}: {_with_reasons(sizes)}")
     if names is None and (len(found) > _MANY or any(len(check.ids) > _MANY_IN_ONE for check in checks)):
         problems.append(
             f"the masks have {len(found):,} different ids, probably because they were smoothed or saved as JPEG; "
@@ -294,7 +294,7 @@ def mask_problems(pairs: Sequence[Pair], checks: Sequence[MaskCheck], names: Map
         unused = [name for index, name in names.items() if index not in found]
         if found == {0, IGNORED} and IGNORED not in names and unused:  # 255 is probably a class
             add = f'if it is a class, add "{IGNORED} {unused[0]}" to {FILE}'
-            problems.append(f"the masks contain only 0 and {IGNORED}, which is ignored; {add}")
+            problems.append(f"the masks contain only the ids 0 and {IGNORED}, and {IGNORED} is ignored; {add}")
     return problems
 
 

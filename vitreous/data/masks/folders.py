@@ -64,7 +64,7 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str
     present = {index for check in checks for index in check.ids}
     if names is None:
         names = found_classes(present)
-        notes.append(f"no {FILE}, so the classes are the ids found: {listed(list(names.values()), 10)}")
+        notes.append(f"no {FILE}, so the ids found in the masks are the classes: {listed(list(names.values()), 10)}")
     elif unused := [name for index, name in names.items() if index not in present]:
         notes.append(f"no mask contains {listed(unused)}")
     in_train = {
@@ -72,7 +72,7 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str
     }
     held = [name for index, name in names.items() if index in present - in_train and name not in ignore]
     if held and in_train:
-        notes.append(f"no train mask contains {listed(held)}, which cannot be learned")
+        notes.append(f"classes that are missing from the train masks cannot be learned: {listed(held)}")
     if ignore:
         notes.append(f"{listed(ignore)} ignored")
     try:
@@ -176,7 +176,7 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
             key = _key(path, images)
             with_image.add(key)
             if lists and (key not in lists or (lists[key] == "test" and key not in by_key)):
-                unlisted += 1  # or in a test split without public masks
+                unlisted += 1  # or listed in a test split without public masks
                 continue
             total += 1
             if key in by_key:
@@ -199,12 +199,12 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
         have = "has" if len(alone) == 1 else "have"
         problems.append(f"{plural(len(alone), 'mask')} {have} no image: {listed(alone, 3)}")
     if others:
-        problems.append(f"{plural(len(others), 'mask')} not in PNG format: {listed(others, 3)}")
+        problems.append(f"masks must be PNG files, got {listed(others, 3)}")
     return splits, pairs, problems
 
 
 def _read_lists(root: Path) -> dict[str, str]:
-    """Split of each image in Pascal VOC's lists; empty if there are no lists."""
+    """Return the split of each image in Pascal VOC's lists; empty if there are no lists."""
     files = {split: root / LISTS / f"{split}.txt" for split in SPLITS}
     return {name: split for split, file in files.items() if file.is_file() for name in file.read_text().split()}
 
@@ -215,5 +215,5 @@ def _has_files(folder: Path) -> bool:
 
 
 def _key(path: str, folder: str) -> str:
-    """Path relative to `folder` without extension, which is the same for an image and its mask."""
+    """Return the path relative to `folder`, without extension. An image and its mask have the same key."""
     return os.path.splitext(os.path.relpath(path, folder))[0]

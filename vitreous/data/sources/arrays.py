@@ -20,7 +20,7 @@ CLASSES = ("classes", "class_names", "label_names", "names")
 
 
 def open_arrays(path: Path, classes: tuple[str, ...] | None = None) -> FoundData:
-    """Open an .npz file; `classes` are the class names if the file has none."""
+    """Open an .npz file; `classes` is used if the file contains no class names."""
     arrays = read_npz(path)
     named = next((tuple(map(str, arrays[key].tolist())) for key in CLASSES if key in arrays), classes)
     images, labels = _by_split(path, arrays, IMAGES), _by_split(path, arrays, LABELS)

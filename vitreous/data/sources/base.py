@@ -1,6 +1,6 @@
 """Sources of labelled images, read by index from memory, from files, or from byte ranges of larger files.
 
-A label applies to an image, a mask to its pixels. Masks are optional; sources with masks list their classes in
+A label applies to a whole image, a mask to its pixels. Masks are optional; sources with masks list their classes in
 `mask_classes`. Sources keep no files open, so they can be copied to any number of workers. Data set readers return a
 `FoundData`, which has a source for each split and a list of problems.
 """
@@ -34,14 +34,14 @@ class Source(ABC):
     labels: np.ndarray  # int64 [n], indices into classes
     mask_classes: tuple[str, ...] = ()  # empty if there are no masks
     mask_ids: tuple[int, ...] = ()  # id of each mask class in the mask files
-    resident_bytes: int = 0  # keep the images on the device if they are at most this large
+    resident_bytes: int = 0  # maximum total size of images to keep on the device
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def image(self, index: int) -> StoredImage:
-        """Return the stored image, which the loader's workers decode."""
+        """Return the image as stored; the loader's workers decode it."""
 
     @abstractmethod
     def name(self, index: int) -> str:
@@ -153,7 +153,7 @@ def is_image_file(name: str) -> bool:
 
 
 def missing_files(root: Path, paths: Sequence[str]) -> set[int]:
-    """Return the indices of missing paths. Lists each folder once, which is faster than one stat per file."""
+    """Return the indices of paths that do not exist. Listing each folder once is faster than one stat per file."""
     rows = defaultdict(list)
     for row, path in enumerate(paths):
         rows[os.path.dirname(path)].append(row)
@@ -172,7 +172,7 @@ def missing_files(root: Path, paths: Sequence[str]) -> set[int]:
 
 @dataclass
 class FoundData:
-    """Images and problems found by a reader. All splits share one class list, the union over the splits."""
+    """Images and problems found by a reader. All splits share one class list, the union of their classes."""
 
     name: str
     splits: dict[str, Source]  # keys: "train", "val" and "test", or "all"
@@ -205,7 +205,7 @@ def label_problems(found: FoundData) -> list[str]:
 
 
 def class_counts(source: Source) -> dict[str, int]:
-    """Count the images per class, without empty classes."""
+    """Count the images per class, omitting empty classes."""
     counts = np.bincount(source.labels, minlength=len(source.classes))
     return {name: int(n) for name, n in zip(source.classes, counts, strict=True) if n}
 
@@ -233,7 +233,7 @@ def split_name(word: str) -> str | None:
 
 
 def split_folders(folders: Sequence[str], where: object) -> dict[str, str]:
-    """Map folder names to splits, ignoring other folders; raises ValueError if two folders are the same split."""
+    """Map folder names to splits, ignoring other folders; raises ValueError if two folders map to the same split."""
     splits = {folder: split for folder in folders if (split := split_name(folder))}
     if doubled := [folder for folder, split in splits.items() if list(splits.values()).count(split) > 1]:
         raise ValueError(f"{where} has several folders for the same split: {listed(doubled)}; keep one")
@@ -298,7 +298,7 @@ def cell_text(value: object) -> str:
 
 
 def class_labels(values: Iterable[object], names: tuple[str, ...] | None) -> list[str]:
-    """Convert labels to text. Numbers index into `names`, if given; negative ones (hidden labels) become empty."""
+    """Convert labels to text. Numbers are indices into `names`, if given; negative ones (hidden labels) are empty."""
     seen: dict[str, str] = {}
     labels = []
     for value in values:

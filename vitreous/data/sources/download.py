@@ -1,7 +1,7 @@
 """Resumable, size-limited and verified downloads to the cache.
 
 A file is downloaded as `NAME.part` and renamed once its checksum is verified, so a file that exists is complete and is
-not downloaded again. (pooch and urlretrieve neither resume nor limit bytes or time.)
+not downloaded again. (Neither pooch nor urlretrieve can resume a download, or limit its size and time.)
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def fetch(url: str, target: Path, checksum: str | None = None, max_bytes: int = 
 
 
 class _Download:
-    """A download over any number of connections, with the minimum speed of vitreous.common.network."""
+    """A download over any number of connections. It fails below the minimum speed set in vitreous.common.network."""
 
     def __init__(self, url: str, target: Path, max_bytes: int) -> None:
         self.url, self.max_bytes = url, max_bytes
@@ -86,7 +86,7 @@ class _Download:
             if have and not start:
                 self.restarts += 1
                 if self.restarts > MAX_RESTARTS:
-                    raise self._failed(f"restarted {self.restarts} times")
+                    raise self._failed(f"the download had to be restarted {self.restarts} times")
             if response is None:  # the server has no more bytes: the part is complete, or the file changed
                 self.part.unlink()
                 return False
@@ -123,7 +123,7 @@ class _Download:
         if total > self.max_bytes:
             raise BadResponse(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes: it has {total:,}")
         if int(length) > free:
-            raise OSError(f"{self.url} has {total:,} bytes, but only {free:,} are free in {self.part.parent}")
+            raise OSError(f"{self.url} needs {int(length):,} bytes, but only {free:,} are free in {self.part.parent}")
         return total
 
     def _receive(self, have: int) -> Generator[http.client.HTTPResponse | bytes | None, None, None]:
@@ -165,7 +165,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar on a terminal, or print one line; yields a callback `advance(done, total)` in bytes."""
+    """Show a progress bar on a terminal, or else print one line. Yields a callback `advance(done, total)`, in bytes."""
     console = SafeConsole(stderr=True)
     if not console.is_terminal:
         print(printable(title), file=sys.stderr)

@@ -40,7 +40,7 @@ def open_folder(root: Path, labelled: bool = True) -> FoundData:
     items, problems = _read_classes(root, "", UNSPLIT, folders)
     if not labelled:
         items, images = items + [(UNSPLIT, UNLABELLED, name) for name in images], []
-    notes = [f"{plural(len(images), 'image')} outside the class folders ignored"] if images else []
+    notes = [f"ignored {plural(len(images), 'image')} outside the class folders"] if images else []
     return _found(root, items, problems if labelled else [], notes)
 
 
@@ -88,7 +88,7 @@ def _found(root: Path, items: list[Item], problems: list[str], notes: list[str])
 
 
 def local_path(spec: str, root: Path | None) -> Path:
-    """Resolve a path relative to `root` if it exists there, otherwise to the working directory."""
+    """Resolve a path relative to `root` if it exists there, otherwise relative to the working directory."""
     path = Path(spec).expanduser()
     return root / path if root is not None and (root / path).exists() else path
 
@@ -120,7 +120,7 @@ def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
 
 def images_below(root: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> list[str]:
-    """List all images in a folder and its subfolders, following links without cycles."""
+    """List all images in a folder and its subfolders, following links but not link cycles."""
     stat = os.stat(root / below)
     if (stat.st_dev, stat.st_ino) in above:
         return []

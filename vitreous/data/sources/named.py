@@ -1,7 +1,7 @@
 """Built-in data sets: `digits` and `shapes`, which come with the package, and published ones such as CIFAR-10.
 
 Published data sets are downloaded once from their official URLs, verified against the published checksums and unpacked
-into the cache. A local copy may be the official files, packed or unpacked, `NAME.npz`, or an image folder. Pickles are
+into the cache. A local copy can be the official files (packed or unpacked), `NAME.npz` or an image folder. Pickles are
 never loaded, so CIFAR's "python version" is not supported; use the binary version. `shapes` takes options, e.g.
 `shapes:size=96,count=4000`.
 """
@@ -30,7 +30,7 @@ from vitreous.data.sources.folders import open_folder
 from vitreous.data.sources.shapes import open_shapes
 
 FILES = Path(__file__).parent / "files"
-MAX_BYTES = 1 << 30  # per published file; the largest, the pets images, is 0.8 GB
+MAX_BYTES = 1 << 30  # limit per published file; the largest (the pets images) is 0.8 GB
 OPTIONS = {"shapes": ("size", "count", "val")}
 
 
@@ -97,7 +97,7 @@ def open_published(name: str, root: Path | None) -> FoundData:
 
 
 def unpack(files: Sequence[Path], target: Path) -> Path:
-    """Unpack archives and copy other files into `target`, which is created only when complete."""
+    """Unpack archives and copy other files into `target`. If `target` exists, it is complete."""
     with file_lock(target):
         if target.exists():
             return target
@@ -154,7 +154,7 @@ def _candidates(published: Published, bases: Sequence[Path]) -> Iterator[Path]:
 def _read_from(published: Published, bases: Sequence[Path]) -> FoundData:
     folder = next(_candidates(published, bases), None)
     if folder is None:
-        raise ValueError(f"{bases[0]} has no {published.folders[0]}/{published.landmark}; delete it and try again")
+        raise ValueError(f"{bases[0]} has no {published.folders[0]}/{published.landmark}; delete {bases[0]} and retry")
     return published.read(folder)
 
 
@@ -180,7 +180,7 @@ def _fashion_mnist(folder: Path) -> FoundData:
 
 
 def _pets(folder: Path) -> FoundData:
-    """Read lines such as `Abyssinian_100 1 1 1`: image name, then breed number starting at 1."""
+    """Read Oxford-IIIT Pets. Lines such as `Abyssinian_100 1 1 1` contain the image name and breed number (from 1)."""
     rows, breeds = [], {}
     for split, file in (("train", "trainval.txt"), ("test", "test.txt")):
         for line in (folder / "annotations" / file).read_text().splitlines():
@@ -192,7 +192,7 @@ def _pets(folder: Path) -> FoundData:
 
 
 def _flowers(folder: Path) -> FoundData:
-    """Read image numbers per split and the class of each image; both start at 1."""
+    """Read Flowers-102 from the image numbers of each split and the class number of each image; both start at 1."""
     labels, ids = read_mat(folder / "imagelabels.mat")["labels"], read_mat(folder / "setid.mat")
     keys = {"train": "trnid", "val": "valid", "test": "tstid"}
     rows = [
@@ -204,7 +204,7 @@ def _flowers(folder: Path) -> FoundData:
 
 
 def _imagenette(folder: Path) -> FoundData:
-    """Read folders named by WordNet ids; the class names are in the order of these ids."""
+    """Read Imagenette. Class folders are named by WordNet id; classes.json lists the class names in the same order."""
     found = replace(open_folder(folder), name="imagenette")
     for source in found.splits.values():
         if len(source.classes) == 10:
@@ -283,7 +283,7 @@ NAMES = ("digits", "shapes", *PUBLISHED)
 
 
 def read_cifar(files: Sequence[Path], label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read CIFAR's binary version; a record has one or two labels (fine label last) and a 3 x 32 x 32 image."""
+    """Read CIFAR's binary version; a record is one or two label bytes (the fine label last) and a 3 x 32 x 32 image."""
     record = label_bytes + 3 * 32 * 32
     for file in files:
         if file.stat().st_size == 0 or file.stat().st_size % record:
@@ -316,7 +316,7 @@ _MATRIX, _COMPRESSED = 14, 15
 
 
 def read_mat(path: Path) -> dict[str, np.ndarray]:
-    """Read the numeric arrays of a MATLAB 5 file, flattened, by name."""
+    """Read the numeric arrays of a MATLAB 5 file. Returns them flattened, by name."""
     data = path.read_bytes()
     if not data.startswith(b"MATLAB 5.0") or data[126:128] != b"IM":
         raise ValueError(f"{path} is not a little-endian MATLAB 5 file")
@@ -333,7 +333,7 @@ def read_mat(path: Path) -> dict[str, np.ndarray]:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (type, data) of each element. Up to 4 bytes are stored in the header; longer data is padded to 8 bytes."""
+    """Yield (type, data) of each element. Up to 4 bytes are in the header; longer data is padded to a multiple of 8."""
     at = 0
     while at < len(data):
         kind, size = struct.unpack_from("<II", data, at)

@@ -1,7 +1,7 @@
 """Generated images of one shape on a textured background, with exact masks.
 
-Images are pure functions of (seed, index), drawn on every read. A shape is defined by its signed distance function
-(negative inside, positive outside), which gives antialiased edges and an exact mask.
+An image is a pure function of (seed, split, index) and is drawn each time it is read. A shape is defined by its signed
+distance function (negative inside, positive outside), which gives antialiased edges and an exact mask.
 
 h, w: height and width.
 """
@@ -21,14 +21,14 @@ from vitreous.common.text import listed
 from vitreous.data.masks.files import number_classes
 from vitreous.data.sources.base import FoundData, Source, StoredImage
 
-NUMBERS = [4, 18, 36, 1]  # count of random numbers for position, colours, texture and noise strength
+NUMBERS = [4, 18, 36, 1]  # number of random values for position, colours, texture and noise strength
 CLASSES = ("circle", "square", "triangle", "ring", "cross", "star")
 
 
 def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = ()) -> FoundData:
-    """Open `shapes`, or e.g. `shapes:size=96,count=4000,val=1000`, with masks that ignore the classes in `ignore`.
+    """Open `shapes`, e.g. `shapes:size=96,count=4000,val=1000`. In masks, the classes in `ignore` become IGNORED.
 
-    Options are the size in pixels and the numbers of train and val images.
+    The options are the image size in pixels, the number of train images and the number of val images.
     """
     size, count = options.get("size", 64), options.get("count", 2000)
     val = options.get("val", max(count // 4, 2))
@@ -39,7 +39,7 @@ def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = 
         "train": ShapesSource(count, size, seed, "train", ignore),
         "val": ShapesSource(val, size, seed, "val", ignore),
     }
-    notes = [f"drawn at {size} pixels with seed {seed}", *([f"{listed(ignore)} ignored"] if ignore else [])]
+    notes = [f"{size} x {size} pixels, generated with seed {seed}", *([f"{listed(ignore)} ignored"] if ignore else [])]
     return FoundData("shapes", splits, notes)
 
 
@@ -47,7 +47,7 @@ class ShapesSource(Source):
     """Generated images. Mask ids are 0 for the background and 1 + label for the shape, before `ignore` is applied."""
 
     classes = CLASSES
-    resident_bytes = 1 << 28  # drawing more takes minutes
+    resident_bytes = 1 << 28  # drawing more images takes minutes
 
     def __init__(self, count: int, size: int | Size, seed: int, split: str, ignore: Sequence[str] = ()):
         self.size, self.seed, self.split = as_size(size), seed, split
@@ -125,7 +125,7 @@ def _colours(numbers: Float[Tensor, "18"]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _texture(size: Size, numbers: Float[Tensor, "36"]) -> Float[Tensor, "h w"]:
-    """Clouds or stripes, as the fraction of the second background colour per pixel."""
+    """Return clouds or stripes: the fraction of the second background colour at each pixel."""
     if numbers[0] < 0.5:
         return F.interpolate(numbers.view(1, 1, 6, 6), size, mode="bicubic", align_corners=True)[0, 0].clamp(0, 1)
     _, turn, waves, phase = numbers[:4].tolist()

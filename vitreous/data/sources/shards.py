@@ -37,7 +37,7 @@ PADDING = 1 << 16  # bytes to check after the end of an archive; writers pad to 
 
 
 class Member(NamedTuple):
-    """A regular file in a tar. The last one is incomplete if the tar is truncated."""
+    """A regular file in a tar. In a truncated tar, the last member may be incomplete."""
 
     name: str
     start: int
@@ -106,7 +106,7 @@ def _local(address: str) -> Path:
 
 
 def _splits(addresses: list[str]) -> list[str]:
-    """Infer the split of each shard from its name or folder; if only some have one, the others are train."""
+    """Infer the split of each shard from its name or folder; if only some shards have one, the others are train."""
     found = []
     for address in addresses:
         folder, name = Path(address).parent.name, Path(address).name
@@ -128,7 +128,7 @@ def _class_names(folder: Path) -> tuple[str, ...] | None:
 
 
 def index(shard: Path) -> tuple[list[tuple[Member, object]], str | None]:
-    """List the images of a shard with their labels, and describe any damage at its end.
+    """List the images of a shard with their labels, and describe any damage at the end of the shard.
 
     In a truncated shard, the last image is skipped if its label is missing.
     """
@@ -168,8 +168,8 @@ def _label(where: str, extension: str, data: bytes) -> object:
 
 # ---- Tar headers, parsed several times faster than by tarfile --------------------------------------------------------
 #
-# A tar is a sequence of 512-byte headers, each followed by the content of its file. Three header types only modify the
-# next header: a long name in GNU's format ("L"), or `length key=value` records in POSIX's ("x"; "g" for all files).
+# A tar is a sequence of 512-byte headers, each followed by the content of its file. Three header types only contain
+# metadata: a long name of the next file ("L", GNU), or `length key=value` records for the next file ("x") or all ("g").
 
 
 def list_members(tar: Path) -> tuple[list[Member], str | None]:
@@ -213,7 +213,7 @@ def _parse(data: mmap.mmap) -> tuple[list[Member], str | None]:
             long_name = data[start : start + size].rstrip(b"\0").decode(errors="replace")
         elif kind != b"g":
             long_name = long_size = None
-    after = f"after {members[-1].name!r}" if members else "before its first file"
+    after = f"after {members[-1].name!r}" if members else "before the first file"
     return members, f"no end-of-archive marker, probably truncated {after}"
 
 

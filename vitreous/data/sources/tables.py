@@ -169,7 +169,7 @@ def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | No
     rows = Rows(labels, _row_splits(paths[0], columns) if split else splits, names.get(label))
     if image not in images:
         if len(paths) > 1:
-            raise ValueError(f"{name}: column {image!r} contains paths; expected images or a single Parquet file")
+            raise ValueError(f"{name}: column {image!r} must contain images, not paths, if there are several files")
         return _from_paths(paths[0], _read_columns(paths, [image])[image], rows, root)
 
     bare = from_rows(name, rows, lambda _, numbers, classes: ArraySource(np.empty(0), numbers, classes, name), [])
@@ -270,7 +270,7 @@ def _write(name: str, paths: Sequence[Path], column: str, packed: Path) -> np.nd
                 values = batch.column(0)
                 for value in values.field("bytes") if hasattr(values, "field") else values:
                     if not value.is_valid:
-                        raise ValueError(f"{path}: row {len(spans) + 1} of column {column!r} has no image")
+                        raise ValueError(f"{path}: row {len(spans) + 1} of column {column!r} contains no image")
                     buffer = value.as_buffer()
                     out.write(buffer)
                     spans.append((0, start, buffer.size))
