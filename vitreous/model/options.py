@@ -119,7 +119,7 @@ class Rotary2d:
 class Conditional:
     """CPVT: a depth-wise convolution after each of the first `blocks` blocks; its zero padding encodes position.
 
-    Using more than one also mixes neighbouring patches, which helps on small data sets.
+    More than one convolution also mixes neighbouring patches, which helps on small data sets.
     """
 
     label = "conditional"

@@ -28,7 +28,7 @@ UNREADABLE = -1  # label of an unreadable image
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """Metrics of one class. Recall is None if it has no images, and precision is None if it was never predicted."""
+    """Metrics of one class. Recall is None if the class has no images, and precision if it is never predicted."""
 
     index: int
     name: str

@@ -45,7 +45,7 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
 MISTAKES = 24
-FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # classes beyond these limits are sorted, folded, omitted
+FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # longer tables are sorted, folded, truncated
 
 
 class Classify(Task):
