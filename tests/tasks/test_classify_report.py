@@ -56,7 +56,7 @@ def test_the_most_confused_pairs_are_listed() -> None:
 
 @pytest.mark.parametrize(
     ("sharpness", "words"),
-    [(0.2, "it is underconfident"), (30, "it is overconfident"), (0, "neither overconfident")],
+    [(0.2, "is underconfident"), (30, "is overconfident"), (0, "neither overconfident")],
 )
 def test_calibration_is_described_in_words(sharpness: float, words: str) -> None:
     answered = evaluation(400, 4, sharpness)

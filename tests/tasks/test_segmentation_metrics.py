@@ -236,16 +236,16 @@ def test_unreadable_images_are_counted_and_excluded() -> None:
     some = evaluated(predicted[[0, 2]], masks[[0, 2]], 3).metrics()
     assert {**metrics, "unreadable": 0} == pytest.approx(some)
     nothing = SegmentEvaluation.of(predicted, masks, torch.full((4,), -1), torch.arange(4), NAMES[:3])
-    with pytest.raises(ValueError, match="none of 4 images has a labelled pixel"):
+    with pytest.raises(ValueError, match="none of the 4 images has labelled pixels"):
         nothing.metrics()
     assert nothing.worst(3) == []
 
 
 def test_ids_beyond_the_classes_are_an_error() -> None:
     predicted, masks = answers(2, 4, seed=2)
-    with pytest.raises(ValueError, match="masks has class ids from 0 to 3, but there are 3 classes"):
+    with pytest.raises(ValueError, match="masks contains class ids from 0 to 3"):
         evaluated(predicted.clamp(max=2), masks, 3)
-    with pytest.raises(ValueError, match="predicted has class ids from 0 to 3, but there are 3 classes"):
+    with pytest.raises(ValueError, match="predicted contains class ids from 0 to 3"):
         evaluated(predicted, masks.where(masks != 3, torch.tensor(0)), 3)
 
 
@@ -316,7 +316,7 @@ def test_unreadable_images_and_masks_are_named_and_excluded(model: Segmenter) ->
     found = segment_source(predictor, source, model.config.labels)
     assert (found.metrics()["count"], found.metrics()["unreadable"]) == (3, 3)
     assert [problem.split(":")[0] for problem in found.problems] == [f"shapes/val[{index}]" for index in (1, 2, 3)]
-    assert "its mask is 32 x 31 pixels, but the image is 32 x 32" in found.problems[2]
+    assert "mask is 32 x 31 pixels, but the image is 32 x 32" in found.problems[2]
     good = [0, 4, 5]
     pixels = sum(source.mask(index).size for index in good)
     assert int(found.confusion().sum()) == pixels

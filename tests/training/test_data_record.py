@@ -128,7 +128,7 @@ def test_samples_known_by_index_are_rejected(names: list[int], tmp_path: Path) -
     if len(names) == 40:  # the same labels in the same places; pixels are not compared
         assert resume_data(data, before, classes, allow_change=False) is data
         return
-    with pytest.raises(ValueError, match="index only"):
+    with pytest.raises(ValueError, match="only by their index"):
         resume_data(data, before, classes, allow_change=True)
 
 

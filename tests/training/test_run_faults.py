@@ -466,7 +466,7 @@ def test_a_file_system_without_locks_is_warned_about(run: Path, monkeypatch: pyt
 def test_a_folder_with_files_of_others_is_rejected(name: str, tmp_path: Path) -> None:
     (tmp_path / "run" / name).parent.mkdir(parents=True)
     (tmp_path / "run" / name).write_text("mine")
-    with pytest.raises(ValueError, match=f"already has {Path(name).parts[0]}"):
+    with pytest.raises(ValueError, match=f"already contains {Path(name).parts[0]}"):
         train(quick(tmp_path / "run"))
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / name]
 

@@ -74,7 +74,7 @@ def test_typical_side_is_the_median_of_a_sample(sizes: list[tuple[int, int] | No
 
 @pytest.mark.parametrize(("count", "looks"), [(4, 4), (30, 25)])
 def test_unreadable_images_only_is_an_error(count: int, looks: int) -> None:
-    with pytest.raises(ValueError, match=rf"none of .*{looks} sampled images can be read, such as 0\.jpg"):
+    with pytest.raises(ValueError, match=rf"{looks} sampled images, such as 0\.jpg"):
         typical_side(Mixed(*[None] * count))
 
 

@@ -9,7 +9,7 @@ from vitreous.common.checks import BadValue, Size, check_whole, fail, suggestion
 from vitreous.common.codec import decode
 from vitreous.model.options import GlobalAverage, PoolConfig, Preprocessing
 
-# Limits far above any published model. Larger values are mistakes and would run out of memory.
+# Limits far above any published model. Larger values are probably mistakes and would exhaust the memory.
 MAX_WIDTH, MAX_DEPTH, MAX_SIDE, MAX_CLASSES, MAX_TOKENS = 2**16, 1024, 2**16, 10**7, 2**20
 MAX_PARAMETERS = 10**11  # the largest published ViT has 22 billion
 
@@ -45,7 +45,7 @@ class ModelConfig:
 
         @property
         def summary(self) -> str:
-            """One-line description of the architecture, which starts with the backbone."""
+            """One-line description of the architecture, starting with the backbone."""
 
         @property
         def num_layers(self) -> int: ...
@@ -111,7 +111,7 @@ class ModelConfig:
         return dataclasses.replace(self, num_classes=num_classes, labels=labels)  # type: ignore[call-arg]
 
     def override(self: C, fields: Mapping[str, Any]) -> C:
-        """Replace fields with values or their JSON form. A segmenter replaces fields of its encoder."""
+        """Replace fields with the given values or JSON values. In a segmenter, replace fields of the encoder."""
         hints, known = get_type_hints(type(self)), [field.name for field in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
@@ -124,7 +124,7 @@ def check_classes(num_classes: object, labels: object) -> None:
     if not isinstance(labels, tuple) or not all(isinstance(label, str) for label in labels):
         fail("labels", labels, "a tuple of strings")
     if labels and len(labels) != num_classes:
-        raise ValueError(f"labels must be empty or have num_classes ({num_classes}) names, got {len(labels)}")
+        raise ValueError(f"labels must be empty or contain num_classes ({num_classes}) names, got {len(labels)}")
 
 
 def check_budget(parameters: int) -> None:

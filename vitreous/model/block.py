@@ -29,7 +29,7 @@ class GeluMlp(nn.Module):
 
 
 class SwiGluMlp(nn.Module):
-    """Gated MLP: silu(x W1) * (x W2), then linear. W1 and W2 are packed into one layer, in this order."""
+    """Gated MLP: silu(x W1) * (x W2), then a linear layer. W1 and W2 are packed into one layer, in this order."""
 
     def __init__(self, width: int, mlp_width: int, dropout: float = 0.0):
         super().__init__()

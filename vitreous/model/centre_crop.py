@@ -56,12 +56,12 @@ def covering(image: Size, target: Size) -> Size:
 
 
 def _same_aspect(image: Size, ratio: float) -> Size:
-    """Divide the image size by `ratio`, rounded as in timm's ResizeKeepRatio."""
+    """Divide the image size by `ratio`, rounding as timm's ResizeKeepRatio does."""
     return (max(round(image[0] / ratio), 1), max(round(image[1] / ratio), 1))
 
 
 def centre(resized: Size, size: Size, how: Preprocessing) -> Size:
-    """Return the top and left of the centre crop; negative values mean padding."""
+    """Return the top-left corner of the centre crop; negative coordinates mean padding."""
     return (_offset(resized[0] - size[0], how), _offset(resized[1] - size[1], how))
 
 

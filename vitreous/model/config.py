@@ -187,11 +187,11 @@ class ViTConfig(ModelConfig):
         check_choice("patch_method", self.patch_method, ("conv", "linear"))
         check_flag("patch_norm", self.patch_norm)
         if self.patch_norm and self.patch_method != "linear":
-            fail("patch_method", self.patch_method, "'linear' for patch_norm=True")
+            fail("patch_method", self.patch_method, "'linear' when patch_norm=True")
         check_flag("pad", self.pad)
         patches = math.prod(self.grid)
         if patches > MAX_TOKENS:
-            fail("image_size", self.image_size, f"small enough for {MAX_TOKENS} patches (this has {patches})")
+            fail("image_size", self.image_size, f"small enough for at most {MAX_TOKENS} patches (got {patches})")
         check_kind("preprocessing", self.preprocessing, (Preprocessing,))
         self.preprocessing.check_channels(self.channels)
 
@@ -222,7 +222,7 @@ class ViTConfig(ModelConfig):
         check_whole("registers", self.registers, 0, 1024)
         check_kind("position", self.position, get_args(PositionConfig))
         if isinstance(self.position, Learned2d) and self.width % 2:
-            fail("width", self.width, "even for Learned2d, which concatenates rows and columns")
+            fail("width", self.width, "an even number with Learned2d, which concatenates row and column vectors")
         if isinstance(self.position, SinCos2d) and (self.width % 4 or self.width < 8):
             fail("width", self.width, "a multiple of 4 and at least 8 for SinCos2d")
         if isinstance(self.position, Rotary2d) and self.head_width % 4:
@@ -232,9 +232,9 @@ class ViTConfig(ModelConfig):
         if isinstance(self.pool, AttentionPool) and self.width % self.num_heads:
             fail("num_heads", self.num_heads, f"a divisor of width ({self.width}) for AttentionPool")
         if isinstance(self.pool, ClassToken) and not self.class_token:
-            fail("pool", self.pool, "GlobalAverage() or AttentionPool() for class_token=False")
+            fail("pool", self.pool, "GlobalAverage() or AttentionPool() when class_token=False")
         if self.distillation_token and not isinstance(self.pool, ClassToken):
-            fail("pool", self.pool, "ClassToken() for distillation_token=True")
+            fail("pool", self.pool, "ClassToken() when distillation_token=True")
         check_kind("head", self.head, get_args(HeadConfig))
         check_classes(self.num_classes, self.labels)
 
@@ -378,5 +378,5 @@ AnyConfig = ViTConfig | ResNetConfig | SegmenterConfig  # configs that a checkpo
 
 
 def resnet_parameters(stages: tuple[int, ...], width: int) -> int:
-    """Estimate the number of parameters; a unit has about 17 times its squared width."""
+    """Estimate the number of parameters of a ResNet. A unit of width w has about 17 w^2."""
     return sum(17 * (width << stage) ** 2 * units for stage, units in enumerate(stages))

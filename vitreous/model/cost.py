@@ -55,7 +55,7 @@ class _PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._weights = {weight.untyped_storage()._cdata for weight in (*model.parameters(), *model.buffers())}
-        self._tensors: Counter[int] = Counter()  # live tensors of each storage
+        self._tensors: Counter[int] = Counter()  # number of live tensors per storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))

@@ -68,7 +68,7 @@ class Encoder(nn.Module):
     def explicit_step(
         self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
-        """Return the attention weights of `layer`, and z_{l+1} computed from them, so that gradients reach them."""
+        """Return the attention weights of `layer`, and z_{l+1} computed from them (so the weights get gradients)."""
         block, terms = cast(Block, self.blocks[layer]), position.attend(layout, before.device)
         weights = block.attention_weights(before, terms)
         return weights, position.between(layer, block.with_weights(before, weights, terms), layout)

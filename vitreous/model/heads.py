@@ -35,9 +35,9 @@ def _classifier(width: int, num_classes: int) -> nn.Linear:
 
 @torch.no_grad()
 def copy_rows(old: nn.Module, new: nn.Module, larger: nn.Module, rows: dict[int, int]) -> None:
-    """Copy the class rows {new: old} and all other layers of a head.
+    """Copy the given class rows ({new: old}) and all other tensors of a head.
 
-    `larger` is the new head with one more class; tensors of another shape there have one row per class.
+    `larger` is like `new`, but with one more class. Tensors whose shapes differ between them have one row per class.
     """
     there, here = list(rows), list(rows.values())
     values, sizes = old.state_dict(), larger.state_dict()

@@ -23,5 +23,5 @@ def lecun_normal_(conv: nn.Conv2d) -> nn.Conv2d:
 
 
 def small_(tensor: Tensor) -> Tensor:
-    """Initialise positions (as in the paper's code), tokens and classifiers: normal with std 0.02."""
+    """Initialise positions (as in the paper's code), tokens or classifiers with a normal distribution of std 0.02."""
     return nn.init.normal_(tensor, std=0.02)

@@ -24,7 +24,7 @@ def check_images(images: Tensor, channels: int) -> None:
 def check_matches(images: Tensor, weight: Tensor) -> None:
     """Raise a clear error if images and weights differ in dtype or device.
 
-    Called after a torch error: offloaded or sharded weights only have their dtype and device in the forward pass.
+    Called after a torch error rather than before the forward pass, when weights may still be offloaded or sharded.
     """
     if images.device != weight.device:
         raise ValueError(

@@ -38,7 +38,7 @@ class Filled(NamedTuple):
 class MaskedPatchPrediction(nn.Module):
     """Corrupts half of the patches and predicts them.
 
-    Of the corrupted patches, 80% become a learned token, 10% become another patch, and 10% are unchanged. One linear
+    Of these, 80% are replaced by a learned token, 10% by another patch of the image, and 10% are unchanged. One linear
     layer predicts the mean colour of a patch with 3 bits per channel ("colour"), the colours of its 4 x 4 cells
     ("colours"), or all of its pixels with an L2 loss ("pixels"). The paper compared all three and chose the first.
     """
@@ -59,7 +59,7 @@ class MaskedPatchPrediction(nn.Module):
         self.predict = xavier_(nn.Linear(config.width, outputs))
 
     def forward(self, images: Float[Tensor, "b c h w"], pixels: Float[Tensor, "b c h w"], draws: Tensor) -> Filled:
-        """Compute losses. `pixels`: images in [0, 1] before normalisation; `draws` [b, 3, n]: random, in [0, 1)."""
+        """Return losses. `pixels` are unnormalised images in [0, 1]; `draws` [b, 3, n] are random numbers in [0, 1)."""
         patches, grid = self.encoder.patchify(images)
         corrupted, hidden = self.corrupt(patches, draws)
         features = self.encoder.encode(*self.encoder.embed(corrupted, grid))
@@ -71,7 +71,7 @@ class MaskedPatchPrediction(nn.Module):
     def corrupt(
         self, patches: Float[Tensor, "b n d"], draws: Float[Tensor, "b 3 n"]
     ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
-        """Corrupt a fraction `rate` of the patches of each image; the kind of corruption is drawn per patch."""
+        """Corrupt a fraction `rate` of the patches of each image; the kind is drawn for each patch."""
         b, n, _ = patches.shape
         which, what, other = draws.unbind(1)
         count = max(round(n * self.rate), 1)
@@ -142,7 +142,7 @@ class MaskedAutoencoder(nn.Module):
         self.paint = xavier_(nn.Linear(width, pixels))
 
     def forward(self, images: Float[Tensor, "b c h w"], draws: Float[Tensor, "b n"]) -> Filled:
-        """Compute losses. `draws` are random; the patches with the smallest values stay visible."""
+        """Return losses. `draws` are random numbers; the patches with the smallest numbers stay visible."""
         n = draws.shape[1]
         visible = max(min(round(n * (1 - self.rate)), n - 1), 1)  # at least one visible and one hidden patch
         keep_indices = draws.argsort(dim=1)[:, :visible].sort(dim=1).values

@@ -1,6 +1,6 @@
 """Options for each part of a model: unions of small frozen dataclasses that validate their fields.
 
-`build.py` builds a module from each with one `match`. This module does not import torch.
+`build.py` uses `match` to build modules from them. This module does not import torch.
 """
 
 import re
@@ -65,7 +65,7 @@ class Learned1d:
 
 @dataclass(frozen=True)
 class Learned2d:
-    """Learned vectors per row and per column, each half as wide, concatenated (appendix D.4)."""
+    """Learned vectors per row and per column, each of half the model width, concatenated (appendix D.4)."""
 
     label = "learned 2d"
 
@@ -117,9 +117,9 @@ class Rotary2d:
 
 @dataclass(frozen=True)
 class Conditional:
-    """CPVT: depth-wise convolutions after the first `blocks` blocks, whose zero padding encodes position.
+    """CPVT: a depth-wise convolution after each of the first `blocks` blocks; its zero padding encodes position.
 
-    More blocks also mix neighbouring patches, which helps on small data sets.
+    More than one convolution also mixes neighbouring patches, which helps on small data sets.
     """
 
     label = "conditional"
@@ -146,7 +146,7 @@ ResNetNumerics = Literal["google", "timm", "bit"]
 class ResNetStem:
     """ResNet before the patch embedding: the hybrid of section 3.1.
 
-    `stages` are the units per stage. R50 is (3, 4, 6, 3), or (3, 4, 9) if stage 4 is moved into stage 3 (section 4.1).
+    `stages` has the units per stage. R50 is (3, 4, 6, 3), or (3, 4, 9) if stage 4 is moved into stage 3 (section 4.1).
     """
 
     stages: tuple[int, ...] = (3, 4, 9)
@@ -188,7 +188,7 @@ class Gelu:
 
 @dataclass(frozen=True)
 class SwiGlu:
-    """silu(x W1) * (x W2), then linear (DINOv2-g)."""
+    """Gated MLP: silu(x W1) * (x W2), then a linear layer (DINOv2-g)."""
 
 
 MlpConfig = Gelu | SwiGlu
@@ -264,7 +264,7 @@ HeadConfig = LinearHead | TanhHead | MlpHead
 
 @dataclass(frozen=True)
 class LinearDecoder:
-    """Linear layer that scores `cells` x `cells` cells of each patch."""
+    """Linear layer that scores the classes of `cells` x `cells` cells in each patch."""
 
     cells: int = 1
 
@@ -301,7 +301,7 @@ class Preprocessing:
     fit: "crop" resizes the shorter side to size / crop_fraction and crops the centre. "squash" resizes to the size and
         ignores the aspect ratio. "squash-crop" squashes to size / crop_fraction and crops the centre (transformers'
         DeiT). "pad" resizes the longer side to size / crop_fraction and fills the rest with `mean` (timm's "border").
-    geometry: Library whose rounding is used. Config files without this field mean "torchvision".
+    geometry: Library whose rounding is used. Config files without this field use "torchvision".
     mean, std: One number for all channels, or one per channel.
     """
 

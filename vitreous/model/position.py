@@ -1,6 +1,6 @@
 """Position embeddings for any grid.
 
-Each overrides one hook: `embed` adds to the token embeddings, `attend` changes the attention of all layers, and
+Each class overrides one hook: `embed` adds to the token embeddings, `attend` changes the attention of all layers, and
 `between` changes the tokens after a block.
 
 b: batch; t = p + n: tokens, prefix and patches; d: width; gh, gw: grid height and width.
@@ -25,8 +25,8 @@ from vitreous.model.tokens import Layout
 class PositionEmbedding(nn.Module):
     """Base class; adds no position information.
 
-    Models call `forward` once before the other hooks, which triggers torch's forward hooks: pruning and weight
-    normalisation recompute tensors there.
+    Models call `forward` once before the other hooks. This triggers torch's forward hooks, in which pruning and weight
+    normalisation recompute tensors.
     """
 
     def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
@@ -158,7 +158,7 @@ class Rotary2dPosition(PositionEmbedding):
 
 
 class RelativeBiasPosition(PositionEmbedding):
-    """Learned bias per head for each offset (dy, dx), plus three for pairs with prefix tokens."""
+    """Learned bias per head for each offset (dy, dx), plus three biases per head for pairs with prefix tokens."""
 
     def __init__(self, num_heads: int, grid: Size, interpolation: Interpolation):
         super().__init__()
@@ -196,7 +196,7 @@ class ConditionalPosition(PositionEmbedding):
             lecun_normal_(nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width))
             for _ in range(blocks)
         )
-        for weight in self.convolutions.parameters():  # preserves the variance of their sum
+        for weight in self.convolutions.parameters():  # makes the variance of their sum independent of `blocks`
             weight.data /= math.sqrt(blocks)
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:

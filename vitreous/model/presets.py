@@ -37,7 +37,7 @@ SIZES = {
 }
 
 # Hybrids: stem, ViT size, and patch size on the feature map (arXiv 2106.10270, Table 2).
-# R+ViT-Ti/16 has patches of 8 x 8 on a map with stride 4, which is 32 pixels, as in its released weights.
+# R+ViT-Ti/16 has 8 x 8 patches on a map with stride 4, so a patch covers 32 pixels, as in its released weights.
 HYBRIDS = {
     "R+ViT-Ti/16": (ResNetStem(stages=()), "Ti", 8),
     "R26+ViT-S/32": (ResNetStem(stages=(2, 2, 2, 2)), "S", 1),
@@ -111,7 +111,7 @@ def preset(name: str) -> AnyConfig:
     if name not in PRESETS:
         meant = _preset_name(name)
         hint = f" (did you mean {meant!r}?)" if meant in PRESETS else suggestion(name, PRESETS)
-        raise BadValue(f"there is no preset {name!r}{hint}. Run `vitreous info` to list them")
+        raise BadValue(f"there is no preset {name!r}{hint}. Run `vitreous info` to list all presets")
     return PRESETS[name]
 
 
@@ -129,7 +129,7 @@ LETTERS = {
 
 
 def _preset_name(name: str) -> str:
-    """Convert a timm or transformers model name to a preset name, or "" if it does not match.
+    """Return the preset name for a timm or transformers model name, or "" if the name is not recognised.
 
     >>> _preset_name("vit_base_patch16_224"), _preset_name("facebook/deit-tiny-distilled-patch16-224")
     ('ViT-B/16', 'DeiT-Ti/16-distilled')

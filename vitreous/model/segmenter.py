@@ -53,7 +53,7 @@ class Segmenter(Model):
         return self.encoder.pooled(images)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k h w"]:
-        """Zero-pad images, right and bottom, to a multiple of the patch stride, and crop the scores."""
+        """Return scores per pixel. Images are zero-padded, right and bottom, to a multiple of the patch stride."""
         check_images(images, self.config.channels)
         h, w = images.shape[2:]
         bottom, right = (-side % step for side, step in zip((h, w), self.config.patch_stride, strict=True))
@@ -75,7 +75,7 @@ class Segmenter(Model):
 
 
 class MaskTransformer(nn.Module):
-    """Blocks over patches and class tokens. A class mask is the cosine similarity of its token and the patches."""
+    """Blocks over patch and class tokens. Scores are normalised cosine similarities of patches and class tokens."""
 
     def __init__(self, config: ViTConfig, num_classes: int, depth: int):
         super().__init__()
@@ -130,7 +130,7 @@ def slide(
     corners = list(itertools.product(_starts(h, size[0], overlap), _starts(w, size[1], overlap)))
     places = [(..., slice(top, top + size[0]), slice(left, left + size[1])) for top, left in corners]
     for start in range(0, len(places), WINDOWS):
-        some = places[start : start + WINDOWS]  # all of one shape
+        some = places[start : start + WINDOWS]  # all windows have the same shape
         scores = model(torch.cat([images[place] for place in some])).float()
         for place, part in zip(some, scores.split(b), strict=True):
             total[place] += part

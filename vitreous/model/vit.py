@@ -86,7 +86,7 @@ class ViT(Model):
         return self._features(self.norm(self.encoder(tokens, layout, self.position)), layout)
 
     def classify(self, features: Features) -> Float[Tensor, "b classes"]:
-        """Equation 4: pool the features to y, and score each class."""
+        """Equation 4: pool the features into y, and score each class."""
         if self.distillation_head is None:
             return self.head(self.pool(features))
         by_label, by_teacher = self.classify_distilled(features)
@@ -165,7 +165,7 @@ class ViT(Model):
         for layer in layers or ():
             if not -depth <= layer < depth:
                 raise ValueError(
-                    f"layer must be from 0 to {depth - 1} (or from -{depth} to -1 from the end), got {layer}"
+                    f"layer must be from 0 to {depth - 1} (or -{depth} to -1, counting from the end), got {layer}"
                 )
         return [layer % depth for layer in (range(depth) if layers is None else layers)]
 

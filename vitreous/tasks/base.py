@@ -1,4 +1,4 @@
-"""Base class of all tasks, and the model that a run starts from.
+"""Base class of all tasks, and functions that build or load the model that a run starts from.
 
 b: batch; k: images.
 """
@@ -33,8 +33,8 @@ from vitreous.weights.native import provenance_of
 SMALL = 48  # largest side of small images, in pixels
 SAMPLES = 16  # training images in a report
 
-# Convolutional positions and mean pooling learn better from few images. On the digits, they reach a top-1 of 0.992,
-# compared to 0.964 for learned positions and a class token.
+# With few images, convolutional positions and mean pooling are better: on the digits data set, the top-1 accuracy is
+# 0.992, compared to 0.964 with learned positions and a class token.
 FEW_IMAGES = {"position": Conditional(), "pool": GlobalAverage(), "class_token": False}
 
 
@@ -77,18 +77,18 @@ class Finished:
 
     @property
     def evaluated_on(self) -> str:
-        chosen = ", which also selected the best epoch" if self.split == "val" else ""
+        chosen = ", which was also used to select the best epoch" if self.split == "val" else ""
         return f"evaluated on the {self.split} split{chosen}"
 
 
 class Task(ABC):
-    """Base class of tasks. Class methods prepare a run and instances train. The defaults suit labelled images."""
+    """Base class of tasks. Class methods prepare a run; instances train. The defaults are for labelled images."""
 
-    metric: ClassVar[str]  # selects the best checkpoint
+    metric: ClassVar[str]  # used to select the best checkpoint
     larger_is_better: ClassVar[bool] = True
-    train_metric: ClassVar[str | None] = None  # name of the second value of `loss`; None if unused
+    train_metric: ClassVar[str | None] = None  # name of the second value that `loss` returns; None if unused
     complete_checkpoint: ClassVar[bool] = False  # True if a checkpoint contains everything that `evaluate` needs
-    labelled: ClassVar[bool] = True  # False if images need no labels
+    labelled: ClassVar[bool] = True  # False if the task needs no labels
     masks: ClassVar[bool] = False  # True if batches contain masks
     options: ClassVar[frozenset[str]] = TASK_OPTIONS  # the TASK_OPTIONS that this task uses
     next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run.py)
@@ -128,13 +128,13 @@ class Task(ABC):
         name, reason = ("ViT-Ti/16" if count < 50_000 else "ViT-S/16"), f"for {count} {size}"
         choices = [Choice("model", "ViT-Lite-7/4", f"for {size}") if side <= SMALL else Choice("model", name, reason)]
         if not config.overrides and count < 100_000:
-            reason = "better for few images, but other checkpoint formats do not support them"
+            reason = "better for few images, but not supported by other checkpoint formats"
             choices.append(Choice("overrides", FEW_IMAGES, reason))
         return choices
 
     @classmethod
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
-        """Choose options that only this task has."""
+        """Choose the options that are specific to this task."""
         return []
 
     @classmethod
@@ -144,12 +144,12 @@ class Task(ABC):
 
     @classmethod
     def planned_config(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> ModelConfig:
-        """Return the config of the model to be built, to estimate its memory."""
+        """Return the config of the model to be built, for estimating its memory use."""
         return planned_config(config, init).backbone
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> Model:
-        """Build or load a model with a head for the classes of the data, or without a head if there are none."""
+        """Build or load a model with a head for the classes of the data, or without a head if there are no classes."""
         classes = cls.classes(data)
         if init is None:
             return build_preset(config, classes)
@@ -167,13 +167,13 @@ class Task(ABC):
         return self.model
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the inputs of `loss` on the device: first the normalised images, last the image weights [b]."""
+        """Return the inputs of `loss` on the device: normalised images first and image weights [b] last."""
         images = augment(batch.images, SampleRng(self.config.seed, batch.epoch, batch.keys), self.augmentation)
         return normalise(images, self.model.config.preprocessing), batch.labels, (batch.labels >= 0).float()
 
     @abstractmethod
     def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Return the sums of the loss and `train_metric` over a (micro-)batch; `module` may wrap `self.module()`."""
+        """Return the loss and `train_metric`, each summed over a (micro-)batch. `module` may wrap `self.module()`."""
 
     @abstractmethod
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
@@ -208,7 +208,7 @@ def padded_if(small: bool) -> Literal["padded", "resized"]:
 
 
 def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
-    """Build the preset of --model with random weights."""
+    """Build the preset given by --model, with random weights."""
     if config.model is None:
         raise BadValue("either model (a preset) or init (a checkpoint) is required")
     size, fields = image_size(config), {"labels": classes} | model_fields(config)
@@ -218,17 +218,17 @@ def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
 
 
 def open_init(config: TrainConfig) -> Checkpoint | None:
-    """Open the checkpoint of --init; None without --init."""
+    """Open the checkpoint given by --init, or return None if there is none."""
     return None if config.init is None else open_checkpoint(config.init)
 
 
 def checkpoint_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig | None:
-    """Return the config of an opened checkpoint with the run's overrides; None without a checkpoint."""
+    """Return the config of an opened checkpoint with the run's overrides, or None if there is no checkpoint."""
     return None if init is None else init.describe(config.overrides).config
 
 
 def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
-    """Return the planned model config, in which only fields that affect memory are final."""
+    """Return a preliminary model config for estimating memory. Fields that do not affect memory may still change."""
     size, checkpoint = image_size(config), checkpoint_config(config, init)
     if checkpoint is None:
         return configure(config.model or "", image_size=size, overrides=config.overrides)
@@ -246,7 +246,7 @@ def image_size(config: TrainConfig) -> Size | None:
 
 
 def model_fields(config: TrainConfig) -> dict[str, Any]:
-    """Return the fields of the model config that the run sets."""
+    """Return the model config fields that are set by the config of the run."""
     rates = {"stochastic_depth": config.stochastic_depth, "patch_dropout": config.patch_dropout}
     fields: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
     if config.dropout is not None:

@@ -1,6 +1,6 @@
 """Classification metrics: accuracy, loss, calibration, per-class metrics and confusion.
 
-Logits are reduced batch by batch on their device, and only 64 bytes per image are kept, for any number of classes.
+Logits are reduced batch by batch on their device. Only 64 bytes per image are kept, whatever the number of classes.
 
 n: images; k: top classes that are kept, at most 5.
 """
@@ -28,7 +28,7 @@ UNREADABLE = -1  # label of an unreadable image
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """Metrics of one class. Recall is None without images, precision is None without predictions."""
+    """Metrics of one class. Recall is None if the class has no images, and precision if it is never predicted."""
 
     index: int
     name: str
@@ -40,7 +40,7 @@ class ClassMetrics:
 
 @dataclass(frozen=True)
 class Confused:
-    """A confused pair of classes: how many images of class `true` were classified as `predicted`."""
+    """A confused pair of classes, with the number of images of class `true` that were classified as `predicted`."""
 
     true: int
     predicted: int
@@ -60,7 +60,7 @@ class WrongPrediction:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Confidence and accuracy in bins of confidence; `ece` is the expected calibration error."""
+    """Mean confidence and accuracy in each confidence bin; `ece` is the expected calibration error."""
 
     edges: Float[Tensor, "edges"]  # one more than there are bins
     counts: Int[Tensor, "bins"]
@@ -138,7 +138,7 @@ class Evaluation:
         return self.labels != UNREADABLE
 
     def metrics(self) -> dict[str, Any]:
-        """Return `top1`, `top5`, `loss`, `ece` and image counts; fractions, not percent."""
+        """Return `top1`, `top5`, `loss`, `ece` and image counts. Accuracies are fractions, not percentages."""
         self._check_not_empty()
         hits = self.best == self.labels[:, None]  # an unreadable image is never a hit
         count = int(self.readable.sum())
@@ -185,7 +185,7 @@ class Evaluation:
         return cells.view(self.num_classes, self.num_classes)
 
     def most_confused(self, k: int) -> list[Confused]:
-        """Return the k most frequent confusions; ties are sorted by fraction."""
+        """Return the k most frequently confused class pairs; ties are sorted by fraction."""
         true, predicted = self._pairs()
         wrong = true != predicted
         cells, counts = torch.unique(true[wrong] * self.num_classes + predicted[wrong], return_counts=True)
@@ -216,7 +216,7 @@ def ratio(part: float, whole: int) -> float | None:
 
 
 def _best(logits: Float[Tensor, "n classes"], k: int) -> Int[Tensor, "n k"]:
-    """Return the top k classes, lower class first in ties, which torch.topk does not guarantee."""
+    """Return the top k classes. Ties are ordered by class index, which torch.topk does not guarantee."""
     logits = logits.clone()
     best = []
     for _ in range(k):

@@ -45,7 +45,7 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
 MISTAKES = 24
-FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # more classes than this are sorted, folded, omitted
+FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # longer tables are sorted, folded, truncated
 
 
 class Classify(Task):
@@ -79,7 +79,7 @@ class Classify(Task):
         return strong, "TrivialAugment, mixup and CutMix, for training from scratch"
 
     def module(self) -> nn.Module:
-        """Return the model; with a teacher, a model with a distillation token returns the logits of both heads."""
+        """Return the model, wrapped in `TwoHeads` if it has a distillation token and there is a teacher."""
         if self.teacher is not None and self.model.config.distillation_token:
             return TwoHeads(self.model)
         return self.model
@@ -109,7 +109,7 @@ class Classify(Task):
 
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
-        """Return the teacher's logits for the same images, normalised as the teacher expects."""
+        """Return the teacher's logits, after normalising the images as the teacher expects."""
         assert self.teacher is not None
         own, other = self.model.config.preprocessing, self.teacher.config.preprocessing
         if (own.mean, own.std) != (other.mean, other.std):
@@ -157,7 +157,7 @@ class Classify(Task):
 
 
 class TwoHeads(nn.Module):
-    """Wraps a model with a distillation token: returns both heads' logits in training, their mean in evaluation."""
+    """Wrapper that returns the logits of both heads of a distilled model in training, and their mean in evaluation."""
 
     def __init__(self, student: Model):
         super().__init__()
@@ -170,19 +170,19 @@ class TwoHeads(nn.Module):
 
 
 def check_teacher(teacher: Model, path: Path, student: Model) -> None:
-    """Raise if a teacher has other classes than its student, or cannot take the student's images."""
+    """Raise if the teacher's classes differ from the student's, or if it does not support the student's images."""
     config, own = teacher.config, student.config
     if config.num_classes != own.num_classes:
         raise BadValue(f"teacher {path} has {config.num_classes} classes, but the student has {own.num_classes}")
     if config.labels not in ((), own.labels):
-        raise BadValue(f"teacher {path} has classes {listed(config.labels)}; the student has {listed(own.labels)}")
+        raise BadValue(f"teacher {path} has classes {listed(config.labels)}, but the student has {listed(own.labels)}")
     if config.channels != own.channels:
         raise BadValue(f"teacher {path} has {config.channels} input channels, but the student has {own.channels}")
-    config.grid_for(own.image_size)  # raises if its patches do not tile the images
+    config.grid_for(own.image_size)  # raises if the teacher's patches do not tile the images
 
 
 def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:
-    """Return smoothed one-hot targets; all zero for the label -1 (unreadable)."""
+    """Return smoothed one-hot targets, or zeros for images with the label -1 (unreadable)."""
     known = (labels >= 0).float()[:, None]
     targets = F.one_hot(labels.clamp(min=0), classes).float() * (1 - smoothing) + smoothing / classes
     return targets * known
@@ -208,7 +208,7 @@ class Mistake(NamedTuple):
 def evaluation_sections(
     folder: Path, evaluation: Evaluation, mistakes: Sequence[Mistake] = (), draw: bool = True
 ) -> list[Section]:
-    """Return sections for per-class metrics, confusion, mistakes and calibration; `draw` writes plots to `folder`."""
+    """Return sections for per-class metrics, confusion, mistakes and calibration; plots are saved in `folder`."""
     if not bool(evaluation.readable.any()):
         return []
     drawn = draw and evaluation.num_classes <= plots.MOST_CLASSES
@@ -253,7 +253,7 @@ def _mistakes(evaluation: Evaluation, mistakes: Sequence[Mistake]) -> list[Html]
 
 
 def per_class(evaluation: Evaluation) -> list[Html]:
-    """Table of classes, sorted by F1 if there are many."""
+    """Return a table of per-class metrics, sorted by F1 if there are many classes."""
     rows = evaluation.per_class()
     many = len(rows) > FEW_CLASSES
     if many:  # classes without images come last
@@ -289,23 +289,23 @@ def _class_table(rows: Sequence[ClassMetrics], numbered: bool) -> Html:
 
 
 def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
-    """Confusion matrix (if drawn) and the most confused class pairs."""
+    """Return the confusion matrix (if drawn) and a table of the most confused class pairs."""
     content = []
     if drawn is not None:
-        text = "Each row shows the predictions for one class. Everything off the diagonal is a mistake."
+        text = "Each row shows the predictions for the images of one class. Everything off the diagonal is a mistake."
         content.append(plot(drawn, "Confusion matrix: true against predicted classes", text))
     name_of = evaluation.name
     pairs = [
         [name(name_of(pair.true)), name(name_of(pair.predicted)), f"{pair.count:,}", f"{pair.fraction:.1%}"]
         for pair in evaluation.most_confused(10)
     ]
-    columns = ["true class", "predicted", "images", "of the true class"]
+    columns = ["true class", "predicted", "images", "% of true class"]
     content.append(table(columns, pairs, 2, "Most confused") if pairs else tag("p", "No classes were confused."))
     return [tag("div", *content, class_="side")]
 
 
 def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
-    """Calibration error, its explanation and the reliability diagram."""
+    """Return the calibration error with an explanation, and the reliability diagram (if drawn)."""
     bins, top1 = evaluation.calibration(), evaluation.metrics()["top1"]
     gap = float((bins.confidence * bins.counts).sum() / bins.counts.sum()) - top1
     lean = "neither overconfident nor underconfident overall"
@@ -313,9 +313,9 @@ def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
         lean = "overconfident overall" if gap > 0 else "underconfident overall"
     text = (
         f"Predictions with a probability of 80% should be correct 80% of the time. The mean calibration error of this "
-        f"model is {100 * bins.ece:.1f} percentage points, and it is {lean}."
+        f"model is {100 * bins.ece:.1f} percentage points. The model is {lean}."
     )
     if drawn is None:
         return [tag("p", text)]
-    note = f"Hollow dots: bins with fewer than {plots.FEW} images, which are unreliable."
+    note = f"Hollow dots mark bins with fewer than {plots.FEW} images. These bins are unreliable."
     return [tag("p", text), plot(drawn, "Reliability diagram: accuracy against confidence", note)]

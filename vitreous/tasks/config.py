@@ -2,7 +2,7 @@
 
 Every field is a flag of `vitreous train`; fields that are None are chosen automatically (see training/setup.py). This
 file does not import torch, which keeps `vitreous --help` fast. Values are checked by `check` rather than the
-constructor, because the command-line parser would change the error messages of a constructor.
+constructor, because the command-line parser alters the messages of errors raised in a constructor.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class Augment:
         self.on(Augmentation())  # checks the fields
 
     def on(self, base: Augmentation) -> Augmentation:
-        """Return a copy of `base` with the fields that are set here."""
+        """Return a copy of `base`, updated with the fields that are set here."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return dataclasses.replace(base, **given)
 
@@ -92,11 +92,11 @@ class Masking:
     mask_rate: float | None = None
     """Fraction of patches to mask; 0.75 for mae and 0.5 for mpp by default, as in the papers."""
     mpp_target: Literal["colour", "colours", "pixels"] = "colour"
-    """mpp: predict the mean colour of a patch (3 bits per channel), the colours of its 4 x 4 cells, or its pixels."""
+    """Target of mpp: mean colour of a patch (3 bits per channel), mean colours of its 4 x 4 cells, or its pixels."""
     decoder_width: int | None = None
-    """mae: width of the decoder; half of the encoder's width by default, at most 512."""
+    """mae: width of the decoder; by default half of the encoder's width, but at most 512."""
     decoder_depth: int | None = None
-    """mae: number of decoder blocks; a sixth of the encoder's depth by default, from 2 to 8."""
+    """mae: number of decoder blocks; by default a sixth of the encoder's depth, but at least 2 and at most 8."""
 
     def decoder_shape(self, encoder: ViTConfig) -> tuple[int, int]:
         """Return the width and depth of MAE's decoder. The defaults depend on the encoder (see table 1 of MAE)."""
@@ -126,7 +126,7 @@ class Segmenting:
     mask_blocks: int | None = None
     """Mask decoder: number of transformer blocks; 2 by default."""
     dice: float = 0.0
-    """Weight of the Dice loss, which is added to cross-entropy and helps small classes."""
+    """Weight of the Dice loss, which is added to cross-entropy and improves results for small classes."""
     ignore: tuple[str, ...] = ()
     """Classes to exclude from the loss and the metrics."""
 
@@ -205,13 +205,13 @@ class TrainConfig:
     init: Path | None = None
     """Checkpoint to start from; its head is replaced if the classes differ."""
     image_size: tuple[int, ...] = ()
-    """One number, or height and width; position embeddings of a checkpoint are resampled."""
+    """Image size: one number, or height and width. Position embeddings of a checkpoint are resampled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of the model config: {"registers": 4, "position": Rotary2d()}."""
+    """Other fields of the model config, such as {"registers": 4, "position": Rotary2d()}."""
     task: Literal["classify", "segment", "mae", "mpp"] = "classify"
     """classify: one class per image; segment: one class per pixel; mae and mpp: masked pre-training without labels."""
     data_root: Path | None = None
-    """Local copy of a data set that is otherwise downloaded."""
+    """Local copy of a data set that would otherwise be downloaded."""
     val_fraction: float = 0.2
     """Fraction of the training images to hold out if the data has no validation split."""
     seed: int = 0
@@ -238,18 +238,18 @@ class TrainConfig:
     segmenting: Segmenting = field(default_factory=Segmenting)
 
     out: Path | None = None
-    """Run folder; by default the first unused of runs/NAME, runs/NAME-2, ..."""
+    """Run folder; by default the first of runs/NAME, runs/NAME-2, ... that does not exist."""
     resume: bool = False
     """Resume the run in --out from its last checkpoint."""
     allow_data_change: bool = False
-    """With --resume: allow added and removed images. Old images keep their split; new ones are used for training."""
+    """With --resume: accept added and removed images. Old images keep their split; new ones are used for training."""
 
     epochs: float | None = None
     """Number of epochs."""
     steps: int | None = None
     """Number of optimizer steps, instead of --epochs."""
     batch_size: int | Literal["auto"] | None = None
-    """Images per step over all processes; auto is the largest that fits in half of the free memory."""
+    """Images per step across all processes; auto is the largest batch that fits in half of the free memory."""
     accumulate: int = 1
     """Gradient accumulation: number of micro-batches per step in each process."""
 
@@ -260,7 +260,7 @@ class TrainConfig:
     workers: int | None = None
     """Number of data-loading processes."""
     decode: Literal["auto", "exact", "fast"] = "auto"
-    """JPEG decoding in training: fast decodes at a reduced scale; auto is fast until the last tenth of the run."""
+    """JPEG decoding in training: fast decodes at a reduced scale; auto uses fast until the last tenth of the run."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Strategy for multiple processes (torchrun)."""
     compile: bool = False
@@ -273,7 +273,7 @@ class TrainConfig:
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
     keep: int = 0
-    """Number of earlier checkpoints to keep besides last and best."""
+    """Number of earlier checkpoints to keep besides last/ and best/."""
     save_minutes: float = 5.0
     """Maximum minutes between checkpoints within an epoch."""
     max_unreadable: float | None = None
@@ -289,7 +289,7 @@ class TrainConfig:
         for group in (self.optim, self.augment, self.distillation, self.masking, self.segmenting):
             group.check()
         if self.model is not None and self.init is not None:
-            fail("model", self.model, "omitted with --init, because a checkpoint has its own architecture")
+            fail("model", self.model, "omitted with --init, because the checkpoint defines the architecture")
         check_real("val_fraction", self.val_fraction, 0.01, 0.9)
         check_whole("seed", self.seed, 0, 2**62)
         check_whole("lora_rank", self.lora_rank, 1, 4096)
@@ -317,7 +317,7 @@ class TrainConfig:
             raise BadValue("--allow-data-change can only be used with --resume")
 
 
-# Task-specific options. Each task lists those that it uses.
+# Task-specific options. `Task.options` lists those that a task uses.
 TASK_OPTIONS = frozenset({"smoothing", "flip_test", "mixup", "cutmix"}).union(
     *(vars(group()) for group in (Distillation, Masking, Segmenting))
 )

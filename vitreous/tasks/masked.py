@@ -61,7 +61,7 @@ class Masked(Task):
     metric, larger_is_better, labelled = "loss", False, False
     title: ClassVar[str]
     caption = "Validation images, their visible patches, and the predicted hidden patches."
-    random_sets = 1  # random numbers per patch
+    random_sets = 1  # number of random values per patch
 
     def __init__(self, config: TrainConfig, model: Model):
         if not isinstance(model, ViT):
@@ -78,7 +78,7 @@ class Masked(Task):
         raise NotImplementedError
 
     def predict(self, module: nn.Module, images: Tensor, unit: Tensor, numbers: Tensor) -> Filled:
-        """Mask and predict patches. `unit` has the images in [0, 1]; `numbers` decide which patches are masked."""
+        """Mask and predict patches. `unit` contains the images in [0, 1]; `numbers` selects the patches to mask."""
         raise NotImplementedError
 
     @classmethod
@@ -94,7 +94,7 @@ class Masked(Task):
         return self._inputs(augment(batch.images, draws, self.augmentation), draws, batch.labels)
 
     def prepare_evaluation(self, batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the inputs of `predict`. An image has the same mask in every evaluation, to compare losses."""
+        """Return the inputs of `predict`. An image has the same mask in every evaluation, so losses are comparable."""
         unit = batch.images.to(device, non_blocking=True).float() / 255
         return self._inputs(unit, SampleRng(self.config.seed, 0, batch.keys.cpu()), batch.labels)
 
@@ -160,13 +160,13 @@ class Mae(Masked):
     """Masked autoencoder (arXiv 2111.06377): a light decoder predicts the pixels of the masked patches."""
 
     title = "Masked autoencoding"
-    caption = f"{Masked.caption} The model predicts normalised patches; their mean and contrast come from the image."
+    caption = f"{Masked.caption} The model predicts normalised patches; mean and contrast are taken from the image."
     options = frozenset({"mask_rate", "decoder_width", "decoder_depth"})
 
     @classmethod
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
         model, given = cls.planned_config(config, data, init), config.masking
-        if not isinstance(model, ViTConfig):  # rejected when the task is created
+        if not isinstance(model, ViTConfig):  # the constructor of the task rejects it
             return []
         width, depth = given.decoder_shape(model)
         reason = f"for an encoder of width {model.width} and depth {model.depth}"

@@ -52,11 +52,11 @@ from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batch
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import load_folder, provenance_of
 
-SMALL = 96  # largest side, in pixels, of images that use the small model and the padded crop
-# Half of ViT-Lite's width, four layers and 8-pixel patches reach a mean IoU of 0.93 on the shapes data set, after two
+SMALL = 96  # largest side, in pixels, of images for which the small model and the padded crop are chosen
+# With half of ViT-Lite's width, four layers and 8-pixel patches, the mean IoU on the shapes data set is 0.93 after two
 # and a half minutes of training on two CPU cores.
 FEW_PIXELS = {"patch_size": (8, 8), "width": 128, "depth": 4, "num_heads": 4, "mlp_width": 256} | FEW_IMAGES
-FIGURES, PAIRS = 4, 10  # images per figure, rows in the table of confused classes
+FIGURES, PAIRS = 4, 10  # images per figure; rows in the table of confused classes
 
 
 class Segment(Task):
@@ -64,7 +64,7 @@ class Segment(Task):
 
     metric, train_metric = "miou", "pixel_accuracy"
     complete_checkpoint = masks = True
-    options = frozenset({*vars(Segmenting()), "mixup", "cutmix"})  # the mask augmentation rejects mixing
+    options = frozenset({*vars(Segmenting()), "mixup", "cutmix"})  # rejected by the mask augmentation
     next_steps = (
         "vitreous predict {best} {image} --out {folder}/predicted",
         "vitreous eval {best} --data {data}",
@@ -75,7 +75,7 @@ class Segment(Task):
 
     @classmethod
     def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
-        """Open images with masks, with classes in the order of the checkpoint so that its decoder still fits."""
+        """Open images with masks. Classes are in the order of the checkpoint, so that its decoder can be reused."""
         checkpoint = base.checkpoint_config(config, init)
         order = checkpoint.labels if isinstance(checkpoint, SegmenterConfig) else ()
         where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
@@ -96,7 +96,7 @@ class Segment(Task):
 
     @classmethod
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
-        """Choose cells for a new linear decoder. A checkpoint keeps its decoder."""
+        """Choose `cells` for a new linear decoder. The decoder of a segmentation checkpoint is kept."""
         options = config.segmenting
         if options.decoder == "mask" or options.cells or options.mask_blocks:
             return []
@@ -104,7 +104,7 @@ class Segment(Task):
             return [Choice("cells", 8, "for outlines finer than a patch")]
         if options.decoder is None and isinstance(checkpoint := base.checkpoint_config(config, init), SegmenterConfig):
             known = checkpoint.labels == data.mask_classes
-            reason = "from the checkpoint" if known else "as in the checkpoint, with new weights for other classes"
+            reason = "from the checkpoint" if known else "as in the checkpoint; untrained because the classes differ"
             return [Choice("decoder", checkpoint.decoder, reason, apply=False)]
         return []
 
@@ -124,7 +124,7 @@ class Segment(Task):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> Segmenter:
-        """Build a segmenter, or keep that of a checkpoint if its classes and decoder match."""
+        """Build a segmenter, or reuse that of the checkpoint if its classes and decoder match."""
         classes, ids = data.mask_classes, data.train.mask_ids
         model = (
             base.build_preset(config, ())
@@ -146,7 +146,7 @@ class Segment(Task):
         encoder.config = dataclasses.replace(encoder.config, preprocessing=preprocessing, patch_dropout=dropped)
         segmenter = build_segmenter(SegmenterConfig(encoder.config, decoder, len(classes), classes, ids), encoder)
         vars(segmenter)["provenance"] = provenance_of(model)
-        segmenter.encoder.pool.requires_grad_(False)  # the decoder does not use it
+        segmenter.encoder.pool.requires_grad_(False)  # the decoder does not use the pooling
         return segmenter
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -201,7 +201,7 @@ class Segment(Task):
 
 
 def decoder_for(options: Segmenting, start: ModelConfig | None) -> DecoderConfig:
-    """Return the decoder that the options select, by default that of the checkpoint or a linear one."""
+    """Return the decoder that the options select. The default is that of the checkpoint, or a linear decoder."""
     if isinstance(start, SegmenterConfig) and (options.decoder, options.cells, options.mask_blocks) == (None,) * 3:
         return start.decoder
     if options.decoder == "mask" or (options.decoder is None and options.mask_blocks is not None):
@@ -247,10 +247,10 @@ def _with_mask(image: np.ndarray, mask: np.ndarray, background: int | None) -> T
 
 
 def per_class(evaluation: SegmentEvaluation) -> list[Html]:
-    """Tables of the classes, in order of IoU, and of the most confused class pairs."""
+    """Return a table of per-class metrics, sorted by IoU, and a table of the most confused class pairs."""
     text = (
         "IoU: correctly predicted pixels of a class, as a fraction of all pixels that belong to the class or were "
-        "predicted as it. Accuracy: fraction of the pixels of a class that were predicted correctly. Boundary F: "
+        "assigned to it. Accuracy: fraction of the pixels of a class that were predicted correctly. Boundary F: "
         "agreement of the outlines, within a few pixels. The worst classes come first."
     )
     rows = [
@@ -268,7 +268,7 @@ def per_class(evaluation: SegmentEvaluation) -> list[Html]:
     pairs = [(int(counts[i, j]), i, j) for i in range(len(names)) for j in range(len(names)) if i != j]
     worst = sorted((pair for pair in pairs if pair[0]), reverse=True)[:PAIRS]
     confused = [[name(names[i]), name(names[j]), f"{n:,}", f"{n / int(totals[i]):.1%}"] for n, i, j in worst]
-    columns = ["true class", "predicted", "pixels", "of the true class"]
+    columns = ["true class", "predicted", "pixels", "% of true class"]
     return [
         tag("p", text),
         table(["class", "pixels", "IoU", "accuracy", "boundary F"], rows),
@@ -289,7 +289,7 @@ def segmentation_loss(logits: Float[Tensor, "b k h w"], masks: Masks, dice: floa
 
 
 def dice_loss(logits: Float[Tensor, "b k h w"], masks: Masks) -> Float[Tensor, "b"]:
-    """Return the soft Dice loss of each image, averaged over its classes."""
+    """Return the soft Dice loss of each image, averaged over the classes that occur in its mask."""
     probabilities = logits.float().softmax(1) * (masks != IGNORED)[:, None]
     classes = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)
     member = masks[:, None] == classes

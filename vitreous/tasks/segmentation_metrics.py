@@ -1,7 +1,7 @@
 """Segmentation metrics: IoU, pixel accuracy and confusion, and boundary F-scores.
 
-Only a sparse confusion matrix and per-class boundary F-scores are kept for each image, a few hundred bytes. This is
-enough to merge batches and processes and to find the worst images.
+For each image, only a sparse confusion matrix and the boundary F-scores of its classes are kept (a few hundred bytes).
+They are sufficient to merge the results of batches and processes and to find the worst images.
 
 n: images; k: classes; h, w: height and width.
 """
@@ -31,7 +31,7 @@ Ids = UInt8[Tensor, "n h w"] | Int[Tensor, "n h w"]
 
 @dataclass(frozen=True)
 class SegmentClassMetrics:
-    """Metrics of one class; None if undefined, such as the accuracy of a class without pixels."""
+    """Metrics of one class. Undefined metrics, such as the accuracy of a class without pixels, are None."""
 
     index: int
     name: str
@@ -72,7 +72,7 @@ class SegmentEvaluation:
         for what, ids in (("masks", torch.where(known, masks, 0)), ("predicted", predicted)):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= k:
-                raise ValueError(f"{what} has class ids from {low} to {high}, but there are {k} classes")
+                raise ValueError(f"{what} contains class ids from {low} to {high}; must be from 0 to {k - 1}")
         place = torch.arange(n, device=device)[:, None, None]
         rows = place * (k + 1) + torch.where(known, masks, k)  # ignored pixels go to row k, which is dropped
         counts = torch.bincount((rows * k + predicted).flatten(), minlength=n * (k + 1) * k).view(n, k + 1, k)[:, :k]
@@ -120,7 +120,7 @@ class SegmentEvaluation:
         confusion = self.confusion()
         pixels = int(confusion.sum())
         if not pixels:
-            raise ValueError(f"nothing to evaluate: none of {len(self.indices)} images has a labelled pixel")
+            raise ValueError(f"nothing to evaluate: none of the {len(self.indices)} images has labelled pixels")
         classes = self.per_class()
         ious = [one.iou for one in classes if one.iou is not None]
         outlines = [one.boundary_f for one in classes if one.boundary_f is not None]
@@ -210,9 +210,9 @@ def segment_source(
                 truth = source.mask(index)
                 if result.mask.shape != truth.shape:
                     sizes = [" x ".join(map(str, array.shape)) for array in (truth, result.mask)]
-                    problem = f"its mask is {sizes[0]} pixels, but the image is {sizes[1]}"
+                    problem = f"the mask is {sizes[0]} pixels, but the image is {sizes[1]}"
             except (UnreadableImage, OSError) as error:
-                problem = f"its mask: {error}"
+                problem = f"the mask is unreadable: {error}"
         if problem is not None:
             parts.append(SegmentEvaluation.unreadable(index, classes, [f"{source.name(index)}: {problem}"]))
             continue
@@ -227,8 +227,8 @@ TOLERANCE = 0.0075  # fraction of the image diagonal
 
 
 def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "n {classes}"]:
-    """Return the boundary F-score of each class in each image; NaN without outline. Ignored pixels count as correct."""
-    truth = torch.where(masks == IGNORED, predicted.to(masks.dtype), masks)
+    """Return the boundary F-score of each class in each image, or NaN if the class has no outline there."""
+    truth = torch.where(masks == IGNORED, predicted.to(masks.dtype), masks)  # ignored pixels count as correct
     predicted_outlines, true_outlines = outlines(predicted), outlines(truth)
     radius = tolerance((masks.shape[1], masks.shape[2]))
     correct, claimed = _near(predicted_outlines, true_outlines, radius, classes)
@@ -239,12 +239,12 @@ def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "
 
 
 def tolerance(size: Size) -> int:
-    """Return the maximum distance, in pixels, at which an outline counts as correct."""
+    """Return the maximum distance, in pixels, between outlines that count as matching."""
     return math.ceil(TOLERANCE * math.hypot(*size))
 
 
 def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
-    """Return the class of each pixel that has a 4-neighbour of another class; IGNORED elsewhere."""
+    """Return the class of each pixel that has a 4-neighbour of another class, and IGNORED for all other pixels."""
     edge = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
     across, down = ids[:, :, 1:] != ids[:, :, :-1], ids[:, 1:] != ids[:, :-1]
     edge[:, :, 1:] |= across
@@ -257,7 +257,7 @@ def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
 def _near(
     outline: UInt8[Tensor, "n h w"], reference: UInt8[Tensor, "n h w"], radius: int, classes: int
 ) -> tuple[Float[Tensor, "n {classes}"], Float[Tensor, "n {classes}"]]:
-    """Count the outline pixels within `radius` of a reference pixel of the same class, and all outline pixels."""
+    """Return, per class, the number of outline pixels within `radius` of the reference, and of all outline pixels."""
     n, h, w = outline.shape
     step = w + 2 * radius
     around = F.pad(reference, (radius,) * 4, value=IGNORED).flatten()

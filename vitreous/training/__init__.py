@@ -1,7 +1,7 @@
 """Training: `run.py` implements `vitreous.train`, from the config to the report.
 
 setup.py completes the config and builds the model, the optimizer (optim.py) and the data loaders. progress.py displays
-and logs metrics, distributed.py handles multiple processes, and run_folder.py and checkpoint.py save runs for resuming.
+and logs metrics, distributed.py handles multiple processes, and run_folder.py and checkpoint.py save and resume runs.
 The run config and all task-specific code are in `vitreous.tasks`.
 """
 

@@ -1,7 +1,7 @@
-"""Training checkpoints, written to a temporary folder and renamed, so a crash cannot corrupt the previous one.
+"""Training checkpoints. Each is written to a temporary folder and renamed, so a crash cannot corrupt the previous one.
 
 A checkpoint is a model folder that `vitreous.load` reads, plus a `training/` subfolder with the weights, optimizer
-state and weight averages as safetensors. torch.distributed.checkpoint reads it with any number of processes.
+state and weight averages as safetensors, which torch.distributed.checkpoint can load in any number of processes.
 """
 
 import json
@@ -74,7 +74,7 @@ class State:
         return tensors
 
     def export(self) -> tuple[Model, dict[str, Tensor]]:
-        """Return the model and its unsharded weights on the CPU, averaged and with LoRA merged."""
+        """Return the model and its unsharded weights on the CPU, with EMA applied and LoRA merged."""
         with self.ema.applied() if self.ema is not None else nullcontext():
             weights = merged_state(self.model)
             return self.model, {name: unsharded(value).cpu().clone() for name, value in weights.items()}
@@ -105,7 +105,7 @@ def save(folder: Path, state: State, progress: Progress, world: World, provenanc
             shards = HuggingFaceStorageWriter(str(aside / "training"), save_distributed=True)
             save_shards(state.tensors(), storage_writer=shards)
         world.wait()
-        # Only the first process lists the files. On a network file system, others may not see all of them yet.
+        # Only the first process lists the files: on a network file system, others may not see all of them yet.
         names = world.first_only(lambda: [name for name in foreign_files(aside, ()) if name != CARD])
         sums = checksums(aside, names, world)
         if world.first:
@@ -123,7 +123,7 @@ def save_best(folder: Path, state: State, world: World, provenance: Mapping[str,
 
 
 def keep_copy(folder: Path, step: int, count: int) -> None:
-    """Copy last/ to step-N with hard links, and delete the oldest copies beyond `count`."""
+    """Copy last/ to step-N with hard links, and delete all but the newest `count` copies."""
     if not count:
         return
     last, copy = folder / "last", folder / f"step-{step:08d}"
@@ -140,7 +140,7 @@ def keep_copy(folder: Path, step: int, count: int) -> None:
 
 
 def load(folder: Path, state: State, world: World) -> Progress:
-    """Restore a run, with any number of processes. All processes must call this."""
+    """Restore a run that was saved by any number of processes. All processes must call this."""
     verify(folder, world)
     progress = read_progress(folder)
     state.optimizers.create_state()
@@ -166,7 +166,7 @@ def load(folder: Path, state: State, world: World) -> Progress:
 
 
 def read_progress(folder: Path) -> Progress:
-    """Read and check the progress of a checkpoint."""
+    """Read and validate progress.json of a checkpoint."""
     file = folder / PROGRESS
     document = read_json_object(file)
     try:
@@ -186,13 +186,13 @@ def read_progress(folder: Path) -> Progress:
 
 
 def checksums(folder: Path, names: Sequence[str], world: World) -> dict[str, str]:
-    """Return the CRC-32 of each file. All processes must call this, and each reads some of the files."""
+    """Return the CRC-32 of each file. All processes must call this; each of them reads some of the files."""
     mine = {name: _crc32(folder / name) for name in names[world.rank :: world.size]}
     return {name: value for part in world.gather(mine) for name, value in sorted(part.items())}
 
 
 def verify(folder: Path, world: World) -> None:
-    """Raise if a checkpoint file is missing or damaged. Checkpoints without checksums pass."""
+    """Raise if a checkpoint file is missing or damaged. Checkpoints without checksums are accepted."""
     if not (folder / CHECKSUMS).exists():
         return
     expected = read_json_object(folder / CHECKSUMS)
@@ -200,7 +200,7 @@ def verify(folder: Path, world: World) -> None:
         raise ValueError(f"{folder / missing[0]} is missing; {INSTEAD}")
     actual = checksums(folder, list(expected), world)
     if damaged := [name for name, value in actual.items() if expected[name] != value]:
-        raise ValueError(f"{folder / damaged[0]} is damaged: its checksum is wrong; {INSTEAD}")
+        raise ValueError(f"{folder / damaged[0]} is damaged: its checksum does not match; {INSTEAD}")
 
 
 def _crc32(file: Path) -> str:

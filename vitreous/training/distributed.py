@@ -78,7 +78,7 @@ class World:
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Join the process group when started by torchrun, and leave it on exit."""
+    """Join the process group if this process was started by torchrun, and leave it on exit."""
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = pick_device(device, local)
@@ -114,7 +114,7 @@ def parallelise(module: nn.Module, world: World, kind: Literal["ddp", "fsdp"]) -
     if kind == "ddp":
         devices = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices)
-    mesh = init_device_mesh(world.device.type, (world.size,))  # not the default, which is CUDA if a GPU is present
+    mesh = init_device_mesh(world.device.type, (world.size,))  # the default would be CUDA if a GPU is present
     for part in module.modules():
         if type(part).__name__ == "Block":  # one unit of communication per block
             fully_shard(part, mesh=mesh)

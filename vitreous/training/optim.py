@@ -20,7 +20,7 @@ from vitreous.tasks.config import Optim
 
 @dataclass
 class Optimizers:
-    """A single optimizer, or Muon for the block matrices with AdamW for all other weights."""
+    """A single optimizer, or Muon for the block matrices and AdamW for all other weights."""
 
     parts: list[torch.optim.Optimizer]
 
@@ -38,7 +38,7 @@ class Optimizers:
             group["lr"] = group["peak"] * fraction
 
     def step(self, skip: Tensor) -> None:
-        """Update the weights unless `skip` is 1. The device checks `skip`, so the host does not wait."""
+        """Update the weights unless `skip` is 1. `skip` is checked on the device, so the host does not wait for it."""
         for part in self.parts:
             part.grad_scale, part.found_inf = None, skip  # type: ignore[attr-defined]
             part.step()
@@ -73,7 +73,7 @@ def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optim
 
 
 def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
-    """Return the peak learning rate of each weight: lr * layer_decay ** (L - i) in block i of L, as in MAE."""
+    """Return the peak learning rates of the backbone: lr * layer_decay ** (L - i) in block i of L, as in MAE."""
     blocks = backbone.blocks
     below = [weight for module in backbone.embedding for weight in module.parameters()]
     rates = dict.fromkeys(below, lr * layer_decay ** (len(blocks) + 1))
@@ -83,7 +83,7 @@ def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Pa
 
 
 def decays(name: str, weight: Tensor) -> bool:
-    """Return True for matrices and filters. Biases, norms, scales, tokens and positions are not decayed."""
+    """Return True if the weight is decayed: matrices and filters, not biases, norms, scales, tokens or positions."""
     special = ("prefix.", "position.", ".query", "decoder.classes")
     return weight.ndim >= 2 and not any(part in f".{name}" for part in special)
 
@@ -140,7 +140,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def rate_fraction(step: int, total: int, optim: Optim) -> float:
-    """Return the learning rate at a step, counted from 0, as a fraction of its peak."""
+    """Return the learning rate at `step` (counted from 0) as a fraction of its peak."""
     rising, final = round(optim.warmup * total), optim.final_lr
     if step < rising:
         return (step + 1) / rising
@@ -162,7 +162,7 @@ def rate_fraction(step: int, total: int, optim: Optim) -> float:
 
 
 class Ema:
-    """Exponential moving average of the weights, with a smaller decay at the start. Sharded like the weights."""
+    """Exponential moving average of the weights, sharded as they are. The decay is smaller in the first steps."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
@@ -271,7 +271,7 @@ def _like(tensor: Tensor, weight: Tensor) -> Tensor:
 
 
 class Delta(nn.Module):
-    """LoRA parametrization W + B A. B is initialised to zero, which leaves the model unchanged."""
+    """LoRA parametrization W + B A. B is initialised to zero, so the model is unchanged at first."""
 
     def __init__(self, weight: Tensor, rank: int):
         super().__init__()

@@ -31,7 +31,7 @@ from vitreous.training.distributed import World
 
 # ---- Metrics ---------------------------------------------------------------------------------------------------------
 
-NONFINITE_STEPS = 3  # consecutive steps after which a run fails
+NONFINITE_STEPS = 3  # a run fails after this many consecutive steps with a non-finite gradient
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Monitor:
         self.unreadable: dict[str, None] = {}  # an ordered set
         self._reported: set[str] = set()  # unreadable images in earlier rows
         self.skipped = 0
-        self._nonfinite: deque[Tensor] = deque(maxlen=NONFINITE_STEPS)  # image indices of each such step
+        self._nonfinite: deque[Tensor] = deque(maxlen=NONFINITE_STEPS)  # image indices of each non-finite step
         self._pending: tuple[_AsyncNumber, Batch] | None = None
         self.reset()
 
@@ -85,7 +85,7 @@ class Monitor:
             )
 
     def metrics(self) -> dict[str, Any]:
-        """Return means and new unreadable images since the last report. All processes must call this."""
+        """Return the means and the new unreadable images since the last report. All processes must call this."""
         means = {f"train_{name}": value for name, value in self.means(self.world.sum(self._sums.clone())).items()}
         new = [name for name in self.all_unreadable() if name not in self._reported]
         self._reported.update(new)
@@ -149,7 +149,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         try:
             row = parse_json(line, where)
             if not isinstance(row, dict) or type(row.get("step")) is not int:
-                raise ValueError(f"{where} has no integer step")
+                raise ValueError(f"{where} has no integer 'step'")
         except ValueError as error:
             if number == len(lines):
                 break
@@ -199,9 +199,9 @@ def _writer(folder: Path) -> Any:
 # ---- Terminal --------------------------------------------------------------------------------------------------------
 
 PAUSE = 60.0  # seconds between lines within an epoch if there are no progress bars
-BRIEF = 10.0  # minimum seconds between epochs that are printed without an evaluation
+BRIEF = 10.0  # minimum seconds after a printed epoch before an epoch without an evaluation is printed
 SETTLED = 3.0  # seconds of training after which the time estimate is reliable
-SOON = 1.0  # seconds before the end of the first epoch when the estimate is printed anyway
+SOON = 1.0  # the estimate is printed anyway if the first epoch ends within this many seconds
 
 
 class ProgressDisplay:
@@ -242,7 +242,7 @@ class ProgressDisplay:
     def step(
         self, step: int, loss: float, lr: float, images_per_second: float, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Show the metrics after a step; cheap enough for every step."""
+        """Show the metrics after a step; cheap enough to call at every step."""
         if self.quiet:
             return
         self.done, now = step, self.clock()
@@ -263,7 +263,7 @@ class ProgressDisplay:
             self.print("  ".join([f"epoch {self.epoch_now()}/{self.epochs}", count, *words, *self.left()]))
 
     def epoch(self, epoch: int, metrics: Mapping[str, float | str]) -> None:
-        """Print the metrics of an epoch. Epochs without an evaluation are skipped if one was just printed."""
+        """Print the metrics of an epoch. An epoch without an evaluation is skipped if another was just printed."""
         if self.quiet:
             return
         self.done = max(self.done, min(epoch * self.steps_per_epoch, self.total_steps))
@@ -289,7 +289,7 @@ class ProgressDisplay:
         return max(-(-self.done // self.steps_per_epoch), 1)
 
     def place(self) -> tuple[int, int]:
-        """Return the finished and total steps of this epoch. The last epoch may be shorter."""
+        """Return the number of finished and of all steps in this epoch. The last epoch may be shorter."""
         before = (self.epoch_now() - 1) * self.steps_per_epoch
         return self.done - before, max(min(self.steps_per_epoch, self.total_steps - before), 0)
 
@@ -306,7 +306,7 @@ class ProgressDisplay:
         return (now - self.began) / max(self.done - self.start_step, 1)
 
     def _estimate(self) -> None:
-        """Print an estimate of the duration of the run, once."""
+        """Print an estimate of the run's duration, but only once."""
         if self.estimated or self.done >= self.total_steps:
             return
         self.estimated = True
@@ -347,7 +347,7 @@ class _Bars:
 
 
 def gpu_memory() -> list[str]:
-    """Return the peak GPU memory of this process, or an empty list without a GPU."""
+    """Return the peak GPU memory use of this process, or an empty list if no GPU is used."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

@@ -42,7 +42,7 @@ from vitreous.weights.native import load_folder
 
 NOTHING, SAVE, STOP = range(3)  # actions after a step, in order of urgency
 MAX_UNREADABLE = 0.05  # default of --max-unreadable
-NAMED = 10  # unreadable images to name in the terminal
+NAMED = 10  # number of unreadable images to list in the terminal
 
 
 class Interrupted(Exception):
@@ -152,7 +152,7 @@ def _open_data(
     record = run_folder.folder_of(config) / run_folder.DATA
     if here.first_only(record.exists):
         return resume_data(data, DataRecord.read(record), task.classes(data), config.allow_data_change)
-    console.print(f"{record} is missing; changes to the data since the start of the run are not detected")
+    console.print(f"{record} is missing; changes to the data since the start of the run will not be detected")
     return data
 
 
@@ -160,7 +160,7 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
     before = read_progress(folder / "last")
     if before.step > job.total_steps:
         path = folder / "last" / "progress.json"
-        raise ValueError(f"{path} is at step {before.step}, but the run has {job.total_steps} steps")
+        raise ValueError(f"{path} is at step {before.step}, but the run has only {job.total_steps} steps")
     if before.step == job.total_steps:
         console.print("this run is finished; evaluating it again")
     return before
@@ -176,11 +176,11 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
     if world.first_only(lambda: drop_rows_after(folder / METRICS, progress.step)):
         display.print(f"{folder / METRICS}: dropped the last line, which was incomplete")
     if resume and world.first:
-        checkpoint.keep_copy(folder, progress.step, config.keep)  # if the run was killed between saving and copying
+        checkpoint.keep_copy(folder, progress.step, config.keep)  # the run may have been killed before copying
     monitor, clock = Monitor(world, job.data.train, job.task.train_metric), _Clock(progress.seconds)
     with stop_signals() as received:
         for step, batch in enumerate(job.loader.batches(progress.step, job.total_steps), progress.step):
-            # Seeds dropout and stochastic depth.
+            # Seed dropout and stochastic depth.
             torch.manual_seed((config.seed * 1_000_003 + step * 1_009 + world.rank) % 2**63)
             fraction = rate_fraction(step, job.total_steps, config.optim)
             state.optimizers.set_rate(fraction)
@@ -376,7 +376,7 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
-    """Return suggested commands for a finished run, with one of its images and its split."""
+    """Return suggested commands for a finished run, with one of its images and the flags that select its split."""
     val, image = data.val, "IMAGE.jpg"
     source = val.source if isinstance(val, Subset) else val
     if isinstance(source, FileSource) and val.name(0).isprintable():
@@ -399,7 +399,7 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
     """Return all unreadable images of all splits, with reasons. All processes must call this."""
     problems = [problem for row in rows for problem in row.get("unreadable", ())]
-    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only their count
+    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only counts
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
     problems = [problem for those in job.world.gather(problems) for problem in those]
     return list(dict.fromkeys(problems + results.problems))
@@ -414,7 +414,7 @@ def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:
         "image size": " x ".join(map(str, model.config.image_size)),
         "data": f"{job.data.name}: {len(job.data.train):,} training and {len(job.data.val):,} validation images",
         "split": job.data.note,
-        "steps": f"{metrics['steps']:,} of {config.batch_size} images ({metrics['epochs']} epochs)",
+        "steps": f"{metrics['steps']:,}, each with {config.batch_size} images ({metrics['epochs']} epochs)",
         "device": f"{job.world.device.type} x {job.world.size}",
         "precision": str(job.stepper.precision).removeprefix("torch."),
         "speed": f"{metrics['images_per_second']:,.0f} training images/s on average",

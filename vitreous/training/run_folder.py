@@ -53,7 +53,7 @@ MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root", "ma
 
 
 class LockWarning(UserWarning):
-    """Warns that the file system does not support locks."""
+    """Warning that the run folder could not be locked."""
 
 
 def check_free(folder: Path) -> None:
@@ -64,7 +64,7 @@ def check_free(folder: Path) -> None:
         raise ValueError(f"{folder} is not a folder; choose another --out")
     there = os.listdir(folder) if folder.is_dir() else []
     if taken := sorted(name for name in there if name in WRITTEN or STEP.fullmatch(name)):
-        raise ValueError(f"{folder} already has {taken[0]}, which a new run would overwrite; choose another --out")
+        raise ValueError(f"{folder} already contains {taken[0]}, which a new run would overwrite; choose another --out")
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def _acquire(descriptor: int, folder: Path) -> None:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Return True if `last/` exists and False before the first save. Raise if `last/` was lost."""
+    """Return True if `last/` exists, or False if the run has not saved yet. Raise if `last/` was lost."""
     for name in ("last", "best"):
         recover(folder / name)
     if (folder / "last").exists():
@@ -109,10 +109,10 @@ def has_checkpoint(folder: Path) -> bool:
         return False
     if killed_early and not kept and not (folder / "metrics.json").exists():
         return False
-    found = f"it has {', '.join(there)}" if there else "it had saved one"
+    found = ", ".join(there) or "a checkpoint"
     choice = f"rename {kept[-1]} to last to resume from there, " if kept else ""
     raise ValueError(
-        f"{folder / 'last'} is missing, but the run has started ({found}); restore it, {choice}"
+        f"{folder / 'last'} is missing, although the run has already saved {found}; restore it, {choice}"
         "or start a new run with another --out"
     )
 
@@ -238,7 +238,7 @@ class DataRecord:
         try:
             content = gzip.decompress(path.read_bytes())
         except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} cannot be read: {error}; delete it to resume without this check") from error
+            raise ValueError(f"{path} cannot be read: {error}; delete it to skip the data check") from error
         value = parse_json(content, path)
         try:
             splits = {split: SplitRecord(**record) for split, record in value["splits"].items()}
@@ -246,7 +246,7 @@ class DataRecord:
             for split in splits.values():
                 _texts([*split.names, *split.labels])
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} is not a valid data record; delete it to resume without this check") from error
+            raise ValueError(f"{path} is not a valid data record; delete it to skip the data check") from error
         return record
 
     def labels(self) -> dict[str, str]:
@@ -276,10 +276,10 @@ def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow
             return data
     changes = _changes(before, now)
     if reason := _unacceptable(before, now):
-        raise ValueError(f"{data.name} changed since the run began ({changes}): {reason}; restore the original data")
+        raise ValueError(f"{data.name} has changed since the run began ({changes}): {reason}; restore the old data")
     if not allow_change:
         raise ValueError(
-            f"{data.name} changed since the run began ({changes}); restore it, or resume with --allow-data-change"
+            f"{data.name} has changed since the run began ({changes}); restore it, or resume with --allow-data-change"
         )
     return replace(data, note=f"{data.note}; changed since the run began: {changes}")
 
@@ -294,7 +294,7 @@ def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
     in_val = np.array([source.name(int(index)) in held_out for index in indices])
     if not in_val.any() or in_val.all():
         missing = "validation" if not in_val.any() else "training"
-        raise ValueError(f"{data.name} changed since the run began: no {missing} samples are left")
+        raise ValueError(f"{data.name} has changed since the run began: no {missing} samples are left")
     train, val = pick(source, indices[~in_val]), pick(source, indices[in_val])
     note = f"train {len(train):,}, val {len(val):,}; same split as at the start of the run"
     return replace(data, train=train, val=val, note=note)
@@ -323,7 +323,7 @@ def _unacceptable(before: DataRecord, now: DataRecord) -> str:
     if leaked:
         return f"{plural(len(leaked), 'training sample')} would be used for evaluation"
     if any(POSITION.search(name) for name in before.names() | now.names()):
-        return "its samples are identified by index only, so old and new ones cannot be told apart"
+        return "samples are identified only by their index, so old and new samples cannot be told apart"
     if _relabelled(before, now):
         return "labels of existing samples changed"
     return ""

@@ -54,7 +54,7 @@ TASKS: dict[str, type[Task]] = {"classify": Classify, "segment": Segment, "mae":
 
 # Minimum and maximum number of steps. A small model takes about a third of a second per step on a CPU.
 STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
-# Minimum steps between evaluations (an epoch of 50 images has two steps), and minimum number of evaluations.
+# Minimum number of steps between evaluations (an epoch can be as short as two steps), and of evaluations per run.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
 CPU_SIDE = 224  # largest automatic image size on a CPU
 FEW = 2_000  # with fewer images, --init is recommended
@@ -80,7 +80,7 @@ def choose(
     task: type[Task] | None = None,
     init: Checkpoint | None = None,
 ) -> Chosen:
-    """Complete a config. `init` is the checkpoint of --init if it is already open."""
+    """Choose all values that are missing in a config. `init` is the --init checkpoint if it is already open."""
     return _Choices(config, data, device, processes, task or TASKS[config.task], init or open_init(config)).complete()
 
 
@@ -113,7 +113,7 @@ class _Choices:
         if config.out is None:
             folder = free_folder(Path("runs"), Path(self.data.name).stem or "run")
             self.pick(Choice("out", folder, "first unused name"))
-        advice = f"{self.count} images are few for training from scratch; consider a checkpoint with --init"
+        advice = f"{self.count} images are few for training from scratch; consider starting from a checkpoint (--init)"
         enough = config.init is not None or self.count >= FEW or self.side <= SMALL
         return Chosen(self.config, self.notes, "" if enough else advice)
 
@@ -190,7 +190,7 @@ def typical_side(source: Source, samples: int = 25) -> int:
         except (UnreadableImage, OSError):
             continue  # reported when it is loaded
     if not sides:
-        raise ValueError(f"none of {min(samples, len(source))} sampled images can be read, such as {source.name(0)}")
+        raise ValueError(f"cannot read any of {min(samples, len(source))} sampled images, such as {source.name(0)}")
     return int(np.median(sides))
 
 
@@ -212,7 +212,7 @@ def free_folder(parent: Path, name: str) -> Path:
 
 
 def batch_size(count: int, ideal: int, parts: int) -> int:
-    """Return a batch size up to `ideal` that gives 8 steps per epoch, but at least 16; a multiple of 2 * `parts`."""
+    """Return a batch size up to `ideal`: `count` / 8, but at least 16, rounded down to a multiple of 2 * `parts`."""
     size = min(ideal, max(count // 8, 16), count)
     unit = 2 * parts  # mixup and CutMix need pairs
     return max(size // unit * unit, unit)
@@ -231,7 +231,7 @@ def learning_rate(config: TrainConfig) -> Choice:
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:
-    """Return the largest power of two, up to 4096, whose activations fit in half of the memory."""
+    """Return the largest batch size that fits in half of the memory and is a power of two, up to 4096."""
     from vitreous.model.cost import cost  # slow import: torch's fake tensors
 
     each = cost(model).activation_bytes
@@ -241,7 +241,7 @@ def fitting_batch(model: ModelConfig, memory: int) -> int:
 
 
 def free_memory(device: str) -> int:
-    """Return the free memory, in bytes, for this process on the device."""
+    """Return the memory, in bytes, that is available to this process on the device."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -342,7 +342,7 @@ class Job:
 def set_up(
     config: TrainConfig, data: DataSet, world: World, own_task: type[Task] | None = None, init: Checkpoint | None = None
 ) -> Job:
-    """Build a run. `own_task` replaces the config's task; `init` is the checkpoint of --init if it is already open."""
+    """Build a run. `own_task` replaces the config's task; `init` is the --init checkpoint if it is already open."""
     task_class = own_task or TASKS[config.task]
     size, unit = config.batch_size, world.size * config.accumulate
     assert isinstance(size, int), "the config must be complete"
@@ -419,13 +419,13 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
 
 
 def compiled(module: nn.Module, config: TrainConfig, world: World, called_once: bool) -> nn.Module:
-    """Compile a module, with CUDA graphs if its outputs are consumed before it runs again."""
+    """Compile a module, with CUDA graphs if its outputs are consumed before the next call."""
     graphs = world.device.type == "cuda" and not world.many and config.accumulate == 1 and called_once
     return torch.compile(module, mode="reduce-overhead" if graphs else None)  # type: ignore[return-value]
 
 
 def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
-    """Return the compute dtype; `auto` is bfloat16 on a GPU that supports it, else float32."""
+    """Return the compute dtype; `auto` is bfloat16 on a GPU that supports it, otherwise float32."""
     precision = config.precision
     if precision == "auto":
         precision = "bf16" if world.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
