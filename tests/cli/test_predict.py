@@ -115,7 +115,8 @@ def test_predictions_are_written_to_a_file(
     predict(model, str(images), out=tmp_path / "answers.csv")
     output = capsys.readouterr()
     assert output.out == ""
-    assert f"5 images written to {tmp_path / 'answers.csv'}, 1 unreadable" in output.err
+    assert "5 images processed, 1 unreadable" in output.err
+    assert f"written to {tmp_path / 'answers.csv'}" in output.err
     with (tmp_path / "answers.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 5
 
