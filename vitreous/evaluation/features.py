@@ -29,7 +29,7 @@ from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.model.protocol import Model
 
-BUDGET = 512 << 20  # maximum bytes of temporary tensors in a probe, in addition to features and weights
+BUDGET = 512 << 20  # maximum size in bytes of a probe's temporary tensors, in addition to features and weights
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
 
 

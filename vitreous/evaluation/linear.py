@@ -230,7 +230,7 @@ def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tenso
 # ---- Few-shot accuracy -----------------------------------------------------------------------------------------------
 # As in section 4.1 of the ViT paper: regularised least squares from the features of k images per class to
 # {-1, 1}^classes. The details follow the authors' code (big_vision, `fewshot_lsr`): standardised features and a penalty
-# of 2^10. The authors' penalised bias is omitted: with the same number of images per class, it is equal for all.
+# of 2^10. The authors' penalised bias is omitted: with the same number of images per class, it is the same for all.
 
 PENALTY = 2.0**10
 SHOTS = (5, 10, 25)  # defaults

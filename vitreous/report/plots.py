@@ -145,7 +145,7 @@ def drawing(
         "ytick.labelcolor": INK,
     }
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # names may contain such characters
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # fonts may lack characters of class names
         figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure

@@ -177,7 +177,7 @@ def run_server(
         server.run(sockets=[listener])
     if any(thread.daemon and thread.name.startswith("vitreous") for thread in threading.enumerate()):
         # A thread is still computing a cancelled result. torch cannot be interrupted, and a normal exit would destroy
-        # its state while it runs.
+        # torch's state while it runs.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -104,7 +104,7 @@ class _Job:
     number: int  # sequence number: first come, first served
     work: Callable[[Sequence["_Job"], Step], Sequence[Any]] = field(compare=False)
     key: Hashable = field(compare=False, default=None)  # requests with the same key share the job
-    group: Hashable = field(compare=False, default=None)  # jobs of the same group may share a batch; None: no batch
+    group: Hashable = field(compare=False, default=None)  # jobs of a group may share a batch; None is never batched
     image: bytes = field(compare=False, default=b"")
     large: bool = field(compare=False, default=False)
     since: float = field(compare=False, default_factory=time.monotonic)

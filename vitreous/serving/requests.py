@@ -220,7 +220,7 @@ def _route(scope: Scope) -> str:
 
 SMALL = 65536  # bytes; larger bodies are parsed in a thread, because a malicious one could block the event loop
 TYPES = ("image/jpeg", "image/png", "image/webp")
-# Types sent by clients that do not know the format; the last is curl's default. The format is then detected.
+# Types sent by clients that do not know the format; the last is curl's default. The first bytes identify the format.
 UNKNOWN_TYPES = ("image/*", "application/octet-stream", "", "application/x-www-form-urlencoded")
 LARGE_PIXELS = 2**22  # above this, decoding takes a large part of a second and over 100 MB
 JPEG_ADVANTAGE = 4  # JPEGs may be this many times larger, because they are decoded at a reduced size without copies
