@@ -121,7 +121,7 @@ def test_the_demo_trains_and_walks_through_the_equations(monkeypatch, capsys, tm
         (["info", "--jsn"], 2, "--json"),
         (["info", "--num-classes", "many"], 2, "--num-classes"),
         (["info", "ViT-B16"], 2, "there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?)"),
-        (["info", "ViT-B/16", "--image-size", "225"], 2, "nearest sizes that fit are 224 x 224 and 240 x 240"),
+        (["info", "ViT-B/16", "--image-size", "225"], 2, "use 224 x 224 or 240 x 240"),
         (["info", "ViT-B/16", "--image-size", "1", "2", "3"], 2, "must be one integer (square) or two"),
         (["info", "ViT-B/16", "--num-classes", "-5"], 2, "num_classes is -5"),
         (["train", "--data", "digit"], 1, "did you mean 'digits'?"),

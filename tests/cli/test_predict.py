@@ -84,7 +84,7 @@ def test_json_has_a_line_for_each_image(model: Path, images: Path, capsys: pytes
         found = {one["label"]: one["probability"] for one in answer["predictions"]}
         best = {FIELDS["labels"][i]: pytest.approx(float(row[i]), abs=1e-5) for i in row.topk(2).indices}  # type: ignore[index]
         assert found == best
-    assert output.err.startswith("5 images, 1 unreadable, ")
+    assert output.err.startswith("5 images processed, 1 unreadable, ")
     assert output.err.rstrip().endswith("images/s on cpu")
 
 
@@ -97,7 +97,7 @@ def test_predictions_are_printed_as_a_table(model: Path, images: Path, capsys: p
 
 def test_one_image_is_singular(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     predict(model, f"{images}/0.png")
-    assert capsys.readouterr().err.startswith("1 image, ")
+    assert capsys.readouterr().err.startswith("1 image processed, ")
 
 
 def test_prediction_at_another_image_size(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +115,8 @@ def test_predictions_are_written_to_a_file(
     predict(model, str(images), out=tmp_path / "answers.csv")
     output = capsys.readouterr()
     assert output.out == ""
-    assert f"5 images written to {tmp_path / 'answers.csv'}, 1 unreadable" in output.err
+    assert "5 images processed, 1 unreadable" in output.err
+    assert f"written to {tmp_path / 'answers.csv'}" in output.err
     with (tmp_path / "answers.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 5
 

@@ -94,7 +94,7 @@ def test_the_default_split_is_test_else_val(images: Path) -> None:
 def test_data_with_other_classes_is_rejected(
     labels: tuple[str, ...], classes: int, known: str, images: Path, tmp_path: Path
 ) -> None:
-    line = f"{known}, but set has [b]ird, cat, dog:smile:"
+    line = f"{known}, but the classes of set are [b]ird, cat, dog:smile:"
     with pytest.raises(ValueError, match=re.escape(line)):
         evaluated(checkpoint(tmp_path, labels, classes), images)
 

@@ -126,8 +126,8 @@ def test_default_shots_are_skipped_and_explicit_ones_rejected_for_small_classes(
 ) -> None:
     digits = open_data("digits").train
     for count, measured, note in (
-        (12, [5, 10], "skipped: 25 shots: class '0' only has 12 training images"),
-        (3, [3], "skipped: 5, 10, 25 shots: class '0' only has 3 training images"),
+        (12, [5, 10], "skipped: 25 shots (class '0' only has 12"),
+        (3, [3], "skipped: 5, 10, 25 shots (class '0' only has 3"),
     ):
         kept = [
             i for label in range(10) for i in np.flatnonzero(digits.labels == label).tolist()[: 30 if label else count]

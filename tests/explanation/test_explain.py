@@ -133,7 +133,7 @@ def test_without_a_head(monkeypatch, capsys, small: ViTConfig, picture: Path, tm
         (["--query", "3"], 2, "the row and column of a patch"),
         (["--methods", "atention"], 2, "attention"),
         (["--batch-size", "0"], 2, "batch_size is 0"),
-        (["--image-size", "25"], 2, "nearest sizes that fit"),
+        (["--image-size", "25"], 2, "cannot be divided into"),
         (["--lyers", "1"], 2, "--layers"),
     ],
 )

@@ -27,8 +27,8 @@ from vitreous.model.presets import PRESETS
 
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"image_size": 224}, r"image_size is 224, but must be a \(height, width\) pair"),
-    ({"image_size": (225, 224)}, r"225 x 224 .* nearest sizes that fit are 224 x 224 and 240 x 224.*pad=True"),
-    ({"image_size": (8, 8)}, r"8 x 8 .* nearest sizes that fit are 16 x 16, or"),
+    ({"image_size": (225, 224)}, r"225 x 224 .* 224 x 224 or 240 x 224.*pad=True"),
+    ({"image_size": (8, 8)}, r"8 x 8 .* use 16 x 16, or"),
     ({"image_size": (2**20, 16)}, r"image_size is \(1048576, 16\)"),
     ({"image_size": (2**16, 2**16)}, r"1048576 patches \(got 16777216\)"),
     ({"image_size": (0, 0)}, r"image_size is \(0, 0\)"),

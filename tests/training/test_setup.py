@@ -151,7 +151,7 @@ def test_precision_on_a_cpu(precision: Any, dtype: str) -> None:
         ({"train_only": "lora"}, 1, "--train-only lora needs --init"),
         ({"overrides": {"widht": 3}}, 1, "'widht' is not a field of ViTConfig (did you mean 'width'?)"),
         ({"model": "ViT-Lite-64"}, 1, "there is no preset 'ViT-Lite-64' (did you mean 'ViT-Lite-6/4'?)"),
-        ({"image_size": (10,)}, 1, "the nearest sizes that fit are 8 x 8 and 12 x 12"),
+        ({"image_size": (10,)}, 1, "use 8 x 8 or 12 x 12"),
     ],
 )
 def test_invalid_settings_are_rejected(
@@ -191,7 +191,7 @@ def test_muon_needs_all_weights(train_only: Any, tmp_path: Path, digits: DataSet
         ({"classes": 4}, "has 4 classes, but the student has 10"),
         ({"labels": tuple("abcdefghij")}, "the student has '0', '1', '2', '3', '4' and 5 more"),
         ({"channels": 3}, "has 3 input channels, but the student has 1"),
-        ({"image_size": 15, "patch_size": 5}, "5 x 5 patches do not tile"),
+        ({"image_size": 15, "patch_size": 5}, "divided into 5 x 5 patches"),
     ],
 )
 def test_unsuitable_teachers_are_rejected(

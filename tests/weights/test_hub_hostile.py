@@ -321,7 +321,7 @@ def test_size_that_differs_from_the_listing_is_rejected(hub: HostileHub) -> None
     with pytest.raises(OSError, match=r"has a size of 1,125,899,906,842,624 bytes, but the Hub lists"):
         download(HUB)
     hub.answers["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": "x.npz"}]), {})]
-    with pytest.raises(OSError, match=r"x.npz needs 1,125,899,906.8 MB"):
+    with pytest.raises(OSError, match=r"x.npz .* 1,125,899,906.8 MB"):
         download(HUB)
 
 

@@ -78,9 +78,9 @@ def test_convert_reports_fields_the_format_does_not_keep(
     convert_command(str(tmp_path / "saved"), tmp_path / "x[red].pth", to="torchvision")
     printed = " ".join(capsys.readouterr().out.split())
     assert "x[red].pth" in printed
-    assert "not kept: labels: ('[/cat]', 'dog') is read as ()" in printed
-    assert "not kept: preprocessing" in printed
-    assert "not kept: num_heads (pass num_heads=4 when loading)" in printed
+    assert "not preserved: labels: ('[/cat]', 'dog') is read as ()" in printed
+    assert "not preserved: preprocessing" in printed
+    assert "not preserved: num_heads (pass num_heads=4 when loading)" in printed
 
 
 def test_different_computation_requires_lossy(small: ViTConfig, tmp_path: Path) -> None:

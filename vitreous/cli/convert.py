@@ -27,21 +27,21 @@ def convert(
     lossy: bool = False,
     check: bool = False,
 ) -> None:
-    """Convert a checkpoint to another library's format, reload it and compare the outputs.
+    """Convert a checkpoint to another library's format, then reload the result and compare the outputs.
 
     Example: vitreous convert ViT-B_16.npz vit-b16/ --to huggingface
 
     Args:
         source: File or folder in any supported format, or hf-hub:owner/name.
-        target: Folder, or a file ending in .safetensors, .pth, .npz or .pdparams.
+        target: Output folder, or a file ending in .safetensors, .pth, .npz or .pdparams.
         to: Target format: vitreous, google, big_vision, timm, huggingface, torchvision, dinov2, mae, lucidrains,
             paddle or paddlevit.
         from_: Source format; detected by default.
         image_size: New image size; position embeddings are resampled as in the source library.
-        num_classes: Replace the head with a new one for this many classes; 0 removes it.
-        set: Config fields that cannot be inferred from the weights, as field=JSON: --set num_heads=4
-        lossy: Write the model even if the target library computes something slightly different, e.g. another GELU.
-        check: Print the differences for each stage of the model.
+        num_classes: Replace the head with a new one for this many classes; 0 removes the head.
+        set: Config fields that cannot be inferred from the weights, as field=JSON, e.g. --set num_heads=4
+        lossy: Write the model even if the target library computes something slightly different, e.g. a different GELU.
+        check: Also print how much each stage of the converted model differs from the original.
     """
     from vitreous.weights.convert import convert as convert_checkpoint
 
@@ -55,7 +55,7 @@ def convert(
 def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None:
     console = standard_output(soft_wrap=True)  # do not break paths
     provenance = conversion.provenance
-    console.print(f"read {source}: {provenance.get('origin', 'Vitreous')}")
+    console.print(f"read {source} ({provenance.get('origin', 'Vitreous')})")
 
     def print_lines(kind: str, lines: Sequence[str]) -> None:
         for line in lines:
@@ -63,10 +63,10 @@ def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None
 
     print_lines("assumed", provenance.get("assumed", ()))
     print_lines("ignored", provenance.get("left_out", ()))
-    console.print(f"wrote {conversion.path}: {to}")
+    console.print(f"wrote {conversion.path} in {to} format")
     print_lines("differs", conversion.losses)
     print_lines("note", conversion.remarks)
-    print_lines("not kept", conversion.not_kept)
+    print_lines("not preserved", conversion.not_kept)
     if not conversion.differences:
         return
     last = conversion.differences[-1]

@@ -18,16 +18,16 @@ def data(
     out: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Check a data set for unreadable or duplicate images, leaks between splits, imbalance, odd sizes and bad masks.
+    """Check a data set for unreadable or duplicate images, leaks between splits, imbalance, unusual sizes or bad masks.
 
     The exit status is 1 if there are problems to fix before training.
 
     Example: vitreous data check images/ --out sheet.png
 
     Args:
-        action: The only action is check.
+        action: Action to perform; only `check` is available.
         spec: The data set; accepts the same values as `train --data`.
-        data_root: Folder with a local copy of a data set, used instead of a download.
+        data_root: Folder with a local copy of the data set, used instead of downloading it.
         out: PNG file for a contact sheet with sample images of every class.
         json: Print JSON instead of text.
     """

@@ -19,7 +19,7 @@ FOLDER = Path("runs/demo")
 
 
 def config(out: Path = FOLDER) -> TrainConfig:
-    """Return the config of a small ViT for 8 x 8 images and little data."""
+    """Return the training config of a small ViT for a small data set of 8 x 8 images."""
     return TrainConfig(
         data="digits",
         model="ViT-Lite-6/4",
@@ -70,7 +70,7 @@ def demo() -> None:
 
 
 def steps_table(model: "ViT", images: "Tensor") -> Table:
-    """Return a table of the tensors in equations 1 to 4."""
+    """Return a table of the tensors in equations 1 to 4 of the ViT paper."""
     import torch
 
     with torch.no_grad():
@@ -84,11 +84,11 @@ def steps_table(model: "ViT", images: "Tensor") -> Table:
         ("x_p E", patches, f"{grid[0]} x {grid[1]} patches, each projected to width {patches.shape[-1]}"),
         ("z_0", tokens, "(1) the input tokens of the encoder"),
         ("A", maps[0], f"(2) attention between tokens in each head of layer 1 of {len(maps)}"),
-        ("z_L", features.patches, f"(3) the patches after {model.config.depth} blocks and the final norm"),
-        ("y", pooled, "(4) the mean of the patches, which represents the image"),
+        ("z_L", features.patches, f"(3) the patch tokens after {model.config.depth} blocks and the final norm"),
+        ("y", pooled, "(4) the mean of the patch tokens, which represents the image"),
         ("logits", logits, "the class scores"),
     ]
-    table = Table("", "shape", "meaning", box=None, title="One digit through the model", title_justify="left")
+    table = Table("", "shape", "meaning", box=None, title="Path of one digit through the model", title_justify="left")
     for symbol, tensor, meaning in steps:
         table.add_row(symbol, " x ".join(map(str, tensor.shape)), meaning)
     return table

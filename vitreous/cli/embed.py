@@ -26,14 +26,14 @@ def embed(
 
     Args:
         checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
-        images: Files, folders, globs, or - to read paths from standard input.
+        images: Image files, folders or globs, or `-` to read paths from standard input.
         out: Output file: .parquet, .jsonl, .json or .csv.
-        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
-        flip: Average with the embedding of the mirrored image.
+        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
+        flip: Average each embedding with that of the mirrored image.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
-        decode: JPEG decoding; fast decodes large JPEGs at a reduced scale, which changes some embeddings slightly.
+        decode: JPEG decoding; `fast` decodes large JPEGs at a reduced scale, which changes some embeddings slightly.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "out")}
     from vitreous.cli.prediction_output import output_embeddings

@@ -18,8 +18,8 @@ from vitreous.common.text import plural, printable
 if TYPE_CHECKING:
     from vitreous.evaluation import ClassificationMetrics, Metrics, ProbeMetrics
 
-SHOWN = 12  # unreadable files and worst classes
-SHOWN_SEGMENTS = 20
+SHOWN = 12  # maximum number of unreadable files, and of worst classes, to print
+SHOWN_SEGMENTS = 20  # maximum number of segmentation classes to print
 
 
 def evaluate(
@@ -54,27 +54,27 @@ def evaluate(
         checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
         data: The data set; accepts the same values as `train --data`.
         split: Split to evaluate. By default the test split, or the validation split if there is no test split.
-        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
-        data_root: Folder with a local copy of a data set, used instead of a download.
+        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
+        data_root: Folder with a local copy of the data set, used instead of downloading it.
         val_fraction: Fraction to hold out if the data has no validation split; use the value from training.
         seed: Seed of the held-out split (use the value from training) and of the probe.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
         workers: Number of threads that decode images.
-        flip: Average with the prediction for the mirrored image.
-        decode: JPEG decoding; fast decodes large JPEGs at a reduced scale, which changes some results slightly.
-            Classifiers only.
-        probe: Evaluate the frozen encoder instead of the head, by fitting a classifier to its features of the train
-            split: k-NN, linear, or few-shot (least squares on a few images per class).
+        flip: Average each prediction with that for the mirrored image.
+        decode: JPEG decoding; `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
+            Only for classifiers.
+        probe: Evaluate the frozen encoder instead of the head, by fitting a classifier to features of the train split:
+            k-NN, linear, or few-shot (least squares on a few images per class).
         features: Features for --probe: the input of the head, or the class token concatenated with the mean patch.
-        cache: Folder that caches features for later probes. By default they are not stored.
+        cache: Folder in which to cache features for later probes. By default they are not stored.
         neighbours: k for --probe knn. Several values are evaluated in one pass; the first gives the reported result.
         shots: Images per class for --probe fewshot; the first value gives the reported result. By default 5, 10
             and 25, except those that exceed the smallest class.
         ignore: Classes whose pixels are excluded from segmentation metrics.
         json: Print JSON instead of tables.
-        out: Also write the JSON to this file.
+        out: Also write the metrics as JSON to this file.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "json", "out")}
     from vitreous import evaluation
@@ -83,12 +83,12 @@ def evaluate(
 
 
 def print_metrics(metrics: "Metrics", as_json: bool, out: Path | None) -> None:
-    """Print tables or JSON to stdout, write JSON to `out`, and print doubts about the result to stderr."""
+    """Print tables or JSON to stdout, write JSON to `out`, and print any warning about the result to stderr."""
     from vitreous.evaluation import ClassificationMetrics, ProbeMetrics
 
     record = metrics.to_dict()
     if record.get("doubt"):
-        print(printable(f"vitreous: {record['doubt']}"), file=sys.stderr)
+        print(printable(f"vitreous: warning: {record['doubt']}"), file=sys.stderr)
     if out is not None:
         with atomic_file(out) as temporary:
             temporary.write_text(dumps(record, indent=2))
@@ -147,7 +147,7 @@ def _summary(record: Mapping[str, Any], names: Sequence[str]) -> Table:
     table = Table("", "", box=None, show_header=False)
     for name in names:
         value = record[name]
-        label = "split" if name == "part" else name  # metrics.json says "part"
+        label = "split" if name == "part" else name  # the key in metrics.json is "part"
         table.add_row(label, f"{value:.4f}" if isinstance(value, float) else str(value))
     return table
 

@@ -31,20 +31,20 @@ def explain(
     batch_size: int = 32,
     device: str = "auto",
 ) -> None:
-    """Explain a model's prediction for an image, as figures and one report.html.
+    """Explain a model's prediction for an image with figures and an HTML report.
 
     Example: vitreous explain runs/first/best cat.jpg --out explained/
 
     Args:
         checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
-        image: Image file, or none for the figures that need no image (positions and filters).
+        image: Image file, or `none` for the figures that need no image (positions and filters).
         out: Folder for the figures.
-        class_: Class to explain, by label or index. By default the most probable.
+        class_: Class to explain, by label or index. By default the most probable class.
         methods: Figures to make. By default all that the checkpoint supports; occlusion and faithfulness are slow.
         layers: Layers to show, counted from 0; negative numbers count from the end. By default all.
         heads: Heads to show in the overview, counted from 0. By default all.
         query: Patch whose attention and similarity are shown. By default the class token and the most important patch.
-        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
+        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
         batch_size: Images per batch for occlusion and faithfulness.
         device: auto, cpu, cuda or mps.
     """

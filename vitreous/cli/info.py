@@ -28,8 +28,8 @@ def info(
 
     Args:
         name: Preset or checkpoint. If omitted, all presets are listed.
-        num_classes: Number of classes, if not the preset's; 0 for no head.
-        image_size: Input size, if not the model's.
+        num_classes: Number of classes, if different from the preset's; 0 for no head.
+        image_size: Input size, if different from the model's.
         json: Print JSON instead of a table.
     """
     from vitreous.model.cost import cost
@@ -65,7 +65,7 @@ def _print_presets(as_json: bool) -> None:
 
 
 def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tuple["ModelConfig", dict[str, Any]]:
-    """Return the config and provenance of a preset or checkpoint without reading tensors."""
+    """Return the config and provenance of a preset or checkpoint without reading its weights."""
     from vitreous.common.checks import as_size
     from vitreous.model.presets import PRESETS, configure
 

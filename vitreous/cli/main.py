@@ -1,6 +1,6 @@
-"""Entry point of the `vitreous` command. Invalid arguments exit with 2, invalid data with 1 and a one-line message.
+"""Entry point of the `vitreous` command, which exits with 2 for invalid arguments and 1 for invalid data.
 
-Commands import torch when they run, which keeps `--help` fast.
+Commands import torch only when they run, which keeps `--help` fast.
 """
 
 import os
@@ -33,8 +33,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
-PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # omit a flag for None
-# Names of other tools for flags whose spelling is too different for the parser's own suggestions.
+PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # None cannot be typed; omit the flag instead
+# Flag names in other tools that are too different from ours for the parser to suggest a replacement.
 OTHER_NAMES = {
     "--learning-rate": "--lr", "--wd": "--weight-decay", "--bs": "--batch-size", "--drop-path": "--stochastic-depth",
     "--label-smoothing": "--smoothing", "--pretrained": "--init", "--data-dir": "--data", "--output-dir": "--out",
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def train_recipe(config: TrainConfig) -> None:
-    """Run a recipe (`python -m recipes.NAME`) with its config changed by flags."""
+    """Run a recipe (`python -m recipes.NAME`). Command-line flags override its config."""
     spin_briefly()
     print_own_warnings()
     try:
@@ -143,7 +143,7 @@ def exit_with_error(error: Exception) -> NoReturn:
 
 
 def print_own_warnings() -> None:
-    """Print Vitreous's own warnings as one line on stderr, on rank 0 only; show other warnings as usual."""
+    """Print each of Vitreous's own warnings as one line on stderr, on rank 0 only; show other warnings as usual."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:

@@ -28,16 +28,16 @@ def predict(
 
     Args:
         checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
-        images: Files, folders, globs, or - to read paths from standard input.
+        images: Image files, folders or globs, or `-` to read paths from standard input.
         top: Labels per image; 5 by default.
-        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
-        flip: Average with the prediction for the mirrored image.
+        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
+        flip: Average each prediction with that for the mirrored image.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
-        decode: JPEG decoding; fast decodes large JPEGs at a reduced scale, which changes some results slightly.
+        decode: JPEG decoding; `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
         json: Print one line of JSON per image instead of a table.
-        out: Write to a .json, .jsonl, .csv or .parquet file; for a segmenter, a folder for masks and overlays.
+        out: Output file (.json, .jsonl, .csv or .parquet); for a segmenter, output folder for masks and overlays.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "json", "out")}
     from vitreous.cli.prediction_output import output_predictions

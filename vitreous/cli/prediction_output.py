@@ -17,7 +17,7 @@ from vitreous.inference.predict_images import Embeddings, Results
 from vitreous.inference.prediction_files import MaskFolder, as_dict, clean, write
 from vitreous.inference.predictor import Predictor, Segmentation, SegmentPredictor
 
-ROWS = 1024  # rows per printed table, which share column widths
+ROWS = 1024  # rows that are printed as one table, with the same column widths
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
 
 
@@ -103,8 +103,8 @@ def _print_summary(results: Results[Any], out: Path | None) -> None:
     if results.images and results.errors == results.images:
         where = f" (see {out})" if in_file else ""
         raise ValueError(f"no image could be read: {results.errors} of {results.images} failed{where}")
-    to = f" written to {out}" if out is not None else ""
     reasons = " (see the `error` field)" if in_file else ""
     broken = f", {results.errors} unreadable{reasons}" if results.errors else ""
     speed = f"{results.engine.throughput.images_per_second:.1f} images/s on {results.engine.device}"
-    print(printable(f"{plural(results.images, 'image')}{to}{broken}, {speed}"), file=sys.stderr)
+    to = f"; results written to {out}" if out is not None else ""
+    print(printable(f"{plural(results.images, 'image')} processed{broken}, {speed}{to}"), file=sys.stderr)

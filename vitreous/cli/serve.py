@@ -40,16 +40,16 @@ def serve(
             hf-hub:owner/name.
         host: Address to listen on; 0.0.0.0 accepts connections from other machines.
         port: Port to listen on; 0 picks a free one.
-        image_size: Input size, if not the checkpoint's; position embeddings are resampled.
+        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
         max_batch: Maximum number of images per batch.
-        max_wait_ms: Longest time an image waits for its batch to fill.
+        max_wait_ms: Longest time in milliseconds that an image waits for its batch to fill.
         queue: Maximum number of waiting requests; further requests get status 429.
         max_body_mb: Maximum request size in megabytes.
-        max_pixels: Maximum number of pixels of an image, checked before it is decoded.
+        max_pixels: Maximum number of pixels per image, checked before decoding.
         timeout: Time limit per request in seconds; ten times as long for explanations.
-        api_key_file: File with the API key that requests must send; or set VITREOUS_API_KEY.
+        api_key_file: File with the API key that requests must send. Alternatively, set VITREOUS_API_KEY.
         open: Open the page in a web browser.
     """
     if not checkpoints:

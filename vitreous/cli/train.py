@@ -25,10 +25,10 @@ FIELDS = PrimitiveConstructorSpec[Mapping[str, Any]](
 
 @dataclass(frozen=True)
 class Flags(TrainConfig):
-    """TrainConfig as command-line flags, with `overrides` as --set and headings for option groups."""
+    """TrainConfig as command-line flags: `overrides` becomes --set, and option groups get headings."""
 
     overrides: Annotated[Mapping[str, Any], arg(name="set"), FIELDS] = field(default_factory=dict)
-    """Other fields of the model config, as field=JSON: --set registers=4 'position={"kind": "Rotary2d"}'."""
+    """Other fields of the model config, as field=JSON, e.g. --set registers=4 'position={"kind": "Rotary2d"}'."""
     optim: Annotated[Optim, arg(name="optimizer")] = field(default_factory=Optim)
     augment: Annotated[Augment, arg(name="augmentation")] = field(default_factory=Augment)
 

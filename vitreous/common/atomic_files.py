@@ -1,11 +1,11 @@
-"""Atomic writes of files and folders: written to a temporary path, synced to disk, then renamed into place.
+"""Writes files and folders atomically: to a temporary path that is synced to disk and then renamed into place.
 
 On a file system with atomic renames:
 
 - After a crash, `path` is either the complete old or the complete new file or folder. On systems that cannot swap two
   folders in one step (Linux can), `recover` restores the old folder after a crash between two renames.
-- If the body fails or the disk is full, `path` is unchanged and the temporary files are removed. The next save to the
-  same path removes temporary files left by a killed process.
+- If the `with` block fails or the disk is full, `path` is unchanged and the temporary files are removed. The next save
+  to the same path removes temporary files left by a killed process.
 - If two processes save to the same path, the last one wins and their files are never mixed.
 """
 
@@ -32,7 +32,7 @@ FULL = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota excee
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary path with the same suffix, which replaces `path` if the body succeeds.
+    """Yield a temporary path with the same suffix. The file there replaces `path` if the block succeeds.
 
     `needed`: Number of bytes to write, if known, for the error message when the disk is full.
     """
@@ -50,7 +50,7 @@ def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iter
 def atomic_folder(
     path: str | os.PathLike[str], needed: int | None = None, ours: Sequence[str] | None = None
 ) -> Iterator[Path]:
-    """Yield an empty temporary folder, which replaces the folder at `path` if the body succeeds.
+    """Yield an empty temporary folder that replaces the folder at `path` if the block succeeds.
 
     `ours`: Patterns of files to replace; other files are copied from the old folder. None replaces everything.
     """
@@ -142,7 +142,7 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
-    """Yield a new file or folder next to `path`, removed on failure. A full disk raises a clear error."""
+    """Yield a new file or folder next to `path`, and remove it on failure. Report a full disk as OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in _left_aside(path):
         with _lock(left) as free:
@@ -233,7 +233,7 @@ def _in_use(aside: Path) -> bool:
 
 
 def _reason(error: BaseException | None) -> int | None:
-    """Return the errno of a full disk from an error or its causes, or None."""
+    """Return the errno if the error or one of its causes is a full disk, otherwise None."""
     while error is not None:
         for code in FULL:
             if getattr(error, "errno", None) == code or os.strerror(code) in str(error):

@@ -14,11 +14,11 @@ Size = tuple[int, int]  # (height, width), always in this order
 
 
 class BadValue(ValueError):
-    """An invalid field value. The command line reports it as a bad argument."""
+    """An invalid field value. The command line reports it as an invalid argument."""
 
 
 def fail(field: str, value: object, allowed: str) -> NoReturn:
-    """Raise BadValue for a field."""
+    """Raise BadValue with the field, its value and the allowed values."""
     shown = str(value) if isinstance(value, Path) else value
     raise BadValue(f"{field} is {shown!r}, but must be {allowed}")
 
@@ -106,7 +106,7 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
 
 
 def path_suggestion(path: Path) -> str:
-    """Name the first missing part of a path and suggest a similar existing one."""
+    """Return a hint that names the first missing part of a path and suggests a similar existing name."""
     missing = path
     while not missing.parent.exists() and missing.parent != missing:
         missing = missing.parent
@@ -118,13 +118,13 @@ def path_suggestion(path: Path) -> str:
 
 
 def check_tiling(size: Size, patch: Size, stride: int = 1) -> None:
-    """Check that patches tile an image that a stem pads to a multiple of its `stride`."""
+    """Check that patches tile an image after the stem has padded it to a multiple of `stride`."""
     if all(side > 0 and -(-side // stride) * stride % step == 0 for side, step in zip(size, patch, strict=True)):
         return
     below = tuple(max(side // step, 1) * step for side, step in zip(size, patch, strict=True))
     above = tuple(-(-side // step) * step for side, step in zip(size, patch, strict=True))
-    fits = " and ".join(f"{height} x {width}" for height, width in dict.fromkeys([below, above]))
+    fits = " or ".join(f"{height} x {width}" for height, width in dict.fromkeys([below, above]))
     raise BadValue(
-        f"image is {size[0]} x {size[1]} (height x width), which {patch[0]} x {patch[1]} patches do not tile; "
-        f"the nearest sizes that fit are {fits}, or build the model with pad=True"
+        f"an image of {size[0]} x {size[1]} (height x width) cannot be divided into {patch[0]} x {patch[1]} patches; "
+        f"use {fits}, or build the model with pad=True"
     )

@@ -1,7 +1,7 @@
 """Converts config dataclasses to JSON dictionaries and back, with the class name under `"kind"`.
 
-Decoding is strict: an error names the path of an unknown field or a value of the wrong type. Missing fields get their
-defaults.
+Decoding is strict: an unknown field or a value of the wrong type raises an error that names its path. Missing fields
+get their defaults.
 """
 
 import dataclasses
@@ -99,7 +99,8 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
     if not all(dataclasses.is_dataclass(choice) for choice in choices):
         if any(value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind for kind in choices):
             return value
-        raise ValueError(f"{path} must be {' or '.join(map(str, choices))}, got {value!r}")
+        words = [one.__name__ if isinstance(one, type) else " or ".join(map(repr, get_args(one))) for one in choices]
+        raise ValueError(f"{path} must be {' or '.join(words)}, got {value!r}")
     if isinstance(value, tuple(choices)):
         return value
     kinds = {choice.__name__: choice for choice in choices}

@@ -1,7 +1,7 @@
 """Downloads listings and files from an untrusted Hugging Face Hub to huggingface_hub's cache.
 
 huggingface_hub does not limit the size or duration of responses, and derives cache file names from their headers.
-Inside `exchange()`, a custom HTTP transport limits and checks them. Requests by other code are not affected.
+Inside `exchange()`, a custom HTTP transport limits and checks responses. Requests by other code are not affected.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ _FETCHING = threading.Lock()
 
 
 def metadata() -> contextlib.AbstractContextManager[None]:
-    """Limit every response within this block to 64 MiB and one minute."""
+    """Return a context manager that limits every response inside its block to 64 MiB and one minute."""
     return exchange(Exchange())
 
 
 def fetch(repository: str, files: Collection[RepoSibling], revision: str | None, repo_type: str = "model") -> Path:
-    """Download listed files to the cache, verify their checksums, and return the folder of their commit."""
+    """Download the listed files to the cache, verify their checksums, and return the snapshot folder."""
     pace = Pace(f"{constants.ENDPOINT}: the download of {repository}")
 
     def fetch_file(file: RepoSibling) -> Path:
@@ -47,23 +47,19 @@ def fetch(repository: str, files: Collection[RepoSibling], revision: str | None,
         cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision, repo_type=repo_type)
         with exchange(Exchange(name, file.size, pace)):
             path = huggingface_hub.hf_hub_download(
-                repository,
-                name,
-                repo_type=repo_type,
-                revision=revision,
-                library_name="vitreous",
-                library_version=vitreous.__version__,
-            )
+                repository, name, repo_type=repo_type, revision=revision,
+                library_name="vitreous", library_version=vitreous.__version__,
+            )  # fmt: skip
         folder = Path(path).parents[name.count("/")]
         if path != cached:
             _check_sum(folder, file)
         return folder
 
-    for name in (file.rfilename for file in files):  # no path may leave its folder on any system
+    for name in (file.rfilename for file in files):  # no path may escape the snapshot folder
         good = isinstance(name, str) and len(name) <= MAX_PATH and name.isprintable() and not set(name) & set("\\:")
         if not good or {"", ".", ".."} & set(str(name).split("/")):
             raise BadResponse(f"{constants.ENDPOINT} lists {str(name)[:100]!r}, which is not a valid file name")
-    # The Xet client does not have these limits.
+    # The Xet client would bypass these limits.
     with _FETCHING, _set(constants, "HF_HUB_DISABLE_XET", True), ThreadPoolExecutor(WORKERS) as pool:
         futures = [pool.submit(fetch_file, file) for file in files]
         try:
@@ -71,7 +67,7 @@ def fetch(repository: str, files: Collection[RepoSibling], revision: str | None,
         finally:
             pool.shutdown(cancel_futures=True)
     if len(folders) != 1:
-        raise BadResponse(f"{repository} changed during the download: try again")
+        raise BadResponse(f"{repository} changed during the download; try again")
     return folders.pop()
 
 
@@ -110,7 +106,7 @@ def _set(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def check_commit(commit: object) -> str:
-    """Return a commit hash, which becomes a folder name. Raise BadResponse if it is invalid."""
+    """Return the commit hash, or raise BadResponse if it is invalid and thus unsafe as a folder name."""
     if not isinstance(commit, str) or not re.fullmatch("[0-9a-f]{40}", commit):
         raise BadResponse(f"{constants.ENDPOINT} sent the commit {str(commit)[:100]!r}; expected 40 hex digits")
     return commit
@@ -127,7 +123,7 @@ OFFICIAL = "https://huggingface.co"
 
 @dataclass
 class Exchange:
-    """The requests of one call, which are about a repository or one of its files."""
+    """Context of the HTTP requests made by one Hub call, either for a repository or for one of its files."""
 
     file: str | None = None
     size: int | None = None  # file size in bytes, as listed by the Hub
@@ -140,7 +136,7 @@ _INSTALLING = threading.Lock()
 
 @contextlib.contextmanager
 def exchange(requests: Exchange) -> Iterator[None]:
-    """Limit and check all responses in this thread within the block."""
+    """Limit and check all responses that this thread receives inside the block."""
     with _INSTALLING:
         factory = _http._GLOBAL_CLIENT_FACTORY
         if not isinstance(factory, _BoundedFactory):
@@ -174,7 +170,7 @@ class BoundedTransport(httpx2.BaseTransport):
         if exchange is None:
             return self.transport.handle_request(request)
         if exchange.pace is not None:
-            exchange.pace.add(0)  # repeated broken connections count as slow
+            exchange.pace.add(0)  # so that repeated broken connections count as slow
         request.headers["Accept-Encoding"] = "identity"  # compressed responses could be decompression bombs
         if not may_see_token(request.url):
             request.headers.pop("Authorization", None)
@@ -242,7 +238,7 @@ class _BoundedStream(httpx2.SyncByteStream):
 
 
 def _named(request: httpx2.Request) -> str:
-    """Describe a response by its request, without the query, which may contain a signature."""
+    """Name a response by the method and URL of its request. The query may contain a signature and is omitted."""
     return f"the response to {request.method} {request.url.copy_with(query=None)}"
 
 
@@ -259,7 +255,7 @@ def _is_file(exchange: Exchange, request: httpx2.Request, response: httpx2.Respo
 
 
 def may_see_token(url: httpx2.URL) -> bool:
-    """Return True for the configured Hub (same origin, or HTTPS) and the official Hub, to which mirrors redirect."""
+    """Return True if `url` may receive the token: the configured Hub, or the official one that mirrors redirect to."""
     hub = httpx2.URL(constants.ENDPOINT)
     upgraded = url.scheme == "https" and url.host == hub.host
     return upgraded or url.origin in (hub.origin, httpx2.URL(OFFICIAL).origin)
@@ -270,7 +266,8 @@ def may_see_token(url: httpx2.URL) -> bool:
 
 def _check_headers(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
     def bad(header: str, accepted: str) -> BadResponse:
-        return BadResponse(f"{_named(request)} has {header}: {response.headers[header][:100]!r}; expected {accepted}")
+        found = response.headers[header][:100]
+        return BadResponse(f"{_named(request)} has the header {header}: {found!r}; expected {accepted}")
 
     for header, value in response.headers.items():
         if not value.isprintable():
@@ -288,7 +285,8 @@ def _check_headers(exchange: Exchange, request: httpx2.Request, response: httpx2
     if response.has_redirect_location:
         check_redirect(exchange, request, response)
     if (wait := _requested_wait(response)) > MAX_WAIT_SECONDS:
-        raise BadResponse(f"{_named(request)} has status {response.status_code} and requests a retry after {wait:,} s")
+        requested = f"has status {response.status_code} and requests a retry after {wait:,} s"
+        raise BadResponse(f"{_named(request)} {requested}; the maximum is {MAX_WAIT_SECONDS} s")
 
 
 def _requested_wait(response: httpx2.Response) -> int:
@@ -316,7 +314,7 @@ def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2
 
 
 def _check_size(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> int:
-    """Return the maximum body size. Raise BadResponse for sizes that are too large or contradictory."""
+    """Return the maximum body size. Raise BadResponse for sizes that are too large or inconsistent."""
     length = response.headers.get("Content-Length")
     if exchange.file is not None and request.method == "HEAD" and not response.is_error:
         size = response.headers.get("X-Linked-Size") or (None if response.is_redirect else length)
@@ -327,16 +325,16 @@ def _check_size(exchange: Exchange, request: httpx2.Request, response: httpx2.Re
             exchange.size = int(size)
         if size is not None and int(size) != exchange.size:
             raise BadResponse(
-                f"{_named(request)} has a size of {int(size):,} bytes, but the Hub lists {exchange.file} with "
+                f"{_named(request)} has a size of {int(size):,} bytes, but the Hub lists {exchange.file} as "
                 f"{exchange.size:,} bytes"
             )
     limit = MAX_METADATA_BYTES
     if _is_file(exchange, request, response):
         if exchange.size is None:
-            raise BadResponse(f"{_named(request)} declares no size, which is required to limit its length")
+            raise BadResponse(f"{_named(request)} does not declare its size, which is required to limit the download")
         limit = exchange.size
     if request.method != "HEAD" and length is not None and int(length) > limit:
-        raise BadResponse(f"{_named(request)} has {int(length):,} bytes; at most {limit:,} are allowed")
+        raise BadResponse(f"{_named(request)} has a size of {int(length):,} bytes; the maximum is {limit:,}")
     return limit
 
 
@@ -346,6 +344,6 @@ def check_space(name: str, size: int) -> None:
     free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free
     if size > free:
         raise OSError(
-            f"{name} needs {size / 1e6:,.1f} MB in {cache}, but only {free / 1e6:,.1f} MB are free: free up space "
-            "or set HF_HOME to a folder on a larger disk"
+            f"{name} requires {size / 1e6:,.1f} MB in {cache}, but only {free / 1e6:,.1f} MB is available; free up "
+            "space or set HF_HOME to a folder on a larger disk"
         )

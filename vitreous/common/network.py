@@ -68,7 +68,7 @@ class Pace:
         self._start, self._bytes = time.monotonic(), 0
 
     def add(self, count: int) -> None:
-        """Count received bytes. Raise BadResponse if the last window was too slow."""
+        """Add to the number of received bytes. Raise BadResponse if the last window was too slow."""
         with self._lock:
             self._bytes += count
             seconds = time.monotonic() - self._start
@@ -76,8 +76,8 @@ class Pace:
                 return
             if self._bytes < MIN_BYTES_PER_SECOND * seconds:
                 raise BadResponse(
-                    f"{self.description} is too slow: {self._bytes:,} bytes in {seconds:.0f} s; at least "
-                    f"{MIN_BYTES_PER_SECOND:,} bytes per second are required"
+                    f"{self.description} is too slow: {self._bytes:,} bytes in {seconds:.0f} s; the minimum "
+                    f"is {MIN_BYTES_PER_SECOND:,} bytes per second"
                 )
             self._start, self._bytes = time.monotonic(), 0
 

@@ -12,7 +12,7 @@ _MIX1, _MIX2 = -4658895280553007687, -7723592293110705685
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shift right logically. torch's own shift is arithmetic."""
+    """Logical right shift (torch's own shift is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -37,15 +37,15 @@ class SampleRng:
     def to(self, device: torch.device) -> "SampleRng":
         """Return a copy that draws the same numbers on another device.
 
-        Only the keys are copied, because copying more than a few kilobytes to a GPU waits for its queue.
+        Only the keys are copied, because larger copies to a GPU block until its queued work is done.
         """
         moved = copy.copy(self)
         moved.keys = self.keys.to(device, non_blocking=True)
         return moved
 
     def uniform(self, purpose: str, count: int | None = None) -> Float[Tensor, "b *count"]:
-        """Draw one number in [0, 1) per sample, or `count` numbers."""
+        """Draw one number in [0, 1) per sample, or `count` numbers per sample."""
         keys = hash_bits(self.keys ^ zlib.crc32(purpose.encode()))
         if count is not None:
             keys = hash_bits(keys[:, None] + _GOLDEN * torch.arange(1, count + 1, device=keys.device))
-        return _shift(hash_bits(keys), 40).float() / 2**24  # all bits that float32 represents exactly
+        return _shift(hash_bits(keys), 40).float() / 2**24  # 24 bits, which float32 represents exactly

@@ -62,7 +62,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def listed(names: Collection[str], limit: int = 5) -> str:
-    """List the first few names in quotes, and the number of remaining ones.
+    """Return the first few names in quotes, followed by the number of remaining ones.
 
     >>> listed(["a", "b", "c"], limit=2)
     "'a', 'b' and 1 more"
@@ -78,7 +78,7 @@ UNBOUNDED = 1 << 16  # columns; longer than any path
 
 
 def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
-    """Return a console for stdout that escapes control characters and does not wrap lines in a pipe."""
+    """Return a console for stdout that escapes control characters and does not wrap lines if stdout is piped."""
     if sys.stdout.isatty():
         return SafeConsole(markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
     trimmed = cast(IO[str], _Trimmed())

@@ -1,4 +1,4 @@
-"""Reads untrusted files: only regular files, because pipes and devices may block, and JSON of limited size."""
+"""Reads untrusted regular files and JSON of limited size. Pipes and devices are rejected, because they may block."""
 
 import errno
 import json
@@ -73,7 +73,7 @@ def read_json_object(file: Path, error: type[ValueError] = ValueError) -> dict[s
     try:
         check_regular(file)  # opening a pipe would block
         if (size := file.stat().st_size) > MAX_JSON_BYTES:
-            raise error(f"{file} has {size:,} bytes; at most {MAX_JSON_BYTES:,} are allowed")
+            raise error(f"{file} is {size:,} bytes long; the maximum is {MAX_JSON_BYTES:,}")
         content = file.read_bytes()
     except OSError as reason:
         raise error(f"{file} cannot be read: {reason.strerror or reason}") from reason
@@ -84,7 +84,7 @@ def read_json_object(file: Path, error: type[ValueError] = ValueError) -> dict[s
 
 
 def _is_deeper(value: Any, limit: int) -> bool:
-    """Return True if objects and lists are nested more than `limit` levels deep, without recursion."""
+    """Return True if objects and lists are nested more than `limit` levels deep. Does not use recursion."""
     level = [value]
     for _ in range(limit):
         level = [item for item in level if isinstance(item, dict | list)]
@@ -93,4 +93,4 @@ def _is_deeper(value: Any, limit: int) -> bool:
 
 
 def _too_deep(source: Path | str) -> str:
-    return f"{source} is nested too deeply; at most {MAX_JSON_DEPTH} levels are allowed"
+    return f"{source} is nested too deeply; the maximum is {MAX_JSON_DEPTH} levels"

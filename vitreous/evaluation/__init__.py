@@ -1,7 +1,7 @@
 """Evaluation of classifiers and segmenters, and of frozen encoders with probes.
 
 Images are processed as in prediction (`vitreous.inference`). Probes are trained on features of the train split:
-probe.py has k-NN, linear.py has ridge regression, linear probes and few-shot probes. Nothing here prints.
+probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. Nothing is printed.
 """
 
 from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics

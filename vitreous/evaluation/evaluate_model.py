@@ -24,7 +24,7 @@ from vitreous.weights.native import provenance_of
 
 @dataclass(frozen=True)
 class _ModelMetrics:
-    """Metrics of a classifier or segmenter, as fractions. `evaluation` has per-class metrics and mistakes."""
+    """Metrics of a classifier or segmenter. `evaluation` contains per-class metrics and mistakes."""
 
     evaluation: Evaluation | SegmentEvaluation
     count: int
@@ -101,16 +101,17 @@ def evaluate(
     split: Split to evaluate; by default test if it exists, otherwise val.
     image_size: Image size, by default that of the model; position embeddings are resampled.
     data_root: Local copy of a data set that is otherwise downloaded.
-    val_fraction, seed: Validation split if the data has none, as in training. Probes also use the seed.
+    val_fraction: Fraction to hold out if the data has no validation split; use the value from training.
+    seed: Seed of the held-out split (use the value from training) and of the probe.
     workers: Number of decoding threads.
-    flip: Average predictions with those of the mirrored images.
+    flip: Average predictions with those for the mirrored images.
     decode: "fast" decodes large JPEGs at a reduced scale, which can change results; only for classifiers.
     probe: Evaluate the frozen encoder with k-NN, a linear classifier or few-shot least squares.
-    features: Features for the probe: the input of the head, or the class token and the mean of the patches.
-    cache: Folder for cached features of a probe.
+    features: "pooled" (input of the head) or "class+mean" (the class token and the mean of the patches), for probes.
+    cache: Folder in which to cache the features for a probe.
     neighbours: Numbers of neighbours for k-NN, evaluated in one pass; the first is reported.
-    shots: Numbers of images per class for few-shot probes; the first is reported. By default those of 5, 10 and 25
-        that all classes have enough images for.
+    shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, except
+        those that exceed the smallest class.
     ignore: Classes to exclude from the metrics of a segmenter.
 
     >>> import vitreous
@@ -119,16 +120,16 @@ def evaluate(
     >>> metrics.split, metrics.count, metrics.to_dict()["top1"] == metrics.top1
     ('val', 359, True)
     """
-    _check_used(probe is not None, "--probe", features=(features, "pooled"), cache=(cache, None))
-    _check_used(probe == "knn", "--probe knn", neighbours=(tuple(neighbours), (20,)))
-    _check_used(probe == "fewshot", "--probe fewshot", shots=(tuple(shots), ()))
-    _check_used(probe is None, "a classifier, without --probe", decode=(decode, "exact"))
+    _check_used(probe is not None, "with --probe", features=(features, "pooled"), cache=(cache, None))
+    _check_used(probe == "knn", "with --probe knn", neighbours=(tuple(neighbours), (20,)))
+    _check_used(probe == "fewshot", "with --probe fewshot", shots=(tuple(shots), ()))
+    _check_used(probe is None, "for a classifier without --probe", decode=(decode, "exact"))
     spec = os.fspath(data)
     opening: dict[str, Any] = {"root": data_root, "val_fraction": val_fraction, "seed": seed}
     running: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "workers": workers}
     if probe is not None:
         if ignore:
-            fail("ignore", " ".join(ignore), "omitted with --probe (it applies to segmenters)")
+            fail("ignore", " ".join(ignore), "omitted with --probe (it only applies to segmenters)")
         check_options(probe, features, neighbours, shots)
         if split == "train":
             fail("split", split, "'val' or 'test' for a probe, which is trained on 'train'")
@@ -141,11 +142,11 @@ def evaluate(
         )  # fmt: skip
     model = open_model(model, image_size)
     if model.config.task == "segment":
-        _check_used(False, "a classifier", decode=(decode, "exact"))
+        _check_used(False, "for a classifier", decode=(decode, "exact"))
         found = open_masked(spec, **opening, ignore=tuple(ignore), order=model.config.labels)
         return _evaluate_segmenter(SegmentPredictor(model, device, **running), found, split, val_fraction, seed)
     if ignore:
-        fail("ignore", " ".join(ignore), "omitted for a classifier (it applies to segmenters)")
+        fail("ignore", " ".join(ignore), "omitted for a classifier (it only applies to segmenters)")
     if not model.config.num_classes:
         raise ValueError("the model has no head: use --probe knn, linear or fewshot to evaluate its features")
     found = open_data(spec, **opening)
@@ -171,7 +172,7 @@ def _evaluate_classifier(
     name, source = choose_split(data, split)
     if config.num_classes != len(data.classes) or config.labels not in ((), data.classes):
         trained = f"the classes {_few(config.labels)}" if config.labels else f"{config.num_classes} unnamed classes"
-        raise ValueError(f"the model was trained on {trained}, but {data.name} has {_few(data.classes)}")
+        raise ValueError(f"the model was trained on {trained}, but the classes of {data.name} are {_few(data.classes)}")
     started = time.perf_counter()
     evaluation = classify_source(predictor, source, data.classes)
     about = _about(predictor.model, data, name, len(source), started, val_fraction, seed)
@@ -182,7 +183,7 @@ def _check_used(used: bool, use: str, **options: tuple[object, object]) -> None:
     """Reject options that differ from their default but have no effect."""
     for name, (value, default) in options.items():
         if not used and value != default:
-            raise BadValue(f"{name} is {value}, but it only has an effect with {use}")
+            raise BadValue(f"{name} is {value}, but it only has an effect {use}")
 
 
 def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:
@@ -197,7 +198,7 @@ def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:
 def _about(
     model: Any, data: DataSet, split: str, images: int, started: float, val_fraction: float, seed: int
 ) -> dict[str, Any]:
-    """Return the fields that all metrics have. `doubt` warns if the model was trained on another split of the data."""
+    """Return the common fields of the metrics. `doubt` warns of a model trained on another split of the data."""
     seconds, trained = time.perf_counter() - started, provenance_of(model)
     then, doubt = (trained.get("seed"), trained.get("val_fraction")), ""
     if data.val_drawn and trained.get("data") == data.name and None not in then and then != (seed, val_fraction):
@@ -209,15 +210,15 @@ def _about(
 
 
 def check_classes(known: Sequence[str], count: int, classes: Sequence[str], where: str) -> None:
-    """Raise if the classes of a segmenter differ from those of the masks."""
+    """Raise ValueError if the classes of a segmenter differ from those of the masks."""
     if len(classes) == count and tuple(known) in ((), tuple(classes)):
         return
     trained = f"the classes {', '.join(known)}" if known else f"{count} unnamed classes"
     others = [name for name in classes if name not in known]
-    hint = f"; exclude with --ignore {' '.join(others)}" if set(known) < set(classes) else ""
-    hint = "; do not --ignore classes of the model" if set(classes) < set(known) else hint
+    hint = f"; exclude the others with --ignore {' '.join(others)}" if set(known) < set(classes) else ""
+    hint = "; do not use --ignore for classes of the model" if set(classes) < set(known) else hint
     found = ", ".join(classes)
-    raise ValueError(f"the model was trained on {trained}, but the masks of {where} have {found}{hint}")
+    raise ValueError(f"the model was trained on {trained}, but the masks of {where} have the classes {found}{hint}")
 
 
 def _few(names: Sequence[str]) -> str:

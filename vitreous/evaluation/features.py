@@ -29,7 +29,7 @@ from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.model.protocol import Model
 
-BUDGET = 512 << 20  # maximum bytes of temporary tensors in a probe, in addition to features and weights
+BUDGET = 512 << 20  # maximum size in bytes of a probe's temporary tensors, in addition to features and weights
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
 
 
@@ -49,7 +49,7 @@ class FeatureSet:
 
 
 def extract(predictor: Predictor, source: Source, kind: FeatureKind = "pooled") -> FeatureSet:
-    """Compute the features of all images; a million of width 768 take 3 GB, or half of that in bfloat16."""
+    """Compute the features of all images. A million vectors of width 768 take 3 GB, or half of that in bfloat16."""
     # float16 has more precision than bfloat16, but less range, which is checked below.
     stored = torch.float32 if predictor.dtype == torch.float32 else torch.float16
     width = predictor.width * (2 if kind == "class+mean" else 1)
@@ -84,7 +84,7 @@ def count_hits(
 ) -> Int[Tensor, "2"]:
     """Count the images whose true class is among the top k scores, for each k in `ranks`.
 
-    In ties, the lower class ranks first. Rows with NaN, or with an infinite score of the true class, do not count.
+    In ties, the lower class index ranks first. Rows with NaN, or an infinite score of the true class, do not count.
     """
     own = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
@@ -126,7 +126,7 @@ def cached_features(
 
 
 def write_features(features: FeatureSet, file: Path) -> None:
-    """Write a safetensors file. The library's writer would replace the locked temporary file with a private one."""
+    """Write a safetensors file. The library's own writer would replace the locked temporary file and lose the lock."""
     tensors = {"features": features.features.contiguous(), "labels": features.labels.contiguous()}
     header: dict[str, Any] = {"__metadata__": {"problems": json.dumps(features.problems)}}
     end = 0

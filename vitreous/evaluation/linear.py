@@ -109,16 +109,16 @@ class Ridge:
         self.bias = 2 * torch.bincount(labels, minlength=num_classes).double() / n - 1
 
     def at(self, l2: float) -> Linear:
-        # Zero eigenvalues can come out slightly negative.
+        # Rounding can make zero eigenvalues slightly negative.
         weight = self.left @ (self.right / (self.eigenvalues.clamp(min=0) + l2)[:, None])
         return Linear.scaled(self.scaling, weight, self.bias)
 
 
 # ---- Linear probe ----------------------------------------------------------------------------------------------------
 # Two methods: ridge regression with a sweep over penalties, and multinomial logistic regression (SGD with a cosine
-# schedule) with a sweep over learning rates and weight decays. The setting of each method, and the method to report,
-# are selected on a held-out fifth of train, never on the test images. The selected settings are refitted to all of
-# train.
+# schedule) with a sweep over learning rates and weight decays. The settings of each method, and the method to report,
+# are selected on a held-out fifth of the training images, never on the test images. Each method is then refitted with
+# its selected settings on all training images.
 
 HELD_OUT = 0.2
 PENALTIES = tuple(10.0**power for power in range(-6, 4))  # per image; features have unit variance
@@ -134,8 +134,8 @@ class Sgd:
 
 
 SWEEP = tuple(Sgd(lr, weight_decay) for weight_decay in (1e-4, 1e-5, 1e-6, 0.0) for lr in (1.0, 10.0, 100.0))
-BATCH_SIZE = 64, 1024  # limits; in between, an eighth of the images
-STEPS = 1000, 12_500  # limits, the upper one as in DINOv2; in between, 30 epochs
+BATCH_SIZE = 64, 1024  # minimum and maximum; in between, an eighth of the images
+STEPS = 1000, 12_500  # minimum, and maximum as in DINOv2; in between, 30 epochs
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def linear_probe(
     sweep: Sequence[Sgd] = SWEEP,
     device: torch.device = CPU,
 ) -> list[LinearResult]:
-    """Return the results of both methods, sorted by accuracy on held-out images."""
+    """Return the results of both methods on `test`, sorted by accuracy on held-out images."""
     fit, held = hold_out(train, num_classes, seed)
     ridge = Ridge(fit, num_classes, device=device)
     accuracies = {penalty: ridge.at(penalty * len(fit)).accuracy(held).top1 for penalty in PENALTIES}
@@ -179,7 +179,7 @@ def hold_out(train: FeatureSet, num_classes: int, seed: int) -> tuple[FeatureSet
     labels = train.labels.numpy()
     several = np.flatnonzero(np.bincount(labels, minlength=num_classes)[labels] > 1)
     if not len(several):
-        raise ValueError("a linear probe holds out training images, but no class has more than one image")
+        raise ValueError("a linear probe requires a class with at least two training images, because it holds some out")
     held = several[stratified(labels[several], [""] * num_classes, HELD_OUT, seed, "train")[1]]
     keep = np.setdiff1d(np.arange(len(labels)), held)
     return train.pick(torch.from_numpy(keep)), train.pick(torch.from_numpy(held))
@@ -193,7 +193,7 @@ def train_sgd(
     steps: int | None = None,
     device: torch.device = CPU,
 ) -> list[Linear]:
-    """Train one classifier per setting, all initialised to zero and on the same batches."""
+    """Train one classifier per setting; all of them start from zero and see the same batches."""
     (n, d), count = train.features.shape, len(sweep)
     batch_size = min(max(n // 8, BATCH_SIZE[0]), BATCH_SIZE[1], n)
     steps = steps or min(max(30 * n // batch_size, STEPS[0]), STEPS[1])
@@ -230,7 +230,7 @@ def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tenso
 # ---- Few-shot accuracy -----------------------------------------------------------------------------------------------
 # As in section 4.1 of the ViT paper: regularised least squares from the features of k images per class to
 # {-1, 1}^classes. The details follow the authors' code (big_vision, `fewshot_lsr`): standardised features and a penalty
-# of 2^10. Its penalised bias is omitted, because it is the same for all classes if they have the same number of images.
+# of 2^10. The authors' penalised bias is omitted: with the same number of images per class, it is the same for all.
 
 PENALTY = 2.0**10
 SHOTS = (5, 10, 25)  # defaults
@@ -255,13 +255,11 @@ def fewshot(
     seeds: Sequence[int] = range(5),
     device: torch.device = CPU,
 ) -> list[FewShotResult]:
-    """Compute the accuracy on `test` for each number of shots. Classes without images are not learned."""
+    """Compute the accuracy on `test` for each number of shots. Classes without training images are not learned."""
     least, name = smallest_class(train, classes)
     if max(shots) > least:
-        raise ValueError(
-            f"shots is {max(shots)}, but must be at most {least}: "
-            f"class {name!r} only has {plural(least, 'training image')}"
-        )
+        few = plural(least, "training image")
+        raise ValueError(f"shots is {max(shots)}, but must be at most {least}: class {name!r} only has {few}")
     results = []
     for count in shots:
         drawn = (train.pick(draw(train.labels, count, seed)) for seed in seeds)
@@ -273,7 +271,7 @@ def fewshot(
 
 
 def draw(labels: Int[Tensor, "n"], shots: int, seed: int) -> Int[Tensor, "m"]:
-    """Return the indices of `shots` random images per class. With the same seed, fewer shots are a subset of more."""
+    """Return the indices of `shots` random images per class. For one seed, smaller draws are subsets of larger ones."""
     numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("fewshot").numpy()
     order = np.lexsort((numbers, labels.numpy()))  # sorted by class, in random order within each class
     counts = np.bincount(labels.numpy())
@@ -288,13 +286,13 @@ def smallest_class(train: FeatureSet, classes: Sequence[str]) -> tuple[int, str]
 
 
 def fitting_shots(train: FeatureSet, classes: Sequence[str]) -> tuple[tuple[int, ...], str]:
-    """Return the default numbers of shots that every class has images for, and why the others are skipped.
+    """Return the default numbers of shots that do not exceed the smallest class, and why the others are skipped.
 
-    If the smallest class has too few images for any of them, return its size.
+    If all of them exceed it, return the size of the smallest class instead.
     """
     least, name = smallest_class(train, classes)
     fitting = tuple(count for count in SHOTS if count <= least)
     if fitting == SHOTS:
         return SHOTS, ""
     skipped = ", ".join(str(count) for count in SHOTS if count > least)
-    return fitting or (least,), f"{skipped} shots: class {name!r} only has {plural(least, 'training image')}"
+    return fitting or (least,), f"{skipped} shots (class {name!r} only has {plural(least, 'training image')})"

@@ -36,7 +36,7 @@ PAIR_BYTES = 24  # per pair of images: similarity (4), comparison (1), and in ti
 
 @dataclass(frozen=True)
 class KnnResult:
-    """k-NN accuracy with this number of neighbours."""
+    """Accuracy of k-NN for one number of neighbours."""
 
     neighbours: int
     top1: float
@@ -83,7 +83,7 @@ def nearest(
 
 
 def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
-    """Return the columns of the k highest values, ascending. Unlike with torch.topk, ties keep the lowest columns."""
+    """Return the columns of the k highest values, ascending. Unlike torch.topk, prefer lower columns in ties."""
     k = min(k, similarity.shape[1])
     lowest, places = similarity.topk(k, dim=1)
     crowded = ((similarity >= lowest[:, -1:]).sum(dim=1) > k).nonzero()[:, 0]  # rare
@@ -117,7 +117,7 @@ Result = KnnResult | LinearResult | FewShotResult
 
 @dataclass(frozen=True)
 class ProbeMetrics:
-    """Results of a probe, as fractions; the first of `results` is reported."""
+    """Results of a probe. Accuracies are fractions; the first of `results` is the one to report."""
 
     probe: Probe
     results: Sequence[Result]
@@ -152,7 +152,7 @@ class ProbeMetrics:
 
 
 def check_options(probe: Probe, features: FeatureKind, neighbours: Sequence[int], shots: Sequence[int]) -> None:
-    """Raise if an option is invalid."""
+    """Raise BadValue if an option is invalid."""
     check_choice("probe", probe, PROBES)
     check_choice("features", features, FEATURE_KINDS)
     if not neighbours:

@@ -76,7 +76,7 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """Format an estimated duration, rounded."""
+    """Format an estimated duration as a rounded value in one unit."""
     if seconds < 57:
         return f"{round(seconds, -1 if seconds >= 20 else 0) or 1:.0f} s"
     if seconds < 90 * 60:
@@ -97,7 +97,7 @@ def _split(key: str) -> tuple[str, str]:
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 VOID = frozenset({"img", "meta", "br"})
 TYPES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "svg": "svg+xml"}  # by file suffix
-THUMBNAIL, TINY = 224, 64  # pixels; images above the first are shrunk, those below the second are enlarged
+THUMBNAIL, TINY = 224, 64  # pixels; larger images are shrunk to THUMBNAIL, and images below TINY are enlarged
 
 
 class Html(str):
@@ -105,12 +105,12 @@ class Html(str):
 
 
 def inner(*children: str) -> Html:
-    """Join children and escape plain strings."""
+    """Join children into HTML, escaping plain strings."""
     return Html("".join(child if isinstance(child, Html) else escape(child) for child in children))
 
 
 def tag(name: str, /, *children: str, **attributes: str) -> Html:
-    """Create an element. In attribute names, a trailing underscore is dropped (`class_`); others become hyphens.
+    """Create an element. In attribute names, a trailing `_` is dropped (`class_`) and any other becomes a hyphen.
 
     >>> tag("p", "1 < 2 ", tag("b", "yes"), class_="soft")
     '<p class="soft">1 &lt; 2 <b>yes</b></p>'
@@ -169,7 +169,7 @@ def details(summary: str, *children: str) -> Html:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1, caption: str = "") -> Html:
-    """Create a table with row headers in the first column; columns after `text_columns` contain numbers."""
+    """Create a table with row headers in the first column. Columns after the first `text_columns` contain numbers."""
 
     def cell(kind: str, index: int, text: str, **attributes: str) -> Html:
         return tag(kind, text, **attributes, **({"class_": "text"} if index < text_columns else {}))
@@ -200,7 +200,7 @@ def plot(
     kind: Literal["map", "sheet", "chart"] = "chart",
     scale: float = 0.6,
 ) -> Html:
-    """Embed an image file with title and caption, scaled by `scale`. Charts are inverted in dark mode."""
+    """Embed an image file with a title and a caption, scaled by `scale`. Charts are inverted in dark mode."""
     format = TYPES.get(path.suffix.lower().removeprefix("."))
     if format is None:
         raise ValueError(f"{path.name} cannot be embedded in a report; supported image types are {', '.join(TYPES)}")
@@ -284,7 +284,7 @@ def write_report(folder: Path, report: RunReport) -> Path:
     subtitle = tag("p", report.task.description, class_="soft")
     page = sections_page(report.title, sections, subtitle, definitions(metrics, "headline"))
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8", errors="replace")  # file names may not be valid Unicode
+    path.write_text(page, encoding="utf-8", errors="replace")  # file names may be invalid Unicode
     return path
 
 
@@ -295,22 +295,22 @@ def samples_section(
     classes: Sequence[str] = (),
     draw: bool = True,
 ) -> Section:
-    """Show training images as the model sees them; with `draw`, also write samples.png."""
+    """Return a section with training images as the model sees them; with `draw`, also write samples.png."""
     labels = labels or [""] * len(images)
     if draw:
         plots.grid(folder / "samples.png", list(images), [class_caption(text, classes) for text in labels])
-    text = "Training images after cropping and augmentation. If they are hard to recognise, it may be too strong."
+    text = "Training images after augmentation. If they are hard to recognise, the augmentation may be too strong."
     alts = [f"training image: {text}" for text in labels]
     return Section("Training images", [tag("p", text), photos(list(images), alts, [name(text) for text in labels])])
 
 
 def figures_section(figures: Sequence[tuple[str, Path]]) -> Section:
-    """Show image files with captions."""
+    """Return a section with captioned image files."""
     return Section("More figures", [plot(path, caption, caption) for caption, path in figures])
 
 
 def class_caption(text: str, classes: Sequence[str]) -> str:
-    """Return a class name for a plot; `class N` if the fonts cannot draw it."""
+    """Return a class name for a plot, or `class N` if the fonts cannot draw it."""
     return readable(text, f"class {classes.index(text)}" if text in classes else "", 18)
 
 
@@ -345,6 +345,6 @@ def _curves(folder: Path, history: Sequence[Mapping[str, Any]]) -> list[Html]:
 def _unreadable(names: Sequence[str]) -> list[Html]:
     if not names:
         return []
-    text = f"{len(names):,} file{'s' * (len(names) != 1)} could not be read. They are excluded from all metrics."
+    text = f"{len(names):,} file{'s' * (len(names) != 1)} could not be read. Metrics exclude unreadable files."
     more = [tag("p", f"and {len(names) - MOST_UNREADABLE:,} more")] if len(names) > MOST_UNREADABLE else []
     return [tag("p", text), items(name(text) for text in names[:MOST_UNREADABLE]), *more]

@@ -145,7 +145,7 @@ def drawing(
         "ytick.labelcolor": INK,
     }
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # names may contain such characters
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # fonts may lack characters of class names
         figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure
@@ -187,13 +187,13 @@ def _glyphs() -> frozenset[int]:
 
 
 def readable(text: str, instead: str = "", longest: int = 22) -> str:
-    """Shorten a name to one line; use `instead` if the fonts cannot draw it."""
+    """Format a name as one line of limited length; use `instead` if the fonts cannot draw it."""
     text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     if not text or not set(map(ord, text)) <= _glyphs():
         text = instead or "".join(char if ord(char) in _glyphs() else "·" for char in text)
     if len(text) <= longest:
         return text
-    end = longest // 3  # similar names often differ at the end
+    end = longest // 3  # keep the end, where similar names often differ
     return text[: longest - 1 - end] + "…" + text[-end:]
 
 
@@ -243,7 +243,7 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the evaluation with the highest accuracy or mIoU; the loss breaks ties, or decides if there is neither."""
+    """Return the evaluation with the best accuracy or mIoU (ties: lowest loss), or the lowest loss without either."""
 
     def loss(row: Mapping[str, Any]) -> float:
         return row["val_loss"] if is_number(row.get("val_loss")) else math.inf
@@ -255,7 +255,7 @@ def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _axis(history: Sequence[Mapping[str, Any]]) -> str:
-    """Return `epoch`, or `step` if several steps share an epoch."""
+    """Return `epoch`, or `step` if several rows have the same epoch."""
     epochs, steps = ([row[key] for row in history if is_number(row.get(key))] for key in ("epoch", "step"))
     shared = len(epochs) < len(history) or len(set(epochs)) < len(set(steps))
     return "step" if shared and len(steps) == len(history) else "epoch"
@@ -264,7 +264,7 @@ def _axis(history: Sequence[Mapping[str, Any]]) -> str:
 def _series(
     history: Sequence[Mapping[str, Any]], where: str, key: str
 ) -> tuple[dict[float, float], dict[float, float]]:
-    """Return training and validation values by position; later rows replace earlier ones."""
+    """Return training and validation values by epoch or step; later rows replace earlier ones."""
     found: tuple[dict[float, float], dict[float, float]] = ({}, {})
     for row in history:
         for series, name in ((0, key), (0, f"train_{key}"), (1, f"val_{key}")):

@@ -1,7 +1,7 @@
 """HTTP server for models: an API (api/) and a web page that shows the inside of a model (inspect/, page/).
 
 A request passes through connection.py (HTTP), requests.py (middleware, limits, image checks), a route and
-batch_queue.py (queue, 429, batches, worker threads). models.py loads the models, prometheus.py formats metrics,
+batch_queue.py (queueing, batching and worker threads). models.py loads the models, prometheus.py formats metrics,
 errors.py defines error responses, and app.py assembles and runs the server. This file does not import torch, which
 keeps the command line fast.
 """
@@ -33,17 +33,21 @@ def serve(
     """Serve models over HTTP until SIGINT or SIGTERM, then finish the requests in progress.
 
     checkpoints: one or more checkpoint folders, other libraries' weight files, or hf-hub:owner/name.
-    host, port: address to listen on; port 0 picks a free port.
-    image_size: input size if not the checkpoint's, as one side or (height, width); positions are resampled.
-    device, precision: compute device (auto, cpu, cuda or mps) and precision.
-    max_batch, max_wait_ms: maximum images per batch, and longest wait for a batch to fill.
+    host: address to listen on.
+    port: port to listen on; 0 picks a free one.
+    image_size: input size if different from the checkpoint's, as (side,) or (height, width).
+    device: auto, cpu, cuda or mps.
+    precision: compute precision.
+    max_batch: maximum number of images per batch.
+    max_wait_ms: longest time in milliseconds that an image waits for its batch to fill.
     queue: maximum number of waiting requests; further requests get status 429.
-    max_body_mb, max_pixels: maximum body size, and maximum image size, checked before decoding.
+    max_body_mb: maximum request size in megabytes.
+    max_pixels: maximum number of pixels per image, checked before decoding.
     timeout: time limit per request in seconds; ten times as long for explanations.
     api_key: key that requests must send; None allows all requests.
     open: open the page in a web browser.
 
-    Raises OSError if the port is in use, and ValueError if a checkpoint cannot be loaded or does not fit this machine.
+    Raises OSError if the port is in use, or ValueError if a checkpoint is invalid or too large for this machine.
     """
     settings = Settings(host, port, max_batch, max_wait_ms, queue, max_body_mb, max_pixels, timeout, api_key)
     try:

@@ -44,7 +44,7 @@ EXPLAIN_FACTOR = 10  # timeout of explanations relative to other requests
 
 
 class App(FastAPI):
-    """FastAPI app inside the middleware, which also handles the framework's error responses."""
+    """FastAPI app wrapped in the middleware, which also applies to the framework's error responses."""
 
     def build_middleware_stack(self) -> Any:
         state = self.state
@@ -83,9 +83,9 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
         title="Vitreous",
         description="A Vision Transformer you can see through: image predictions and explanations.",
         version=vitreous.__version__,
-        docs_url=None,  # Swagger UI is loaded from another host
+        docs_url=None,  # Swagger UI would be loaded from another host
         redoc_url=None,
-        redirect_slashes=False,  # redirects go to any host that the request names
+        redirect_slashes=False,  # redirects would go to any host named in the request
         lifespan=lifespan,
     )
     app.state.ready, app.state.settings, app.state.metrics, app.state.scheduler = False, settings, metrics, scheduler
@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         with super().capture_signals():
             yield
-            self._captured_signals.clear()  # uvicorn raises them again
+            self._captured_signals.clear()  # uvicorn would raise them again
 
 
 def run_server(
@@ -177,7 +177,7 @@ def run_server(
         server.run(sockets=[listener])
     if any(thread.daemon and thread.name.startswith("vitreous") for thread in threading.enumerate()):
         # A thread is still computing a cancelled result. torch cannot be interrupted, and a normal exit would destroy
-        # its state while it runs.
+        # torch's state while it runs.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -199,7 +199,7 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket without listening yet, so clients cannot connect before the server starts."""
+    """Bind a socket without listening yet, so that clients cannot connect before the server starts."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]

@@ -2,11 +2,11 @@
 
 Images to classify, embed or segment share one queue with two threads: one decodes a batch while the other runs the
 model. A batch contains images of one group. It is closed when it is full or its first image has waited long enough.
-Large images take seconds and a lot of memory to decode. They run alone, one at a time, and may fill only part of the
-queue, which keeps one thread free for small images.
+Large images take seconds and a lot of memory to decode. They are processed one at a time and may fill only part of the
+queue, so one thread is always available for small images.
 
-Explanations and computations for the page use a second queue with one thread, shortest first. A long computation lets
-shorter ones run between its steps. Requests for the same result share one computation.
+Explanations and computations for the page use a second queue with one thread, shortest first. Shorter computations
+run between the steps of a longer one. Requests for the same result share one computation.
 
 Requests get status 429 if the queue is full and 503 if the result takes too long. A job whose requests were all
 cancelled is removed from its queue or stopped at its next step.
@@ -101,10 +101,10 @@ class Cancelled(Exception):
 @dataclass(order=True)
 class _Job:
     priority: Priority
-    number: int  # first come, first served
+    number: int  # sequence number: first come, first served
     work: Callable[[Sequence["_Job"], Step], Sequence[Any]] = field(compare=False)
     key: Hashable = field(compare=False, default=None)  # requests with the same key share the job
-    group: Hashable = field(compare=False, default=None)  # jobs of the same group share a batch; None runs alone
+    group: Hashable = field(compare=False, default=None)  # jobs of a group may share a batch; None is never batched
     image: bytes = field(compare=False, default=b"")
     large: bool = field(compare=False, default=False)
     since: float = field(compare=False, default_factory=time.monotonic)
@@ -124,7 +124,7 @@ class _Lane:
         self.closed = False
 
     def next(self) -> _Job | None:
-        """Return the first job that may run now."""
+        """Return the first job that may run now, or None."""
         return next((job for job in self.queue if not (job.large and self.large_running)), None)
 
 
@@ -230,7 +230,7 @@ class Scheduler:
                         lane.queue.remove(job)
 
     def _deliver(self, results: deque[tuple[_Job, Any]]) -> None:
-        """Deliver one result, and schedule the next, which lets the event loop serve new requests in between."""
+        """Deliver one result and schedule the next, so that the event loop can serve new requests in between."""
         job, result = results.popleft()
         self._unshare(job)
         for waiter in job.waiters:
@@ -313,9 +313,9 @@ class Scheduler:
 
 
 async def result_for(request: Request, result: Coroutine[Any, Any, Any], seconds: float, limit: float) -> Any:
-    """Await `result`. Cancel it if the client disconnects, or with status 503 after `seconds`.
+    """Await `result`. Cancel it if the client disconnects, or after `seconds` (status 503).
 
-    The request body must have been read. `limit` is the timeout that the error message reports.
+    The request body must already have been read. `limit` is the timeout stated in the error message.
     """
 
     async def disconnect() -> None:

@@ -1,8 +1,8 @@
 """HTTP connections: uvicorn's protocol with limits on header time, header size and open connections.
 
-Clients that send their headers too slowly or send too many are disconnected. Invalid HTTP gets an error response in the
-API's JSON format. On shutdown, requests that are still arriving are completed, and idle connections are closed after a
-short delay. Connections are closed in a way that lets the client read the last response.
+Clients that send too many headers, or send them too slowly, are disconnected. Invalid HTTP gets an error response in
+the API's JSON format. On shutdown, requests that are still arriving are completed, and idle connections are closed
+after a short delay. Connections are closed in a way that lets the client read the last response.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from vitreous.serving.errors import error_body
 
 HEADER_SECONDS = 10.0
 MAX_HEADER_BYTES = 2**16  # request line and headers, or trailers after a chunked body
-MAX_HEADERS = 256  # each one takes more memory than its bytes
+MAX_HEADERS = 256  # each header takes more memory than its length in bytes
 CHUNK = 2**14  # bytes passed to the parser at once; MAX_HEADER_BYTES may be exceeded by this much
 IDLE_SECONDS = 0.25  # delay before idle connections are closed on shutdown
 MAX_CONNECTIONS = 2048
@@ -25,7 +25,7 @@ LINGER_BYTES = 64 * 2**20
 
 
 class LingeringTransport:
-    """asyncio transport whose close() lingers while `unread` is set (RFC 9112, section 9.6).
+    """asyncio transport whose close() lingers if `unread` is set (RFC 9112, section 9.6).
 
     Closing a socket with unread data resets the connection, which can discard the response before the client reads it.
     close() therefore shuts down the sending side and discards incoming data until the client disconnects, for at most
@@ -63,7 +63,7 @@ class LingeringTransport:
         self._transport.close()
 
     def discard(self, data: bytes) -> None:
-        """Count data that arrives while lingering, and close above LINGER_BYTES."""
+        """Count data that arrives while lingering, and close the connection after LINGER_BYTES."""
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
             self._transport.close()
@@ -80,7 +80,7 @@ class Connection(HttpToolsProtocol):
         self._stopping = False
         self._ignoring = False  # ignore further input and close after pending responses
         self._in_body = False  # the headers are complete, the body is not
-        self._header_bytes = 0  # since the parser last completed headers or a body chunk
+        self._header_bytes = 0  # bytes since the parser last completed headers or a body chunk
         self._headers_too_large = False
 
     def connection_made(self, transport: Any) -> None:

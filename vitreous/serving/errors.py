@@ -1,4 +1,4 @@
-"""Error responses. All of them, including those of the framework, are `{"error": {"code": ..., "message": ...}}`."""
+"""Error responses. All of them, including the framework's, have the form `{"error": {"code": ..., "message": ...}}`."""
 
 import logging
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Install exception handlers that return every error in this form."""
+    """Install exception handlers that return every error in the format described above."""
 
     async def disconnected(request: Request, error: Exception) -> JSONResponse:  # only counted in the metrics
         return JSONResponse(error_body("client_left", "the client disconnected"), CLIENT_LEFT)

@@ -1,4 +1,4 @@
-"""Served models: loading, ids, descriptions, and checks that they fit this machine."""
+"""Served models: loading, ids, descriptions, and checks against the memory and speed of this machine."""
 
 import os
 import re
@@ -117,14 +117,14 @@ def serve_model(
     if model.config.task == "segment":
         predictor = SegmentPredictor(cast(Any, model), device, precision, workers=0)
     else:
-        # On a CPU, a batch thread decodes its own images. With a GPU, all cores decode.
+        # On a CPU, each batch thread decodes its own images. With a GPU, all cores decode images.
         workers = 0 if choose_device(device).type == "cpu" else None
         predictor = Predictor(cast(Any, model), device, max_batch, precision, workers=workers)
     return ServedModel(id, name, predictor.model.eval(), predictor, labels)
 
 
 def unique_ids(names: Sequence[str]) -> list[str]:
-    """Derive short unique ids, which are safe in URLs, from checkpoint paths."""
+    """Derive short, unique, URL-safe ids from checkpoint paths."""
     ids: list[str] = []
     for name in names:
         parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]
@@ -140,7 +140,7 @@ def unique_ids(names: Sequence[str]) -> list[str]:
 
 
 def short_name(name: str) -> str:
-    """Return a checkpoint's name without its parent folders, which are private.
+    """Return a checkpoint's name without its parent folders, which may be private.
 
     >>> short_name("/home/me/runs/pets/best"), short_name("hf-hub:timm/vit_tiny")
     ('pets/best', 'hf-hub:timm/vit_tiny')
@@ -150,12 +150,12 @@ def short_name(name: str) -> str:
 
 
 def check_capacity(served: ServedModel, max_batch: int, timeout: float) -> None:
-    """Raise ValueError if a batch needs more memory than available, or an image more time than the timeout."""
+    """Raise ValueError if a batch needs more memory than is available, or if an image would exceed the timeout."""
     model, device = served.model, next(served.model.parameters()).device
     cost = large_cost(model.config)
     if cost is None:
         return
-    batch = 1 if model.config.task == "segment" else max_batch  # segmenters compute one image at a time
+    batch = 1 if model.config.task == "segment" else max_batch  # segmenters process one image at a time
     subject, advice = takes(model.config, clean(served.name)), "use a smaller --image-size or --max-batch"
     check_bytes(batch * cost.inference_bytes, device, f"{subject} a batch of {batch}", advice)
     if cost.flops > timeout * FASTEST.get(device.type, FASTEST_ACCELERATOR):

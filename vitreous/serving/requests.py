@@ -134,8 +134,7 @@ class LimitedBody:
         return self.declared <= self.limit and not self.late
 
     def too_large(self) -> ApiError:
-        message = f"the request body is larger than {self.limit:,} bytes"
-        return ApiError(413, "body_too_large", message)
+        return ApiError(413, "body_too_large", f"the request body is larger than {self.limit:,} bytes")
 
     async def receive(self) -> Message:
         if self.complete:  # the next message is a disconnect
@@ -169,7 +168,7 @@ def headers(scope: Scope, name: bytes) -> list[str]:
 
 
 def _has_valid_host(scope: Scope) -> bool:
-    """Return True for one valid Host header (RFC 9112, section 3.2). HTTP/1.0 may omit it."""
+    """Return True if exactly one Host header is present and valid (RFC 9112, section 3.2). HTTP/1.0 may omit it."""
     hosts = headers(scope, b"host")
     if not hosts:
         return scope.get("http_version") == "1.0"
@@ -181,7 +180,7 @@ def _is_rebound(scope: Scope, settings: Settings) -> bool:
 
     The browser then treats this server as part of that site and sends the site's name as Host, so only loopback names
     are accepted. This is not checked if the server is reachable from other machines, where its names are unknown, or if
-    it has an API key, which the website lacks.
+    it has an API key, which the website does not know.
     """
     server = scope.get("server")
     if not is_loopback(settings.host) or settings.api_key is not None or server is None or not is_loopback(server[0]):
@@ -195,7 +194,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_cross_site(scope: Scope) -> bool:
-    """Return True if a browser sends the request for a page of another origin. Other clients send neither header."""
+    """Return True if a browser sent the request from a page of another origin. Other clients send neither header."""
     site = header(scope, b"sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")  # none: a typed address or a bookmark
@@ -204,7 +203,7 @@ def _is_cross_site(scope: Scope) -> bool:
 
 
 def _has_key(scope: Scope, key: str) -> bool:
-    """Compare the API key in constant time."""
+    """Return True if the request has the API key, compared in constant time."""
     scheme, _, token = (header(scope, b"authorization") or "").partition(" ")
     sent = token.strip() if scheme.lower() == "bearer" else header(scope, b"x-api-key") or ""
     return hmac.compare_digest(sent.encode(), key.encode())
@@ -221,10 +220,10 @@ def _route(scope: Scope) -> str:
 
 SMALL = 65536  # bytes; larger bodies are parsed in a thread, because a malicious one could block the event loop
 TYPES = ("image/jpeg", "image/png", "image/webp")
-# Types sent by clients that do not know the format; the last is curl's default. The first bytes decide.
+# Types sent by clients that do not know the format; the last is curl's default. The first bytes identify the format.
 UNKNOWN_TYPES = ("image/*", "application/octet-stream", "", "application/x-www-form-urlencoded")
 LARGE_PIXELS = 2**22  # above this, decoding takes a large part of a second and over 100 MB
-JPEG_ADVANTAGE = 4  # JPEGs may be larger, because they are decoded at a reduced size without copies
+JPEG_ADVANTAGE = 4  # JPEGs may be this many times larger, because they are decoded at a reduced size without copies
 MAX_PARTS = 32  # form parts; each takes more time than its bytes suggest
 
 
@@ -237,7 +236,7 @@ def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
 
 
 class Upload(NamedTuple):
-    """An accepted image. `large` images take so much time and memory to decode that they run one at a time."""
+    """An accepted image. `large` images are processed one at a time, because they are expensive to decode."""
 
     data: bytes
     large: bool
@@ -271,17 +270,16 @@ def check_image(data: bytes, settings: Settings) -> int:
     try:
         height, width = stored_size(data)
     except UnreadableImage as error:
-        large = isinstance(error.__context__, Image.DecompressionBombError)  # more than Pillow opens
+        large = isinstance(error.__context__, Image.DecompressionBombError)  # more pixels than Pillow accepts
         raise ApiError(413 if large else 422, "too_many_pixels" if large else "unreadable_image", str(error)) from None
-    if height * width > settings.max_pixels:
-        pixels = f"{height * width:,} pixels ({width} x {height})"
-        message = f"the image has {pixels}; the maximum is {settings.max_pixels:,}"
+    if (pixels := height * width) > settings.max_pixels:
+        message = f"the image has {pixels:,} pixels ({width} x {height}); the maximum is {settings.max_pixels:,}"
         raise ApiError(413, "too_many_pixels", message)
-    return height * width
+    return pixels
 
 
 def stored_size(data: bytes) -> Size:
-    """Return the stored height and width, without EXIF orientation, for which Pillow may decode a whole PNG."""
+    """Return the stored height and width. EXIF orientation is ignored: to read it, Pillow may decode a whole PNG."""
     with decode_errors():
         if jpeg := read_jpeg_header(data):
             return jpeg.height, jpeg.width

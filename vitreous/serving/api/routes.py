@@ -79,9 +79,9 @@ def router(
     async def explain(
         request: Request, method: MapName = "relevance", target: Target = None, model: Model = None
     ) -> Response:
-        """Return patch importance: for one class (relevance, occlusion) or for all outputs (rollout, attention).
+        """Return the importance of each patch for one class (relevance, occlusion) or all outputs (rollout, attention).
 
-        Attention and rollout show how tokens mix, not why the model predicts a class. Occlusion measures the effect.
+        Attention and rollout do not show why a class is predicted. Occlusion measures the effect of hiding patches.
         """
         one = service.model(model)
         about_class = method in CLASS_MAPS
@@ -118,7 +118,7 @@ def router(
 
 
 def computations(served: ServedModel) -> dict[Task, Compute]:
-    """Return a function for each supported task that computes a batch of images."""
+    """Return, for each supported task, a function that processes a batch of images."""
     predictor, labels = served.predictor, served.labels
     if isinstance(predictor, SegmentPredictor):
         # One image at a time: at full size, the scores of a batch may not fit in memory.

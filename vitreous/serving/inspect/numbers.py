@@ -1,9 +1,9 @@
 """Results that the page shows for an image: predictions, importance maps and their tests, distances, masks, the tour.
 
-Numbers in JSON are finite and have six digits. Attention and similarity are sent for all tokens at once, with 8 bits
-per value, so the page needs no request when the mouse moves.
+Numbers in JSON are finite and have six significant digits. Attention and similarity are sent for all tokens at once,
+with 8 bits per value, so the page needs no request when the mouse moves.
 
-n: patches; t = p + n: tokens, prefix and patches; d: width.
+n: patches; p: prefix tokens; t = p + n: all tokens; d: width.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ SAMPLE = 6  # sample values per tensor in the tour
 
 
 def rounded(values: Float[Tensor, "*shape"]) -> Any:
-    """Convert to nested lists of numbers with six digits, which keeps responses small."""
+    """Convert to nested lists of numbers with six significant digits, which keeps responses small."""
     if not values.isfinite().all():
         raise ApiError(422, "not_a_number", NOT_A_NUMBER)
 
@@ -124,7 +124,7 @@ def lens(session: Session) -> dict[str, Any]:
 def cached_map(session: Session, method: MapName, target: int | None) -> Float[Tensor, "gh gw"]:
     """Return the importance of every patch. It is cached, because a map is shown first and tested later.
 
-    If a forward pass is slow, occlusion windows do not overlap, which takes a quarter of the passes.
+    If a forward pass is slow, occlusion windows do not overlap, which reduces the number of passes to a quarter.
     """
     about = target if method in CLASS_MAPS else None
     captured = session.captured if about is None else session.classifier_pass
@@ -153,8 +153,7 @@ def layer_attention(session: Session, layer: int) -> dict[str, Any]:
 
 
 def as_map(method: str, values: Float[Tensor, "gh gw"], target: dict[str, Any] | None = None) -> dict[str, Any]:
-    ends = rounded(torch.stack([values.min(), values.max()]))
-    numbers = {"values": rounded(values.flatten()), "range": ends}
+    numbers = {"values": rounded(values.flatten()), "range": rounded(torch.stack([values.min(), values.max()]))}
     return {"method": method, "target": target, "grid": list(values.shape), **numbers}
 
 
@@ -174,7 +173,7 @@ def distance(session: Session) -> dict[str, Any]:
 
 
 def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
-    """Return deletion and insertion for a map, and for random orders (three, or one if a forward pass is slow)."""
+    """Return deletion and insertion for a map and for random orders (three, or one if a forward pass is slow)."""
     captured, size = session.classifier_pass, session.batch_size
     draws = 1 if session.slow else 3
     values = cached_map(session, method, target)
@@ -199,7 +198,7 @@ def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
 
 def attention_bytes(captured: CapturedForward, layer: int) -> Payload:
     """Encode attention as float32 [heads, t, 2], the largest weight of each row for prefix tokens and for patches, and
-    uint8 [heads, t, t], each weight divided by its largest weight.
+    uint8 [heads, t, t], each weight divided by that largest weight.
 
     Prefix tokens and patches have separate scales, because a class token or register can receive nearly all attention,
     and the rest would vanish in 8 bits.
@@ -246,7 +245,7 @@ def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]
 
 @torch.no_grad()
 def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
-    """Return the class of every pixel covered by the patch grid; IGNORED outside the image."""
+    """Return the class of every pixel covered by the patch grid, or IGNORED outside the image."""
     inspected = session.inspected
 
     def make() -> np.ndarray:
@@ -280,7 +279,7 @@ def segments(session: Session) -> list[dict[str, Any]] | None:
 
 @torch.no_grad()
 def tour(captured: CapturedForward) -> dict[str, Any]:
-    """Return the steps of the tour. Shapes omit the batch; `sample` is the start of the first row (first head)."""
+    """Return the steps of the tour. Shapes omit the batch; `sample` is the start of the first row of the first head."""
     model, config, image = captured.model, captured.model.config, captured.images
     pixels = patch_pixels(captured)
     projected, _ = model.patches(model.stem(image))

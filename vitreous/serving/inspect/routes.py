@@ -24,7 +24,7 @@ from vitreous.serving.settings import Settings
 
 ATTENTION = (
     "float32 [heads, t, 2]: the largest weight of each row for prefix tokens and for patches; "
-    "then uint8 [heads, t, t]: each weight divided by its largest weight, times 255"
+    "then uint8 [heads, t, t]: each weight divided by that largest weight, times 255"
 )
 
 
@@ -52,7 +52,7 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
 
     @api.get("/v1/images/{id}/tour", responses=json_response(schemas.Tour, *MODEL_ERRORS))
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
-        """Return the image's path through equations 1 to 4 in eight steps."""
+        """Return the image's path through equations 1 to 4 of the ViT paper, in eight steps."""
         return await service.respond(request, model, id, "tour", lambda session: numbers.tour(session.captured))
 
     @api.get("/v1/images/{id}/mask", responses=binary_response("uint8 [h, w]"), response_class=Response)
@@ -114,7 +114,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         layer: schemas.AnyLayer = None,
         model: Model = None,
     ) -> Response:
-        """Return a value for every patch. rollout uses `fusion` and `discard`; relevance and occlusion use `target`."""
+        """Return a value per patch. `rollout` uses `fusion` and `discard`; `relevance` and `occlusion` use `target`."""
         one = service.model(model)
         if method == "relevance" or method == "occlusion":
             index = one.target(target)
@@ -141,7 +141,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
     async def faithfulness(
         request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
-        """Return deletion and insertion curves: the prediction while important patches are masked or revealed."""
+        """Return deletion and insertion curves: the class probability as important patches are masked or revealed."""
         one = service.model(model)
         index = one.target(target)
         if method == "relevance":
@@ -159,8 +159,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         limits = (("patches", patches, math.prod(config.grid)), ("classes", classes, config.num_classes))
         for what, given, count in limits:
             if wrong := [number for number in given if number >= count]:
-                message = f"{what} must be integers from 0 to {count - 1}, got {wrong[0]}"
-                raise ApiError(422, "bad_parameter", message)
+                raise ApiError(422, "bad_parameter", f"{what} must be integers from 0 to {count - 1}, got {wrong[0]}")
         name = ("masked", hashlib.sha256(repr((patches, classes)).encode()).hexdigest())  # the lists may be long
         make = lambda session: numbers.masked(session, patches, classes)  # noqa: E731
         return await service.respond(request, model, id, name, make)

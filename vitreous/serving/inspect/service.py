@@ -1,4 +1,4 @@
-"""Cache of uploaded images and results, which computes missing results on request.
+"""Cache of uploaded images and results. Missing results are computed on request.
 
 c: channels; h, w: image height and width.
 """
@@ -83,7 +83,7 @@ class LruCache(Generic[T]):
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """A served model in float32 at any serving precision, because maps multiply small numbers over many layers."""
+    """A served model, always in float32, because importance maps multiply small numbers over many layers."""
 
     id: str
     model: Model
@@ -118,7 +118,7 @@ class InspectedModel:
         return depth - 1 if layer is None else layer
 
     def target(self, name: str | None) -> int | None:
-        """Return the class index; None, for the most probable class, if the parameter is missing or empty."""
+        """Return the class index, or None (the most probable class) if the parameter is missing or empty."""
         try:
             return class_index(self.classifier.config, name or None, "target")
         except BadValue as error:
@@ -231,8 +231,9 @@ def as_response(payload: Payload) -> Response:
 class InspectService:
     """Computes and caches results about uploaded images, for the page and /v1/explain.
 
-    images, image_bytes: limits of the cache of decoded images.
-    cache_bytes: limit of the cache of tokens, maps and responses.
+    images: maximum number of decoded images to cache.
+    image_bytes: maximum size of these images in bytes.
+    cache_bytes: maximum size of cached tokens, maps and responses in bytes.
     timeout: time limit per request in seconds.
     """
 
@@ -299,7 +300,7 @@ class InspectService:
         """Respond with the result of `make` for an uploaded image. `name` identifies the result and its parameters."""
         inspected, image = self.model(model), self.images.get(id)
         if image is None:
-            raise ApiError(404, "unknown_image", f"unknown or expired image {id[:40]!r}; upload it again")
+            raise ApiError(404, "unknown_image", f"unknown or expired image {id[:40]!r}; upload the image again")
 
         def work(step: Step) -> Payload:
             result = make(self._session(inspected, image, id, step))
@@ -327,8 +328,7 @@ class InspectService:
             return cached
         try:
             result = self.scheduler.run(key, compute, priority)
-            payload: Payload = await result_for(request, result, self.timeout, self.timeout)
-            return payload
+            return await result_for(request, result, self.timeout, self.timeout)
         except BadValue as error:
             raise ApiError(422, "bad_parameter", str(error)) from None
         except UnreadableImage as error:
